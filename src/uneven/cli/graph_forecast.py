@@ -123,7 +123,7 @@ def _widths(source: StoredSource, layers: str | None) -> tuple[int, ...]:
 
 
 def _rates(core: str | None) -> GraphRates:
-    """Of one core: as given, or this machine's."""
+    """What one core does: as given, or measured here."""
     if core is None:
         import torch
 

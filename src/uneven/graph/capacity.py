@@ -31,7 +31,7 @@ class StepWork:
 
     @classmethod
     def of(cls, layers: Sequence[int], matrices: int = 1) -> StepWork:
-        """Of widths (features, hidden, …, classes).
+        """What a model of these widths does, (features, hidden, …, classes).
 
         Args:
             matrices: of weights in each layer: 2 where a layer has one for a vertex itself, as GraphSAGE's mean does.
@@ -47,7 +47,7 @@ class StepWork:
         return cls(numbers, flops, 4.0 * ((1 + matrices) * layers[0] + 4 * sum(layers[1:])))
 
     def whole_bytes(self, edges: int, vertices: int) -> float:
-        """Of a part with so many edges and copies of vertices: its edges are there both ways."""
+        """What a part with so many edges and copies of vertices holds: its edges are there both ways."""
         return 24.0 * edges + self.bytes * vertices
 
 
@@ -73,7 +73,9 @@ class GraphRates:
         return min(MOST_BETA, self.flop_s * work.flops / edge_s) if edge_s else MOST_BETA
 
 
-def shares_of(rates: Sequence[GraphRates], work: StepWork, edges: int, vertices: int) -> tuple[tuple[float, ...], float]:
+def shares_of(
+    rates: Sequence[GraphRates], work: StepWork, edges: int, vertices: int
+) -> tuple[tuple[float, ...], float]:
     """Each machine's share of edges + β · vertices, so that steps take them equally long; and β, a geometric mean."""
     speeds = [1.0 / one.step_s(work, max(1, edges), vertices) for one in rates]
     beta = math.exp(math.fsum(math.log(one.beta(work)) for one in rates) / len(rates))

@@ -61,7 +61,9 @@ def partition(
     if by is not None and (shares is not None or parts is not None):
         raise ConfigError("graph.partition: by= says what each worker can do, and so do shares= and parts=: give one")
 
-    def write(each: Sequence[float], rates: Sequence[GraphRates] = (), most: Sequence[float] | None = memory) -> GraphStore:
+    def write(
+        each: Sequence[float], rates: Sequence[GraphRates] = (), most: Sequence[float] | None = memory
+    ) -> GraphStore:
         edges = edges_of(graph, num_nodes)
         kept = {**tensors_of(graph, edges.vertices), **(tensors or {})}
         work = StepWork.of(layers or (kept["x"].shape[-1] if "x" in kept else 64, 64, 16))

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from uneven.errors import ConfigError
 
 
-def grouped(costs: Sequence[float], speeds: Sequence[float]) -> list[range]:
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """What each worker had, and how long it needed for that by itself.
+
+    Attributes:
+        edges, roots: of each worker.
+        own_s: seconds in a step.
+    """
+
+    edges: tuple[float, ...]
+    roots: tuple[float, ...]
+    own_s: tuple[float, ...]
+
+
+def fitted(seen: Sequence[Dealt], beta: float) -> tuple[float, float]:
+    """What a root costs, and what a step costs that has neither, both in edges, so that the speeds of workers are most
+    alike from one dealing to the next: (fixed + edges + β · roots) / seconds. A worker's time tells nothing about these
+    as long as it has had one share of the graph only; then β is as given, and nothing is fixed.
+
+    Args:
+        beta: to begin with; another one has to explain better.
+    """
+    if len({one.edges for one in seen}) < 2:
+        return beta, 0.0
+    edges, roots, own_s = (np.array([getattr(one, name) for one in seen]) for name in ("edges", "roots", "own_s"))
+    best, least = (beta, 0.0), math.inf
+    for price in (beta, *np.geomspace(1.0, 1e5, 31)):
+        cost = edges + price * roots
+        for share in (0.0, *np.geomspace(0.005, 2.0, 33)):
+            fixed = share * float(cost.mean())
+            away = np.log((fixed + cost) / own_s)
+            found = float(away.std(axis=0).mean()) + 1e-3 * (price != beta) + 1e-3 * (share > 0.0)
+            if found < least:
+                best, least = (float(price), fixed), found
+    return best
+
+
+def grouped(costs: Sequence[float], speeds: Sequence[float], fixed: float = 0.0) -> list[range]:
     """Parts that follow each other to each worker, at least one, so that the last is done as soon as can be.
 
     Args:
         costs: of each part, above 0.
         speeds: cost that each worker does in a second, or in any other time.
+        fixed: cost that each worker has beside its parts.
 
     Raises:
         ConfigError: more workers than parts, or a speed that is not above 0.
@@ -23,23 +65,23 @@ def grouped(costs: Sequence[float], speeds: Sequence[float]) -> list[range]:
         )
     if not all(0.0 < one < float("inf") for one in speeds):
         raise ConfigError(f"speeds = {tuple(speeds)}: each must be a number above 0")
-    low, high = 0.0, sum(costs) / min(speeds)
+    low, high = 0.0, (fixed + sum(costs)) / min(speeds)
     for _ in range(60):
         middle = (low + high) / 2.0
-        if _within(costs, speeds, middle) is None:
+        if _within(costs, speeds, middle, fixed) is None:
             low = middle
         else:
             high = middle
-    found = _within(costs, speeds, high)
+    found = _within(costs, speeds, high, fixed)
     assert found is not None  # within the time in which the slowest does all, each does one and the last the rest
     return found
 
 
-def _within(costs: Sequence[float], speeds: Sequence[float], time: float) -> list[range] | None:
+def _within(costs: Sequence[float], speeds: Sequence[float], time: float, fixed: float) -> list[range] | None:
     """Each worker takes what it can do in ``time``; None if that leaves parts over."""
     found, place = [], 0
     for number, speed in enumerate(speeds):
-        begin, room, last = place, speed * time * (1.0 + 1e-12), len(costs) - (len(speeds) - 1 - number)
+        begin, room, last = place, speed * time * (1.0 + 1e-12) - fixed, len(costs) - (len(speeds) - 1 - number)
         while place < last and costs[place] <= room:
             room -= costs[place]
             place += 1
@@ -49,6 +91,6 @@ def _within(costs: Sequence[float], speeds: Sequence[float], time: float) -> lis
     return found if place == len(costs) else None
 
 
-def done_in(costs: Sequence[float], speeds: Sequence[float], groups: Sequence[range]) -> float:
+def done_in(costs: Sequence[float], speeds: Sequence[float], groups: Sequence[range], fixed: float = 0.0) -> float:
     """When the last worker is done."""
-    return max(sum(costs[p] for p in one) / speed for one, speed in zip(groups, speeds, strict=True))
+    return max((fixed + sum(costs[p] for p in one)) / speed for one, speed in zip(groups, speeds, strict=True))

@@ -18,9 +18,12 @@ from uneven.graph.cut.base import Ids
 from uneven.graph.edges import edges_of, tensors_of
 from uneven.graph.order import near_first
 from uneven.graph.parted import GraphPart, HaloRoute, part_of
-from uneven.graph.regions import done_in, grouped
+from uneven.graph.regions import Dealt, done_in, fitted, grouped
 from uneven.graph.rows import Adjacency
 from uneven.graph.store import GraphStore
+
+_DEALINGS = 6
+"""Earlier dealings from which costs are learnt."""
 
 
 class GraphSource(ABC):
@@ -29,7 +32,7 @@ class GraphSource(ABC):
     Attributes:
         fingerprint: hexadecimal; the same where the graph is.
         vertices: of the whole graph.
-        speeds: what each worker does in any time; parts are dealt out by it, the next :meth:`part` too. Alike if None.
+        speeds: what each worker does in any time; parts are dealt out by it. Alike if None.
     """
 
     fingerprint: str
@@ -63,6 +66,8 @@ class StoredSource(GraphSource):
     def __init__(self, path: str | Path, speeds: Sequence[float] | None = None) -> None:
         self.store = GraphStore(path)
         self.speeds = speeds
+        self._dealt: list[range] = []
+        self._seen: list[Dealt] = []
         self.fingerprint = self.store.facts.fingerprint
         self.vertices = self.store.facts.vertices
 
@@ -78,6 +83,8 @@ class StoredSource(GraphSource):
                 f"{size} workers and {parts} parts in {self.store.path}: a part cannot be split; partition again with "
                 f"parts={size}"
             )
+        if len(self._dealt) == size:
+            return self._dealt
         if self.speeds is None:
             return [range(parts * one // size, parts * (one + 1) // size) for one in range(size)]
         if len(self.speeds) != size:
@@ -85,11 +92,18 @@ class StoredSource(GraphSource):
         return grouped(self.costs, self.speeds)
 
     @cached_property
+    def rooted(self) -> tuple[float, ...]:
+        """Roots of each part."""
+        return tuple(np.bincount(self.store.array("roots"), minlength=self.store.facts.parts).astype(float).tolist())
+
+    @property
     def costs(self) -> tuple[float, ...]:
         """What each part costs: edges + β · roots; above 0."""
-        facts = self.store.facts
-        rooted = np.bincount(self.store.array("roots"), minlength=facts.parts)
-        return tuple(np.maximum(np.diff(np.asarray(facts.bounds)) + facts.beta * rooted, 1e-9).tolist())
+        return self._costs(self.store.facts.beta)
+
+    def _costs(self, beta: float) -> tuple[float, ...]:
+        edges = np.diff(np.asarray(self.store.facts.bounds))
+        return tuple(np.maximum(edges + beta * np.asarray(self.rooted), 1e-9).tolist())
 
     def faster(self, size: int, own_s: Sequence[float], least: float) -> bool:
         """Deal the parts out by what each worker needed for those that it has; whether that was worth it.
@@ -98,12 +112,20 @@ class StoredSource(GraphSource):
             own_s: of each worker, for what it does by itself in a step, seconds.
             least: the share of the longest of these that must be saved.
         """
-        now = self.groups(size)
-        speeds = [sum(self.costs[p] for p in one) / taken_s for one, taken_s in zip(now, own_s, strict=True)]
-        then = grouped(self.costs, speeds)
-        if then == now or done_in(self.costs, speeds, then) > (1.0 - least) * max(own_s):
+        now, bounds = self.groups(size), self.store.facts.bounds
+        edges = tuple(float(bounds[one.stop] - bounds[one.start]) for one in now)
+        roots = tuple(sum(self.rooted[p] for p in one) for one in now)
+        same = [
+            one for one in self._seen if len(one.own_s) == size and one.edges != edges
+        ]  # the newest of each dealing
+        self._seen = [*same[-_DEALINGS:], Dealt(edges, roots, tuple(own_s))]
+        beta, fixed = fitted(self._seen, self.store.facts.beta)
+        costs = self._costs(beta)
+        speeds = [(fixed + sum(costs[p] for p in one)) / taken_s for one, taken_s in zip(now, own_s, strict=True)]
+        then = grouped(costs, speeds, fixed)
+        if then == now or done_in(costs, speeds, then, fixed) > (1.0 - least) * max(own_s):
             return False
-        self.speeds = speeds
+        self._dealt = then
         return True
 
     def ends(self, size: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class CoreRates(Protocol):
-    """Of one core."""
+    """What one core does."""
 
     @property
     def number_s(self) -> float:
@@ -50,7 +50,7 @@ class CutLoad:
 def phases(
     load: CutLoad, exchange: str, layers: Sequence[int], rates: CoreRates, overhead_s: float = 0.0
 ) -> list[WorkPhase]:
-    """Of one step, by our layers for ``exact`` and by DistGNN's, which sum before they multiply, for the others.
+    """The phases of a step, by our layers for ``exact`` and by DistGNN's, which sum before they multiply, for others.
 
     Args:
         layers: widths, (features, hidden, …, classes); one matrix in each layer.
