@@ -50,7 +50,7 @@ class ElasticGraph(PartedGraph):
             self._changed, moved = False, True
             members = self._line.members
             self.rank, self.size = members.index(self._run.rank), len(members)
-            self.source.speeds = None
+            self.source.forget()
             self._renew()
             self._compare()
         return moved or super().rebalance(least)

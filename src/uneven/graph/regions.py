@@ -40,7 +40,7 @@ def fitted(seen: Sequence[Dealt], beta: float) -> tuple[float, float]:
     for price in (beta, *np.geomspace(1.0, 1e5, 31)):
         cost = edges + price * roots
         for share in (0.0, *np.geomspace(0.005, 2.0, 33)):
-            fixed = share * float(cost.mean())
+            fixed = float(share * cost.mean())
             away = np.log((fixed + cost) / own_s)
             found = float(away.std(axis=0).mean()) + 1e-3 * (price != beta) + 1e-3 * (share > 0.0)
             if found < least:

@@ -39,6 +39,10 @@ class GraphSource(ABC):
     vertices: int
     speeds: Sequence[float] | None = None
 
+    def forget(self) -> None:
+        """Other workers are there, of whose speeds nothing is known."""
+        self.speeds = None
+
     @abstractmethod
     def part(self, rank: int, size: int) -> GraphPart:
         """The part of worker ``rank`` of ``size``."""
@@ -70,6 +74,11 @@ class StoredSource(GraphSource):
         self._seen: list[Dealt] = []
         self.fingerprint = self.store.facts.fingerprint
         self.vertices = self.store.facts.vertices
+
+    def forget(self) -> None:
+        """See :class:`GraphSource`."""
+        super().forget()
+        self._dealt, self._seen = [], []
 
     def groups(self, size: int) -> list[range]:
         """The parts of each worker.

@@ -17,7 +17,7 @@ from torch import nn
 
 from uneven import graph
 from uneven.errors import ConfigError
-from uneven.graph.regions import done_in, grouped
+from uneven.graph.regions import Dealt, done_in, fitted, grouped
 
 PARTS = 12
 
@@ -32,6 +32,26 @@ def test_no_other_grouping_is_done_sooner(costs: list[int], speeds: list[int]) -
     every = [[range(*both) for both in pairwise((0, *inner, len(costs)))] for inner in cuts]
     best = min(done_in(costs, speeds, one) for one in every)
     assert done_in(costs, speeds, found) == pytest.approx(best, rel=1e-9)
+
+
+def test_what_a_root_and_a_step_cost_is_learnt_from_hand_overs() -> None:
+    edges, roots = [40.0, 10.0, 30.0, 20.0, 25.0, 35.0, 15.0, 25.0], [3.0, 9.0, 1.0, 6.0, 2.0, 8.0, 4.0, 7.0]
+    speeds, price, fixed = (6.0, 3.0, 1.0), 10.0, 50.0
+
+    def seen(groups: list[range]) -> Dealt:
+        had = [[sum(each[p] for p in one) for one in groups] for each in (edges, roots)]
+        own_s = [(fixed + e + price * r) / speed for e, r, speed in zip(*had, speeds, strict=True)]
+        return Dealt(tuple(had[0]), tuple(had[1]), tuple(own_s))
+
+    first = seen([range(3), range(3, 6), range(6, 8)])
+    assert fitted([first], 2.0) == (2.0, 0.0)  # one dealing tells nothing
+    several = [first, seen([range(5), range(5, 7), range(7, 8)]), seen([range(6), range(6, 7), range(7, 8)])]
+    beta, found = fitted(several, 2.0)
+    assert beta == pytest.approx(price, rel=0.3)
+    assert found / beta == pytest.approx(fixed / price, rel=0.5)
+    costs, three = [10.0] * 12, (6.0, 3.0, 2.0)
+    assert [len(one) for one in grouped(costs, three)] == [7, 3, 2]
+    assert [len(one) for one in grouped(costs, three, 20.0)] == [8, 3, 1]  # who is slow pays the fixed part longer
 
 
 def test_what_cannot_be_dealt_out_is_refused(tmp_path: Path) -> None:
