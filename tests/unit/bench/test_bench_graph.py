@@ -15,6 +15,7 @@ from uneven_bench.graph.graphs import FILES, bench_graph, drawn
 from uneven_bench.graph.page import tables
 from uneven_bench.graph.steps import learnt
 from uneven_bench.graph.turns import by_turns, middle, ratio
+from uneven_bench.graph.worker import judged
 
 
 @pytest.fixture
@@ -79,3 +80,17 @@ def test_a_drawn_graph_has_its_size() -> None:
     index = drawn(50, 400)
     assert index.shape == (2, 400)
     assert 0 <= int(index.min()) <= int(index.max()) < 50
+
+
+def test_what_can_be_reached_counts_what_each_worker_has_to_do() -> None:
+    cores = [0.6, 0.2]
+    roots = {"equal": [40.0, 40.0], "ne": [60.0, 20.0], "regions": [70.0, 10.0]}
+    cpu_s = {name: [0.01 + 0.001 * one for one in each] for name, each in roots.items()}
+    step_s = {name: max(a / b for a, b in zip(each, cores, strict=True)) for name, each in cpu_s.items()}
+    found = judged(step_s, cpu_s, roots, cores)
+    assert found["fixed_cpu_s"] == pytest.approx(0.01)
+    assert found["reachable_s"] == pytest.approx(0.1 / 0.8)  # both at work all the time
+    assert found["of_limit"] == found["of_reachable"] == pytest.approx(0.125 / (0.08 / 0.6))
+    assert found["gain"] == pytest.approx(0.25 / 0.15)
+    slow = {name: [0.05 + 0.001 * one for one in each] for name, each in roots.items()}
+    assert judged(step_s, slow, roots, cores)["reachable_s"] == pytest.approx(0.05 / 0.2)  # one has no time for more

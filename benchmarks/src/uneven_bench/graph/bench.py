@@ -31,13 +31,13 @@ BAR_WIDTHS = (16, 64, 256)
 """Features at which kernels are judged; the others are shown."""
 CORES = (0.6, 0.3, 0.2, 0.1)
 MBIT_PER_S = 100.0
-REGIONS = 24
+REGIONS = 48
 """Parts that four workers hand over to each other."""
 HEADLINE = (
     "kernel_vs_dgl", "kernel_vs_dgl_worst", "kernel_vs_pyg", "forward_backward_vs_dgl", "forward_backward_vs_pyg",
     "fallback_vs_dgl", "step_vs_dgl", "step_vs_pyg_csr", "step_bf16_vs_dgl", "rows_vs_libra", "cost_over_target",
     "libra_vs_dgl", "exact_error", "bytes_vs_cd5", "links_vs_cd0", "unequal_gain", "handed_over_gain", "of_limit",
-    "accuracy",
+    "of_reachable", "accuracy",
 )  # fmt: skip
 
 
@@ -152,7 +152,8 @@ def _sum_up(found: dict[str, Any], what: str) -> None:
     elif what == "unequal":
         found["unequal_gain"] = geometric([one["gain"] for one in each.values()])
         found["handed_over_gain"] = geometric([one["handed_over_gain"] for one in each.values()])
-        found["of_limit"] = geometric([one["of_limit"] for one in each.values()])
+        for key in ("of_limit", "of_reachable"):
+            found[key] = geometric([one[key] for one in each.values()])
     elif what == "links":
         found["links_vs_cd0"] = geometric([one["seconds"]["cd-0"] / one["seconds"]["exact"] for one in each.values()])
     elif what == "exchanges":

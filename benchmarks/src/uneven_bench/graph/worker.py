@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -199,10 +200,9 @@ def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, 
     arms = {name: GraphArm(directory / name, "exact", task["hidden"]) for name in ("equal", "ne", "regions")}
     stage.have(tuple(task["cores"]), ())
     taken: dict[str, list[float]] = {name: [] for name in arms}
-    worked: list[list[float]] = []
-    settle = 3
-    for number in range(-settle, task["blocks"]):
-        stage.say(task["graph"], (number + settle) / (task["blocks"] + settle))
+    worked: dict[str, list[list[float]]] = {name: [] for name in arms}
+    for number in range(-SETTLE, task["blocks"]):
+        stage.say(task["graph"], (number + SETTLE) / (task["blocks"] + SETTLE))
         for name, arm in arms.items():
             dist.barrier()
             began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -213,22 +213,53 @@ def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, 
                 arm.rebalance()
             else:
                 taken[name].append((time.perf_counter() - began_s) / task["each"])
-                each = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
-                used = (time.process_time() - cpu_s) / task["each"]
-                dist.all_gather(each, torch.tensor([used], dtype=torch.float64))
-                if name == "ne":
-                    worked.append([one.item() for one in each])
+                worked[name].append(_every((time.process_time() - cpu_s) / task["each"]))
     stage.lift()
-    medians = {name: statistics.median(each) for name, each in taken.items()}
-    cpu = [statistics.median(each) for each in zip(*worked, strict=True)]
-    limit_s = sum(cpu) / sum(task["cores"])  # everybody at work all the time
+    cpu_s_of = {name: [statistics.median(one) for one in zip(*each, strict=True)] for name, each in worked.items()}
+    roots = {name: _every(float(arm.g.part.roots)) for name, arm in arms.items()}
     for arm in arms.values():
         arm.close()
+    step_s = {name: statistics.median(each) for name, each in taken.items()}
+    return judged(step_s, cpu_s_of, roots, task["cores"])
+
+
+SETTLE = 5
+"""Blocks of steps after each of which parts may be handed over, before anything counts."""
+
+
+def judged(
+    step_s: dict[str, float], cpu_s: dict[str, list[float]], roots: dict[str, list[float]], cores: list[float]
+) -> dict[str, Any]:
+    """What unequal workers have reached.
+
+    Returns:
+        ``gain`` and ``handed_over_gain`` (over parts alike), ``limit_s`` and ``of_limit`` (of parts handed over:
+        everybody is at work all the time, on what they did), ``of_limit_by_shares`` (of parts by what cores they
+        have), ``fixed_cpu_s`` (what a step takes a worker without any vertex: a line through all workers' processor
+        time over their roots), and ``of_reachable``: of the best that any parts can reach, as each has to do that.
+    """
+    x, y = (np.concatenate([each[name] for name in step_s]) for each in (roots, cpu_s))
+    slope, fixed = np.polyfit(x, y, 1)
+    fixed = max(0.0, float(fixed))
+    work = float(slope) * sum(roots["regions"])
+    low, high = fixed / min(cores), fixed / min(cores) + (work + fixed) / min(cores)
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if sum(middle * one - fixed for one in cores) >= work else (middle, high)
+    limit_s = {name: sum(each) / sum(cores) for name, each in cpu_s.items()}
     return {
-        "handed_over_gain": medians["equal"] / medians["regions"],
-        "step_s": medians, "worker_cpu_s": cpu, "limit_s": limit_s, "gain": medians["equal"] / medians["ne"],
-        "of_limit": limit_s / medians["ne"],
+        "handed_over_gain": step_s["equal"] / step_s["regions"], "gain": step_s["equal"] / step_s["ne"],
+        "step_s": step_s, "worker_cpu_s": cpu_s, "roots": roots, "limit_s": limit_s["regions"],
+        "of_limit": limit_s["regions"] / step_s["regions"], "of_limit_by_shares": limit_s["ne"] / step_s["ne"],
+        "fixed_cpu_s": fixed, "reachable_s": high, "of_reachable": high / step_s["regions"],
     }  # fmt: skip
+
+
+def _every(value: float) -> list[float]:
+    """Each worker's."""
+    each = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(each, torch.tensor([value], dtype=torch.float64))
+    return [one.item() for one in each]
 
 
 def _summed(value: float) -> float:
