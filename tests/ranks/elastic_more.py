@@ -4,7 +4,7 @@ Usage: elastic_more.py WAY FOLDER EPOCHS [FAULT …]; a fault is kill@W:N (befor
 after@W:N (right after it), late@W:N (takes it for failed, when another one has not), or door@N (nobody makes exchange N
 before somebody asks to join).
 
-WAY is kfac (refreshed at every step), kfac-seldom (every fourth), together (three batches for each exchange),
+WAY is soap (refreshed at every step), kfac (every fourth), together (three batches for each exchange),
 unused (parameters), part (a sum of its own), pieces (a gather or an all-to-all of its own), weighted (batches count by
 the weights of their samples), steps (no loader, a global batch), own (no loader, each worker's own number of samples),
 or profiled (before the training).
@@ -93,12 +93,14 @@ class Scaling(uneven.Part):
         self.average.copy_(state["average"])
 
 
-class FaultyKFAC(uneven.KFAC):
-    """With faults before each exchange of its own."""
+class Faulty:
+    """A preconditioner with faults before each exchange of its own."""
 
-    def __init__(self, faults: list[str], **how: Any) -> None:
+    faults: list[str]
+
+    def __init__(self, **how: Any) -> None:
         super().__init__(**how)
-        self.faults, self.told = faults, []
+        self.told = []
 
     def attach(self, run: uneven.Run) -> None:
         super().attach(run)
@@ -112,7 +114,8 @@ class FaultyKFAC(uneven.KFAC):
         super()._begin_refresh(*args)
 
     def bring_up_to_date(self) -> None:
-        wait_for_faults(self.elastic, self.faults)
+        if isinstance(self, uneven.KFAC):
+            wait_for_faults(self.elastic, self.faults)
         super().bring_up_to_date()
 
     def _land(self) -> None:
@@ -120,15 +123,35 @@ class FaultyKFAC(uneven.KFAC):
         super()._land()
 
 
-def preconditioner(way: str) -> dict[str, Any]:
-    """Arguments of K-FAC."""
-    return {"damping": 0.1, "kl_clip": 0.01, "periods": (1, 4 if way == "kfac-seldom" else 1)}
+class FaultyKFAC(Faulty, uneven.KFAC):
+    """K-FAC."""
+
+
+class FaultySOAP(Faulty, uneven.SOAP):
+    """SOAP."""
+
+
+def preconditioner(way: str, soap: type[uneven.SOAP], kfac: type[uneven.KFAC]) -> uneven.Part | None:
+    """The one of this way; by these classes. Owners by size alone, so that each of four has a square to begin with."""
+    owners = {"place": "compute", "colocate": False}
+    if way == "soap":
+        return soap(periods=(1, 1), **owners)
+    return kfac(damping=0.1, kl_clip=0.01, periods=(1, 4), **owners) if way == "kfac" else None
+
+
+def stepping(way: str, net: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of this way: SOAP has momentum of its own."""
+    return torch.optim.SGD(net.parameters(), lr=LR, momentum=0.0 if way == "soap" else MOMENTUM)
 
 
 def parts_of(way: str, faults: list[str]) -> list[uneven.Part]:
     if way in ("part", "pieces"):
         return [Scaling(way, faults)]
-    return [FaultyKFAC(faults, **preconditioner(way))] if way.startswith("kfac") else []
+    part = preconditioner(way, FaultySOAP, FaultyKFAC)
+    if part is None:
+        return []
+    part.faults = faults
+    return [part]
 
 
 class Fading(nn.Module):
@@ -147,7 +170,7 @@ def model(way: str) -> nn.Module:
     """Begins the same everywhere."""
     torch.manual_seed(0)
     layers: tuple[nn.Module, ...] = nn.Linear(8, 6), nn.Tanh(), Fading(), nn.Linear(6, 2)
-    if way.startswith("kfac"):  # one process has other passes than each worker
+    if way in ("kfac", "soap"):  # one process has other passes than each worker
         layers = (*layers[:2], layers[3])
     return (Branches() if way == "unused" else nn.Sequential(*layers)).double()
 
@@ -214,7 +237,7 @@ def die_after(elastic: object, faults: list[str], suffix: str) -> None:
 
 def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
     net = model(way)
-    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
+    optimizer = stepping(way, net)
     parts = parts_of(way, faults)
     session = uneven.Session(balance="lbb" if way == "profiled" else Moving(), parts=parts)
     session.setup(net, optimizer, find_unused_parameters=way == "unused")

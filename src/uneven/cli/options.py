@@ -221,6 +221,14 @@ def played(text: str, **more: Any) -> Any:
     return option(_PLAYED, text, **more)
 
 
+Preconditioner = Annotated[
+    Path | None,
+    played(
+        "Let this preconditioner turn gradients: a file with what KFAC.describe() returns.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
 Searched = Annotated[
     Path | None,
     played("Play this recorded search on the nodes of CLUSTER, a trial on each.", metavar="RUN", show_default=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -47,6 +47,7 @@ def command(
     ] = None,
     accuracy: Annotated[float | None, options.accuracy("With --train: the goal. [default: 0.9]")] = None,
     seed: Annotated[int, played("Decides the jitter and the order of the samples.")] = 0,
+    preconditioner: options.Preconditioner = None,
     search: options.Searched = None,
     trials: options.SearchedTrials = None,
     graph: options.GraphParts = None,
@@ -83,6 +84,7 @@ def command(
       uneven plan cluster.toml --train digits --accuracy 0.9
       uneven plan runs/NAME                              a recorded run: what else it could have done
       uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
+      uneven plan cluster.toml --preconditioner kfac.toml
       uneven plan cluster.toml --search runs/search --trials 64
       uneven plan cluster.toml --graph parts --layers 602,64,10
       uneven plan runs/NAME --what-if "without the straggler" --what-if "with shadow:ma" --report what-if.html
@@ -113,7 +115,7 @@ def command(
             raise ConfigError(f"{key} {shown(value)}: it must be at least {least} and at most {most:,}")
     goal = 0.9 if train is not None and accuracy is None else accuracy
     lesson = learning.lesson(train, goal, "--accuracy")
-    case = _case(cluster, iterations, seed)
+    case = _case(cluster, iterations, seed, preconditioner)
     choices, left = combinations(case.spec, split(balance), split(sync))
     started_s = perf_counter()
     results, failed = _play(case, choices, lesson)
@@ -136,6 +138,7 @@ class _Case:
     exchange_s: Mapping[int, float]
     iterations: int
     seed: int
+    preconditioned: bool = False
 
     def scenario(self, choice: Choice) -> Scenario:
         """Balancers and policies learn, so each combination gets its own."""
@@ -155,17 +158,20 @@ class _Case:
         )
 
 
-def _case(cluster: str, iterations: int, seed: int) -> _Case:
+def _case(cluster: str, iterations: int, seed: int, preconditioner: Path | None) -> _Case:
     from uneven.cluster import files
-    from uneven.errors import access
+    from uneven.errors import ConfigError, access
     from uneven.journal.paths import rank_paths
 
     run = Path(cluster)
     with access(f"look for {run}"):
         recorded = run.is_dir() and rank_paths(run)
-    if recorded:
-        return _recorded(run, iterations, seed)
-    return _Case(files.load(cluster), {}, iterations, seed)
+    case = _recorded(run, iterations, seed) if recorded else _Case(files.load(cluster), {}, iterations, seed)
+    if preconditioner is None:
+        return case
+    if case.preconditioned:
+        raise ConfigError(f"{run} had a preconditioner, and its costs hold what that took: leave --preconditioner out")
+    return replace(case, spec=replace(case.spec, preconditioner=files.preconditioner(preconditioner)))
 
 
 def _recorded(run: Path, iterations: int, seed: int) -> _Case:
@@ -177,9 +183,10 @@ def _recorded(run: Path, iterations: int, seed: int) -> _Case:
     described_by = run / "cluster.toml"
     if described_by.is_file():
         spec = files.load(described_by)
-        return _Case(*with_costs(spec, recorded_costs(run, spec)), iterations, seed)
+        costs = recorded_costs(run, spec)
+        return _Case(*with_costs(spec, costs), iterations, seed, costs.preconditioned)
     costs = recorded_costs(run, None)
-    return _Case(described(costs), dict(enumerate(costs.exchange_s)), iterations, seed)
+    return _Case(described(costs), dict(enumerate(costs.exchange_s)), iterations, seed, costs.preconditioned)
 
 
 def split(text: str | None) -> tuple[str, ...]:

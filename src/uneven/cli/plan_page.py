@@ -242,6 +242,8 @@ def _row(row: Row, page: PlanPage) -> dict[str, Any]:
         "carried": row.result.refused is None,
         "why": reason(row, page.plan),
     }
+    if figures.own:
+        shown["preconditioner"] = [one._asdict() for one in figures.own]
     if lesson is not None:
         shown |= {
             "reached_s": lesson.reached_s,

@@ -57,6 +57,7 @@ def command(
         float | None,
         accuracy("With --train: end at this accuracy, for instance 0.9, and say when that was.", _LEARN),
     ] = None,
+    preconditioner: options.Preconditioner = None,
     search: options.Searched = None,
     trials: options.SearchedTrials = None,
     graph: options.GraphParts = None,
@@ -100,7 +101,7 @@ def command(
     from uneven.sync.fits import compatible
 
     lesson = learning.lesson(train, until_accuracy, "--until-accuracy")
-    scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs)
+    scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs, preconditioner)
     if pause is not None:
         scenario = replace(scenario, pause_s=pause)
     reason = compatible(sync, balance)
@@ -117,8 +118,9 @@ def command(
 
 
 def _scenario(
-    cluster: str | None, balance: str, sync: str, iterations: int, seed: int, lookahead: int, costs: Path | None
-) -> Scenario:
+    cluster: str | None, balance: str, sync: str, iterations: int, seed: int, lookahead: int, costs: Path | None,
+    preconditioner: Path | None,
+) -> Scenario:  # fmt: skip
     import uneven
     from uneven.balance import balancers
     from uneven.cluster import files
@@ -134,11 +136,17 @@ def _scenario(
     exchange_s: dict[int, float] = {}
     if costs is not None:
         learnt = recorded_costs(costs, spec)
+        if learnt.preconditioned and preconditioner is not None:
+            raise ConfigError(
+                f"{costs} had a preconditioner, and its costs hold what that took: leave --preconditioner out"
+            )
         if spec is None:
             spec, exchange_s = described(learnt), dict(enumerate(learnt.exchange_s))
         else:
             spec, exchange_s = with_costs(spec, learnt)
     assert spec is not None
+    if preconditioner is not None:
+        spec = replace(spec, preconditioner=files.preconditioner(preconditioner))
     return Scenario(
         spec=spec,
         balancer=balancers.resolve(balance),

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.cli import learning
+from uneven.plan import preconditioning
 from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds, span
 
@@ -91,6 +92,7 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
         f"{count(outcome.samples_per_s)} samples/s, waiting {percent(outcome.wait_share)}",
         f"{span(outcome.ended_at_s)} of training simulated in {seconds(played.took_s)} "
         f"({count(outcome.happened / played.took_s)} events/s)",
+        *([] if not outcome.own else [preconditioning(scenario.spec, outcome.own)]),
         *(
             []
             if played.goodput is None

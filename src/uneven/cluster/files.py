@@ -6,9 +6,9 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from uneven.cluster.parse import from_toml
+from uneven.cluster.parse import from_toml, preconditioner_from_toml
 from uneven.cluster.series import SeriesFiles
-from uneven.cluster.spec import ClusterSpec
+from uneven.cluster.spec import ClusterSpec, Preconditioning
 from uneven.errors import UnknownNameError, access
 
 
@@ -38,6 +38,18 @@ def load(name_or_path: str | Path) -> ClusterSpec:
             raise UnknownNameError("cluster (and no such file)", name, shipped())
         data = path.read_bytes()
     return from_toml(data, str(path), SeriesFiles(path.parent))
+
+
+def preconditioner(path: Path) -> Preconditioning:
+    """What a file with a table ``[preconditioner]`` describes, as ``KFAC.describe()`` writes it.
+
+    Raises:
+        ConfigError: a mistake in it, or a file that cannot be read.
+        UnknownNameError: a key that does not exist.
+    """
+    with access(f"read {path}"):
+        data = path.read_bytes()
+    return preconditioner_from_toml(data, str(path), SeriesFiles(path.parent))
 
 
 def _folder() -> Traversable:

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from uneven.cluster.quantities import ReadTrace, comings_and_goings, cost, trace
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Workload
+from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Preconditioning, SiteLink, Workload
 from uneven.cluster.write import to_toml as to_toml
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.tables import Table, document, integer, items, known, located, number, required, table, text
@@ -19,9 +19,9 @@ from uneven.tables import Table, document, integer, items, known, located, numbe
 MOST_NODES = 100_000
 """Our choice: ten times the workers for which deciding was measured."""
 
-_TOP = ("name", "about", "assumptions", "workload", "defaults", "nodes", "events", "links")
+_TOP = ("name", "about", "assumptions", "workload", "preconditioner", "defaults", "nodes", "events", "links")
 
-_Part = TypeVar("_Part", Node, Event, SiteLink, Workload)
+_Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning)
 
 
 def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterSpec:
@@ -61,7 +61,25 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
         nodes=tuple(nodes),
         events=tuple(events),
         links=tuple(reader.part(SiteLink, one, where) for one, where in _tables(document, "links")),
+        preconditioner=_preconditioner(document, reader) if "preconditioner" in document else None,
     )
+
+
+def preconditioner_from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> Preconditioning:
+    """The table ``[preconditioner]`` of a TOML document, which has no other.
+
+    Raises:
+        ConfigError: as :func:`from_toml`.
+    """
+    table = document(text, source)
+    with located(source):
+        known(table, ("preconditioner",))
+        required(table, "preconditioner")
+        return _preconditioner(table, _Reader(read_trace))
+
+
+def _preconditioner(document: Table, reader: _Reader) -> Preconditioning:
+    return reader.part(Preconditioning, _table(document, "preconditioner"), "[preconditioner]")
 
 
 def _table(document: Table, key: str) -> Table:
@@ -155,6 +173,7 @@ def _pair(value: Any) -> tuple[str, str]:
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "float": number, "int": integer, "str": text, "Cost": cost, "Do": _do, "tuple[str, str]": _pair,
+    "tuple[tuple[int, ...], ...]": lambda value: items(value, lambda one: items(one, integer)),
 }  # fmt: skip
 """How a TOML value becomes an attribute of the declared type."""
 

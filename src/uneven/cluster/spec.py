@@ -17,6 +17,7 @@ from uneven.cluster.curves import check_cost
 from uneven.cluster.events import COMINGS_AND_GOINGS, disorder
 from uneven.cluster.events import Do as Do
 from uneven.cluster.events import Event as Event
+from uneven.cluster.preconditioner import Preconditioning as Preconditioning
 from uneven.cluster.trace import Trace as Trace
 from uneven.cluster.trace import steady as steady
 from uneven.core.cost import Affine, Cost
@@ -203,6 +204,7 @@ class ClusterSpec:
 
     Attributes:
         assumptions: what in it is not known but taken to be so, in sentences, with where it comes from.
+        preconditioner: what turns gradients before each step, for the simulator; None where nothing does.
 
     Raises:
         ConfigError: parts that do not fit together.
@@ -216,6 +218,7 @@ class ClusterSpec:
     links: tuple[SiteLink, ...] = ()
     workload: Workload = field(default_factory=Workload)
     assumptions: tuple[str, ...] = ()
+    preconditioner: Preconditioning | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -3,7 +3,7 @@
 from uneven.plan.combine import Choice, LeftOut, combinations, default_syncs
 from uneven.plan.figures import CombinationResult, Counter, Figures, TrainingOutcome
 from uneven.plan.rank import Plan, Row, ranked
-from uneven.plan.reasons import findings, reason
+from uneven.plan.reasons import findings, preconditioning, reason
 
 __all__ = [
     "Choice",
@@ -17,6 +17,7 @@ __all__ = [
     "combinations",
     "default_syncs",
     "findings",
+    "preconditioning",
     "ranked",
     "reason",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from uneven.core.actions import Exchange, Moment
 from uneven.plan.combine import Choice
-from uneven.simulate import Arithmetic, Outcome, WorkerOutcome
+from uneven.simulate import Arithmetic, Outcome, OwnOutcome, WorkerOutcome
 from uneven.sync import Facts
 
 
@@ -21,6 +21,7 @@ class Figures:
             were free.
         iteration_s: median.
         wait_share, communicate_share: parts of everybody's time, 0 … 1.
+        own: what each worker did for a preconditioner, where there is one.
         steps_apart: that a worker takes from one exchange in the background to the next; 0 if there are none.
     """
 
@@ -32,6 +33,7 @@ class Figures:
     communicate_share: float
     steps_apart: float
     ended_at_s: float
+    own: tuple[OwnOutcome, ...] = ()
 
     @property
     def slowest(self) -> WorkerOutcome:
@@ -115,6 +117,7 @@ class Counter(Arithmetic):
             communicate_share=_ratio(talk_s, time_s),
             steps_apart=_ratio(sum(one.steps for one in workers), self._aside),
             ended_at_s=end_s,
+            own=outcome.own,
         )
 
 

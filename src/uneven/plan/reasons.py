@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec, Do
 from uneven.plan.bottleneck import bottleneck
 from uneven.plan.figures import CombinationResult, Figures
 from uneven.plan.rank import Plan, Row
-from uneven.simulate import WorkerOutcome
+from uneven.simulate import OwnOutcome, WorkerOutcome
 from uneven.sync import Pace
 
 _EQUAL = 1.1
@@ -27,8 +29,33 @@ def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
         parts.append(_unequal(plan.baseline.result))
     if figures.communicate_share >= _HEAVY:
         parts.append(_heavy(spec, figures))
+    if figures.own:
+        parts.append(preconditioning(spec, figures.own))
     parts += _happenings(spec)
     return parts
+
+
+def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
+    """What a preconditioner adds to a step, in a sentence without a full stop."""
+    one = spec.preconditioner
+    assert one is not None
+    workers, longest = len(own), max(own, key=lambda it: (it.seconds + it.factors_s, -it.rank))
+    held = max(1, round(one.share * workers))
+    name = {"kfac": "K-FAC", "soap": "SOAP"}[one.kind]
+    owners = ", ".join(f"{spec.nodes[it.rank].name} {it.squares}" for it in own if it.squares)
+    often, seldom = one.factor_period, one.refresh_period
+    return (
+        f"{name} on {len(one.layers)} layers, periods {often} and {seldom}, f = {held}/{workers}: of a step, "
+        f"{seconds(longest.seconds + longest.factors_s)} are its work on {spec.nodes[longest.rank].name}, where that "
+        f"takes longest, {seconds(longest.factors_s)} of these its factors; a worker sends "
+        f"{size(max(it.sent_bytes for it in own))} a step at most; squares are owned by {owners}"
+    )
+
+
+def size(value: float) -> str:
+    """``1.3e6`` → ``1.3 MB``."""
+    unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if value >= s), ("bytes", 1.0))
+    return f"{value / scale:.3g} {unit}"
 
 
 def reason(row: Row, plan: Plan) -> str:

@@ -38,6 +38,10 @@ class OwnWork:
         self.cost += cost
         self.busy_s += busy_s
 
+    def and_(self, other: OwnWork) -> OwnWork:
+        """Both together."""
+        return OwnWork(self.cost + other.cost, self.busy_s + other.busy_s, self.steps + other.steps)
+
 
 class WorkerRow(NamedTuple):
     """What a worker tells the others at a refresh; NaN for what it does not know.

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.core.actions import Payload
+from uneven.core.actions import Payload, Via
 from uneven.errors import CheckpointError, ConfigError
 from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.precondition.carrier import PackedExchanges
+from uneven.precondition.describe import described
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.pack import Layout
 from uneven.precondition.place import Placement, RankGrid, gradient_workers, grid, place
@@ -43,11 +44,11 @@ class Preconditioner(Part):
         clock: optimizer steps so far.
     """
 
+    kind = "kfac"
+    """In a description of a cluster."""
+
     movable = True
     """Whether items can be given to other owners."""
-
-    follows = True
-    """Whether it goes on where workers leave and join."""
 
     saves_bases = False
     """Whether a checkpoint holds bases; they are made anew otherwise."""
@@ -127,27 +128,23 @@ class Preconditioner(Part):
         self._units = [(i, j) for i, work in enumerate(self.works) for j in range(len(work.item.sides))]
         self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
         self._basis_sizes = [self.works[i].sizes.basis[j] for i, j in self._units]
-        self._measured = OwnWork()
+        self._measured, self._all_measured, self._factors_taken = OwnWork(), OwnWork(), OwnWork()
         self._replicated = run.lines.changing
         share = self._share(run)
         members = tuple(sorted({*run.members, run.rank}))  # who has yet to join is none of them
         self.grid: RankGrid = grid(members, gradient_workers(share, len(members)))
         self._placed_among = () if self._replicated else run.members
         self.exchanges = PackedExchanges(run.lines, self.name)
-        on_cpu = next(iter(self.works[0].weights)).device.type == "cpu"
-        self._clock_s = time.process_time if on_cpu else time.perf_counter
+        self._clock_s = time.process_time if self.works[0].weights[0].device.type == "cpu" else time.perf_counter
         self._lay_out(self._place())
 
     def _share(self, run: Run) -> float:
         """f, measured where it is left open; 1 where workers may be lost: nobody is needed for a plain step then.
 
         Raises:
-            ConfigError: an elastic run and another share, refreshes beside the training, or a tenant that is not made
-                for it.
+            ConfigError: an elastic run and another share, or refreshes beside the training.
         """
         share = self.how.share
-        if self._replicated and not self.follows:
-            raise ConfigError(f"{self.name} cannot follow workers that leave or join: leave it out of elastic runs")
         if self._replicated and (share not in ("auto", 1.0) or self.how.refresh != "now"):
             raise ConfigError(
                 f"{self.name}(share={share!r}, refresh={self.how.refresh!r}) in an elastic run: every worker has to "
@@ -180,6 +177,17 @@ class Preconditioner(Part):
         self._precondition(optimizer)
         self.clock += 1
         self.stepped()
+
+    def describe(self) -> str:
+        """Layers, periods, f, and what its work has taken this worker so far: a table ``[preconditioner]`` for ``uneven
+        plan`` and ``uneven simulate``.
+
+        Raises:
+            ConfigError: it has not worked yet.
+        """
+        share, own = len(self.grid.rows) / len(self.members), self._all_measured.and_(self._measured)
+        periods, items = self.schedule.periods(self.clock), [one.item for one in self.works]
+        return described(self.kind, items, periods, share, self.how.place, own, self._factors_taken)
 
     @contextmanager
     def evaluated(self) -> Any:
@@ -261,6 +269,7 @@ class Preconditioner(Part):
 
     def _begin_refresh(self, step: Step, period: int) -> None:
         measured, self._measured = self._measured, OwnWork()
+        self._all_measured.add(measured.cost, measured.busy_s)
         idle = idle_cores() if self.how.refresh == "auto" else 0.0
         own = told(measured, *self._own_time(), idle=idle, samples=float(step.samples), opinion=self.opinion())
         rows = {rank: WorkerRow(*row) for rank, row in self.exchanges.table(own).items()}
@@ -277,19 +286,20 @@ class Preconditioner(Part):
             other = better(self.placement, self._place(table), items, table, self.members, period)
             if other is not None:
                 self._move(other)
-        mine = {unit: self._kept[unit] for unit, owner in enumerate(self._owner_of) if owner == self.run.rank}
-        calls = {unit: self._call(unit, kept) for unit, kept in mine.items()}
-        cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in mine))
-        shadow = (
-            self._began and period > 1 and (self.how.refresh == "shadow" or (self.how.refresh == "auto" and table.idle))
-        )
-        due = self.clock + max(1, period // 2)
-        self._refreshing = Refresh(calls, due=due, beside=shadow, cost=cost, clock_s=self._clock_s)
+        mine = [unit for unit, owner in enumerate(self._owner_of) if owner == self.run.rank]
+        wanted = self.how.refresh == "shadow" or (self.how.refresh == "auto" and table.idle)
+        shadow = self._began and period > 1 and wanted
+        self._refreshing = self._refresh(mine, beside=shadow, due=self.clock + max(1, period // 2))
         if not shadow:
             self._land()
 
-    def _call(self, unit: int, kept: Tensor) -> Callable[[], Tensor]:
-        (i, j), identity = self._units[unit], self.identity
+    def _refresh(self, units: list[int], *, beside: bool, due: int = 0) -> Refresh:
+        cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in units))
+        calls = {unit: self._call(unit) for unit in units}
+        return Refresh(calls, due=due, beside=beside, cost=cost, clock_s=self._clock_s)
+
+    def _call(self, unit: int) -> Callable[[], Tensor]:
+        (i, j), identity, kept = self._units[unit], self.identity, self._kept[unit]
         kept = kept.clone() if self.how.refresh != "now" else kept
         return lambda: self.works[i].decompose(j, kept, identity)
 
@@ -298,24 +308,30 @@ class Preconditioner(Part):
         refresh, self._refreshing = self._refreshing, None
         if refresh is None:
             return
-        found, failed = refresh.end()
-        for unit, basis in found.items():
-            self._bases[unit].copy_(basis)
-        for unit, why in failed.items():
-            self._keeps_basis(unit, why)
-        self._measured.add(refresh.cost, refresh.busy_s)
-        lost = self.exchanges.in_column(self._base_flat, self._base_layout)
-        for unit in self._bases:
-            if self._owner_of[unit] in lost:
-                self._keeps_basis(unit, f"worker {self._owner_of[unit]}, which owned it, is gone")
+        self._take_up(refresh)
+        while lost := self.exchanges.in_column(self._base_flat, self._base_layout):
+            self._take_up(self._orphans(lost))
         self.renew_all()
         self.run.log(f"{self.name}/refresh_s", refresh.seconds)
         self.renewed()
 
-    def _keeps_basis(self, unit: int, why: str) -> None:
-        name = self.works[self._units[unit][0]].item.name
-        self.run.log(f"{self.name}/refresh_failed", 1.0)
-        warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
+    def _take_up(self, refresh: Refresh) -> None:
+        found, failed = refresh.end()
+        for unit, basis in found.items():
+            self._bases[unit].copy_(basis)
+        for unit, why in failed.items():
+            name = self.works[self._units[unit][0]].item.name
+            self.run.log(f"{self.name}/refresh_failed", 1.0)
+            warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
+        self._measured.add(refresh.cost, refresh.busy_s)
+
+    def _orphans(self, lost: tuple[int, ...]) -> Refresh:
+        """Squares of workers that are lost before all have their bases: other owners decompose them now."""
+        orphans = [unit for unit, owner in enumerate(self._owner_of) if owner in lost]
+        self._placed_among = tuple(rank for rank in self._placed_among if rank not in lost)
+        self.grid, self._began = grid(self._placed_among, len(self._placed_among)), True
+        self._move(self._place())
+        return self._refresh([unit for unit in orphans if self._owner_of[unit] == self.run.rank], beside=False)
 
     def renew_all(self) -> None:
         """What lies in the buffers of bases is in force."""
@@ -345,7 +361,8 @@ class Preconditioner(Part):
             work.write(result, self.bounded(work, result, scale))
 
     def _check_plan(self, step: Step) -> None:
-        averaged = any(one.payload is Payload.GRADIENT and one.members == step.members for one in step.plan.exchanges)
+        those = [one for one in step.plan.exchanges if one.payload is Payload.GRADIENT and one.via is Via.GROUP]
+        averaged = any(one.members == step.members for one in those)
         if len(step.members) > 1 and not averaged:
             raise ConfigError(
                 f"{self.name} needs the gradients of all workers averaged on every step, and the policy does not do so "

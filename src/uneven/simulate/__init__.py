@@ -6,6 +6,7 @@
 
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.costs import RecordedCosts, costs_from_journal, described, with_costs
+from uneven.simulate.preconditioning import OwnOutcome
 from uneven.simulate.speeds import with_recorded_speeds
 from uneven.simulate.stream import streamed
 from uneven.simulate.tally import Outcome, WorkerOutcome
@@ -14,6 +15,7 @@ from uneven.simulate.world import Scenario, Sink, simulate
 __all__ = [
     "Arithmetic",
     "Outcome",
+    "OwnOutcome",
     "RecordedCosts",
     "Scenario",
     "Sink",

@@ -11,8 +11,9 @@ import numpy as np
 
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.cost import Affine, Cost
-from uneven.core.records import Record, RunRecord, StepRecord
+from uneven.core.records import Record, RunRecord, ScalarRecord, StepRecord
 from uneven.errors import ConfigError
+from uneven.journal.refreshes import Refreshes
 
 _VARIED = 0.05
 """Relative spread of its batches from which a worker's fixed costs can be told from those of a sample. Ours."""
@@ -35,6 +36,7 @@ class RecordedCosts:
         global_batch: largest of the run.
         epoch_samples: samples of the first epoch if the run came to a second one, else of the whole run.
         iterations: that the run took.
+        preconditioned: whether a preconditioner has refreshed anything in it; what it took is in the costs.
     """
 
     name: str
@@ -44,6 +46,7 @@ class RecordedCosts:
     global_batch: int
     epoch_samples: int
     iterations: int
+    preconditioned: bool = False
 
 
 def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] | None = None) -> RecordedCosts:
@@ -60,6 +63,7 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
     Raises:
         ConfigError: too few steps, naming the rank.
     """
+    records = list(records)
     starts, steps = sorted_steps(records)
     ranks = max((*starts, *steps), default=-1) + 1
     if not ranks:
@@ -81,6 +85,7 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
         global_batch=max(step.global_batch for step in longest),
         epoch_samples=sum(step.global_batch for step in first),
         iterations=longest[-1].iteration - longest[0].iteration + 1,
+        preconditioned=any(Refreshes().add(one) for one in records if isinstance(one, ScalarRecord)),
     )
 
 
@@ -103,7 +108,8 @@ def with_costs(spec: ClusterSpec, costs: RecordedCosts) -> tuple[ClusterSpec, di
     """A description with the recorded costs in place of its own, and each rank's own side of an exchange, seconds.
 
     What was recorded on a node of which only a part was there is brought to the whole node by that part at the
-    start, so that the description's share and load do not slow it down a second time.
+    start, so that the description's share and load do not slow it down a second time. A preconditioner of the
+    description is left out where the run had one, as its costs hold what that took.
 
     Raises:
         ConfigError: the run had another number of workers.
@@ -120,7 +126,8 @@ def with_costs(spec: ClusterSpec, costs: RecordedCosts) -> tuple[ClusterSpec, di
     )
     workload = replace(spec.workload, global_batch=costs.global_batch)
     exchange_s = {rank: own_s * part for rank, (own_s, part) in enumerate(zip(costs.exchange_s, parts, strict=True))}
-    return replace(spec, nodes=nodes, workload=workload), exchange_s
+    own = None if costs.preconditioned else spec.preconditioner
+    return replace(spec, nodes=nodes, workload=workload, preconditioner=own), exchange_s
 
 
 def sorted_steps(records: Iterable[Record]) -> tuple[dict[int, RunRecord], dict[int, list[StepRecord]]]:

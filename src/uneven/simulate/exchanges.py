@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from uneven.core.actions import Combined, Exchange, Moment, Payload, Via
+from uneven.simulate.preconditioning import VirtualPreconditioner
 from uneven.simulate.ring import Rings
 from uneven.simulate.rounds import Errand, Group, Round
 from uneven.simulate.served import Servers
@@ -39,10 +40,15 @@ def beside(one: Exchange) -> bool:
 
 
 class VirtualExchanges:
-    """Begins exchanges and lets their workers go on."""
+    """Begins exchanges and lets their workers go on.
 
-    def __init__(self, stage: Stage) -> None:
+    Args:
+        preconditioner: whose exchanges come behind, if there is one.
+    """
+
+    def __init__(self, stage: Stage, preconditioner: VirtualPreconditioner | None = None) -> None:
         self._stage = stage
+        self._preconditioner = preconditioner
         self._rings = Rings(stage, self._through)
         self._servers = Servers(stage, self._served)
 
@@ -85,6 +91,8 @@ class VirtualExchanges:
     def leave(self, worker: Worker) -> None:
         """A worker takes no more steps; nobody waits for what it would have sent."""
         self._stage.queue.cancel(worker.event)
+        if self._preconditioner is not None:
+            self._preconditioner.leave(worker)
         for meeting in self._stage.groups.leave(worker.rank):
             carrier = self._rings if kind_of(meeting.exchange) is ExchangeShape.RING else self._servers
             if worker.dead:

@@ -6,7 +6,7 @@ is a link here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, steady
@@ -117,6 +117,14 @@ class Topology:
         latency_s = 0.0
         for party in parties:
             latency_s = max(latency_s, sum(self._load(parts, *pair, 1.0) for pair in pairwise(party)))
+        return Route(LinkLoad(parts), latency_s)
+
+    def pieces(self, sizes: Mapping[tuple[int, int], float]) -> Route:
+        """Pieces of so many bytes from node to node, all at once; a transfer of 1 carries all of them."""
+        if self.free:
+            return FREE
+        parts: dict[int, float] = {}
+        latency_s = max((self._load(parts, *pair, size) for pair, size in sizes.items()), default=0.0)
         return Route(LinkLoad(parts), latency_s)
 
     def _spread(self, pairs: Iterable[tuple[int, int]]) -> Route:

@@ -16,6 +16,7 @@ from uneven.core.actions import Moment, Wait
 from uneven.core.records import StepRecord
 from uneven.core.views import SyncView
 from uneven.simulate.exchanges import VirtualExchanges
+from uneven.simulate.preconditioning import VirtualPreconditioner
 from uneven.simulate.shares import Shares
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
@@ -34,6 +35,7 @@ class Steps:
         started: called when a step begins that is further than any before.
         record: called with every step that has ended.
         over: called when a worker takes no more steps.
+        preconditioner: what turns gradients before each step, if anything does.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Steps:
         started: Callable[[int], None],
         record: Callable[[StepRecord], None],
         over: Callable[[Worker], None],
+        preconditioner: VirtualPreconditioner | None = None,
     ) -> None:
         self._stage = stage
         self._exchanges = exchanges
@@ -62,6 +65,7 @@ class Steps:
         self._started = started
         self._record = record
         self._over = over
+        self._preconditioner = preconditioner
         self._sites = dict(enumerate(stage.topology.sites))
 
     def begin(self, worker: Worker) -> None:
@@ -132,7 +136,9 @@ class Steps:
         first = self._first(worker)
         stage.arithmetic.computes(worker.rank, clock, range(first, first + worker.batch), stage.queue.now_s)
         work_s = machine.cost.seconds(worker.batch) * machine.jitter.factor(clock)
-        worker.compute(stage.queue.now_s, work_s)
+        factors_s = 0.0 if self._preconditioner is None else self._preconditioner.factors_work_s(worker, clock)
+        worker.compute(stage.queue.now_s, work_s + factors_s)
+        worker.factors_s = (worker.computed_s - worker.started_s) * factors_s / (work_s + factors_s or 1.0)
         exchanges = worker.plan.exchanges
         if exchanges and exchanges[0].moment is Moment.BACKWARD:
             worker.todo = 1
@@ -166,7 +172,10 @@ class Steps:
             worker.todo += 1
             if not self._exchanges.begin(worker, one):
                 return
-        self._end(worker)
+        if self._preconditioner is None:
+            self._end(worker)
+        else:
+            self._preconditioner.begin(worker, partial(self._end, worker))
 
     def _optimize(self, worker: Worker) -> None:
         worker.stepped = True
@@ -192,7 +201,7 @@ class Steps:
         clock = worker.clock
         worker.clock = max(clock + 1, worker.skip_to if worker.late else 0)
         worker.stepped = worker.late = False
-        worker.transfer_s = 0.0
+        worker.transfer_s = worker.own_s = worker.refresh_s = 0.0
         worker.counted = None
         self._exchanges.tell_clock(worker)
         self._shares.ended(worker, clock, self._stage.newest)
@@ -200,7 +209,8 @@ class Steps:
 
     def _step(self, worker: Worker) -> StepRecord:
         now_s, load = self._stage.queue.now_s, self._stage.workload
-        compute_s = worker.computed_s - worker.started_s
+        computed_s = worker.computed_s - worker.started_s
+        more_s = 0.0 if self._preconditioner is None else self._preconditioner.counted_s(worker)
         return StepRecord(
             rank=worker.rank,
             iteration=worker.clock,
@@ -208,8 +218,8 @@ class Steps:
             batch=0 if worker.late else worker.batch,
             global_batch=load.global_batch if worker.counted is None else worker.counted,
             data_s=0.0,
-            compute_s=compute_s,
-            exchange_s=max(0.0, now_s - worker.began_s - compute_s),
+            compute_s=computed_s + more_s,
+            exchange_s=max(0.0, now_s - worker.began_s - computed_s - worker.own_s),
             control_s=0.0,
             ended_at_s=now_s,
             transfer_s=worker.transfer_s,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from uneven.core.records import StepRecord
+from uneven.simulate.preconditioning import OwnOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class Outcome:
         wait_share: part of all workers' time spent waiting for others.
         ended_at_s: when the last step ended.
         happened: appointments of virtual time that were kept and steps that were ended, for the simulator's own speed.
+        own: what each worker did for a preconditioner, where there is one.
     """
 
     iterations: int
@@ -78,6 +80,7 @@ class Outcome:
     ended_at_s: float
     happened: int
     workers: tuple[WorkerOutcome, ...]
+    own: tuple[OwnOutcome, ...] = ()
 
 
 @dataclass(slots=True)

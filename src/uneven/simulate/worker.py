@@ -45,6 +45,9 @@ class Worker:
         began_s, started_s, computed_s: when it was ready for the step, began to compute, and was done with that.
         event, awaited: its next appointment while it computes, and how much work is to be done for it.
         transfer_s: what its own side of this step's exchanges takes.
+        own_s, refresh_s: what its preconditioner's work behind the exchanges takes in this step, and of that a refresh,
+            which serves the steps after it, too.
+        factors_s: of its computing, what taking factors for that takes.
         unread: exchanges with the parameter server whose outcome it reads before it computes again.
         flying: exchanges in the background that are under way, with the first step that they make known.
         owing: those that could not start for that, with the first step that is not sent yet.
@@ -70,6 +73,9 @@ class Worker:
     started_s: float = 0.0
     computed_s: float = 0.0
     transfer_s: float = 0.0
+    own_s: float = 0.0
+    refresh_s: float = 0.0
+    factors_s: float = 0.0
     event: Handle | None = None
     awaited: tuple[float, Action, tuple[object, ...]] | None = None
     unread: list[Exchange] = field(default_factory=list)
@@ -110,13 +116,14 @@ class Worker:
         since_s, done_s = self._mark
         self.computed_s = self.machine.processor.end_s(since_s, self._work_s - done_s)
 
-    def own_side(self, now_s: float, messages: int) -> tuple[float, float]:
+    def own_side(self, now_s: float, messages: int, part: float = 1.0) -> tuple[float, float]:
         """Its own side of an exchange of the whole model that begins now: how long that keeps it busy, and its end.
 
         Args:
             messages: that it gets and answers one after another.
+            part: of the whole model.
         """
-        work_s, processor = self.machine.exchange_work_s, self.machine.processor
+        work_s, processor = self.machine.exchange_work_s * part, self.machine.processor
         if not work_s:
             return 0.0, now_s
         left_s = processor.after_rest(now_s, now_s - self.computed_s, work_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from uneven.balance.base import Balancer
 from uneven.cluster.checks import not_negative
@@ -21,6 +21,7 @@ from uneven.simulate.faults import Faults
 from uneven.simulate.line_book import LineBook
 from uneven.simulate.links import Network
 from uneven.simulate.members import MemberHistory
+from uneven.simulate.preconditioning import preconditioner_of
 from uneven.simulate.routes import Topology
 from uneven.simulate.shares import Shares, Terms
 from uneven.simulate.stage import Stage
@@ -142,7 +143,8 @@ class _World:
         )
         told = self._sink if len(spec.nodes) <= _FORETOLD_UP_TO else None
         shares = Shares(terms, history.newest, on_split=self._split, on_complaint=self._complain, on_forecast=told)
-        exchanges = VirtualExchanges(stage)
+        self._preconditioner = preconditioner = preconditioner_of(stage, spec)
+        exchanges = VirtualExchanges(stage, preconditioner)
         self._steps = Steps(
             stage,
             exchanges,
@@ -154,6 +156,7 @@ class _World:
             started=lambda iteration: self._faults.started(iteration),
             record=self._record,
             over=self._over,
+            preconditioner=preconditioner,
         )
         self._faults = Faults(spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell,
                               changed=self._members_changed)  # fmt: skip
@@ -186,7 +189,8 @@ class _World:
     def _outcome(self) -> Outcome:
         stage = self._stage
         clocks = {rank: worker.clock for rank, worker in stage.workers.items()}
-        return self._tally.outcome(stage.queue.happened, clocks)
+        own = () if self._preconditioner is None else self._preconditioner.outcome()
+        return replace(self._tally.outcome(stage.queue.happened, clocks), own=own)
 
     def _hire(self, rank: int, clock: int) -> Worker:
         stage = self._stage

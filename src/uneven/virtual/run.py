@@ -77,6 +77,11 @@ def train(
         ConfigError: what the description, the balancer, the policy or the task cannot do together.
         TrainingError: workers wait for each other for ever.
     """
+    if scenario.spec.preconditioner is not None:
+        raise ConfigError(
+            f"cluster {scenario.spec.name!r} has a preconditioner, which no training in virtual time has: its time "
+            f"would be that of one, its learning that of another; leave either out"
+        )
     scenario = prepared(scenario, task)
     sink = sink or _nowhere
     board = Board(task, sink, every * scenario.spec.workload.global_batch, goal)

@@ -20,7 +20,7 @@ def test_a_source_tree_in_the_place_of_the_installed_rival(tmp_path: Path, monke
         rival()
 
 
-@pytest.mark.parametrize("case", ["stepps", "steps:vgg", "exact:mlp"])
+@pytest.mark.parametrize("case", ["stepps", "steps:vgg", "exact:mlp", "target:cnn:sopa", "steps:mlp:soap"])
 def test_cases_and_models_that_do_not_exist(case: str) -> None:
-    with pytest.raises(UnknownNameError, match="case"):
+    with pytest.raises(UnknownNameError, match=r"case|method"):
         run(True, "digits", lambda *_: None, case)

@@ -46,6 +46,7 @@ def run_on(shares: tuple[int, ...], passes: int = 1, **how: object) -> list[Tens
         ((8, 5, 3), {"share": 1 / 3, "factor_decay": "exp"}),
         ((7, 5, 0, 4), {"share": 0.5}),
         ((8, 5, 2, 1), {"share": 0.25, "method": "inverse"}),
+        ((4, 4, 4, 4), {"share": 1.0}),
         ((12, 4), {"share": 1.0, "scaling": "compat", "damping": 1e-6}),
         ((10, 6), {"share": 1.0, "place": "round-robin", "colocate": False}),
         ((10, 6), {"share": 0.5, "kl_clip": None, "factor_decay": 0.5, "periods": (1, 6)}),

@@ -383,5 +383,3 @@ def test_where_workers_may_be_lost_each_keeps_all_and_gives_it_to_a_newcomer() -
 def test_what_cannot_be_where_workers_may_be_lost_is_refused(how: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"in an elastic run: .* use share=1.0 and refresh='now'"):
         changing(lambda: KFAC(**how), ThreadLines.of(1)[0])
-    with pytest.raises(ConfigError, match="SOAP cannot follow workers that leave or join"):
-        changing(SOAP, ThreadLines.of(1)[0])

@@ -125,6 +125,9 @@ LRS = {
 """Learning rates that are tried."""
 
 
+METHODS = (*LRS, "kfac", "kfac adaptive")
+
+
 def methods(task: TargetTask) -> dict[str, list[dict[str, Any]]]:
     """What is tried of each method."""
     found: dict[str, list[dict[str, Any]]] = {name: [{"lr": lr} for lr in lrs] for name, lrs in LRS.items()}
@@ -192,18 +195,28 @@ def train(task: TargetTask, method: str, how: dict[str, Any], seed: int, epochs:
 
 
 def to_target(
-    data: str, seeds: int, said: Callable[[str, float], None], names: Sequence[str] | None = None
+    data: str,
+    seeds: int,
+    said: Callable[[str, float], None],
+    names: Sequence[str] | None = None,
+    only: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """task → method → medians over seeds of epochs and seconds at the setting with the fewest mean epochs."""
+    """task → method → medians over seeds of epochs and seconds at the setting with the fewest epochs of the first seed.
+
+    Args:
+        only: the one method that is tried; all if None.
+    """
     found: dict[str, dict[str, Any]] = {}
     everything = {name: task for name, task in tasks(data).items() if names is None or name in names}
     for number, (name, task) in enumerate(everything.items()):
         found[name] = {}
-        for place, (method, settings) in enumerate(methods(task).items()):
-            said(f"{name}, {method}", (number + place / 6) / len(everything))
+        tried = {method: settings for method, settings in methods(task).items() if only in (None, method)}
+        for place, (method, settings) in enumerate(tried.items()):
+            said(f"{name}, {method}", (number + place / len(tried)) / len(everything))
             first = [train(task, method, how, 0) for how in settings]
-            chosen = settings[min(range(len(settings)), key=lambda at: (first[at].epochs, first[at].best))]
-            runs = [train(task, method, chosen, seed) for seed in range(seeds)]
+            best = min(range(len(settings)), key=lambda at: (first[at].epochs, first[at].best))
+            chosen = settings[best]
+            runs = [first[best], *(train(task, method, chosen, seed) for seed in range(1, seeds))]
             reached = all(math.isfinite(one.epochs) for one in runs)
             found[name][method] = {
                 "epochs": statistics.median(one.epochs for one in runs) if reached else None,

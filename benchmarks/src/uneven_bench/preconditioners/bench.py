@@ -11,9 +11,10 @@ from typing import Any
 from uneven.emulate.probe import why_no_bandwidth, why_not_isolated
 from uneven.errors import UnknownNameError
 from uneven_bench.lb_bsp.stage import play
-from uneven_bench.preconditioners.accuracy import blow_ups, to_target
+from uneven_bench.preconditioners.accuracy import METHODS, blow_ups, to_target
 from uneven_bench.preconditioners.arms import RIVAL_AT, rival
 from uneven_bench.preconditioners.hooks import hook_overhead
+from uneven_bench.preconditioners.planned import planned
 
 Progress = Callable[[str, str, float], None]
 
@@ -39,13 +40,17 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         ``links``, ``left_out``.
 
     Raises:
-        UnknownNameError: there is no such case; "steps:mlp" and "target:cnn" are one model and one task alone.
+        UnknownNameError: there is no such case; "steps:mlp" and "target:cnn" are one model and one task alone, and
+            "target:cnn:soap" is one method.
         LaunchError: a worker died.
     """
     case, _, one = (case or "").partition(":")
+    one, _, method = one.partition(":")
     some = {"steps": STEPPED, "target": TARGETS}.get(case, ())
     if case and (case not in CASES or (one and one not in some)):
         raise UnknownNameError("case", f"{case}:{one}" if one else case, (*CASES, *(f"{case}:{it}" for it in some)))
+    if method and (case != "target" or method not in METHODS):
+        raise UnknownNameError("method of target:TASK:METHOD", method, METHODS)
     wanted = {case} if case else {"steps", "exact", "blow-ups"} if quick else set(CASES)
     found: dict[str, Any] = {"left_out": {}}
     if rival() is None:
@@ -66,7 +71,7 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         task = {"what": "unequal", "model": "resnet20", "cores": CORES, "settle": 8, "blocks": 6}
         isolated = not why_not_isolated()  # workers that are stopped and continued stop each other's exchanges, too
         found["unequal"] = told = _play(task, len(CORES), progress, isolated=isolated)
-        told["isolated"] = isolated
+        told["isolated"], told["plan"] = isolated, planned(told, CORES, isolated)
         found["unequal_gain"], found["unequal_of_limit"] = told["gain"], told["of_limit"]
     if "links" in wanted:
         if why := why_not_isolated() or why_no_bandwidth():
@@ -74,11 +79,12 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
         else:
             task = {"what": "links", "model": "resnet20", "repeats": 3, "shares": ["1", "1/P"]}
             task["mbit_per_s"] = [MBIT_PER_S] * WORKERS
-            found["links"] = _ratios(_play(task, WORKERS, progress, isolated=True)["seconds"])
+            told = _play(task, WORKERS, progress, isolated=True)
+            found["links"] = {"step_s": told["seconds"], **_ratios(told["seconds"])}
     if "target" in wanted:
         names = (one,) if one else TARGETS[:1] if quick else TARGETS
         said = lambda what, done: progress("time to target", what, done)  # noqa: E731
-        found["time_to_target"] = to_target(data, 1 if quick else 3, said, names)
+        found["time_to_target"] = to_target(data, 1 if quick else 3, said, names, method or None)
     if "blow-ups" in wanted:
         found["blow_ups"] = blow_ups(data, lambda what, done: progress("blow-ups", what, done), 8 if quick else 24)
     return found

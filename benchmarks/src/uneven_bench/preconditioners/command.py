@@ -19,7 +19,8 @@ def preconditioners(
     where it is installed), SGD, AdamW and Muon; bytes and memory; exactness on unequal shares; unequal workers; links
     of 100 Mbit/s; time to a target on three tasks; settings that blow up.
 
-    Cases: steps, exact, unequal, links, target, blow-ups; steps:mlp and target:cnn are one model or task alone.
+    Cases: steps, exact, unequal, links, target, blow-ups; steps:mlp and target:cnn are one model or task
+    alone, target:cnn:soap one method.
 
     --quick plays steps of one ResNet, exact and a third of the settings alone, in a few minutes. The full cases
     have not been timed.

@@ -14,6 +14,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
     found = []
     if "step_s" in result:
         found += [_steps(model, result) for model in result["step_s"]]
+    if "links" in result:
+        found.append(_steps("resnet20 on links of 100 Mbit/s", _as_steps("resnet20 on links of 100 Mbit/s", result)))
     rows = [
         (f"largest difference, {shares}, {name}", f"{error:.2g}")
         for shares, them in result.get("exact_error", {}).items()
@@ -27,6 +29,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
     if "unequal_gain" in result:
         rows += [("unequal workers, times sooner", f"{result['unequal_gain']:.2f}")]
         rows += [("of the limit", f"{result['unequal_of_limit']:.2f}")]
+        errors = result["unequal"]["plan"]["error"]
+        rows += [(f"a plan's step over that of {arm}", f"{off:+.0%}") for arm, off in errors.items()]
     if "blow_ups" in result:
         told = result["blow_ups"]
         rows += [
@@ -71,6 +75,11 @@ def _steps(model: str, result: dict[str, Any]) -> Table:
         "bytes",
     )
     return _table(f"Steps of {model}", columns, lines)
+
+
+def _as_steps(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    """The case of links in the form of the others."""
+    return {key: {name: them} for key, them in result["links"].items()} | {"bytes_vs_kfac_pytorch": {name: {}}}
 
 
 def _against(model: str, name: str, result: dict[str, Any]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from uneven.world import discover, report_failures
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, LR, KfacPytorch, PartArm, Plain, StepArm, rival
-from uneven_bench.preconditioners.models import MODELS
+from uneven_bench.preconditioners.models import MODELS, TimedModel
 
 TASK, RESULTS = "task.json", "results.json"
 
@@ -253,6 +253,7 @@ def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
                 dist.all_gather(each, torch.tensor([(time.process_time() - cpu_s) / 10], dtype=torch.float64))
                 if name == "ours":
                     worked.append([one.item() for one in each])
+    costs = _plain_costs(timed, batch, arms["ours"].session.newest_shares)
     stage.lift()
     found = {name: statistics.median(them) for name, them in taken.items()}
     ours = arms["ours"]
@@ -260,12 +261,44 @@ def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
     limit_s = _limit_s(worker_cpu_s, task["cores"], ours.session.newest_shares, ours.part.owners)
     result = {
         "step_s": found, "limit_s": limit_s, "gain": found["n3"] / found["ours"], "of_limit": limit_s / found["ours"],
-        "worker_cpu_s": worker_cpu_s, "shares": list(arms["ours"].session.newest_shares),
+        "worker_cpu_s": worker_cpu_s, "shares": list(arms["ours"].session.newest_shares), "costs": costs,
+        "described": {name: arm.part.describe() for name, arm in arms.items()} if dist.get_rank() == 0 else {},
         "owners": {name: list(one) for name, one in arms["ours"].part.owners.items()},
     }  # fmt: skip
     for arm in arms.values():
         arm.close()
     return result
+
+
+class _OwnTime(uneven.Part):
+    """Does nothing but know the run."""
+
+    def attach(self, run: uneven.Run) -> None:
+        """Keep it."""
+        self.run = run
+
+
+def _plain_costs(timed: TimedModel, batch: int, shares: tuple[int, ...]) -> dict[str, float]:
+    """Core-seconds of steps without a preconditioner, by least squares over the workers' shares."""
+    torch.manual_seed(0)
+    part = _OwnTime()
+    arm = PartArm(timed.make(), part, batch, balance=f"static:shares={'/'.join(map(str, shares))}")
+    x, y = timed.draw(batch)
+    for _ in range(12):
+        arm.step(x, y)
+    _, local_cpu_s, exchange_cpu_s = part.run.own_time()
+    row = torch.tensor([shares[dist.get_rank()], local_cpu_s, exchange_cpu_s], dtype=torch.float64)
+    rows = [torch.zeros_like(row) for _ in shares]
+    dist.all_gather(rows, row)
+    arm.close()
+    table = torch.stack(rows)
+    ones = torch.stack([torch.ones(len(rows), dtype=torch.float64), table[:, 0]], 1)
+    overhead_s, per_sample_s = torch.linalg.lstsq(ones, table[:, 1:2]).solution[:, 0].tolist()
+    return {
+        "overhead_core_s": max(0.0, overhead_s), "per_sample_core_s": per_sample_s,
+        "exchange_core_s": float(table[:, 2].median()),
+        "gradient_bytes": sum(4 * one.numel() for one in arm.model.parameters()),
+    }  # fmt: skip
 
 
 def _limit_s(

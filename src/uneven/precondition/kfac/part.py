@@ -151,12 +151,14 @@ class KFAC(Preconditioner):
         inputs, outputs = self._views[layer.name]
         passes = self._accumulated
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        began_s = self._clock_s()
         with self.run.spread(self.schedule.periods(self.clock)[0]):
             weight = self._coefficient * share / passes
             layer.add_inputs(inputs, seen, weight)
             in_gradient = share if turn is None else turn.in_gradient
             undo = in_gradient / scale * (1.0 if self.numbers.compat else passes / share)
             layer.add_outputs(outputs, gradient, weight, undo)
+        self._factors_taken.busy_s += self._clock_s() - began_s
 
     def _refuse_pass(self, layer: Layer) -> None:
         raise TrainingError(
@@ -219,6 +221,7 @@ class KFAC(Preconditioner):
         self._begin_factors()
         if self._watch.armed:
             self._mass += self._coefficient * step.weight
+            self._factors_taken.cost += step.samples
         if self._adaptive is not None:
             self._look_back(self._adaptive)
         self.numbers.damping = self._damping_now(self.clock)

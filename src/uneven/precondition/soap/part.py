@@ -39,7 +39,7 @@ class SOAP(Preconditioner):
         ConfigError: an argument out of range.
     """
 
-    follows = False
+    kind = "soap"
     movable = False  # averages in the basis lie with who preconditions a weight,
     saves_bases = True  # and are of no use in another basis
 
@@ -132,4 +132,5 @@ class SOAP(Preconditioner):
                         f"{self.name}: the state has no {key!r} of {mine.numel()} numbers: another model"
                     )
                 mine.copy_(state[key].view_as(mine))
-        self._take_bases(state)
+        if not self._replicated:
+            self._take_bases(state)

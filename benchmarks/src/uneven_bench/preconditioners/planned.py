@@ -1,0 +1,57 @@
+"""What a plan says of the unequal workers, from the costs that they have measured, beside what they took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uneven.balance import balancers
+from uneven.cluster.parse import preconditioner_from_toml
+from uneven.cluster.series import SeriesFiles
+from uneven.cluster.spec import ClusterSpec, Node, Workload
+from uneven.simulate import Scenario, simulate
+from uneven.sync import policies
+
+_PERIOD_S = 0.01
+"""In which control groups deal out processor time."""
+
+_ITERATIONS = 140
+
+
+def planned(told: dict[str, Any], cores: tuple[float, ...], isolated: bool) -> dict[str, Any]:
+    """Seconds of a step in virtual time, by arm, and their error.
+
+    Args:
+        told: result of the workers.
+        isolated: whether they were in control groups of their own.
+    """
+    costs = told["costs"]
+    nodes = tuple(
+        Node(name=f"node{rank}", cores=part, period_s=_PERIOD_S * isolated) for rank, part in enumerate(cores)
+    )
+    workload = Workload(
+        global_batch=sum(told["shares"]),
+        gradient_bytes=costs["gradient_bytes"],
+        overhead_core_s=costs["overhead_core_s"],
+        per_sample_core_s=costs["per_sample_core_s"],
+        exchange_core_s=costs["exchange_core_s"],
+    )
+    found: dict[str, Any] = {"step_s": {}, "error": {}, "shares": {}}
+    for arm, balance in (("ours", "lb-bsp"), ("n3", "even")):
+        one = preconditioner_from_toml(told["described"][arm], "measured", SeriesFiles(None))
+        spec = ClusterSpec(name="unequal", nodes=nodes, workload=workload, preconditioner=one)
+        scenario = Scenario(
+            spec=spec, balancer=balancers.resolve(balance), policy=policies.resolve("bsp"), iterations=_ITERATIONS
+        )
+        ends_s: dict[int, float] = {}
+
+        def ended(record: Any, ends_s: dict[int, float] = ends_s) -> None:
+            if record.kind == "step":
+                ends_s[record.iteration] = record.ended_at_s
+
+        outcome = simulate(scenario, ended)
+        settled = _ITERATIONS - 40
+        found["step_s"][arm] = (ends_s[_ITERATIONS - 1] - ends_s[settled - 1]) / 40  # four periods
+        found["error"][arm] = found["step_s"][arm] / told["step_s"][arm] - 1.0
+        found["shares"][arm] = [one.batch for one in outcome.workers]
+    found["gain"] = found["step_s"]["n3"] / found["step_s"]["ours"]
+    return found
