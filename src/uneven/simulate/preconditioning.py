@@ -24,7 +24,7 @@ from uneven.simulate.worker import Worker
 
 _NUMBER_BYTES = 4
 _ROW_BYTES = 6 * 8
-"""Of what workers tell each other of their speed at a refresh."""
+"""Size of the row of speeds that workers tell each other at a refresh."""
 
 Pairs = Mapping[tuple[int, int], float]
 """(from, to) → bytes."""
@@ -200,7 +200,7 @@ class VirtualPreconditioner:
             self._recheck(clock, number)
 
     def outcome(self) -> tuple[OwnOutcome, ...]:
-        """Of all workers, by rank."""
+        """What each worker did, by rank."""
         dealt = self._dealt
         return tuple(
             OwnOutcome(

@@ -67,7 +67,7 @@ def test_bytes_take_their_time_on_links() -> None:
 
 
 def test_owners_follow_the_speeds_that_nodes_have() -> None:
-    """Of forty layers the fast one owns most, once speeds are known; a slow one that dies is waited for no longer."""
+    """The fast one owns most of forty layers, once speeds are known; a slow one that dies is waited for no longer."""
     many = Preconditioning(layers=((100, 100),) * 40, refresh_period=5, cost_per_s=1e9, share=1.0)
     nodes = [node("slow", 0.1, cores=0.1), node("fast", 0.1), node("quick", 0.1)]
     die = Event(do=Do.KILL, node="slow", at_iteration=12)
