@@ -48,7 +48,7 @@ class OwnOutcome(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Sums:
+class _OwnSums:
     steps: int = 0
     seconds: float = 0.0
     factors_s: float = 0.0
@@ -157,7 +157,7 @@ class VirtualPreconditioner:
         self._phases: dict[tuple[int, int], _Phase] = {}  # of a step, by number
         self._plans: dict[int, list[_Phase]] = {}
         self._then: dict[int, Callable[[], None]] = {}
-        self._sums: dict[int, _Sums] = {}
+        self._sums: dict[int, _OwnSums] = {}
         self._factors_s: dict[int, float] = {}  # rank → what its newest factors count in each step,
         self._refresh_s: dict[int, float] = {}  # and its newest refresh
 
@@ -309,8 +309,8 @@ class VirtualPreconditioner:
             them.factors_s += worker.factors_s
             self._then.pop(worker.rank)()
 
-    def _sums_of(self, rank: int) -> _Sums:
-        return self._sums.setdefault(rank, _Sums())
+    def _sums_of(self, rank: int) -> _OwnSums:
+        return self._sums.setdefault(rank, _OwnSums())
 
 
 def preconditioner_of(stage: Stage, spec: ClusterSpec) -> VirtualPreconditioner | None:
