@@ -16,8 +16,14 @@ from threaded_graphs import features, on_threads, some_graph, weighted
 from torch import nn
 
 from uneven import graph
-from uneven.errors import ConfigError
+from uneven.core.actions import StepPlan
+from uneven.errors import ConfigError, TrainingError
+from uneven.graph.elastic import ElasticGraph
+from uneven.graph.exchange.choice import ExchangeChoice
 from uneven.graph.regions import Dealt, done_in, fitted, grouped
+from uneven.graph.source import StoredSource
+from uneven.run.lines import ThreadLines
+from uneven.run.part import Run, Step
 
 PARTS = 12
 
@@ -111,3 +117,38 @@ def test_nothing_is_handed_over_where_all_are_alike_or_nobody_knows(tmp_path: Pa
     for own_s in ((0.2, 0.2, 0.2), ()):
         found = on_threads(tmp_path / "p", 3, partial(learnt, handed_over=False), own_s=own_s)
         assert all(one[3] == one[4] for one in found)
+
+
+def test_where_workers_come_and_go_parts_are_dealt_out_before_each_step(tmp_path: Path) -> None:
+    write(tmp_path / "p")
+    source, lines = StoredSource(tmp_path / "p"), ThreadLines.of(1)[0]
+    run = Run(rank=0, members=(0,), lines=lines, model=nn.Linear(1, 1), optimizers=(), log=lambda *_: None)
+    late = ElasticGraph(source, 0, 1, how=ExchangeChoice.of("cd-0", None, {}))
+    with pytest.raises(ConfigError, match="exchange='cd-0' in an elastic run"):
+        late.attach(run)
+    g = ElasticGraph(source, 1, 3, how=ExchangeChoice.of("exact", None, {}))
+    assert not g.rebalance()  # nobody to ask yet
+    g.attach(run)
+    step = Step(0, 0, 0, 0, (0,), (g.samples,), StepPlan())
+    with pytest.raises(TrainingError, match=r"g.rebalance\(\) was not called before this step"):
+        g.before_step(step)
+    assert g.rebalance()
+    assert g.rows == 60
+    g.before_step(step)
+    run.model.weight.grad = torch.ones(1, 1)
+    g.gradients_ready(step, torch.optim.SGD(run.model.parameters(), lr=1.0))
+    assert run.model.weight.grad is not None
+    g.members_changed((0,))
+    g.gradients_ready(step, torch.optim.SGD(run.model.parameters(), lr=1.0))
+    assert run.model.weight.grad is None  # the step is left out
+
+
+def test_parts_without_edges_train_as_one_process(tmp_path: Path) -> None:
+    tensors = {"x": features(6, 7), "y": torch.arange(6) % 3, "mask": torch.ones(6, dtype=torch.bool)}
+    graph.partition(torch.tensor([[0, 1], [1, 0]]), 6, path=tmp_path / "p", parts=4, tensors=tensors)
+    ((output, gradients, *_),) = on_threads(tmp_path / "p", 1, partial(learnt, handed_over=False))
+    found = on_threads(tmp_path / "p", 4, partial(learnt, handed_over=False))
+    assert sorted(one[4] for one in found) == [0, 0, 0, 2]
+    torch.testing.assert_close(found[0][0], output, rtol=0, atol=1e-10)
+    for mine, whole in zip(weighted([e[1] for e in found], [e[2] for e in found]), gradients, strict=True):
+        torch.testing.assert_close(mine, whole, rtol=0, atol=1e-10)
