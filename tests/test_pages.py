@@ -92,7 +92,7 @@ def wrong(line: str) -> list[str]:
         if rest[0] not in command.commands:
             return [f"no {words[1]} {rest[0]}"]
         command, rest = command.commands[rest[0]], rest[1:]
-    options = {name for one in command.params for name in one.opts}
+    options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     rest = rest[: rest.index("--")] if "--" in rest else rest  # what follows is a script's
     if COMMANDS[words[1]].passes_on:  # what follows the script is the script's
         script = next((at for at, word in enumerate(rest) if word.endswith(".py")), len(rest))

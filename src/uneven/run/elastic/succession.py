@@ -215,7 +215,7 @@ class FollowedStore:
 
 
 def _votes(store: Store, those: Members) -> dict[int, Vote]:
-    """Of these, and of the members of any newer generation that one of them names."""
+    """What these have said there, and the members of any newer generation that one of them names."""
     looked: set[int] = set()
     found: dict[int, Vote] = {}
     wanted = {*those}
