@@ -68,7 +68,7 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
             for shares in ([3, 1], [5, 3, 2], *([] if rival() is None else [[1, 1]]))
         }
     if "unequal" in wanted:
-        task = {"what": "unequal", "model": "resnet20", "cores": CORES}
+        task: dict[str, Any] = {"what": "unequal", "model": "resnet20", "cores": CORES}
         task |= {"settle": 4, "blocks": 2} if quick else {"settle": 8, "blocks": 6}
         isolated = not why_not_isolated()  # workers that are stopped and continued stop each other's exchanges, too
         found["unequal"] = told = _play(task, len(CORES), progress, isolated=isolated)
