@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites.command import far_sites
+from uneven_bench.focus.command import focus
 from uneven_bench.graph.command import graph
 from uneven_bench.heap.command import heap
 from uneven_bench.preconditioners.command import preconditioners
@@ -437,6 +438,7 @@ def elastic(
 
 
 app.command("far-sites")(far_sites)
+app.command("focus")(focus)
 app.command("heap")(heap)
 app.command("preconditioners")(preconditioners)
 app.command("recommendation")(recommendation)

@@ -120,7 +120,7 @@ def tune(
     found = focus.drifted(opened, source, sample_s)
     print(printable(str(found)))
     if found.missed and not check:
-        chosen = focus.retune(opened, source, sample_s)
+        chosen = focus.retune(opened, source, focus.Wanted(sample_s=sample_s))
         print(printable(f"from now on: {chosen.point.setting.network}, K={chosen.point.setting.k}"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,12 @@ def open(into: str | Path, truth: Truth | Callable[..., Any] | None = None) -> V
 
 
 def retune(
-    index: VideoIndex, source: VideoSource, sample_s: float = 1800.0, options: IngestOptions | None = None
+    index: VideoIndex, source: VideoSource, wanted: Wanted | None = None, options: IngestOptions | None = None
 ) -> Tuned:
     """Choose a stream's settings anew, on fresh frames; from now on it is taken in by them, and nothing is rebuilt.
+
+    Args:
+        wanted: what may be tried, and how much is looked at; the targets are those of the stream.
 
     Raises:
         ConfigError: the index was opened without the truth network, the stream is being taken in, or no setting reaches
@@ -109,10 +112,10 @@ def retune(
     store = index.streams[source.name]
     if index.truth is None:
         raise ConfigError("the settings are chosen by the truth network: open the index with it")
-    wanted = Wanted(recall=store.fact("recall"), precision=store.fact("precision"),
-                    policy=Policy(store.fact("policy")), sample_s=sample_s)  # fmt: skip
+    same = replace(wanted or Wanted(), recall=store.fact("recall"), precision=store.fact("precision"),
+                   policy=Policy(store.fact("policy")))  # fmt: skip
     with contextlib.closing(FileHold(store.folder / "owner")):
-        chosen = _tuned(source, store.side, index.truth, wanted, options or IngestOptions())
+        chosen = _tuned(source, store.side, index.truth, same, options or IngestOptions())
         store.add_network(chosen.setting(), chosen.weights())
     return chosen
 

@@ -18,14 +18,12 @@ class StageCounts:
     """What a stage has done so far.
 
     Attributes:
-        made_s: seconds in which it made things, those included in which it waited for the stage before.
-        awaited_s: seconds in which the next stage waited for it.
+        made_s: processor seconds in which its thread made things.
         dropped: things that it made and nobody had room for.
         backlog: things that it has made and that nobody has taken yet.
     """
 
     made_s: float = 0.0
-    awaited_s: float = 0.0
     dropped: int = 0
     backlog: int = 0
 
@@ -54,9 +52,7 @@ class Ahead(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         try:
             while True:
-                began_s = time.perf_counter()
                 one = self._queue.get()
-                self._stage.awaited_s += time.perf_counter() - began_s
                 self._stage.backlog = self._queue.qsize()
                 if one is _END:
                     self._made.result()
@@ -69,9 +65,8 @@ class Ahead(Generic[T]):
     def _run(self, made: Iterator[T]) -> None:
         try:
             while not self._stopped.is_set():
-                began_s = time.perf_counter()
                 one = next(made, None)
-                self._stage.made_s += time.perf_counter() - began_s
+                self._stage.made_s = time.thread_time()
                 if one is None:
                     break
                 self._give(one)

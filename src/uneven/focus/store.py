@@ -223,6 +223,11 @@ class StreamStore:
         with told_of_disk(self.folder), self.transaction():
             self._db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", rows)
 
+    def forget_verdicts(self) -> None:
+        """The truth network is asked again; for when it is not the same any more."""
+        with told_of_disk(self.folder):
+            self._db.execute("DELETE FROM verdicts")
+
     def judged(self, label: int) -> list[int]:
         """Clusters that the truth network has found to be of a class."""
         rows = self._db.execute("SELECT cluster FROM verdicts WHERE label = ? ORDER BY score DESC", (label,))

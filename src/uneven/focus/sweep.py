@@ -174,14 +174,18 @@ class Grouped:
         self.place = np.argsort(order, axis=1, kind="stable")  # [clusters, outputs]: how many outputs are likelier
         self.verdict = seen.label[self.centroid]
 
-    def ask(self, label: int, k: int, skip: float) -> ClassResult:
-        """One class, on these clusters."""
+    def split(self, label: int, k: int, skip: float) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which clusters a query for a class accepts, and which of all it asks the truth network about."""
         output = self.looked.output(label)
         candidate = self.place[:, output] < k
         sure = candidate & (self.looked.confidence[self.centroid, output] > skip)
         sure &= output < len(self.looked.named)  # OTHER says nothing about one class
-        accepted = sure | (candidate & (self.verdict == label))
-        return judged(self.seen, label, accepted[self.cluster], int((candidate & ~sure).sum()))
+        return sure | (candidate & (self.verdict == label)), candidate & ~sure
+
+    def ask(self, label: int, k: int, skip: float) -> ClassResult:
+        """One class, on these clusters."""
+        accepted, asked = self.split(label, k, skip)
+        return judged(self.seen, label, accepted[self.cluster], int(asked.sum()))
 
 
 def judged(seen: LabelledObjects, label: int, returned: npt.NDArray[np.bool_], checked: int) -> ClassResult:

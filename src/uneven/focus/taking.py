@@ -54,7 +54,11 @@ class IngestOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """What has been taken in so far, as the index keeps it."""
+    """What has been taken in so far, as the index keeps it.
+
+    Attributes:
+        seconds: processor time of each stage; decoding, which uses threads of its own, is what is left of the process.
+    """
 
     frames: int = 0
     objects: int = 0
@@ -110,7 +114,7 @@ class Ingest:
         self._candidate, self._model = restored(self._setting, store.weights(self._network))
         self._detector = options.detector or Moving()
         self._stages = {name: StageCounts() for name in STAGES[:3]}
-        self._cluster_s = 0.0
+        self._began_cpu_s = time.process_time(), time.thread_time()
         self.counts = Counts()
         self._clusters = self._new_clusters()
         self._restore()
@@ -130,11 +134,9 @@ class Ingest:
         written_s, batch = began_s, Gathered([], [], [])
         background: npt.NDArray[np.float32] | None = None
         for chunk in self._chunks():
-            started_s = time.perf_counter()
             self._cluster(chunk, batch)
             background = chunk.objects.background
             now_s = time.perf_counter()
-            self._cluster_s += now_s - started_s
             self.counts.wall_s = before_s + now_s - began_s
             if now_s - written_s >= _WRITE_EVERY_S:
                 self._write(writer, batch, background)
@@ -196,8 +198,9 @@ class Ingest:
         return named[output] if output < len(named) else OTHER
 
     def _write(self, writer: StreamWriter, batch: Gathered, background: npt.NDArray[np.float32] | None) -> None:
-        decode, find, look = (self._stages[name] for name in STAGES[:3])
-        spent_s = (decode.made_s, find.made_s - decode.awaited_s, look.made_s - find.awaited_s, self._cluster_s)
+        whole_s, cluster_s = time.process_time() - self._began_cpu_s[0], time.thread_time() - self._began_cpu_s[1]
+        find_s, look_s = self._stages["find"].made_s, self._stages["look"].made_s
+        spent_s = (max(0.0, whole_s - find_s - look_s - cluster_s), find_s, look_s, cluster_s)
         self.counts.seconds = {name: self._before_s[name] + now_s for name, now_s in zip(STAGES, spent_s, strict=True)}
         self.counts.dropped += self._stages["decode"].dropped
         self._stages["decode"].dropped = 0

@@ -6,7 +6,7 @@ import io
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -58,19 +58,37 @@ class Tuned:
     """What was chosen, and what choosing cost.
 
     Attributes:
-        candidate, model: the network, trained.
-        point: its setting, its costs, and the results that it had on the part that checks.
+        candidates, models: the networks that were tried, by name, and trained.
+        point: the setting that was chosen, its costs, and the results that it had on the part that checks.
         points: all that were tried.
         targets: recall and precision that were asked for.
         price: step → what it cost, in seconds; ``truth_calls`` in objects.
     """
 
-    candidate: Candidate
-    model: Cheap
+    candidates: Mapping[str, Candidate]
+    models: Mapping[str, Cheap]
     point: Tried
     points: tuple[Tried, ...]
     targets: tuple[float, float]
     price: Mapping[str, float]
+
+    @property
+    def candidate(self) -> Candidate:
+        """The network of the point."""
+        return self.candidates[self.point.setting.network]
+
+    @property
+    def model(self) -> Cheap:
+        """The same, trained."""
+        return self.models[self.point.setting.network]
+
+    def at(self, recall: float, precision: float, policy: Policy) -> Tuned:
+        """Another choice among the same points.
+
+        Raises:
+            ConfigError: none of them reaches the targets.
+        """
+        return replace(self, point=choose(self.points, recall, precision, policy), targets=(recall, precision))
 
     def setting(self) -> dict[str, Any]:
         """Plain data, as the index keeps it."""
@@ -132,17 +150,17 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
     with tempfile.TemporaryDirectory(prefix="uneven-focus-") as folder:
         made = ensemble(tried, learn.crops, labels, wanted.epochs, wanted.seed)
         result = fleet.train(made, devices=wanted.devices, directory=Path(folder), progress=False)
-        models = {one.name: result.model(one.name) for one in tried}
+        models = {one.name: _cheap(result.model(one.name)) for one in tried}
     trained_s = time.perf_counter()
-    looked = [look(one, _cheap(models[one.name]), check.crops) for one in tried]
+    looked = [look(one, models[one.name], check.crops) for one in tried]
     points = tuple(sweep(seen, looked, truth.work(), wanted.grid))
     point = choose(points, wanted.recall, wanted.precision, wanted.policy)
-    chosen = next(one for one in tried if one.name == point.setting.network)
     price = {
         "truth_calls": float(truth.calls - calls), "label_s": labelled_s - began_s, "train_s": trained_s - labelled_s,
         "sweep_s": time.perf_counter() - trained_s,
     }  # fmt: skip
-    return Tuned(chosen, _cheap(models[chosen.name]), point, points, (wanted.recall, wanted.precision), price)
+    by_name = {one.name: one for one in tried}
+    return Tuned(by_name, models, point, points, (wanted.recall, wanted.precision), price)
 
 
 def _cheap(model: torch.nn.Module) -> Cheap:

@@ -24,6 +24,9 @@ GROWS_WITHIN_S = 10.0
 
 _LOOK_AGAIN_S = 0.2
 
+_MANY = 8
+"""Of so many frames for each one wanted, those that no other frame is made from need not be decoded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -108,7 +111,7 @@ class Video:
         grown = _FileGrowth(Path(self.at)) if self.follow else None
         due = first
         while True:
-            for time_s, picture in self._decoded(due / per_s):
+            for time_s, picture in self._decoded(due / per_s, per_s):
                 if time_s + 1e-6 < due / per_s:
                     continue
                 # Moments without a frame are passed over: their numbers stay unused.
@@ -118,10 +121,12 @@ class Video:
             if grown is None or not grown.waited():
                 return
 
-    def _decoded(self, from_s: float) -> Iterator[tuple[float, av.VideoFrame]]:
+    def _decoded(self, from_s: float, per_s: float) -> Iterator[tuple[float, av.VideoFrame]]:
         with self._open() as container:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
+            if (stream.average_rate or 0) >= _MANY * per_s:
+                stream.codec_context.skip_frame = "NONREF"
             begins_s = float((stream.start_time or 0) * (stream.time_base or 0))
             if from_s > 2.0 and not self._address:
                 container.seek(int((from_s + begins_s - 1.0) * av.time_base), backward=True)

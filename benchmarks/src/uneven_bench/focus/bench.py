@@ -1,0 +1,66 @@
+"""``uneven bench focus``: recorded video, taken in cheaply and asked exactly, against other ways to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from uneven.errors import UnknownNameError
+from uneven_bench.focus import scenes
+from uneven_bench.focus.baselines import Targets
+from uneven_bench.focus.clips import clips
+from uneven_bench.focus.compared import changed, compared
+from uneven_bench.focus.speed import speed
+
+Progress = Callable[[str, str, float], None]
+
+CASES = ("synthetic", "clips", "change", "speed")
+QUICK = ("synthetic", "speed")
+DAY_S = 43_200
+"""The synthetic stream: twelve hours at one frame a second."""
+
+
+def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, Any]:
+    """Measure.
+
+    Returns:
+        ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``change``: see
+        :func:`~uneven_bench.focus.compared.changed`; ``speed``: see :func:`~uneven_bench.focus.speed.speed`.
+
+    Raises:
+        UnknownNameError: there is no such case.
+        DataError: ``UNEVEN_DATA`` has not the data.
+    """
+    if case is not None and case not in CASES:
+        raise UnknownNameError("case", case, CASES)
+    found: dict[str, Any] = {"scenes": {}}
+    work = {"synthetic": _synthetic, "clips": _clips, "change": _change, "speed": _speed}
+    for name in (case,) if case else QUICK if quick else CASES:
+        work[name](found, quick, progress)
+    return found
+
+
+def _synthetic(found: dict[str, Any], quick: bool, progress: Progress) -> None:
+    have = scenes.pictures(lambda done: progress("synthetic", "train the truth network", done))
+    scene = scenes.synthetic(have, DAY_S // 6 if quick else DAY_S)
+    found["scenes"]["synthetic"] = compared(scene, Targets(), lambda what, done: progress("synthetic", what, done))
+
+
+def _clips(found: dict[str, Any], quick: bool, progress: Progress) -> None:
+    for scene in clips(lambda done: progress("clips", "train the truth network", done)):
+        told = lambda what, done: progress("clips", what, done)  # noqa: E731
+        found["scenes"][scene.source.name] = compared(scene, Targets(), told)
+
+
+def _change(found: dict[str, Any], quick: bool, progress: Progress) -> None:
+    have = scenes.pictures(lambda done: progress("change", "train the truth network", done))
+    sample_s = DAY_S / 24 if quick else DAY_S / 6
+    days = [scenes.stream(have, int(sample_s), seed, here) for seed, here in
+            ((10, scenes.HERE), (11, scenes.LATER), (12, scenes.LATER))]  # fmt: skip
+    scene = scenes.synthetic(have, int(sample_s))
+    found["change"] = changed(scene, days, sample_s, Targets(), lambda what, done: progress("change", what, done))
+
+
+def _speed(found: dict[str, Any], quick: bool, progress: Progress) -> None:
+    progress("speed", "a clip of 640 x 480 on one core", 0.0)
+    found["speed"] = speed(2 if quick else 5)

@@ -1,0 +1,171 @@
+"""Focus on a scene: chosen on its sample, taken in as a user's stream is, asked about the part that tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from uneven.focus import IngestOptions, VideoIndex, Wanted, open
+from uneven.focus.networks import look
+from uneven.focus.store import StreamStore
+from uneven.focus.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy
+from uneven.focus.taking import Counts, Ingest
+from uneven.focus.tune import Tuned, tune
+from uneven_bench.focus.baselines import Answer, Method, Targets, in_frames, timed
+from uneven_bench.focus.scenes import Scene
+from uneven_bench.focus.seen import Seen
+
+_EPOCHS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The settings of a scene, and what choosing them has cost.
+
+    Attributes:
+        own_s: processor seconds of training and sweep, in all processes that took part; calls come on top.
+    """
+
+    tuned: Tuned
+    own_s: float
+    calls: int
+
+
+def chosen(seen: Seen, targets: Targets) -> Chosen:
+    """By the sample alone; the part that tests is not shown to the tuner."""
+    wanted = wishes(seen.scene, targets)
+    before_s, calls = _all_processes_s(), seen.truth.calls
+    tuned = tune(seen.learn.objects, seen.check.objects, seen.truth, wanted)
+    return Chosen(tuned, _all_processes_s() - before_s, seen.truth.calls - calls)
+
+
+def wishes(scene: Scene, targets: Targets, sample_s: float = 0.0) -> Wanted:
+    """What may be tried for a scene."""
+    return Wanted(
+        recall=targets.recall, precision=targets.precision, epochs=_EPOCHS, ladder=scene.ladder, named=scene.named,
+        sample_s=sample_s, devices=1,
+    )  # fmt: skip
+
+
+def _all_processes_s() -> float:
+    import resource
+
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def taken_in(
+    seen: Seen, tuned: Tuned, folder: Path, options: IngestOptions, tell: Callable[[Counts], None] = lambda counts: None
+) -> Counts:
+    """As :func:`uneven.focus.ingest` does it in the stream's process, with one thread."""
+    scene = seen.scene
+    store = StreamStore.create(
+        folder / scene.source.name, name=scene.source.name, side=scene.truth.side, classes=list(scene.truth.classes),
+        truth=seen.truth.identity, starts=None, per_s=options.per_s, recall=tuned.targets[0],
+        precision=tuned.targets[1], policy="balance", price=dict(tuned.price), truth_work=seen.truth.work(),
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with closing(store):
+            store.add_network(tuned.setting(), tuned.weights())
+            return Ingest(store, scene.source, options, tell).run()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def asked(seen: Seen, folder: Path, labels: tuple[int, ...], name: str, ingest_s: float) -> Method:
+    """Every class, each by an index that nobody has asked before."""
+    method = Method(name, ingest_s)
+    for label in labels:
+        index = open(folder, seen.truth)
+        for store in index.streams.values():
+            store.forget_verdicts()
+        frames, own_s, calls = _query(seen, index, label)
+        method.answers[label] = Answer(in_frames(seen.test, label, np.array(frames, np.int64), calls), own_s)
+        index.close()
+    return method
+
+
+def _query(seen: Seen, index: VideoIndex, label: int) -> tuple[list[int], float, int]:
+    seen.memory.asked = 0
+    with timed() as own:
+        frames = [hit.frame for hit in index.query(index.classes[label], between=seen.ends_s)]
+    return frames, own.seconds, seen.memory.asked
+
+
+def for_real(seen: Seen, folder: Path, label: int) -> tuple[float, float]:
+    """Processor seconds of one query with the truth network itself, and of the same one again."""
+    index = open(folder, seen.scene.truth)
+    for store in index.streams.values():
+        store.forget_verdicts()
+    spent = []
+    for _ in range(2):
+        with timed() as one:
+            list(index.query(index.classes[label], between=seen.ends_s))
+        spent.append(one.seconds)
+    index.close()
+    return spent[0], spent[1]
+
+
+def feature(seen: Seen, tuned: Tuned) -> Looked:
+    """What the chosen network says of every object."""
+    return look(tuned.candidate, tuned.model, seen.whole.objects.crops)
+
+
+def answered(seen: Seen, looked: Looked, setting: FocusSetting, labels: tuple[int, ...]) -> list[ClassResult]:
+    """What an index of the whole stream answers about the part that tests, without writing one.
+
+    Args:
+        looked: what the setting's network says of every object.
+    """
+    grouped = Grouped(seen.whole.seen, looked, setting.threshold)
+    rows = seen.test.rows
+    inside = np.zeros(len(grouped.centroid), bool)
+    inside[grouped.cluster[rows]] = True
+    found = []
+    for label in labels:
+        accepted, asked_about = grouped.split(label, setting.k, setting.skip)
+        frames = seen.test.seen.frame[accepted[grouped.cluster[rows]]]
+        found.append(in_frames(seen.test, label, frames, int((asked_about & inside).sum())))
+    return found
+
+
+def ablation(seen: Seen, tuned: Tuned, looked: Looked, labels: tuple[int, ...], targets: Targets) -> dict[str, Any]:
+    """Each part of the idea added in turn to the chosen network; K, T and Skip_th are chosen for each on the check."""
+    allowed = {
+        "index only": lambda one: one.threshold == 0 and one.skip == OFF,
+        "+ clustering": lambda one: one.skip == OFF,
+        "+ skip": lambda one: True,
+    }
+    found: dict[str, Any] = {}
+    for name, may in allowed.items():
+        mine = [point for point in tuned.points if may(point.setting) and point.setting.network == looked.name
+                and point.meets(targets.recall, targets.precision)]  # fmt: skip
+        setting = min(mine, key=lambda point: point.query).setting if mine else None
+        found[name] = None if setting is None else summed(setting, answered(seen, looked, setting, labels))
+    return found
+
+
+def summed(setting: FocusSetting, results: list[ClassResult]) -> dict[str, Any]:
+    """Calls are a mean over classes, recall and precision the least."""
+    return {
+        "network": setting.network, "k": setting.k, "skip": setting.skip,
+        "calls": float(np.mean([one.checked for one in results])),
+        "recall": min(one.recall.value for one in results), "precision": min(one.precision.value for one in results),
+    }  # fmt: skip
+
+
+def other(seen: Seen, tuned: Tuned, targets: Targets, policy: Policy, labels: tuple[int, ...]) -> dict[str, Any]:
+    """What another choice among the same settings costs and reaches."""
+    mine = tuned.at(targets.recall, targets.precision, policy)
+    looked = look(mine.candidate, mine.model, seen.whole.objects.crops)
+    return {"work_times_less": 1 / mine.point.ingest,
+            **summed(mine.point.setting, answered(seen, looked, mine.point.setting, labels))}  # fmt: skip

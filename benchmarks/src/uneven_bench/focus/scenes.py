@@ -1,0 +1,121 @@
+"""What the bench looks at: a synthetic stream whose objects are pictures of CIFAR-10, and the truth network for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.errors import DataError
+from uneven.focus import IngestOptions, LadderRung, Sprites, Truth, VideoSource
+from uneven.focus.truth import Crops
+from uneven_bench.focus.truth import Expensive, Lesson, kept, quality
+
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SIDE = 32
+
+_STEPS = 1200
+_SURE = 0.9
+"""Pictures of which the truth network is less sure do not come: a detector would not report them."""
+
+HERE = (1, 8, 9, 7, 2)
+"""The classes of the stream, most frequent first, by a Zipf law; the others never come."""
+
+LATER = (6, 0, 4, 5)
+"""The classes after the change of which the bench sees whether it is noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A stream, who says what is in it, and how it is taken in.
+
+    Attributes:
+        learn_s, check_s: its first seconds train, those after check, all that follow are asked about.
+        quality: of the truth network, share of held-out pictures that it names rightly.
+        ladder: what is tried.
+    """
+
+    source: VideoSource
+    truth: Truth
+    learn_s: float
+    check_s: float
+    quality: float
+    options: IngestOptions = field(default_factory=IngestOptions)
+    ladder: Sequence[LadderRung] = (LadderRung(2, 24), LadderRung(4, 16), LadderRung(6, 16))
+    named: Sequence[int] = (5, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures that no network has seen in training, and the network that names them."""
+
+    pictures: Crops
+    labels: npt.NDArray[np.int64]
+    network: Expensive
+    quality: float
+
+
+def pictures(told: Callable[[float], None]) -> Pictures:
+    """From the 2,000 held-out pictures of the subset in UNEVEN_DATA; the network learns from the other 10,000.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    learned, names, shown, shown_names = _cifar10()
+    lesson = Lesson(learned, names, np.ones(len(names)))
+    network = kept("cifar10", lambda: Expensive(NAMES), lesson, _STEPS, told)
+    said, sure = Truth(network, side=SIDE).label(shown)
+    clear = sure >= _SURE
+    return Pictures(shown[clear], said[clear], network, quality(network, shown, shown_names))
+
+
+def stream(have: Pictures, seconds: int, seed: int, here: Sequence[int] = HERE) -> Sprites:
+    """A fixed scene, empty for most of the time; now and then a picture crosses it, in one to two minutes at most."""
+    often = np.zeros(len(NAMES))
+    often[list(here)] = 1 / (1 + np.arange(len(here)))
+    return Sprites(
+        pictures=have.pictures, labels=have.labels, often=tuple(often), seconds=seconds, every=300, stays=(20, 60),
+        size=(96, 128), scale=1, seed=seed, name="synthetic",
+    )  # fmt: skip
+
+
+def synthetic(have: Pictures, seconds: int, seed: int = 0) -> Scene:
+    """The stream; its first half is the sample."""
+    return Scene(
+        source=stream(have, seconds, seed), truth=Truth(have.network, side=SIDE), learn_s=seconds / 4,
+        check_s=seconds / 4, quality=have.quality,
+    )  # fmt: skip
+
+
+def _cifar10() -> tuple[Crops, npt.NDArray[np.int64], Crops, npt.NDArray[np.int64]]:
+    """The file holds differences to the pixel above, to the left, and to the other colours, modulo 256."""
+    path = data_folder() / "cifar10" / "cifar10_10k2k_delta.npz"
+    if not path.exists():
+        raise DataError(f"{path} does not exist: the bench needs the CIFAR-10 subset of UNEVEN_DATA")
+    with np.load(path, allow_pickle=False) as file:
+        return (
+            _undone(file["x_train_delta"]), file["y_train"].astype(np.int64),
+            _undone(file["x_test_delta"]), file["y_test"].astype(np.int64),
+        )  # fmt: skip
+
+
+def _undone(delta: npt.NDArray[np.uint8]) -> Crops:
+    pixels = np.cumsum(np.cumsum(delta, 2, dtype=np.uint8), 3, dtype=np.uint8)
+    pixels[:, 0] += pixels[:, 1]
+    pixels[:, 2] += pixels[:, 1]
+    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+
+
+def data_folder() -> Path:
+    """Where the data sets are.
+
+    Raises:
+        DataError: UNEVEN_DATA is not set.
+    """
+    if "UNEVEN_DATA" not in os.environ:
+        raise DataError("set UNEVEN_DATA to the folder with cifar10/ and videos/")
+    return Path(os.environ["UNEVEN_DATA"])

@@ -1,0 +1,141 @@
+"""A scene, gone through once: frames, boxes, and what the truth network says; all methods are given the same."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from uneven.focus.moving import Boxes, Moving
+from uneven.focus.objects import Objects, found
+from uneven.focus.sweep import LabelledObjects
+from uneven.focus.truth import Crops, Truth, as_input
+from uneven_bench.focus.scenes import Scene
+
+
+class Remembered(torch.nn.Module):
+    """A truth network whose answers about a scene are known; a method pays for a call what a call has cost.
+
+    Attributes:
+        call_s: processor seconds of a call, mean over all objects of the scene, in the truth network's batches.
+        asked: calls since it was last set to 0.
+    """
+
+    def __init__(self, truth: Truth, crops: Crops) -> None:
+        super().__init__()
+        self.classes = truth.classes
+        self.network = truth.network
+        self.asked = 0
+        answers = []
+        began_s = time.process_time()
+        with torch.inference_mode():
+            for at in range(0, len(crops), truth.batch):
+                answers.append(truth.network(as_input(crops[at : at + truth.batch])))
+        self.call_s = (time.process_time() - began_s) / max(1, len(crops))
+        self.scores = torch.cat(answers)
+        self._row = {crop.tobytes(): row for row, crop in enumerate(crops)}
+
+    def forward(self, crops: torch.Tensor) -> torch.Tensor:
+        """[n, 3, side, side] → [n, classes]; of a crop that it has not seen, by the network itself."""
+        self.asked += len(crops)
+        pixels = crops.mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+        rows = [self._row.get(crop.tobytes(), -1) for crop in pixels]
+        if -1 in rows:
+            return self.network(crops)
+        return self.scores[rows]
+
+
+class Noting(Moving):
+    """The detector of the bench: keeps a small picture of every frame in which something moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small: list[npt.NDArray[np.uint8]] = []
+
+    def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
+        """See :class:`~uneven.focus.moving.Moving`."""
+        boxes = super().__call__(pixels)
+        if len(boxes):
+            step = max(1, pixels.shape[1] // 64)
+            self.small.append(pixels[::step, ::step, 1].copy())
+        return boxes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Objects of a stretch, with the truth about them.
+
+    Attributes:
+        rows: which of the scene's objects they are.
+        small: of each frame with objects, uint8 [frames, h, w]; they come in the order of ``frames``.
+    """
+
+    objects: Objects
+    seen: LabelledObjects
+    rows: slice
+    small: npt.NDArray[np.uint8]
+    frames: npt.NDArray[np.int64]
+
+    def share(self, label: int) -> float:
+        """Of the frames with objects, those with a class."""
+        return len(np.unique(self.seen.frame[self.seen.label == label])) / max(1, len(self.frames))
+
+
+@dataclass(slots=True)
+class Seen:
+    """Everything about a scene.
+
+    Attributes:
+        boxes_s: processor seconds of frames and boxes, which every method is given.
+        memory: the truth.
+    """
+
+    scene: Scene
+    whole: Part
+    learn: Part
+    check: Part
+    test: Part
+    memory: Remembered
+    boxes_s: float
+    ends_s: tuple[float, float]
+    truth: Truth = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.truth = Truth(self.memory, side=self.scene.truth.side)
+
+    @property
+    def call_s(self) -> float:
+        """Processor seconds of a call of the truth network."""
+        return self.memory.call_s
+
+
+def look_through(scene: Scene) -> Seen:
+    """Decode, find, and have everything named."""
+    began_s = time.process_time()
+    finder = Noting()
+    parts = list(found(scene.source.frames(scene.options.per_s), finder, scene.truth.side))
+    objects = Objects.join(parts, scene.truth.side)
+    boxes_s = time.process_time() - began_s
+    memory = Remembered(scene.truth, objects.crops)
+    labels = memory.scores.argmax(1).numpy()
+    ends = [round(end * scene.options.per_s) for end in (scene.learn_s, scene.learn_s + scene.check_s)]
+    bounds = [0, *(int(np.searchsorted(objects.frame, end)) for end in ends), len(objects)]
+    small = np.stack(finder.small)
+    cut = [_part(objects, labels, slice(*pair), scene, small) for pair in pairwise(bounds)]
+    whole = _part(objects, labels, slice(0, len(objects)), scene, small)
+    ends_s = (scene.learn_s + scene.check_s, objects.last[1] + 1)
+    return Seen(scene, whole, *cut, memory, boxes_s, ends_s)
+
+
+def _part(
+    objects: Objects, labels: npt.NDArray[np.int64], rows: slice, scene: Scene, small: npt.NDArray[np.uint8]
+) -> Part:
+    frame = objects.frame[rows]
+    mine = Objects(frame, objects.time_s[rows], objects.boxes[rows], objects.crops[rows], len(np.unique(frame)))
+    frames = np.unique(frame)
+    place = np.searchsorted(np.unique(objects.frame), frames)
+    return Part(mine, LabelledObjects(frame, labels[rows], len(scene.truth.classes)), rows, small[place], frames)

@@ -1,0 +1,89 @@
+"""How much faster than real time one core takes a clip in, all stages counted, decoding too."""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import tempfile
+import time
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import torch
+
+from uneven.focus import Video
+from uneven.focus.networks import LADDER, Candidate
+from uneven.focus.store import StreamStore
+from uneven.focus.taking import Ingest
+from uneven_bench.focus.scenes import data_folder
+
+_WIDTH, _HEIGHT = 640, 480
+_RATE = 30
+
+
+def speed(rounds: int) -> dict[str, Any]:
+    """The clip of one person after another, made 640 x 480 at 30 frames a second, taken in at 1 frame a second.
+
+    The network is the largest of the ladder, untrained: its answers do not matter for its cost.
+
+    Returns:
+        ``times_real_time`` by processor time and by the clock, on one core; median, least, most.
+    """
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
+            clip, length_s = made(Path(folder) / "clip.mp4")
+            spent = [_taken_in(clip, Path(folder) / f"index{one}") for one in range(rounds)]
+    finally:
+        torch.set_num_threads(threads)
+        os.sched_setaffinity(0, cores)
+    return {
+        "length_s": length_s, "processor": _spread([length_s / one for one, _ in spent]),
+        "clock": _spread([length_s / one for _, one in spent]),
+    }  # fmt: skip
+
+
+def _spread(values: list[float]) -> list[float]:
+    return [statistics.median(values), min(values), max(values)]
+
+
+def made(path: Path) -> tuple[Path, float]:
+    """The clip, with every frame shown as often as 30 frames a second need; its length in s."""
+    source = Video(data_folder() / "videos" / "one-by-one-person-detection.mp4")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=_RATE)
+        stream.width, stream.height, stream.pix_fmt = _WIDTH, _HEIGHT, "yuv420p"
+        shown = 0
+        for frame in source.frames(10.0):
+            picture = av.VideoFrame.from_ndarray(frame.pixels, format="rgb24").reformat(_WIDTH, _HEIGHT, "yuv420p")
+            while shown < (frame.time_s + 0.1) * _RATE - 1e-6:
+                picture.pts, picture.time_base = shown, Fraction(1, _RATE)
+                container.mux(stream.encode(picture))
+                shown += 1
+        container.mux(stream.encode(None))
+    return path, shown / _RATE
+
+
+def _taken_in(clip: Path, folder: Path) -> tuple[float, float]:
+    candidate = Candidate(LADDER[0], (0,), 2)
+    torch.manual_seed(0)
+    setting = {"threshold": 0.5, "k": 1, "skip": 1.0, "named": [0], "classes": 2, "removed": candidate.rung.removed,
+               "side": candidate.rung.side, "ingest": 1.0, "query": 1.0, "results": [], "tried": []}  # fmt: skip
+    began = time.process_time(), time.perf_counter()
+    with closing(StreamStore.create(folder, name="clip", side=64, classes=["a", "b"], starts=None)) as store:
+        store.add_network(setting, _weights(candidate))
+        Ingest(store, Video(clip)).run()
+    return time.process_time() - began[0], time.perf_counter() - began[1]
+
+
+def _weights(candidate: Candidate) -> bytes:
+    file = io.BytesIO()
+    torch.save(candidate.build().state_dict(), file)
+    return file.getvalue()
