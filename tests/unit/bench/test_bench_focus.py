@@ -14,7 +14,7 @@ from uneven_bench.focus.bench import run
 from uneven_bench.focus.compared import compared
 from uneven_bench.focus.page import tables
 from uneven_bench.focus.scenes import Scene
-from uneven_bench.focus.seen import look_through
+from uneven_bench.focus.seen import Seen, look_through
 from uneven_bench.focus.truth import Expensive, Lesson, kept, quality
 
 pytest.importorskip("av")
@@ -37,13 +37,12 @@ class Colours(torch.nn.Module):
 def scene() -> Scene:
     labels = np.arange(3).repeat(3)
     pictures = PALETTE[labels][:, None, None].repeat(16, 1).repeat(16, 2).astype(np.uint8)
-    source = Sprites(pictures=pictures, labels=labels, seconds=600, size=(96, 128), scale=1, name="colours")
-    return Scene(source=source, truth=Truth(Colours(), side=16), learn_s=150, check_s=150, quality=1.0,
+    source = Sprites(pictures=pictures, labels=labels, seconds=400, size=(96, 128), scale=1, name="colours")
+    return Scene(source=source, truth=Truth(Colours(), side=16), learn_s=100, check_s=100, quality=1.0,
                  ladder=(LadderRung(6, 16),), named=(1000,))  # fmt: skip
 
 
 def test_all_methods_find_what_there_is_and_pay_for_what_they_asked(scene: Scene) -> None:
-    pytest.importorskip("faiss")
     found = compared(scene, Targets(0.95, 0.95), lambda what, done: None)
     methods = found["methods"]
     for name in ("ingest-heavy", "query-all"):
@@ -61,11 +60,15 @@ def test_all_methods_find_what_there_is_and_pay_for_what_they_asked(scene: Scene
     assert len(tables({"scenes": {"colours": found}})) == 3
 
 
-def test_the_parts_of_a_scene_are_its_frames_in_order(scene: Scene) -> None:
-    seen = look_through(scene)
+@pytest.fixture(scope="module")
+def seen(scene: Scene) -> Seen:
+    return look_through(scene)
+
+
+def test_the_parts_of_a_scene_are_its_frames_in_order(seen: Seen) -> None:
     parts = (seen.learn, seen.check, seen.test)
     assert sum(len(part.objects) for part in parts) == len(seen.whole.objects)
-    assert [int(part.frames[0]) // 150 for part in parts] == [0, 1, 2]
+    assert [int(part.frames[0]) // 100 for part in parts] == [0, 1, 2]
     assert all(len(part.small) == len(part.frames) for part in parts)
     asked = seen.memory.asked
     labels, _ = seen.truth.label(seen.test.objects.crops)
@@ -73,8 +76,8 @@ def test_the_parts_of_a_scene_are_its_frames_in_order(scene: Scene) -> None:
     assert seen.memory.asked - asked == len(labels)
 
 
-def test_what_differs_is_looked_at_and_the_rest_repeats_it(scene: Scene) -> None:
-    part = look_through(scene).test
+def test_what_differs_is_looked_at_and_the_rest_repeats_it(seen: Seen) -> None:
+    part = seen.test
     for differ in (baselines.ByFrames(), baselines.ByObjects()):
         every, answer = differ.looked_at(part, -1.0)
         assert len(every) == len(part.objects)
@@ -84,8 +87,8 @@ def test_what_differs_is_looked_at_and_the_rest_repeats_it(scene: Scene) -> None
         assert set(differ.returned(part, some, answer)) == set(part.frames)
 
 
-def test_thresholds_ask_as_little_as_the_targets_allow(scene: Scene) -> None:
-    part = look_through(scene).check
+def test_thresholds_ask_as_little_as_the_targets_allow(seen: Seen) -> None:
+    part = seen.check
     right = part.seen.label == 0
     every = np.arange(len(right))
     clear, calls = sure(part, 0, right.astype(float), every, lambda rows: part.seen.frame[rows], Targets())

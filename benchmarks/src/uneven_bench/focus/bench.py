@@ -10,11 +10,12 @@ from uneven_bench.focus import scenes
 from uneven_bench.focus.baselines import Targets
 from uneven_bench.focus.clips import clips
 from uneven_bench.focus.compared import changed, compared
+from uneven_bench.focus.kills import kills
 from uneven_bench.focus.speed import speed
 
 Progress = Callable[[str, str, float], None]
 
-CASES = ("synthetic", "clips", "change", "speed")
+CASES = ("synthetic", "clips", "change", "speed", "kills")
 QUICK = ("synthetic", "speed")
 DAY_S = 43_200
 """The synthetic stream: twelve hours at one frame a second."""
@@ -25,7 +26,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
 
     Returns:
         ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``change``: see
-        :func:`~uneven_bench.focus.compared.changed`; ``speed``: see :func:`~uneven_bench.focus.speed.speed`.
+        :func:`~uneven_bench.focus.compared.changed`; ``speed``, ``kills``: see the functions of these names.
 
     Raises:
         UnknownNameError: there is no such case.
@@ -34,7 +35,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     if case is not None and case not in CASES:
         raise UnknownNameError("case", case, CASES)
     found: dict[str, Any] = {"scenes": {}}
-    work = {"synthetic": _synthetic, "clips": _clips, "change": _change, "speed": _speed}
+    work = {"synthetic": _synthetic, "clips": _clips, "change": _change, "speed": _speed, "kills": _kills}
     for name in (case,) if case else QUICK if quick else CASES:
         work[name](found, quick, progress)
     return found
@@ -64,3 +65,8 @@ def _change(found: dict[str, Any], quick: bool, progress: Progress) -> None:
 def _speed(found: dict[str, Any], quick: bool, progress: Progress) -> None:
     progress("speed", "a clip of 640 x 480 on one core", 0.0)
     found["speed"] = speed(2 if quick else 5)
+
+
+def _kills(found: dict[str, Any], quick: bool, progress: Progress) -> None:
+    progress("kills", "processes that take in, and that ask", 0.0)
+    found["kills"] = kills(2 if quick else 10)

@@ -18,8 +18,9 @@ def focus(
     first run, which takes ten minutes more, and kept in the user's cache. Data from UNEVEN_DATA. Takes ten minutes at
     most, --quick a minute and a half.
 
-    Cases: synthetic (pictures of CIFAR-10 in a fixed scene of twelve hours, also with other targets and after a change
-    of the scene), clips (real scenes), speed (ingest of a clip of 640 x 480 on one core, memory over ten hours).
+    Cases: synthetic (pictures of CIFAR-10 in a fixed scene of twelve hours, also with other targets), clips (real
+    scenes), change (the scene shows other classes from some day on), speed (a clip of 640 x 480 on one core), kills
+    (ten processes killed at ingest, ten in queries).
     """
     from uneven_bench.focus.bench import run
     from uneven_bench.focus.page import tables

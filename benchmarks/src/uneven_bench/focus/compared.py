@@ -6,6 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,10 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
     rivals = [
         baselines.ingest_heavy(seen, labels), baselines.query_all(seen, labels),
         *(baselines.cascade(seen, binary, targets, one) for one in (baselines.ByFrames(), baselines.ByObjects())),
-        baselines.neighbours(seen, labels, targets, looked.feature, own_s),
         baselines.representatives(seen, labels, targets, looked.feature, own_s),
     ]  # fmt: skip
+    if find_spec("faiss") is not None:
+        rivals.append(baselines.neighbours(seen, labels, targets, looked.feature, own_s))
     first = chosen.tuned.point
     told(f"{name}: other targets and policies", 0.9)
     swept = {f"{100 * one:.0f}": _other(seen, chosen.tuned, binary, Targets(one, one)) for one in (0.95, 0.97, 0.99)}

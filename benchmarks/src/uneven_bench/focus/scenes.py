@@ -22,6 +22,9 @@ _STEPS = 1200
 _SURE = 0.9
 """Pictures of which the truth network is less sure do not come: a detector would not report them."""
 
+KNOWN = 8
+"""Pictures of each class that cross the scene: a camera sees the same cars and people again."""
+
 HERE = (1, 8, 9, 7, 2)
 """The classes of the stream, most frequent first, by a Zipf law; the others never come."""
 
@@ -74,12 +77,17 @@ def pictures(told: Callable[[float], None]) -> Pictures:
 
 
 def stream(have: Pictures, seconds: int, seed: int, here: Sequence[int] = HERE) -> Sprites:
-    """A fixed scene, empty for most of the time; now and then a picture crosses it, in one to two minutes at most."""
+    """A fixed scene, empty for most of the time; the same few things cross it again and again, in 10 to 30 s each.
+
+    Args:
+        here: classes, most frequent first; of each, the first :data:`KNOWN` pictures come.
+    """
     often = np.zeros(len(NAMES))
     often[list(here)] = 1 / (1 + np.arange(len(here)))
+    some = np.concatenate([np.flatnonzero(have.labels == label)[:KNOWN] for label in range(len(NAMES))])
     return Sprites(
-        pictures=have.pictures, labels=have.labels, often=tuple(often), seconds=seconds, every=300, stays=(20, 60),
-        size=(96, 128), scale=1, seed=seed, name="synthetic",
+        pictures=have.pictures[some], labels=have.labels[some], often=tuple(often), seconds=seconds, every=150,
+        stays=(10, 30), size=(96, 128), scale=1, seed=seed, name="synthetic",
     )  # fmt: skip
 
 

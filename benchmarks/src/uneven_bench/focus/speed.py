@@ -72,18 +72,22 @@ def made(path: Path) -> tuple[Path, float]:
 
 
 def _taken_in(clip: Path, folder: Path) -> tuple[float, float]:
-    candidate = Candidate(LADDER[0], (0,), 2)
-    torch.manual_seed(0)
-    setting = {"threshold": 0.5, "k": 1, "skip": 1.0, "named": [0], "classes": 2, "removed": candidate.rung.removed,
-               "side": candidate.rung.side, "ingest": 1.0, "query": 1.0, "results": [], "tried": []}  # fmt: skip
+    setting, weights = untrained(Candidate(LADDER[0], (0,), 2), threshold=0.5, k=1)
     began = time.process_time(), time.perf_counter()
     with closing(StreamStore.create(folder, name="clip", side=64, classes=["a", "b"], starts=None)) as store:
-        store.add_network(setting, _weights(candidate))
+        store.add_network(setting, weights)
         Ingest(store, Video(clip)).run()
     return time.process_time() - began[0], time.perf_counter() - began[1]
 
 
-def _weights(candidate: Candidate) -> bytes:
+def untrained(candidate: Candidate, threshold: float, k: int) -> tuple[dict[str, Any], bytes]:
+    """A setting with a network that has learnt nothing, as an index keeps it."""
+    torch.manual_seed(0)
     file = io.BytesIO()
     torch.save(candidate.build().state_dict(), file)
-    return file.getvalue()
+    setting = {
+        "network": candidate.name, "threshold": threshold, "k": k, "skip": 1.0, "named": list(candidate.named),
+        "classes": candidate.classes, "removed": candidate.rung.removed, "side": candidate.rung.side, "ingest": 1.0,
+        "query": 1.0, "results": [], "tried": [],
+    }  # fmt: skip
+    return setting, file.getvalue()
