@@ -27,7 +27,7 @@ from uneven.focus.video import VideoSource
 
 STAGES = ("decode", "find", "look", "cluster")
 
-_CHUNK = 32
+_CHUNK = 64
 """Frames that are looked at together. A chunk begins at a multiple, so that after a kill the same ones are together."""
 
 _ROOM = 64

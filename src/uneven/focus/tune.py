@@ -16,7 +16,7 @@ import torch
 from uneven import fleet
 from uneven.errors import ConfigError
 from uneven.focus.moving import Detector, Moving
-from uneven.focus.networks import LADDER, NAMED, Candidate, Cheap, LadderRung, candidates, ensemble, look
+from uneven.focus.networks import LADDER, NAMED, Candidate, Cheap, LadderRung, candidates, ensemble, fused, look
 from uneven.focus.objects import Objects, found
 from uneven.focus.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, sweep
 from uneven.focus.truth import Truth
@@ -112,7 +112,7 @@ def restored(setting: Mapping[str, Any], weights: bytes) -> tuple[Candidate, Che
     candidate = Candidate(LadderRung(setting["removed"], setting["side"]), tuple(setting["named"]), setting["classes"])
     model = candidate.build()
     model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
-    return candidate, model.eval()
+    return candidate, fused(model)
 
 
 def sampled(
