@@ -14,8 +14,8 @@ from uneven_bench.focus.bench import run
 from uneven_bench.focus.compared import compared
 from uneven_bench.focus.page import tables
 from uneven_bench.focus.scenes import Scene
-from uneven_bench.focus.seen import Seen, look_through
-from uneven_bench.focus.truth import Expensive, Lesson, kept, quality
+from uneven_bench.focus.seen import SceneSeen, look_through
+from uneven_bench.focus.truth import Expensive, TruthLesson, kept, quality
 
 pytest.importorskip("av")
 PALETTE = np.array([[220, 30, 30], [30, 200, 30], [30, 30, 220]])
@@ -61,11 +61,11 @@ def test_all_methods_find_what_there_is_and_pay_for_what_they_asked(scene: Scene
 
 
 @pytest.fixture(scope="module")
-def seen(scene: Scene) -> Seen:
+def seen(scene: Scene) -> SceneSeen:
     return look_through(scene)
 
 
-def test_the_parts_of_a_scene_are_its_frames_in_order(seen: Seen) -> None:
+def test_the_parts_of_a_scene_are_its_frames_in_order(seen: SceneSeen) -> None:
     parts = (seen.learn, seen.check, seen.test)
     assert sum(len(part.objects) for part in parts) == len(seen.whole.objects)
     assert [int(part.frames[0]) // 100 for part in parts] == [0, 1, 2]
@@ -76,7 +76,7 @@ def test_the_parts_of_a_scene_are_its_frames_in_order(seen: Seen) -> None:
     assert seen.memory.asked - asked == len(labels)
 
 
-def test_what_differs_is_looked_at_and_the_rest_repeats_it(seen: Seen) -> None:
+def test_what_differs_is_looked_at_and_the_rest_repeats_it(seen: SceneSeen) -> None:
     part = seen.test
     for differ in (baselines.ByFrames(), baselines.ByObjects()):
         every, answer = differ.looked_at(part, -1.0)
@@ -87,7 +87,7 @@ def test_what_differs_is_looked_at_and_the_rest_repeats_it(seen: Seen) -> None:
         assert set(differ.returned(part, some, answer)) == set(part.frames)
 
 
-def test_thresholds_ask_as_little_as_the_targets_allow(seen: Seen) -> None:
+def test_thresholds_ask_as_little_as_the_targets_allow(seen: SceneSeen) -> None:
     part = seen.check
     right = part.seen.label == 0
     every = np.arange(len(right))
@@ -111,7 +111,8 @@ def test_representatives_are_spread() -> None:
 def test_a_truth_network_is_trained_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     labels = np.arange(2).repeat(8)
-    lesson = Lesson((labels[:, None, None, None] * np.full((1, 32, 32, 3), 255)).astype(np.uint8), labels, np.ones(16))
+    crops = (labels[:, None, None, None] * np.full((1, 32, 32, 3), 255)).astype(np.uint8)
+    lesson = TruthLesson(crops, labels, np.ones(16))
     told: list[float] = []
     first = kept("two", lambda: Expensive(("dark", "bright"), width=4), lesson, 3, told.append)
     again = kept("two", lambda: Expensive(("dark", "bright"), width=4), lesson, 3, told.append)

@@ -22,7 +22,7 @@ from uneven.focus.networks import Cheap, run
 from uneven.focus.objects import Objects, unchanged
 from uneven.focus.sweep import ClassResult, Share, appearances
 from uneven.focus.truth import as_input
-from uneven_bench.focus.seen import Part, Seen
+from uneven_bench.focus.seen import ScenePart, SceneSeen
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ def timed() -> Iterator[Spent]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     """How a method's query for one class ended.
 
     Attributes:
@@ -78,7 +78,7 @@ class Method:
 
     name: str
     ingest_s: float
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, QueryAnswer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Targets:
     precision: float = 0.99
 
 
-def in_frames(part: Part, label: int, frames: npt.NDArray[np.int64], checked: int) -> ClassResult:
+def in_frames(part: ScenePart, label: int, frames: npt.NDArray[np.int64], checked: int) -> ClassResult:
     """The frames that were returned, against the truth."""
     truth, got = np.unique(part.seen.frame[part.seen.label == label]), np.unique(frames)
     both = len(np.intersect1d(truth, got, assume_unique=True))
@@ -97,21 +97,21 @@ def in_frames(part: Part, label: int, frames: npt.NDArray[np.int64], checked: in
     return ClassResult(label, recall, precision, checked)
 
 
-def ingest_heavy(seen: Seen, labels: tuple[int, ...]) -> Method:
+def ingest_heavy(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
     """The truth network on every object when it comes; a query reads the result."""
     method = Method("ingest-heavy", len(seen.whole.objects) * seen.call_s)
     for label in labels:
         frames = seen.test.seen.frame[seen.test.seen.label == label]
-        method.answers[label] = Answer(in_frames(seen.test, label, frames, 0), 0.0)
+        method.answers[label] = QueryAnswer(in_frames(seen.test, label, frames, 0), 0.0)
     return method
 
 
-def query_all(seen: Seen, labels: tuple[int, ...]) -> Method:
+def query_all(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
     """The truth network on every object when somebody asks."""
     method = Method("query-all", 0.0)
     for label in labels:
         frames = seen.test.seen.frame[seen.test.seen.label == label]
-        method.answers[label] = Answer(in_frames(seen.test, label, frames, len(seen.test.objects)), 0.0)
+        method.answers[label] = QueryAnswer(in_frames(seen.test, label, frames, len(seen.test.objects)), 0.0)
     return method
 
 
@@ -120,7 +120,7 @@ class ByFrames:
 
     name = "cascade, frames differ"
 
-    def looked_at(self, part: Part, most: float) -> tuple[Ints, Ints]:
+    def looked_at(self, part: ScenePart, most: float) -> tuple[Ints, Ints]:
         """Objects that are looked at, and of each object's frame, the frame with its answer."""
         stands = np.arange(len(part.frames))
         last = 0
@@ -134,11 +134,11 @@ class ByFrames:
         looked = np.flatnonzero(np.isin(part.seen.frame, np.unique(answer)))
         return looked, answer
 
-    def returned(self, part: Part, accepted: Ints, answer: Ints) -> Ints:
+    def returned(self, part: ScenePart, accepted: Ints, answer: Ints) -> Ints:
         """Frames whose answer is yes."""
         return part.frames[np.isin(answer, part.seen.frame[accepted])]
 
-    def steps(self, part: Part) -> Floats:
+    def steps(self, part: ScenePart) -> Floats:
         """Mean squared differences of successive frames."""
         small = part.small.astype(np.int16)
         return np.square(small[1:] - small[:-1]).mean((1, 2)) if len(small) > 1 else np.zeros(1)
@@ -149,7 +149,7 @@ class ByObjects:
 
     name = "cascade, objects differ"
 
-    def looked_at(self, part: Part, most: float) -> tuple[Ints, Ints]:
+    def looked_at(self, part: ScenePart, most: float) -> tuple[Ints, Ints]:
         """Objects that are looked at, and of each object, the one with its answer."""
         origin = np.arange(len(part.objects))
         bounds = np.searchsorted(part.seen.frame, [*part.frames, part.frames[-1] + 1])
@@ -161,17 +161,17 @@ class ByObjects:
                 origin[bounds[at] + rows] = origin[bounds[at - 1] + same[rows]]
         return np.unique(origin), origin
 
-    def returned(self, part: Part, accepted: Ints, answer: Ints) -> Ints:
+    def returned(self, part: ScenePart, accepted: Ints, answer: Ints) -> Ints:
         """Frames of the objects whose answer is yes."""
         return part.seen.frame[np.isin(answer, accepted)]
 
-    def steps(self, part: Part) -> Floats:
+    def steps(self, part: ScenePart) -> Floats:
         """Mean absolute differences of successive crops."""
         crops = part.objects.crops[:4000].astype(np.int16)
         return np.abs(crops[1:] - crops[:-1]).mean((1, 2, 3)) if len(crops) > 1 else np.zeros(1)
 
 
-def _rows(part: Part, low: int, high: int) -> Objects:
+def _rows(part: ScenePart, low: int, high: int) -> Objects:
     one = part.objects
     return Objects(one.frame[low:high], one.time_s[low:high], one.boxes[low:high], one.crops[low:high], 1)
 
@@ -192,7 +192,7 @@ class Sure:
 
 
 def sure(
-    part: Part, label: int, score: Floats, looked: Ints, frames_of: Callable[[Ints], Ints], targets: Targets
+    part: ScenePart, label: int, score: Floats, looked: Ints, frames_of: Callable[[Ints], Ints], targets: Targets
 ) -> tuple[Sure, int]:
     """The thresholds that need the fewest calls and reach the targets on a part, and the calls; all if none does."""
     right = part.seen.label[looked] == label
@@ -213,7 +213,7 @@ def sure(
     return best, fewest
 
 
-def cascade(seen: Seen, binary: Mapping[int, Binary], targets: Targets, differ: Differ) -> Method:
+def cascade(seen: SceneSeen, binary: Mapping[int, Binary], targets: Targets, differ: Differ) -> Method:
     """NoScope-style, at query time alone: differences, a network for this class, the truth network where unsure.
 
     How much may differ, and what is sure, is chosen on the part that checks: the fewest calls that reach the targets.
@@ -231,12 +231,12 @@ def cascade(seen: Seen, binary: Mapping[int, Binary], targets: Targets, differ: 
         right = seen.test.seen.label[looked] == label
         frames = differ.returned(seen.test, looked[accepted | (asked & right)], answer)
         result = in_frames(seen.test, label, frames, int(asked.sum()))
-        method.answers[label] = Answer(result, own.seconds, one.trained_s)
+        method.answers[label] = QueryAnswer(result, own.seconds, one.trained_s)
     return method
 
 
 def _tried(
-    part: Part, label: int, score: Floats, differ: Differ, step: tuple[float, Ints, Ints], targets: Targets
+    part: ScenePart, label: int, score: Floats, differ: Differ, step: tuple[float, Ints, Ints], targets: Targets
 ) -> tuple[int, float, Sure] | None:
     """Calls, what may differ, thresholds; None where even the truth about what is looked at misses the targets."""
     most, looked, answer = step
@@ -257,7 +257,7 @@ class Binary:
     trained_s: float
 
 
-def specialised(part: Part, labels: tuple[int, ...], epochs: int = 15) -> dict[int, Binary]:
+def specialised(part: ScenePart, labels: tuple[int, ...], epochs: int = 15) -> dict[int, Binary]:
     """One for each class."""
     found = {}
     for label in labels:
@@ -267,7 +267,7 @@ def specialised(part: Part, labels: tuple[int, ...], epochs: int = 15) -> dict[i
     return found
 
 
-def _told_apart(part: Part, label: int, epochs: int) -> Cheap:
+def _told_apart(part: ScenePart, label: int, epochs: int) -> Cheap:
     torch.manual_seed(0)
     model = Cheap(LadderRung(4, 16), 2)
     wanted = torch.from_numpy((part.seen.label == label).astype(np.int64))
@@ -285,14 +285,14 @@ def _told_apart(part: Part, label: int, epochs: int) -> Cheap:
     return model.eval()
 
 
-def chances(network: Cheap, part: Part, rows: Ints | None = None) -> Floats:
+def chances(network: Cheap, part: ScenePart, rows: Ints | None = None) -> Floats:
     """How likely each object is of the class."""
     crops = part.objects.crops if rows is None else part.objects.crops[rows]
     return run(network, crops)[0][:, 1].astype(np.float64)
 
 
 def neighbours(
-    seen: Seen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
+    seen: SceneSeen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
 ) -> Method:
     """Features of all objects in FAISS; a query looks up examples of the class and has their neighbours checked.
 
@@ -323,7 +323,7 @@ def neighbours(
         with timed() as own:
             picked = _within(_near(index, examples, share), seen.test.rows)
         frames = seen.test.seen.frame[picked[seen.test.seen.label[picked] == label]]
-        method.answers[label] = Answer(in_frames(seen.test, label, frames, len(picked)), own.seconds)
+        method.answers[label] = QueryAnswer(in_frames(seen.test, label, frames, len(picked)), own.seconds)
     return method
 
 
@@ -337,7 +337,7 @@ def _within(rows: Ints, part: slice) -> Ints:
 
 
 def representatives(
-    seen: Seen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
+    seen: SceneSeen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
 ) -> Method:
     """TASTI-style: some objects are labelled at ingest, the others score as their five nearest ones do.
 
@@ -361,7 +361,7 @@ def representatives(
         asked &= ~np.isin(np.arange(seen.test.rows.start, seen.test.rows.stop), chosen)
         right = seen.test.seen.label == label
         frames = seen.test.seen.frame[accepted | (asked & right) | (right & ~asked & _in(chosen, seen.test.rows))]
-        method.answers[label] = Answer(in_frames(seen.test, label, frames, int(asked.sum())), own.seconds)
+        method.answers[label] = QueryAnswer(in_frames(seen.test, label, frames, int(asked.sum())), own.seconds)
     return method
 
 

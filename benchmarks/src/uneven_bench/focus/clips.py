@@ -23,7 +23,7 @@ from uneven.focus.moving import cut_out
 from uneven.focus.objects import Objects, found
 from uneven.focus.truth import Crops, as_input
 from uneven_bench.focus.scenes import Scene, data_folder
-from uneven_bench.focus.truth import Expensive, Lesson, kept, quality
+from uneven_bench.focus.truth import Expensive, TruthLesson, kept, quality
 
 SIDE = 64
 
@@ -54,7 +54,7 @@ def clips(told: Callable[[float], None]) -> list[Scene]:
     labels = np.array([classes.index(name) for clip in have for name in clip.names])
     held_out = np.arange(len(labels)) % _HELD_OUT == 0
     weight = 1 / np.sqrt(np.bincount(labels)[labels])
-    lesson = Lesson(crops[~held_out], labels[~held_out], weight[~held_out])
+    lesson = TruthLesson(crops[~held_out], labels[~held_out], weight[~held_out])
     network = kept("clips", lambda: Expensive(classes), lesson, _STEPS, told)
     good = quality(network, crops[held_out], labels[held_out])
     return [_scene(clip, network, good) for clip in have]

@@ -19,7 +19,7 @@ from uneven.focus.tune import Tuned
 from uneven_bench.focus import baselines, ours
 from uneven_bench.focus.baselines import Binary, Method, Targets
 from uneven_bench.focus.scenes import Scene
-from uneven_bench.focus.seen import Seen, look_through
+from uneven_bench.focus.seen import SceneSeen, look_through
 
 _SAME = 12.0
 """Of 255: what *pixel differencing* takes for unchanged."""
@@ -82,7 +82,7 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
     }  # fmt: skip
 
 
-def _plain(method: Method, seen: Seen, targets: Targets) -> dict[str, Any]:
+def _plain(method: Method, seen: SceneSeen, targets: Targets) -> dict[str, Any]:
     answers = method.answers.values()
     return {
         "ingest_s": method.ingest_s, "query_s": float(np.mean([one.cost_s(seen.call_s) for one in answers])),
@@ -97,7 +97,7 @@ def _plain(method: Method, seen: Seen, targets: Targets) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ratios(focus: Method, rivals: list[Method], seen: Seen) -> dict[str, Any]:
+def _ratios(focus: Method, rivals: list[Method], seen: SceneSeen) -> dict[str, Any]:
     own = {label: one.cost_s(seen.call_s) for label, one in focus.answers.items()}
     found: dict[str, Any] = {"ingest": rivals[0].ingest_s / focus.ingest_s}
     for rival in rivals[1:]:
@@ -110,7 +110,7 @@ def _ratios(focus: Method, rivals: list[Method], seen: Seen) -> dict[str, Any]:
     return found
 
 
-def _pairs(focus: Method, seen: Seen, targets: Targets) -> dict[str, Any]:
+def _pairs(focus: Method, seen: SceneSeen, targets: Targets) -> dict[str, Any]:
     missed = [
         f"{seen.memory.classes[label]}: {one.result.recall.value:.3f}, {one.result.precision.value:.3f}"
         for label, one in focus.answers.items() if not one.result.meets(targets.recall, targets.precision)
@@ -118,7 +118,7 @@ def _pairs(focus: Method, seen: Seen, targets: Targets) -> dict[str, Any]:
     return {"asked": len(focus.answers), "met": len(focus.answers) - len(missed), "missed": missed}
 
 
-def _other(seen: Seen, tuned: Tuned, binary: Mapping[int, Binary], targets: Targets) -> dict[str, Any]:
+def _other(seen: SceneSeen, tuned: Tuned, binary: Mapping[int, Binary], targets: Targets) -> dict[str, Any]:
     """Other targets, with the networks that are there; the cascade's calls beside."""
     rival = baselines.cascade(seen, binary, targets, baselines.ByFrames())
     calls = float(np.mean([one.result.checked for one in rival.answers.values()]))

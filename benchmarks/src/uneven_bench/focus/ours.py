@@ -18,9 +18,9 @@ from uneven.focus.store import StreamStore
 from uneven.focus.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy
 from uneven.focus.taking import Counts, Ingest
 from uneven.focus.tune import Tuned, tune
-from uneven_bench.focus.baselines import Answer, Method, Targets, in_frames, timed
+from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, timed
 from uneven_bench.focus.scenes import Scene
-from uneven_bench.focus.seen import Seen
+from uneven_bench.focus.seen import SceneSeen
 
 _EPOCHS = 10
 
@@ -38,7 +38,7 @@ class Chosen:
     calls: int
 
 
-def chosen(seen: Seen, targets: Targets) -> Chosen:
+def chosen(seen: SceneSeen, targets: Targets) -> Chosen:
     """By the sample alone; the part that tests is not shown to the tuner."""
     wanted = wishes(seen.scene, targets)
     before_s, calls = _all_processes_s(), seen.truth.calls
@@ -62,8 +62,9 @@ def _all_processes_s() -> float:
 
 
 def taken_in(
-    seen: Seen, tuned: Tuned, folder: Path, options: IngestOptions, tell: Callable[[Counts], None] = lambda counts: None
-) -> Counts:
+    seen: SceneSeen, tuned: Tuned, folder: Path, options: IngestOptions,
+    tell: Callable[[Counts], None] = lambda counts: None,
+) -> Counts:  # fmt: skip
     """As :func:`uneven.focus.ingest` does it in the stream's process, with one thread."""
     scene = seen.scene
     store = StreamStore.create(
@@ -81,7 +82,7 @@ def taken_in(
         torch.set_num_threads(threads)
 
 
-def asked(seen: Seen, folder: Path, labels: tuple[int, ...], name: str, ingest_s: float) -> Method:
+def asked(seen: SceneSeen, folder: Path, labels: tuple[int, ...], name: str, ingest_s: float) -> Method:
     """Every class, each by an index that nobody has asked before."""
     method = Method(name, ingest_s)
     for label in labels:
@@ -89,19 +90,19 @@ def asked(seen: Seen, folder: Path, labels: tuple[int, ...], name: str, ingest_s
         for store in index.streams.values():
             store.forget_verdicts()
         frames, own_s, calls = _query(seen, index, label)
-        method.answers[label] = Answer(in_frames(seen.test, label, np.array(frames, np.int64), calls), own_s)
+        method.answers[label] = QueryAnswer(in_frames(seen.test, label, np.array(frames, np.int64), calls), own_s)
         index.close()
     return method
 
 
-def _query(seen: Seen, index: VideoIndex, label: int) -> tuple[list[int], float, int]:
+def _query(seen: SceneSeen, index: VideoIndex, label: int) -> tuple[list[int], float, int]:
     seen.memory.asked = 0
     with timed() as own:
         frames = [hit.frame for hit in index.query(index.classes[label], between=seen.ends_s)]
     return frames, own.seconds, seen.memory.asked
 
 
-def for_real(seen: Seen, folder: Path, label: int) -> tuple[float, float]:
+def for_real(seen: SceneSeen, folder: Path, label: int) -> tuple[float, float]:
     """Processor seconds of one query with the truth network itself, and of the same one again."""
     index = open(folder, seen.scene.truth)
     for store in index.streams.values():
@@ -115,12 +116,12 @@ def for_real(seen: Seen, folder: Path, label: int) -> tuple[float, float]:
     return spent[0], spent[1]
 
 
-def feature(seen: Seen, tuned: Tuned) -> Looked:
+def feature(seen: SceneSeen, tuned: Tuned) -> Looked:
     """What the chosen network says of every object."""
     return look(tuned.candidate, tuned.model, seen.whole.objects.crops)
 
 
-def answered(seen: Seen, looked: Looked, setting: FocusSetting, labels: tuple[int, ...]) -> list[ClassResult]:
+def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: tuple[int, ...]) -> list[ClassResult]:
     """What an index of the whole stream answers about the part that tests, without writing one.
 
     Args:
@@ -138,7 +139,9 @@ def answered(seen: Seen, looked: Looked, setting: FocusSetting, labels: tuple[in
     return found
 
 
-def ablation(seen: Seen, tuned: Tuned, looked: Looked, labels: tuple[int, ...], targets: Targets) -> dict[str, Any]:
+def ablation(
+    seen: SceneSeen, tuned: Tuned, looked: Looked, labels: tuple[int, ...], targets: Targets
+) -> dict[str, Any]:
     """Each part of the idea added in turn to the chosen network; K, T and Skip_th are chosen for each on the check."""
     allowed = {
         "index only": lambda one: one.threshold == 0 and one.skip == OFF,
@@ -163,7 +166,7 @@ def summed(setting: FocusSetting, results: list[ClassResult]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def other(seen: Seen, tuned: Tuned, targets: Targets, policy: Policy, labels: tuple[int, ...]) -> dict[str, Any]:
+def other(seen: SceneSeen, tuned: Tuned, targets: Targets, policy: Policy, labels: tuple[int, ...]) -> dict[str, Any]:
     """What another choice among the same settings costs and reaches."""
     mine = tuned.at(targets.recall, targets.precision, policy)
     looked = look(mine.candidate, mine.model, seen.whole.objects.crops)

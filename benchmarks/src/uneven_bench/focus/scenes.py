@@ -13,7 +13,7 @@ import numpy.typing as npt
 from uneven.errors import DataError
 from uneven.focus import IngestOptions, LadderRung, Sprites, Truth, VideoSource
 from uneven.focus.truth import Crops
-from uneven_bench.focus.truth import Expensive, Lesson, kept, quality
+from uneven_bench.focus.truth import Expensive, TruthLesson, kept, quality
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE = 32
@@ -69,7 +69,7 @@ def pictures(told: Callable[[float], None]) -> Pictures:
         DataError: there is no such folder.
     """
     learned, names, shown, shown_names = _cifar10()
-    lesson = Lesson(learned, names, np.ones(len(names)))
+    lesson = TruthLesson(learned, names, np.ones(len(names)))
     network = kept("cifar10", lambda: Expensive(NAMES), lesson, _STEPS, told)
     said, sure = Truth(network, side=SIDE).label(shown)
     clear = sure >= _SURE

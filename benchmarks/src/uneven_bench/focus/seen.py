@@ -17,7 +17,7 @@ from uneven.focus.truth import Crops, Truth, as_input
 from uneven_bench.focus.scenes import Scene
 
 
-class Remembered(torch.nn.Module):
+class RememberedTruth(torch.nn.Module):
     """A truth network whose answers about a scene are known; a method pays for a call what a call has cost.
 
     Attributes:
@@ -66,7 +66,7 @@ class Noting(Moving):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScenePart:
     """Objects of a stretch, with the truth about them.
 
     Attributes:
@@ -86,7 +86,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Seen:
+class SceneSeen:
     """Everything about a scene.
 
     Attributes:
@@ -95,11 +95,11 @@ class Seen:
     """
 
     scene: Scene
-    whole: Part
-    learn: Part
-    check: Part
-    test: Part
-    memory: Remembered
+    whole: ScenePart
+    learn: ScenePart
+    check: ScenePart
+    test: ScenePart
+    memory: RememberedTruth
     boxes_s: float
     ends_s: tuple[float, float]
     truth: Truth = field(init=False)
@@ -113,14 +113,14 @@ class Seen:
         return self.memory.call_s
 
 
-def look_through(scene: Scene) -> Seen:
+def look_through(scene: Scene) -> SceneSeen:
     """Decode, find, and have everything named."""
     began_s = time.process_time()
     finder = Noting()
     parts = list(found(scene.source.frames(scene.options.per_s), finder, scene.truth.side))
     objects = Objects.join(parts, scene.truth.side)
     boxes_s = time.process_time() - began_s
-    memory = Remembered(scene.truth, objects.crops)
+    memory = RememberedTruth(scene.truth, objects.crops)
     labels = memory.scores.argmax(1).numpy()
     ends = [round(end * scene.options.per_s) for end in (scene.learn_s, scene.learn_s + scene.check_s)]
     bounds = [0, *(int(np.searchsorted(objects.frame, end)) for end in ends), len(objects)]
@@ -128,14 +128,14 @@ def look_through(scene: Scene) -> Seen:
     cut = [_part(objects, labels, slice(*pair), scene, small) for pair in pairwise(bounds)]
     whole = _part(objects, labels, slice(0, len(objects)), scene, small)
     ends_s = (scene.learn_s + scene.check_s, objects.last[1] + 1)
-    return Seen(scene, whole, *cut, memory, boxes_s, ends_s)
+    return SceneSeen(scene, whole, *cut, memory, boxes_s, ends_s)
 
 
 def _part(
     objects: Objects, labels: npt.NDArray[np.int64], rows: slice, scene: Scene, small: npt.NDArray[np.uint8]
-) -> Part:
+) -> ScenePart:
     frame = objects.frame[rows]
     mine = Objects(frame, objects.time_s[rows], objects.boxes[rows], objects.crops[rows], len(np.unique(frame)))
     frames = np.unique(frame)
     place = np.searchsorted(np.unique(objects.frame), frames)
-    return Part(mine, LabelledObjects(frame, labels[rows], len(scene.truth.classes)), rows, small[place], frames)
+    return ScenePart(mine, LabelledObjects(frame, labels[rows], len(scene.truth.classes)), rows, small[place], frames)

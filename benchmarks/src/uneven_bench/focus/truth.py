@@ -76,7 +76,7 @@ def _zoomed(crops: torch.Tensor, zoom: float, mirrored: bool) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TruthLesson:
     """What a truth network learns from.
 
     Attributes:
@@ -90,7 +90,7 @@ class Lesson:
     weight: npt.NDArray[np.float64]
 
 
-def train(network: Expensive, lesson: Lesson, steps: int, told: Callable[[float], None], seed: int = 0) -> None:
+def train(network: Expensive, lesson: TruthLesson, steps: int, told: Callable[[float], None], seed: int = 0) -> None:
     """Gradient descent with one cycle of the learning rate; each crop is moved, zoomed, mirrored and lit anew."""
     torch.manual_seed(seed)
     draw = np.random.default_rng(seed)
@@ -123,7 +123,7 @@ def _changed(crops: torch.Tensor) -> torch.Tensor:
 
 
 def kept(
-    name: str, made: Callable[[], Expensive], lesson: Lesson, steps: int, told: Callable[[float], None]
+    name: str, made: Callable[[], Expensive], lesson: TruthLesson, steps: int, told: Callable[[float], None]
 ) -> Expensive:
     """The network that this lesson makes: from the cache, or trained and put there.
 
