@@ -37,7 +37,7 @@ class Dispatch:
         Args:
             unsettled: whether the state that a trial begins with is still being kept.
         """
-        free, busy_s = self._free(running), _busy_s(running, left_s)
+        free, busy_s = self._free(running), self._busy_s(running, left_s)
         waiting, self.held = self.held, []
         here = set(running)
         while free:
@@ -68,7 +68,7 @@ class Dispatch:
         here = running[trial]
         if len(here) == 1 and (self.held or self.core.starts_more):
             return here
-        busy_s = _busy_s({other: devices for other, devices in running.items() if other != trial}, left_s)
+        busy_s = self._busy_s({other: devices for other, devices in running.items() if other != trial}, left_s)
         others = {*running, *(one.number for one in self.held)} - {trial}
         return self.placer.devices_for(trial, self._free(running), busy_s, here, self._share(trial, others))
 
@@ -82,7 +82,8 @@ class Dispatch:
         taken = {device for devices in running.values() for device in devices}
         return {device: None for device in range(self.devices) if device not in taken}
 
-
-def _busy_s(running: Running, left_s: Left) -> dict[int, float]:
-    """Device → seconds until it is free."""
-    return {device: left_s(trial) for trial, devices in running.items() for device in devices}
+    def _busy_s(self, running: Running, left_s: Left) -> dict[int, float]:
+        """Device → seconds until it is free; looking costs more than all else here, so only if it matters."""
+        if not self.placer.looks:
+            return {}
+        return {device: left_s(trial) for trial, devices in running.items() for device in devices}

@@ -68,6 +68,11 @@ class Placer:
     alone: set[int] = field(default_factory=set)
 
     @property
+    def looks(self) -> bool:
+        """Whether it matters how long devices are busy."""
+        return self.kind is not Placing.FIRST_COME
+
+    @property
     def shares_out(self) -> bool:
         """Whether a trial may have several devices."""
         return self.kind is Placing.FLOTILLAS
