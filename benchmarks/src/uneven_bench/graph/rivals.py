@@ -77,7 +77,9 @@ def csr(edges: EdgeList) -> Tensor:
     ones = torch.ones(len(edges))
     index = torch.from_numpy(edges.target).long(), torch.from_numpy(edges.source).long()
     both = torch.sparse_coo_tensor(torch.stack(index), ones, (edges.vertices, edges.vertices), check_invariants=True)
-    made = both.coalesce().to_sparse_csr()
-    return torch.sparse_csr_tensor(
-        made.crow_indices().int(), made.col_indices().int(), made.values(), made.shape, check_invariants=True
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        made = both.coalesce().to_sparse_csr()
+        return torch.sparse_csr_tensor(
+            made.crow_indices().int(), made.col_indices().int(), made.values(), made.shape, check_invariants=True
+        )
