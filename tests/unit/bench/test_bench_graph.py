@@ -48,6 +48,7 @@ def test_cuts_have_their_figures(data: Path) -> None:
     assert [len(one.columns) for one in tables(found)] == [8, 2]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch, about what a rival does, where it is installed
 def test_kernels_and_steps_agree(data: Path) -> None:
     one = bench_graph("amazon")
     for backward in (False, True):
