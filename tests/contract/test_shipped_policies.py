@@ -39,6 +39,7 @@ SHIPPED = (
     "geo:lead=2",
     "geo:hubs=true",
     "decoupled:every=4",
+    "regional:every=2,across=3",
     "diloco:every=4,fragments=2,delay=1",
     "shadow",
     "shadow:asp",

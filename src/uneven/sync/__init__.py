@@ -17,6 +17,7 @@ from uneven.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, grou
 from uneven.sync.hierarchical import Hierarchical
 from uneven.sync.local import MA, AnyMerge, LocalSGD
 from uneven.sync.outlook import Outlook, first_plans, in_groups, outlook
+from uneven.sync.regional import Regional
 from uneven.sync.scout import Scout
 from uneven.sync.shadow import Shadow
 from uneven.sync.shuffle import Shuffle, ds_sync
@@ -36,6 +37,7 @@ policies.register("bmuf", BMUF)
 policies.register("blocks", AnyMerge)
 policies.register("shuffle", ds_sync)
 policies.register("hierarchical", Hierarchical)
+policies.register("regional", Regional)
 policies.register("sparse-local", SparseLocal)
 policies.register("topk", LargestEntries)
 policies.register("geo", Geo)
@@ -65,6 +67,7 @@ __all__ = [
     "Outlook",
     "Pace",
     "RandomGroups",
+    "Regional",
     "Scout",
     "Shadow",
     "Shuffle",

@@ -251,3 +251,21 @@ def test_a_grace_window_takes_in_who_comes_soon_after_the_quorum() -> None:
         trained = Trained(spec, Quadratic.random(64), f"decoupled:every=4,quorum=2,grace={grace}", iterations=12)
         merged[grace] = trained.training.merged[0]
     assert (merged[0.0], merged[2.0]) == ((0, 1), (0, 1, 2))
+
+
+def test_two_levels_of_outer_steps_without_momentum_are_two_levels_of_means() -> None:
+    task = Quadratic.random(64)
+    plain = "outer_momentum=0.0,global_lr=1.0,global_momentum=0.0"
+    spec = sited("a", "a", "b", "b")
+    two = Trained(spec, task, f"regional:every=2,across=3,{plain}", iterations=STEPS)
+    assert torch.equal(two.replicas()[0], two.replicas()[3])
+    part = Trained(spec, task, f"regional:every=2,across=3,{plain}", iterations=2).replicas()
+    assert torch.equal(part[0], part[1])
+    assert not torch.equal(part[0], part[2])
+    own = Trained(spec, task, "local:every=99", iterations=2).replicas()
+    assert torch.allclose(part[0], own[:2].mean(0), rtol=0, atol=1e-12)
+    often = Trained(spec, task, f"regional:every=2,across=1,{plain}", iterations=STEPS)
+    assert torch.allclose(often.replicas(), Trained(spec, task, "local:every=2", iterations=STEPS).replicas(), rtol=0,
+                          atol=1e-12)  # fmt: skip
+    moved = Trained(spec, task, "regional:every=2,across=3", iterations=STEPS).replicas()
+    assert not torch.allclose(moved, two.replicas(), atol=1e-6)

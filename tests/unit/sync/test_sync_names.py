@@ -118,7 +118,7 @@ def test_a_value_may_still_be_a_specification_of_another_kind() -> None:
 
 
 TOGETHER = ("bsp", "backup", "local", "local:every=4,warmup=9", "diloco", "ma", "bmuf", "blocks", "shuffle",
-            "hierarchical", "sparse-local", "topk", "geo", "scout")  # fmt: skip
+            "hierarchical", "regional", "sparse-local", "topk", "geo", "scout")  # fmt: skip
 APART = ("asp", "ssp", "easgd", "decoupled", "shadow", "shadow:ma", "shadow:asp")
 
 
@@ -180,7 +180,7 @@ SERVED = (
 )
 
 
-VIRTUAL = ("decoupled", "diloco:every=4,fragments=2", "diloco:every=4,delay=2")
+VIRTUAL = ("decoupled", "regional", "diloco:every=4,fragments=2", "diloco:every=4,delay=2")
 
 
 @pytest.mark.parametrize("spec", VIRTUAL)
