@@ -84,7 +84,7 @@ class Visits(Part):
             )
 
     def _mean(self, speaks: bool) -> torch.Tensor:
-        """Of the models of all sites; shape (size,)."""
+        """The mean of the models of all sites; shape (size,)."""
         vector = self._flat.read()
         vector.mul_(1 / len(self._speakers) if speaks else 0.0)
         self._line.sum(vector).wait()

@@ -18,7 +18,7 @@ from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
 _LEGS = (1 / 3, 2 / 3, 1.0)
-"""Of an exchange by way of hubs."""
+"""The legs of an exchange by way of hubs, as parts of it."""
 
 
 class Rings:

@@ -14,7 +14,7 @@ import numpy as np
 from uneven.errors import ConfigError
 
 WORTH = 0.25
-"""Of the stable rate without a lead, the least part at which a lead is offered; ours. Below it whoever sets the
+"""The least part of the stable rate without a lead at which one is offered; ours. Below it whoever sets the
 learning rate for BSP finds that the training does not learn."""
 
 _HALVINGS = 40
