@@ -13,8 +13,9 @@ from torch.utils.data import TensorDataset
 
 from uneven.data.loader import BalancedLoader
 from uneven.data.opening import Division, LoaderOptions
+from uneven.data.supply import SamplesWanted
 from uneven.errors import PeerError
-from uneven.run.own_pace.sample_counter import _AskedCount
+from uneven.run.own_pace.sample_counter import _AskedRun
 from uneven.run.own_pace.shared import OwnPace, make_own_pace
 from uneven.testing.ranks import RankContext, ranks
 
@@ -98,11 +99,11 @@ def test_who_is_through_with_an_epoch_knows_what_the_other_one_holds_of_it(me: R
 def test_the_thread_that_asks_ends_with_the_session_or_when_it_is_forgotten(me: RankContext) -> None:
     for stopping in (True, False):
         own = make_own_pace(me.rank, me.size, 30.0, ahead=True)
-        assert own.counter.take(0, 4).result() % 4 == 0
+        assert own.counter.take(0, SamplesWanted(4, 1, 400)).result()[0] % 4 == 0
         (thread,) = [one for one in threading.enumerate() if one.name == "uneven-sample-counter"]
         if stopping:
             own.counter.stop()
-            assert own.counter.take(0, 0).result() > 0, "asked in place"
+            assert own.counter.take(0, SamplesWanted(4, 1, 400)).result(), "asked in place"
         del own
         gc.collect()
         thread.join(10.0)
@@ -111,4 +112,4 @@ def test_the_thread_that_asks_ends_with_the_session_or_when_it_is_forgotten(me: 
 
 def test_an_answer_that_does_not_come_in_time_is_an_error() -> None:
     with pytest.raises(PeerError, match=r"rank 3: the store .* has not answered for 0.01 s: .* hangs"):
-        _AskedCount(3, 0.01).result()
+        _AskedRun(3, 0.01).result()

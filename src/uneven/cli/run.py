@@ -120,7 +120,7 @@ def run(
         "--threads": threads, "--config": config_file and config_file.absolute(),
     }  # fmt: skip
     with (
-        shared_copy(directory, servers, members),
+        shared_copy(directory, servers, members, growing=elastic is not None),
         table_servers(directory, tables, members),
         ray_workers(start, ray, directory, said),
     ):
@@ -161,8 +161,11 @@ def members_of(start: launch.Launch, **shards: int) -> int:
     return int(members)
 
 
-def shared_copy(run: Path, servers: int, members: int) -> AbstractContextManager[object]:
+def shared_copy(run: Path, servers: int, members: int, *, growing: bool = False) -> AbstractContextManager[object]:
     """The shards of a parameter server, which live as long as the workers.
+
+    Args:
+        growing: whether workers may leave and join.
 
     Raises:
         LaunchError: they cannot be started.
@@ -172,7 +175,7 @@ def shared_copy(run: Path, servers: int, members: int) -> AbstractContextManager
     from uneven.server.keys import SERVER
     from uneven.server.process import ShardKeeper
 
-    return ShardKeeper(run / SERVER, servers, members)
+    return ShardKeeper(run / SERVER, servers, members, growing=growing)
 
 
 def table_servers(run: Path, tables: int, members: int) -> AbstractContextManager[object]:

@@ -201,6 +201,43 @@ def _ends(old: Generation, there: Collection[int], owed: Collection[Members], en
     )
 
 
+def replaced(
+    old: Generation,
+    gone: Mapping[int, str],
+    asking: Mapping[int, dict[str, Any]],
+    most: int,
+    *,
+    leaving: Members = (),
+    lacking: Members = (),
+) -> Generation | None:
+    """The generation after ``old`` where members owe each other nothing, so that nobody has to make a statement.
+
+    Args:
+        gone, asking, most: as of :func:`successor`.
+        leaving: members that take no part in the next one.
+        lacking: newcomers of ``old`` that have not been given the state of the run yet.
+
+    Returns:
+        None where nobody comes or goes.
+    """
+    stay = [one for one in old.members if one not in gone and one not in leaving]
+    room = max(0, most - len(stay))
+    new = dict(list(asking.items())[:room])
+    if len(stay) == len(old.members) and not new:
+        return None
+    came = {one: old.came[str(one)] for one in lacking if one in stay} | new
+    left = tuple(one for one in old.members if one not in stay)
+    return Generation(
+        number=old.number + 1,
+        members=tuple(sorted((*stay, *new))),
+        border=old.border,
+        exchange=old.exchange,
+        came={str(one): it for one, it in came.items()},
+        left=left,
+        why={str(one): gone.get(one, _LEAVES) for one in left},
+    )
+
+
 _LEAVES = "it was told to leave"
 _TOO_EARLY = "members changed before it had the state of the run; it asks again"
 

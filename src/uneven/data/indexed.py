@@ -90,8 +90,8 @@ class IndexedSource(BatchSource):
 
     def adopt(self, parts: tuple[Portion, ...]) -> None:
         """See :meth:`PlannedSampler.adopt`."""
-        assert isinstance(self._sampler, PlannedSampler)
-        self._sampler.adopt(parts)
+        if isinstance(self._sampler, PlannedSampler):
+            self._sampler.adopt(parts)
 
     def come_again(self, changing: Changing) -> None:
         """See :meth:`PlannedSampler.come_again`."""

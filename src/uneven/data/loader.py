@@ -262,7 +262,9 @@ class BalancedLoader:
                     self._calls.end()
 
     def place(self) -> tuple[Cursor, tuple[Portion, ...]]:
-        """Behind what was handed out last, and the parts that were drawn beyond that."""
+        """Behind what was handed out last, and the parts of all that were drawn beyond that."""
+        if self.paced is not None:  # a newcomer takes samples of its own; shares are known from there on
+            return self._cursor._replace(iteration=self.paced.cut), ()
         return self._cursor, tuple(self._source.drawn)
 
     def adopt(self, cursor: Cursor, drawn: tuple[Portion, ...]) -> None:

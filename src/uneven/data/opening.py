@@ -167,6 +167,7 @@ def _indexed(asked: LoaderOptions, division: Division, unused: Callable[[], Sequ
             rank=division.rank, shares_for=division.split_for, order_of=cast("Callable[..., Positions]", orders),
             usable=usable, lower=asked.lower, counter=division.counter, workers=division.workers,
             now=time.perf_counter, unused=unused,
+            members=None if (moving := division.changing) is None else moving.members,
         )  # fmt: skip
         return _read(asked, orders, paced, "")
     costs = None

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from uneven.data.claims import merged
 from uneven.data.order import Cursor, Portion, SplitSource
 from uneven.data.supply import Interval, SampleCounter, Supply
 
@@ -43,7 +44,7 @@ class OwnPart(Portion):
     @property
     def end(self) -> int:
         """The position after its last one."""
-        return self.start + self.shares[self.rank]
+        return self.start + self.batch(self.rank)
 
     def offset(self, rank: int) -> int:
         """It begins with its own samples."""
@@ -63,17 +64,6 @@ def positions_of(runs: Iterable[Sequence[int]]) -> Positions:
     return np.concatenate([np.arange(0, dtype=np.int64), *(np.arange(a, b, dtype=np.int64) for a, b in runs)])
 
 
-def merged(runs: Iterable[Interval]) -> list[Interval]:
-    """The same positions in ascending order, in as few runs as there can be; empty ones are left out."""
-    found: list[Interval] = []
-    for first, end in sorted(run for run in runs if run[0] < run[1]):
-        if found and found[-1][1] == first:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((first, end))
-    return found
-
-
 class PacedSampler:
     """The indices of one worker's batches, for torch's ``DataLoader``. It knows nothing of the loader.
 
@@ -85,6 +75,7 @@ class PacedSampler:
         workers: that take from the same counter.
         now: time in seconds, by which it is seen how far ahead to ask.
         unused: batches that the user was handed and that are in no model yet.
+        members: iteration → workers in the order of ``shares_for`` where they come and go; None where these are 0, 1, …
 
     Attributes:
         drawn: drawn by torch, not yet handed out.
@@ -103,8 +94,10 @@ class PacedSampler:
         workers: int,
         now: Callable[[], float],
         unused: Callable[[], Sequence[Portion]],
+        members: Callable[[int], tuple[int, ...]] | None = None,
     ) -> None:
         self._unused = unused
+        self._members = members
         self.drawn: deque[Portion] = deque()
         self._rank = rank
         self._shares_for = shares_for
@@ -127,6 +120,7 @@ class PacedSampler:
             self._supply.give_back(cursor.epoch, ((part.start, part.end) for part in (*self.drawn, *self._cut)))
         self._cursor, self._exhausted = cursor, False
         self._supply.begin(cursor.epoch)
+        self._supply.reopen(cursor.epoch)
         self._cut.clear()
         self.drawn.clear()
 
@@ -176,7 +170,7 @@ class PacedSampler:
             counter, undone = known
         elif self._begun is not None and self._begun >= epoch:
             undone = self.undone(epoch)
-            counter = self._counter.take(epoch, 0).result()
+            counter = self._counter.reached(epoch)
         else:
             counter, undone = 0, []
         order = self._left_of(epoch)
@@ -194,6 +188,29 @@ class PacedSampler:
         self._left, self._begun = (epoch, positions), None
         self.start(Cursor(epoch=epoch))
 
+    def left(self) -> tuple[int, list[Interval]] | None:
+        """The epoch of which only some positions were left when a state was loaded, and these; for a newcomer."""
+        return None if self._left is None else (self._left[0], intervals(self._left[1]))
+
+    def adopt(self, left: tuple[int, Iterable[Sequence[int]]] | None) -> None:
+        """Inverse of :meth:`left`, on the newcomer."""
+        self._left = None if left is None else (left[0], positions_of(left[1]))
+
+    @property
+    def unused(self) -> Sequence[Portion]:
+        """Batches that the user was handed and that are in no model yet."""
+        return self._unused()
+
+    @property
+    def cut(self) -> int:
+        """Iterations whose batches are cut; shares of later ones may still change."""
+        return self._cursor.iteration
+
+    @property
+    def pass_over(self) -> int:
+        """The epoch that the newest pass is over."""
+        return self._cursor.epoch
+
     def _left_of(self, epoch: int) -> Positions | None:
         """None where that is all."""
         return self._left[1] if self._left is not None and self._left[0] == epoch else None
@@ -209,8 +226,11 @@ class PacedSampler:
         Several at once where they are taken ahead anyway: right after a step, when the caches hold the model, to make
         one costs as much as to make eight.
         """
-        shares = tuple(self._shares_for(self._cursor.iteration))
-        share = shares[self._rank]
+        iteration = self._cursor.iteration
+        shares = tuple(self._shares_for(iteration))
+        members = None if self._members is None else self._members(iteration)
+        place = self._rank if members is None else members.index(self._rank)
+        share = shares[place]
         kept, lower = len(self.drawn), self._supply.lower
         front = self._supply.front(self._cursor.epoch, share, kept)
         if front is None:
@@ -223,20 +243,21 @@ class PacedSampler:
         count = 1
         if self._counter.ahead and size == share:
             count = max(1, min(_AT_ONCE, (length - lower) // size))
-        own = shares if size == share else (*shares[: self._rank], size, *shares[self._rank + 1 :])
+        own = shares if size == share else (*shares[:place], size, *shares[place + 1 :])
         for number in range(count):
-            self._add(front[0] + number * size, own)
+            self._add(front[0] + number * size, own, members)
         self._supply.use(size, count, share, kept)
         self._begun = self._cursor.epoch
         return True
 
-    def _add(self, start: int, shares: tuple[int, ...]) -> None:
+    def _add(self, start: int, shares: tuple[int, ...], members: tuple[int, ...] | None) -> None:
         part = OwnPart(
             iteration=self._cursor.iteration,
             epoch=self._cursor.epoch,
             start=start,
             size=sum(shares),
             shares=shares,
+            members=members,
             rank=self._rank,
         )
         self._cursor = self._cursor.after(part)

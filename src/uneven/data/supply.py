@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _AT_ONCE, _ROUNDS = 16, 8
 """Batches taken with one question at most, where answers come at once; and by how many such rounds of all workers what
@@ -36,8 +36,33 @@ Interval = tuple[int, int]
 """Positions from the first up to, not including, the second."""
 
 
-class PendingCount(Protocol):
-    """A number that may still be under way.
+class SamplesWanted(NamedTuple):
+    """What a worker asks the counter of an epoch for.
+
+    Attributes:
+        samples: so many, where so many are left.
+        lower: a rest that is smaller goes along.
+        length: positions in the list that the counter runs over.
+    """
+
+    samples: int
+    lower: int
+    length: int
+
+    def run(self, first: int, until: int) -> Interval:
+        """What of these positions it gets."""
+        end = min(first + self.samples, until)
+        return first, until if until - end < self.lower else end
+
+    def fresh(self, first: int) -> Interval | None:
+        """What it gets where the counter has come to ``first``; None where nothing is left, or so little that it went
+        with the batch before."""
+        left = self.length - first
+        return self.run(first, self.length) if left > 0 and (first == 0 or left >= self.lower) else None
+
+
+class PendingRun(Protocol):
+    """A run of positions that may still be under way.
 
     Attributes:
         took_s: how long it was, in seconds, once it is here.
@@ -49,8 +74,8 @@ class PendingCount(Protocol):
         """Whether it is here."""
         ...
 
-    def result(self) -> int:
-        """It; waits for it.
+    def result(self) -> Interval | None:
+        """It, None where nothing is left; waits for it.
 
         Raises:
             PeerError: there is none.
@@ -71,8 +96,16 @@ class SampleCounter(Protocol):
     @property
     def least(self) -> int | None: ...
 
-    def take(self, epoch: int, samples: int) -> PendingCount:
-        """Move the counter of an epoch on by so many; where it was before, as soon as that is known."""
+    def take(self, epoch: int, wanted: SamplesWanted) -> PendingRun:
+        """Move the counter of an epoch on; what it has passed is the worker's, as soon as that is known."""
+        ...
+
+    def reached(self, epoch: int) -> int:
+        """Where the counter of an epoch is. Waits.
+
+        Raises:
+            PeerError: there is no answer.
+        """
         ...
 
     def restart(self) -> None:
@@ -90,8 +123,7 @@ class SampleCounter(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Question:
     epoch: int
-    samples: int
-    answer: PendingCount
+    answer: PendingRun
 
 
 class Supply:
@@ -128,6 +160,11 @@ class Supply:
             self._question = None
         self._runs = deque(one for one in self._runs if one[0] >= epoch)
         if self._through < epoch:
+            self._to(epoch)
+
+    def reopen(self, epoch: int) -> None:
+        """Something of an epoch may be left after all, as a worker that had it is gone."""
+        if self._through > epoch:
             self._to(epoch)
 
     def restart(self) -> None:
@@ -224,18 +261,17 @@ class Supply:
             held = self._held(share) + kept
             wanted = min(self._lasts(_IN_A_ROW + 1), self._equal_part(epoch, share)) - held
         samples = share * max(1, wanted, min(_AT_ONCE, rounds))
-        self._question = _Question(epoch, samples, self._counter.take(epoch, samples))
+        answer = self._counter.take(epoch, SamplesWanted(samples, self.lower, self._length_of(epoch)))
+        self._question = _Question(epoch, answer)
 
     def _take_in(self) -> None:
         question, self._question = self._question, None
         assert question is not None
-        start, length = question.answer.result(), self._length_of(question.epoch)
+        run, epoch = question.answer.result(), question.epoch
         self._answer_s = max(question.answer.took_s, _KEPT * self._answer_s)
-        end = min(start + question.samples, length)
-        if length - end < self.lower:  # a rest, which goes with this batch, or went with the one before
-            end = length
-        if start < length and (start == 0 or length - start >= self.lower):
-            self._runs.append((question.epoch, (start, end)))
-        self._reached = end
-        if end >= length:
-            self._to(question.epoch + 1)
+        if run is not None:
+            before = sum(1 for of, _ in self._runs if of <= epoch)  # those of the next epoch may be here already
+            self._runs.insert(before, (epoch, run))
+            self._reached = max(self._reached, run[1])
+        if epoch == self._through and (run is None or run[1] >= self._length_of(epoch)):
+            self._to(epoch + 1)

@@ -64,7 +64,6 @@ class Attached:
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         """Other workers take part, from the next step on."""
-        assert isinstance(self.agreement, Alike | Agreement)  # nothing else is carried where members change
         self.agreement.members_changed(members, generation)
 
 
@@ -141,10 +140,10 @@ def attach(
     if not alike:
         before_step.append(agreement.still)
     reports.piggyback, reports.piggybacks = gradients.piggyback, alike
-    if context.elastic is not None:  # they ride with merges, too
+    if context.elastic is not None and own_pace is None:  # they ride with merges, too
         reports.piggybacks = True
         reports.piggyback = context.elastic.recovery.slots  # type: ignore[assignment] # stands where it does
-    in_step = own_pace is None or len(context.members) == 1
+    in_step = own_pace is None or (len(context.members) == 1 and context.elastic is None)
     lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(
         Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,

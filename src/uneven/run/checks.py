@@ -93,11 +93,8 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
     members = tuple(range(_TRIED))
     sites = {one: str(one % 2) for one in members}
     for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
-        if one.via is Via.SERVER:
-            return (
-                "through a parameter server workers take samples at their own pace, from a counter of a fixed number "
-                "of workers; without --elastic its runs go on without one that is lost"
-            )
+        if one.via is Via.SERVER:  # what has been given stays there, whoever goes
+            continue
         if one.moment is Moment.BACKGROUND:
             return "an exchange beside the training is under way at no one step, at which it could be made anew"
         if one.select is not None:

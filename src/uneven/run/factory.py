@@ -11,11 +11,12 @@ from uneven.data.hands import Hands
 from uneven.data.stream import is_stream
 from uneven.registry import describe
 from uneven.run.context import Context
+from uneven.run.elastic.own_pace import OwnPaceElastic
 from uneven.run.entries.opened import open_entries
 from uneven.run.gradients.turns import PassFollower
 from uneven.run.observer import ExchangeObserver
 from uneven.run.own_pace.sample_counter import StoredSampleCounter
-from uneven.run.own_pace.shared import OwnPace, make_own_pace
+from uneven.run.own_pace.shared import OwnPace, make_changing_pace, make_own_pace
 from uneven.run.parameter_server.home import find_home
 from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
@@ -23,21 +24,38 @@ from uneven.run.parameters.plans import GroupPlans, Plans
 from uneven.run.parameters.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.parameters.together import Alike, Exchanging
 from uneven.skew.norms import batch_norms
-from uneven.sync import Outlook, Pace, first_plans, in_groups, served
+from uneven.sync import Outlook, Pace, SyncPolicy, first_plans, in_groups, served
+
+Members = tuple[int, ...]
 
 
 def by_copy(context: Context) -> bool:
     """Whether exchanges go through the parameter server."""
-    return any(served(plan) for plan in first_plans(context.policy, context.members, context.sites))
+    return _served(context.policy, context.members, context.sites)
+
+
+def _served(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
+    return any(served(plan) for plan in first_plans(policy, members, sites))
+
+
+def _asks_ahead(policy: SyncPolicy) -> bool:
+    """Whether no worker waits for the others' steps."""
+    return policy.facts is not None and policy.facts.pace is Pace.OWN
+
+
+def at_own_pace(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
+    """Whether workers take samples at their own pace, so that they take different numbers of steps."""
+    return _asks_ahead(policy) or _served(policy, members, sites)
 
 
 def shared(context: Context) -> OwnPace | None:
     """What workers share that take samples at their own pace; None where all take the same steps."""
-    facts, copied = context.policy.facts, by_copy(context)
-    own = facts is not None and facts.pace is Pace.OWN
-    if not (copied or own):
+    if not at_own_pace(context.policy, context.members, context.sites):
         return None
-    return make_own_pace(context.rank, len(context.members), context.config.timeout_s, ahead=own)
+    ahead, timeout_s = _asks_ahead(context.policy), context.config.timeout_s
+    if isinstance(context.elastic, OwnPaceElastic):
+        return make_changing_pace(context.elastic, timeout_s, ahead=ahead)
+    return make_own_pace(context.rank, len(context.members), timeout_s, ahead=ahead)
 
 
 def counter_of(dataset: Any, context: Context, own_pace: OwnPace | None) -> StoredSampleCounter | None:
@@ -121,11 +139,18 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
         traffic=context.connection.traffic.open("parameter server"),
         observer=observer,
         on_record=scribe.write,
-        on_lost=lost,
+        on_lost=lost if context.elastic is None else _nothing,  # its samples come again there
         on_nonfinite=context.nonfinite("movement"),
     )
-    context.connection.leaving = agreement.leave
+    if isinstance(context.elastic, OwnPaceElastic):
+        context.elastic.keeper = agreement
+        agreement.claims = context.elastic.claims
+    context.connection.left_by(agreement.leave)
     return agreement
+
+
+def _nothing(rank: int) -> None:
+    pass
 
 
 def follow(context: Context, model: nn.Module, hands: Hands, agreement: Exchanging, out: Outlook) -> PassFollower:

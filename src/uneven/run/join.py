@@ -13,6 +13,8 @@ from uneven.run.checks import check_carried, refuse_elastic
 from uneven.run.context import Context
 from uneven.run.elastic.connection import ElasticConnection, connect_elastic
 from uneven.run.elastic.elastic import Elastic
+from uneven.run.elastic.own_pace import OwnPaceElastic
+from uneven.run.factory import at_own_pace
 from uneven.run.part import Part
 from uneven.run.scribe import Scribe
 from uneven.run.start.connect import compare, connect, identity, versions
@@ -60,10 +62,15 @@ def join(
         scribe.say(plain, "one-site")
     elastic = None
     if isinstance(connection, ElasticConnection):
-        elastic = Elastic(connection.membership, scribe.write, scribe.say, world.leave_on)
+        kind = OwnPaceElastic if at_own_pace(policy, tuple(range(_FEW)), {}) else Elastic
+        elastic = kind(connection.membership, scribe.write, scribe.say, world.leave_on)
         connection.leaving, connection.recovery = elastic.close, elastic.recovery
     context = Context(
         world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe, elastic=elastic
     )
     bind_visits(context, parts)
     return context, balancer
+
+
+_FEW = 4
+"""Workers for whom a policy is asked how it goes; another number makes no difference."""

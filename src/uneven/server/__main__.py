@@ -1,7 +1,9 @@
 """``python -m uneven.server DIRECTORY SHARD MEMBERS``: one shard in a process of its own, until SIGTERM."""
 
+from functools import partial
+
 from uneven.server.host import serve
 from uneven.server.program import run_shard
 
 if __name__ == "__main__":
-    run_shard("uneven.server", serve)
+    run_shard("uneven.server", serve, growing=partial(serve, growing=True))

@@ -115,6 +115,13 @@ class Client:
         """
         return self._ask(Kind.MEET, count, self.timeout_s)
 
+    def bury(self, rank: int) -> Reply:
+        """Say that a worker is gone: nobody waits for it, and nothing is taken from it any more.
+
+        The reply's ``clock`` says how many of its steps are in the server's parameters, for ever.
+        """
+        return self._start(Kind.BURY, 0, 0.0, dict.fromkeys(self._used, ()), extra=rank)
+
     def through(self, epochs: int) -> None:
         """Say that this worker is through with so many epochs: who is still in one of them does not wait for it."""
         with self._changed:
@@ -354,6 +361,11 @@ class Reply:
     def version(self) -> int:
         """Updates in the copy that came, the least of all shards. Only after :meth:`result`."""
         return min(answer.version for answer in self.answers.values())
+
+    @property
+    def clock(self) -> int:
+        """Steps that all shards have of a worker that was buried. Only after :meth:`result`."""
+        return min(entry.clock for answer in self.answers.values() for entry in answer.entries)
 
     @property
     def least(self) -> int:

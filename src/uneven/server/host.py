@@ -59,14 +59,21 @@ class ShardHost(ShardThread):
         return self._shard.here(rank)
 
 
-def serve(directory: Path, shard: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool]) -> None:
-    """Be a shard until ``ended`` says so. Arguments and errors as of :class:`ShardHost`."""
-    sockets = ShardSockets(directory, shard, bind, _shard(members, patience), encode)
+def serve(
+    directory: Path, shard: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool], *,
+    growing: bool = False,
+) -> None:  # fmt: skip
+    """Be a shard until ``ended`` says so. Arguments and errors as of :class:`ShardHost`.
+
+    Args:
+        growing: see :class:`uneven.server.shard.Shard`.
+    """
+    sockets = ShardSockets(directory, shard, bind, _shard(members, patience, growing), encode)
     try:
         sockets.serve(ended)
     finally:
         sockets.close()
 
 
-def _shard(members: int, patience: Patience) -> Shard:
-    return Shard(secrets.randbits(63) | 1, members, patience)
+def _shard(members: int, patience: Patience, growing: bool = False) -> Shard:
+    return Shard(secrets.randbits(63) | 1, members, patience, growing)

@@ -31,6 +31,7 @@ class KnownWorker:
     Attributes:
         here: has been heard lately; None before it has greeted.
         left: has said that nobody shall wait for it, and asked for nothing since.
+        buried: others have said that it is gone: nothing more is taken from it.
         waits_s: how long it waits for an answer, as it has said.
         sequence: of its last update in the copy.
         clock: steps that it has finished, as its updates say.
@@ -43,6 +44,7 @@ class KnownWorker:
 
     here: bool | None = None
     left: bool = False
+    buried: bool = False
     waits_s: float = math.inf
     sequence: int = 0
     clock: int = 0

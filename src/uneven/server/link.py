@@ -59,6 +59,7 @@ class Link:
         life: of the shard that has welcomed this worker; 0 while none has.
         clock: steps that this worker has finished and ``held`` holds, or that it had finished before it began here.
         left: whether it has said that nobody shall wait for it, and asked for nothing since.
+        gone: members that are, as this worker has said; told again where a shard is started again.
         met, through: meetings that it has come to, and epochs that it is through with; signs of life tell them.
         kept: updates that ``held`` does not hold, by sequence number.
         waiting: requests that have not been answered, by number.
@@ -73,6 +74,7 @@ class Link:
     life: int = 0
     clock: int = 0
     left: bool = False
+    gone: set[int] = field(default_factory=set)
     met: int = 0
     through: int = 0
     kept: dict[int, Message] = field(default_factory=dict)
@@ -94,6 +96,8 @@ class Link:
         self._numbers += 1
         if kind is Kind.MEET:
             self.met = clock
+        elif kind is Kind.BURY:
+            self.gone.add(extra)
         else:
             self.left = False
         changing = kind in CHANGING
@@ -248,6 +252,7 @@ class Link:
             table=self.table,
             dtype=self.dtype,
             elements=self.elements,
+            entries=tuple(Entry(rank, False, 0, 0) for rank in sorted(self.gone)),
         )
 
     def _offer(self, life: int) -> Message:

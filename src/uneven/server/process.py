@@ -77,6 +77,7 @@ class ShardKeeper:
         members: number of workers.
         bind: where they listen, see :class:`uneven.server.host.ShardHost`.
         program: what they are.
+        growing: whether workers may leave and join.
 
     Raises:
         ConfigError: no shards, or the directory has keys of another run.
@@ -91,11 +92,13 @@ class ShardKeeper:
         *,
         bind: str = LOOPBACK,
         program: ShardProgram = PARAMETER_SERVER,
+        growing: bool = False,
     ) -> None:
         if shards < 1:
             raise ConfigError(f"{shards} shards of {program.whole}: it must be a positive number")
         make_keys(directory)
         self._program = program
+        self._options = ("--growing",) if growing else ()
         self._over = False
         self._events = Events()
         self._shards = [
@@ -143,8 +146,9 @@ class ShardKeeper:
 
     def _start(self, directory: Path, shard: int, members: int, bind: str, ended: Callable[[Command], None]) -> Command:
         return shard_process(
-            directory, shard, members, "--bind", bind, program=self._program, events=self._events, ended=ended
-        )
+            directory, shard, members, "--bind", bind, *self._options, program=self._program, events=self._events,
+            ended=ended,
+        )  # fmt: skip
 
     def _wait(self, directory: Path) -> None:
         limit_s = time.monotonic() + _BEGIN_WITHIN_S

@@ -15,8 +15,12 @@ Serve = Callable[[Path, int, int, str, Patience, Callable[[], bool]], None]
 """Directory, number of the shard, workers, where to listen, patience, and whether it is over."""
 
 
-def run_shard(module: str, serve: Serve) -> None:
-    """Read the command line and serve."""
+def run_shard(module: str, serve: Serve, growing: Serve | None = None) -> None:
+    """Read the command line and serve.
+
+    Args:
+        growing: what serves workers that may leave and join; None where nothing does.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("directory", type=Path)
     parser.add_argument("shard", type=int)
@@ -24,7 +28,11 @@ def run_shard(module: str, serve: Serve) -> None:
     parser.add_argument("--bind", default=LOOPBACK)
     parser.add_argument("--join-s", type=float, default=Patience().join_s)
     parser.add_argument("--silence-s", type=float, default=Patience().silence_s)
+    if growing is not None:
+        parser.add_argument("--growing", action="store_true", help="workers may leave and join")
     asked = parser.parse_args()
+    if growing is not None and asked.growing:
+        serve = growing
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, lambda *_: ended.set())

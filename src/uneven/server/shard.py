@@ -19,12 +19,12 @@ from typing import Any
 from uneven.server import vectors
 from uneven.server.known import KnownWorker, Patience
 from uneven.server.rounds import Done, Rounds
-from uneven.server.wire import CHANGING, Entry, Kind, Message, Refusal, Refused, Vector, decode
+from uneven.server.wire import CHANGING, MOST_ENTRIES, Entry, Kind, Message, Refusal, Refused, Vector, decode
 
 MOST_STEPS = 1 << 48
 """A clock beyond is no clock."""
 
-_LEAVING = frozenset({Kind.PING, Kind.MEET})
+_LEAVING = frozenset({Kind.PING, Kind.MEET, Kind.BURY})
 """What a member may say without being waited for again."""
 
 
@@ -39,7 +39,8 @@ class Shard:
 
     Args:
         life: distinguishes this start of the shard from every other; not 0.
-        members: number of workers; ranks are 0 to members − 1.
+        members: number of workers that the run begins with; their ranks are 0 to members − 1.
+        growing: whether others may come later, with ranks of their own.
 
     Attributes:
         counts: applied, repeated, late, gaps, left, returned, lost, restored (1 if a worker's copy from an earlier life
@@ -49,6 +50,7 @@ class Shard:
     life: int
     members: int
     patience: Patience = field(default_factory=Patience)
+    growing: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     vector: Vector = ()
     version: int = 0
@@ -106,7 +108,7 @@ class Shard:
             if message.kind >= Kind.WELCOME:
                 raise Refused(Refusal.DIRECTION)
             if message.rank not in self._crew:
-                raise Refused(Refusal.RANK)
+                self._enlist(message)
             rank, number = message.rank, message.number
             return rank, self._answer(message, now_s)
         except Refused as refused:
@@ -138,6 +140,20 @@ class Shard:
                 member.parked = None
         return out + self._wake()
 
+    def _enlist(self, m: Message) -> None:
+        """Somebody greets whom the run has not begun with."""
+        if not self.growing or m.kind is not Kind.HELLO or m.rank >= MOST_ENTRIES:
+            raise Refused(Refusal.RANK)
+        self._crew[m.rank] = KnownWorker()
+
+    def _bury(self, rank: int) -> list[Message]:
+        """Nobody waits for a member any more, and what of it may still be under way is not taken."""
+        if rank not in self._crew and not (self.growing and rank < MOST_ENTRIES):
+            raise Refused(Refusal.RANK)
+        member = self._crew.setdefault(rank, KnownWorker())
+        already, member.buried = member.buried, True
+        return [] if already else self._leave(rank)
+
     def _bounded(self, most_s: float) -> float:
         """For how long to wait for a silent member, so that nobody's own patience ends before it is answered."""
         return min([most_s, *(one.waits_s / 2 for one in self._crew.values() if one.here)])
@@ -146,6 +162,8 @@ class Shard:
         self._check(m)
         member = self._crew[m.rank]
         member.heard_s = now_s
+        if member.buried and not (m.kind is Kind.BURY and m.extra == m.rank):
+            raise Refused(Refusal.RANK)
         if m.kind is Kind.LEAVE:
             member.left, member.parked = True, None
             return self._leave(m.rank) if not self.serving else self._wake()
@@ -164,6 +182,11 @@ class Shard:
             return self._change(m, member, now_s)
         if m.kind in (Kind.PING, Kind.MEET):
             member.met, member.through = max(member.met, m.clock), max(member.through, m.extra)
+        if m.kind is Kind.BURY:
+            out = self._bury(m.extra)
+            one = self._crew[m.extra]
+            entry = Entry(m.extra, False, one.sequence, one.clock)
+            return [replace(self._to(m, Kind.BURIED), entries=(entry,)), *out]
         if m.kind is Kind.PING:
             parked = member.parked[0].number if member.parked else 0
             return [self._to(m, Kind.PONG, sequence=member.sequence, extra=parked), *self._wake()]
@@ -187,22 +210,23 @@ class Shard:
             raise Refused(Refusal.SEQUENCE)
         if m.kind is not Kind.GRADIENT and not 0 < m.value <= (1 if m.kind is Kind.EXCHANGE else m.value):
             raise Refused(Refusal.SCALE)
-        if m.kind is Kind.GRADIENT and not 1 <= m.extra <= self.members:
+        if m.kind is Kind.GRADIENT and not 1 <= m.extra <= len(self._crew):
             raise Refused(Refusal.QUORUM)
 
     def _greet(self, m: Message, now_s: float) -> list[Message]:
         member = self._crew[m.rank]
         self._table = m.table, m.dtype, m.elements
+        gone = [one for entry in m.entries for one in self._bury(entry.rank)]
         if member.here is False:
             self.counts["returned"] += 1
         member.here, member.left = True, bool(m.extra)
         member.waits_s = m.value or math.inf
         member.clock = max(member.clock, m.clock)
         if self.serving:
-            return [self._welcome(m)]
+            return [self._welcome(m), *gone]
         self._began_s = now_s if self._began_s is None else self._began_s
         self._greetings[m.rank] = m
-        return [self._to(m, Kind.WANT)] if self._asked == m.rank else self._ask()
+        return [*gone, *([self._to(m, Kind.WANT)] if self._asked == m.rank else self._ask())]
 
     def _ask(self) -> list[Message]:
         """Want the newest copy, once nobody is awaited any more."""
@@ -216,10 +240,13 @@ class Shard:
         return [self._to(newest, Kind.WANT)]
 
     def _seed(self, m: Message) -> list[Message]:
-        if self.serving or m.rank != self._asked or any(one.rank not in self._crew for one in m.entries):
+        strange = not self.growing and any(one.rank not in self._crew for one in m.entries)
+        if self.serving or m.rank != self._asked or strange:
             raise Refused(Refusal.UNASKED)
         self.vector, self.version = m.vector, m.version
         for entry in m.entries:
+            if entry.rank not in self._crew:  # it may be gone; if not, it greets
+                self._crew[entry.rank] = KnownWorker(here=False)
             self._crew[entry.rank].sequence = entry.sequence
             self._crew[entry.rank].clock = max(self._crew[entry.rank].clock, entry.clock)
         if m.extra and m.version:  # it is the mean of a step

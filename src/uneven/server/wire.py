@@ -55,6 +55,7 @@ class Kind(IntEnum):
     PING = 8
     LEAVE = 9
     MEET = 10  # give everybody the copy when all who are here have met so often; who waits here keeps nobody waiting
+    BURY = 11  # the member named by ``extra`` is gone: take nothing more from it, and say what of it is in the copy
     WELCOME = 33  # you are known; your updates up to this number are in the copy; with ``extra`` yours is a stray
     WANT = 34  # offer me your copy
     WHO = 35  # I have been started again since: greet me
@@ -67,6 +68,7 @@ class Kind(IntEnum):
     PONG = 42
     MISSING = 43  # I waited as long as you asked; these members are behind
     REFUSED = 44
+    BURIED = 45  # with the entry of the member that was buried, which stays as it is
 
 
 CARRYING = frozenset({Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.COPY, Kind.BEFORE, Kind.MEAN})

@@ -23,10 +23,14 @@ class LocalShards:
     Args:
         shards: how many.
         members: number of workers.
+        growing: whether they may leave and join.
     """
 
-    def __init__(self, shards: int, members: int, *, patience: Patience | None = None) -> None:
+    def __init__(
+        self, shards: int, members: int, *, patience: Patience | None = None, growing: bool = False
+    ) -> None:
         self._members, self._patience = members, patience or Patience()
+        self._growing = growing
         self._lives = 0
         self._shards: list[Shard | None] = [None] * shards
         self._ears: dict[int, Ear] = {}
@@ -46,7 +50,7 @@ class LocalShards:
     def start(self, shard: int) -> None:
         """Start a shard, which knows nothing; one that runs is killed first."""
         self._lives += 1
-        self._shards[shard] = Shard(self._lives, self._members, self._patience)
+        self._shards[shard] = Shard(self._lives, self._members, self._patience, self._growing)
 
     def kill(self, shard: int) -> None:
         """End a shard and lose what it holds."""

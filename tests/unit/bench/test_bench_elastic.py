@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from uneven.errors import ConfigError, DataError, JournalError, UnknownNameError
-from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, merges, page, trace
+from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, merges, page, trace, updates
 from uneven_bench.elastic.judge import SampleCounts
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 from uneven_bench.elastic.merges import LoggedMerge, MergeLog
@@ -249,6 +249,27 @@ def test_a_replay_of_merges_finds_a_replica_that_was_not_in_one() -> None:
     assert error(found[10], replay_merges(SMALL, "ma:every=2", wrote, wrong, merges.merged(wrote, wrong))[10]) > 1e-6
 
 
+def test_what_counts_at_ones_own_pace_is_in_an_update_that_has_arrived() -> None:
+    """Worker 1 has sent its last update when it dies, worker 2 has not."""
+    lines = [updates.line(updates.GIVES, 1, 2), updates.line(updates.GAVE, 1), updates.line(updates.GIVES, 2, 3)]
+    said = [updates.line(updates.LOST, 1, 2), updates.line(updates.LOST, 2, 1)]
+    books = []
+    for one in range(3):
+        more = [*said, updates.line(updates.GAVE, 2)] if one == 0 else []
+        whole = [updates.first_line(10 + one, one, 0), *lines, *more]
+        books.append(book := updates.read([*(f"{line}\n" for line in whole), '["gives", 9']))
+        assert book is not None
+    taken = [[LoggedStep(one / 10, step, 0, (10 * one + step,)) for step in range(4)] for one in range(3)]
+    wrote = [log(10 + one, steps) for one, steps in enumerate(taken)]
+    kept = [book for book in books if book is not None]
+    ids = [step.ids[0] for step in updates.history(wrote, kept)]
+    assert ids == [0, 1, 2, 10, 11, 12, 20, 21]
+    assert updates.disputed(kept) == []
+    kept[1].lost[2] = 2
+    assert updates.disputed(kept) == [2]
+    assert updates.read([]) is None
+
+
 def test_the_gradient_of_the_ledger_says_which_samples_are_in_a_sum() -> None:
     model, data = SMALL.model(), SMALL.data()
     assert counted(model) == []
@@ -281,7 +302,7 @@ def test_a_seed_makes_the_faults_and_turns_share_them_out() -> None:
     }  # fmt: skip
     assert {one.victims for one in whole.faults} == {1, 2}
     syncs = cases.case(cases.RANDOM, 5, False).syncs
-    names = "blocks bmuf bsp diloco local ma shuffle"
+    names = "asp backup blocks bmuf bsp diloco easgd local ma shadow shuffle ssp"
     assert sorted(one.partition(":")[0] for one in syncs) == names.split()
     assert sum(len(part) for _, part in cases.turns(cases.case(cases.RANDOM, 5, False))) == cases.RANDOM_FAULTS
     assert [cases.steps_apart(one) for one in ("bsp", "blocks:every=5,merge=mean")] == [1, 5]

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from uneven.data.loader import BalancedLoader
 from uneven.data.paced import PacedSampler
-from uneven.data.supply import Interval
+from uneven.data.supply import Interval, SamplesWanted
 
 
 class Known:
@@ -19,13 +19,13 @@ class Known:
 
     took_s = 0.0
 
-    def __init__(self, value: int) -> None:
+    def __init__(self, value: Interval | None) -> None:
         self._value = value
 
     def done(self) -> bool:
         return True
 
-    def result(self) -> int:
+    def result(self) -> Interval | None:
         return self._value
 
 
@@ -45,11 +45,13 @@ class Counters:
     def least(self) -> int | None:
         return min(one.epoch for one in self.samplers) if self.meeting else None
 
-    def take(self, epoch: int, samples: int) -> Known:
-        if samples:
-            self.asked.append((epoch, samples))
-        self.counts[self.lives, epoch] += samples
-        return Known(self.counts[self.lives, epoch] - samples)
+    def take(self, epoch: int, wanted: SamplesWanted) -> Known:
+        self.asked.append((epoch, wanted.samples))
+        self.counts[self.lives, epoch] += wanted.samples
+        return Known(wanted.fresh(self.counts[self.lives, epoch] - wanted.samples))
+
+    def reached(self, epoch: int) -> int:
+        return self.counts[self.lives, epoch]
 
     def restart(self) -> None:
         self.lives += 1

@@ -12,7 +12,7 @@ from crew import loader_of
 from torch.utils.data import Dataset
 
 from uneven.data.loader import BalancedLoader
-from uneven.data.supply import Interval, Supply
+from uneven.data.supply import Interval, SamplesWanted, Supply
 from uneven.errors import PeerError
 
 
@@ -28,11 +28,11 @@ class Worker:
         self.asked: list[tuple[int, int]] = []
         self.supply = Supply(self, workers, 1, lambda epoch: length, lambda: self.now_s)
 
-    def take(self, epoch: int, samples: int) -> _Answer:
-        if samples:
-            self.asked.append((epoch, samples))
-        self.counts[epoch] += samples
-        return _Answer(self, self.counts[epoch] - samples, self.answers_s * self.random.uniform(0.8, 1.2))
+    def take(self, epoch: int, wanted: SamplesWanted) -> _Answer:
+        self.asked.append((epoch, wanted.samples))
+        run = wanted.fresh(self.counts[epoch])
+        self.counts[epoch] += wanted.samples
+        return _Answer(self, run, self.answers_s * self.random.uniform(0.8, 1.2))
 
     def anew(self) -> None:
         self.counts.clear()
@@ -52,14 +52,14 @@ class Worker:
 
 
 class _Answer:
-    def __init__(self, worker: Worker, value: int, took_s: float) -> None:
+    def __init__(self, worker: Worker, value: Interval | None, took_s: float) -> None:
         self._worker, self._value, self.took_s = worker, value, took_s
         self._here_s = worker.now_s + took_s
 
     def done(self) -> bool:
         return self._worker.now_s >= self._here_s
 
-    def result(self) -> int:
+    def result(self) -> Interval | None:
         if not self.done():
             self._worker.waited_s += self._here_s - self._worker.now_s
             self._worker.now_s = self._here_s
@@ -150,7 +150,7 @@ def test_batches_that_readers_hold_are_held_and_to_make_them_is_no_step() -> Non
 
 def test_an_answer_that_does_not_come_is_an_error_where_it_is_needed() -> None:
     class Gone(Known):
-        def result(self) -> int:
+        def result(self) -> Interval | None:
             raise PeerError("the store does not answer")
 
     class Silent(Counters):

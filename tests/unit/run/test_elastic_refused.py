@@ -40,6 +40,11 @@ def test_carried(sync: str) -> None:
     refuse(sync)
 
 
+@pytest.mark.parametrize("sync", ["asp", "ssp", "easgd", "backup", "shadow:easgd", "shadow:asp"])
+def test_carried_through_a_parameter_server(sync: str) -> None:
+    refuse(sync, balance="even")
+
+
 @pytest.mark.parametrize(
     ("sync", "why"),
     [
@@ -47,11 +52,6 @@ def test_carried(sync: str) -> None:
         ("topk", "has moved and not sent yet"),
         ("geo", "has moved and not sent yet"),
         ("shadow:ma", "under way at no one step"),
-        ("shadow:easgd", "at their own pace"),
-        ("asp", "at their own pace"),
-        ("ssp", "at their own pace"),
-        ("easgd", "at their own pace"),
-        ("backup", "at their own pace"),
         ("easgd:together=true", "replicas stay apart"),
     ],
 )

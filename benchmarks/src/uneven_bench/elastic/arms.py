@@ -18,7 +18,7 @@ from typing import Any
 from uneven.emulate.names import INTERFACE
 from uneven.errors import LaunchError
 from uneven.testing.scripts import Script
-from uneven_bench.elastic.cases import OURS, STEADY, TORCHFT, TORCHFT_DDP
+from uneven_bench.elastic.cases import OURS, STEADY, TORCHFT, TORCHFT_DDP, at_own_pace
 from uneven_bench.elastic.machines import Machines
 from uneven_bench.elastic.worker import ElasticTask
 from uneven_bench.elastic.workload import CountedWorkload
@@ -178,6 +178,7 @@ class UnevenArm(ElasticArm):
         if self._elastic:
             elastic = ["--elastic", f"{self.least}:{self.most}", "--silence", self.silence_s]
             elastic += ["--rdzv-endpoint", self._meeting]
+            elastic += ["--servers", 2] if at_own_pace(self._sync) else []
         words = (*self._again, "--nproc", workers, *elastic, "--run-dir", "run")
         self._trains(*_OURS, *words, "-m", *_SCRIPT, self._task(sync=self._sync))
 

@@ -113,7 +113,7 @@ def _played(
     arm: arms.ElasticArm, case: Case, due: tuple[PlannedFault, ...], sync: str, dice: Random,
     told: Callable[[str], None],
 ) -> Played:  # fmt: skip
-    with playing(arm, steps_apart=cases.steps_apart(sync)) as player:
+    with playing(arm, steps_apart=cases.steps_apart(sync), together=not cases.at_own_pace(sync)) as player:
         told("starts")
         player.start(case.founders or case.workers)
         for _ in range(case.workers - case.founders if case.founders else 0):

@@ -107,7 +107,8 @@ RANDOM_FAULTS = 250
 """Faults of one seed: they take some eight minutes."""
 
 POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean", "bmuf:every={},momentum=0.5",
-            "diloco:every={}", "shuffle:ma:every={}")  # fmt: skip
+            "diloco:every={}", "shuffle:ma:every={}", "asp", "ssp:staleness={}", "easgd:every={}", "backup:spares=1",
+            "shadow:load=1:easgd")  # fmt: skip
 """Policies that each random case plays, in an order and with a number of steps that are drawn."""
 
 _EVERY = (2, 8)
@@ -187,6 +188,11 @@ def _at_random(seed: int) -> tuple[PlannedFault, ...]:
 def _policies(seed: int) -> tuple[str, ...]:
     dice = Random(f"{seed}/policies")
     return tuple(one.format(dice.randint(*_EVERY)) for one in dice.sample(POLICIES, len(POLICIES)))
+
+
+def at_own_pace(sync: str) -> bool:
+    """Whether each worker takes as many steps as it comes to, through a parameter server."""
+    return sync.startswith(("asp", "ssp", "easgd", "backup", "shadow"))
 
 
 def steps_apart(sync: str) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from uneven_bench.elastic import judge, logs, merges
-from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT, TORCHFT, TORCHRUN
+from uneven_bench.elastic import judge, logs, merges, updates
+from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT, TORCHFT, TORCHRUN, at_own_pace
 from uneven_bench.elastic.play import FaultEvent, Played
 from uneven_bench.elastic.replay import error, replay, replay_merges
 from uneven_bench.elastic.workload import CountedWorkload
@@ -45,6 +45,8 @@ class JudgedRun:
 
 def of(played: Played, workload: CountedWorkload, folder: Path, sync: str = "bsp") -> JudgedRun:
     """Judge a run whose files are in this folder."""
+    if at_own_pace(sync):
+        return _of_updates(played, workload, folder, sync)
     if sync != "bsp":
         return _of_merges(played, workload, folder, sync)
     steps = logs.history(played.logs)
@@ -87,6 +89,25 @@ def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: st
         replay_error=replayed,
         sync=sync,
         replay_rounding=rounding,
+    )
+
+
+def _of_updates(played: Played, workload: CountedWorkload, folder: Path, sync: str) -> JudgedRun:
+    """The same where each worker gives to a parameter server when it likes: two runs differ, so nothing is replayed."""
+    found = (updates.read(path.read_text().splitlines(keepends=True)) for path in folder.glob("updates-*.jsonl"))
+    books = [one for one in found if one is not None]
+    kept, steps = updates.history(played.logs, books), logs.history(played.logs)
+    hurt = [(pid, event.at_s, event.until_s) for event in played.events for pid in event.victims]
+    moments = judge.progress(played.logs, hurt)
+    return JudgedRun(
+        played=played,
+        ledger=judge.ledger(kept, workload.samples, workload.global_batch),
+        pauses_s=tuple(judge.pause_s(moments, event.at_s, event.until_s) for event in played.events),
+        step_s=judge.step_s(moments),
+        steps=len(kept),
+        wrong=tuple(f"{sync}: {one}" for one in _wrong(played, steps, updates.disputed(books), "lost workers")),
+        replay_error=None,
+        sync=sync,
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from uneven.errors import LaunchError
 from uneven.testing.scripts import Script
@@ -95,10 +96,12 @@ class Player:
     Args:
         until: see :class:`uneven_bench.elastic.orders.Orders`.
         steps_apart: from one exchange to the next.
+        together: whether all workers take the same steps.
     """
 
-    def __init__(self, arm: ElasticArm, steps_apart: int = 1, **orders: int) -> None:
+    def __init__(self, arm: ElasticArm, steps_apart: int = 1, *, together: bool = True, **orders: int) -> None:
         self.arm = arm
+        self._together = together
         self._steps_apart = steps_apart
         self.orders = Orders(arm.folder, **orders)
         self.logs = Logs(arm.folder)
@@ -192,7 +195,12 @@ class Player:
         self.wait(settled, _STARTS_WITHIN_S)
 
     def _training(self) -> list[Tail]:
-        """Workers that take part. Between two exchanges one may be as many steps behind as there are."""
+        """Workers that take part.
+
+        Between two exchanges one may be as many steps behind as there are, and more where each takes its own.
+        """
+        if not self._together:
+            return [tail for tail in self.logs.alive() if tail.reached >= 0]
         return [tail for tail in self.logs.alive() if tail.reached >= self.logs.reached - 1 - self._steps_apart]
 
     def _strike(self, fault: PlannedFault, victims: tuple[int, ...], chosen: list[Tail]) -> tuple[float, bool | None]:
@@ -323,8 +331,11 @@ class Player:
                 os.kill(pid, signal.SIGTERM if notice else signal.SIGKILL)
 
     def end(self) -> bool:
-        """Let all take the same last step; whether all came to their end."""
+        """Let all take the same last step, where they take the same ones; whether all came to their end."""
         self.logs.look()
+        if not self._together:
+            self.orders.end(0)
+            return self.wait(lambda: not self.logs.alive(), _ENDS_WITHIN_S)
         last = self.logs.reached + _AHEAD * 2
         self.orders.until(last)
 
@@ -347,7 +358,7 @@ class Player:
 
 
 @contextmanager
-def playing(arm: ElasticArm, **orders: int) -> Iterator[Player]:
+def playing(arm: ElasticArm, **orders: Any) -> Iterator[Player]:
     """A player whose run leaves no process behind."""
     player = Player(arm, **orders)
     try:

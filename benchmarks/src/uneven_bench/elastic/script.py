@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from uneven_bench.elastic.cases import checkpoint_every
+from uneven_bench.elastic.cases import at_own_pace, checkpoint_every
 from uneven_bench.elastic.worker import ElasticTask, LoggedWorker
 
 _EPOCHS = 1_000_000
@@ -25,13 +25,17 @@ def ours(task: ElasticTask) -> None:
     """The loop of any script that trains under uneven, with what the bench wants to know beside it."""
     import uneven
     from uneven_bench.elastic.book import MergeBook
+    from uneven_bench.elastic.update_book import UpdateBook
 
     worker = LoggedWorker(task)
-    session = uneven.Session(sync=task.told["sync"])
+    own_pace = at_own_pace(task.told["sync"])
+    session = uneven.Session(sync=task.told["sync"], balance="even" if own_pace else None)
     model, optimizer = session.setup(worker.model, worker.optimizer)
     worker.hooked()
     loader = session.loader(worker.workload.data(), worker.workload.global_batch)
-    book = None if task.told["sync"] == "bsp" else MergeBook(worker, session)
+    book: MergeBook | UpdateBook | None = None
+    if task.told["sync"] != "bsp":
+        book = UpdateBook(worker, session) if own_pace else MergeBook(worker, session)
     first, on = loader.epoch, True
     if book is not None:
         book.begins()
@@ -46,6 +50,11 @@ def ours(task: ElasticTask) -> None:
             worker.stepped(epoch)
         if not on:
             break
+    if own_pace:  # what all have in common is the copy
+        with session.evaluated():
+            worker.ended()
+        session.close()
+        return
     if task.told["sync"].startswith("shuffle"):  # where the newest merge of each is that of its group
         with session.evaluated():
             pass

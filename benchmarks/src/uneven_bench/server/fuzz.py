@@ -155,7 +155,7 @@ _MOVING = (Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT)
 _WAYS: tuple[Callable[[random.Random], list[bytes]], ...] = (
     *(_noise, _cut, _frames, _magic, _numbers, _twice, _entries, _unasked),
     _patch(4, "<H", lambda rng: rng.randint(2, 65535)),  # version
-    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(11, 32), rng.randint(45, 255)))),  # no kind
+    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(12, 32), rng.randint(46, 255)))),  # no kind
     _patch(6, "<B", lambda rng: rng.choice((34, 35, 36, 40, 41, 42, 43, 44))),  # what only shards say
     _patch(7, "<B", lambda rng: rng.randint(2, 255)),  # kind of numbers
     _patch(16, "<I", lambda rng: rng.randint(1, 2**32 - 1)),  # members announced

@@ -102,7 +102,7 @@ class ElasticConnection(Connection):
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
         """See :meth:`Connection.lines`."""
         assert self.recovery is not None
-        return RecoveredLines(self.world.rank, self.recovery, lambda what: meter.waiting(), self.traffic)
+        return RecoveredLines(self.world.rank, self.recovery, lambda what: meter.waiting(), self.traffic, refusal)
 
 
 def connect_elastic(world: World, timeout_s: float) -> ElasticConnection:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from uneven.control.reports import Report
-from uneven.core.membership import Generation, Members, told
+from uneven.core.membership import Generation, Members, generation_of, told
 from uneven.core.records import MembershipRecord
 from uneven.data.order import Portion
 from uneven.data.returned import Returned
@@ -28,6 +28,9 @@ from uneven.run.elastic.notice import NoticeWatch
 from uneven.run.elastic.recovery import Recovery
 from uneven.run.elastic.slots import DOOR, LEAVES
 from uneven.run.lines.circle import Broken
+
+if TYPE_CHECKING:
+    from uneven.run.own_pace.claimed import ClaimedSamples
 
 
 class ChangingRun(Protocol):
@@ -115,6 +118,11 @@ class Elastic:
         """Those that take part."""
         return self.membership.members
 
+    @property
+    def changing(self) -> Returned | ClaimedSamples:
+        """What a loader asks where workers leave and join."""
+        return self.returned
+
     def bind(self, run: ChangingRun) -> None:
         """The loop is there."""
         self._run = run
@@ -195,9 +203,13 @@ class Elastic:
             self._apply(generation, pause_s, -1)
 
     def _apply(self, generation: Generation, pause_s: float, exchanging: int) -> None:
-        assert self._run is not None
         self.returned.changed(generation.border, generation.members, exchanging)
         self.recovery.renew(generation)
+        self.tell(generation, pause_s)
+
+    def tell(self, generation: Generation, pause_s: float) -> None:
+        """Others take part: the loop hears of it, and the journal."""
+        assert self._run is not None
         self._run.members_changed(generation)
         if generation.reign > self._reign:
             self._reign = generation.reign
@@ -283,10 +295,19 @@ class Elastic:
     # ---------------------------------------------------------------- newcomers
     def _give_state(self, new: Generation) -> None:
         """One of those that were there gives a newcomer all that it needs; the others go on."""
-        worker = self.membership.worker
         donor, *_ = [one for one in new.members if str(one) not in new.came]
-        if worker != donor:
-            return
+        if self.membership.worker == donor:
+            self.give_state(str(new.number), (donor, *sorted(map(int, new.came))))
+
+    def give_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
+        """Give it to all of these but the first, which is this worker.
+
+        Args:
+            lost: see :meth:`Membership.circle`.
+
+        Raises:
+            Broken: one of them is gone.
+        """
         assert self._run is not None
         assert self._attached is not None
         text, tensors = parcel.pack(
@@ -295,17 +316,17 @@ class Elastic:
                 "returned": self.returned.state(),
                 "exchanges": self.recovery.exchanges,
                 "by": self.recovery.by,
+                "generation": self.membership.generation.text(),
                 "model": dict(self._attached.model.state_dict()),
                 "buffers": _unsaved(self._attached.model),
                 "others": [one.state_dict() for one in self._attached.others],
             }
         )
-        self.membership.board.write(f"state/{new.number}", json.dumps([text, parcel.shapes(tensors)]))
-        self._move(new, donor, tensors)
+        self.membership.board.write(f"state/{key}", json.dumps([text, parcel.shapes(tensors)]))
+        self._move(key, those, tensors, lost)
 
-    def _move(self, new: Generation, donor: int, tensors: list[Tensor]) -> None:
-        those = (donor, *sorted(map(int, new.came)))
-        circle = self.membership.circle("state", those)
+    def _move(self, key: str, those: Members, tensors: list[Tensor], lost: Callable[[], bool] | None) -> None:
+        circle = self.membership.circle("state", those, key, lost)
         for one in tensors:
             circle.wait(circle.broadcast(one, 0))
         circle.drop()
@@ -328,7 +349,8 @@ class Elastic:
                     new = self.recovery.next_generation(between=True, new=True)
                 if self.recovery.circle is None:
                     self.recovery.circle = self.membership.circle("exchanges")
-                self._take_state(new)
+                donor, *_ = [one for one in new.members if str(one) not in new.came]
+                self.take_state(str(new.number), (donor, *sorted(map(int, new.came))))
                 self._in = True
             except LeftOut:
                 new = None
@@ -350,18 +372,25 @@ class Elastic:
         if 1.0 <= waited_s < 2.0:
             self._say(f"worker {self.membership.worker} waits to be let in")
 
-    def _take_state(self, new: Generation) -> None:
+    def take_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
+        """Take over what the first of these gives to the others, of whom this worker is one.
+
+        Args:
+            lost: see :meth:`Membership.circle`.
+
+        Raises:
+            Broken: members have changed before it came.
+        """
         assert self._run is not None
         assert self._attached is not None
-        donor, *_ = [one for one in new.members if str(one) not in new.came]
-        key, board = f"state/{new.number}", self.membership.board
-        while (said := board.look(key)) is None:
-            if self.membership.lost():
+        board = self.membership.board
+        while (said := board.look(f"state/{key}")) is None:
+            if (lost or self.membership.lost)():
                 raise Broken("the members have changed before this worker was given the state")
             time.sleep(0.002)
         text, shapes = json.loads(said)
         tensors = parcel.room(shapes)
-        self._move(new, donor, tensors)
+        self._move(key, those, tensors, lost)
         state = parcel.unpack(text, tensors)
         model, others = self._attached.model, self._attached.others
         with torch.no_grad():
@@ -371,21 +400,20 @@ class Elastic:
         for one, its in zip(others, state["others"], strict=True):
             one.load_state_dict(its)
         self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
-        self._reign = new.reign
-        self.recovery.renew(new)
+        self.membership.enter(generation_of(state["generation"]))
+        self._reign = self.membership.generation.reign
+        self.recovery.renew(self.membership.generation)
         self.returned.take_up(state["returned"])
         self._run.take_over(state["run"])
         self._attached.versions = [one._version for one in model.parameters()]
         count = sum(one.nbytes for one in tensors)
-        said = f"worker {self.membership.worker} has joined, with {count / 1e6:.3g} MB of state from worker {donor}"
+        said = f"worker {self.membership.worker} has joined, with {count / 1e6:.3g} MB of state from worker {those[0]}"
         self._say(said, "members")
 
     # ---------------------------------------------------------------- the end
     def close(self, failed: bool) -> None:
         """The session ends; without a failure, when all members have come to their end."""
-        self._restore_signal()
-        for watch in self._watches:
-            watch.close()
+        self._unlisten()
         if self._over:
             self.membership.close()
             return
@@ -395,6 +423,12 @@ class Elastic:
                 self.membership.part_company(self.recovery.serve)
         finally:
             self.membership.close()
+
+
+    def _unlisten(self) -> None:
+        self._restore_signal()
+        for watch in self._watches:
+            watch.close()
 
 
 class Fixed:

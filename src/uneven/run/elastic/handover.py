@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -15,7 +15,6 @@ from uneven.data.order import Changing, Cursor, Portion
 from uneven.data.stream import is_stream
 from uneven.errors import ConfigError, DataError
 from uneven.run.loop import StepLoop
-from uneven.run.parameters.agree import Agreement
 
 
 class LoopOfMembers:
@@ -83,7 +82,7 @@ class LoopOfMembers:
                 "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
                 "that is lost cannot be read again"
             )
-        return elastic.returned
+        return cast("Changing", elastic.changing)  # at one's own pace only asked for members, and what is waiting
 
     def calls(self, begin: Callable[[Portion], None]) -> LoaderCalls:
         """Whom the loader of the run calls as it goes."""
@@ -95,20 +94,13 @@ class LoopOfMembers:
         """A pass of an epoch is over: what is to come again in that epoch must be known."""
         elastic = self._loop.context.elastic
         assert elastic is not None
-        if (merging := self._merging) is not None:
-            merging.settle()
-            elastic.flush()
-
-    @property
-    def _merging(self) -> Agreement | None:
-        """Where replicas are merged now and then."""
-        agreement = self._loop.model.agreement
-        return agreement if isinstance(agreement, Agreement) else None
+        self._loop.model.agreement.settle()
+        elastic.flush()
 
     @property
     def apart(self) -> bool:
         """See :class:`uneven.run.elastic.elastic.ChangingRun`."""
-        return self._merging is not None and self._merging.apart
+        return self._loop.model.agreement.apart
 
     def members_changed(self, generation: Generation) -> None:
         """Others take part, from now on."""
@@ -132,6 +124,7 @@ class LoopOfMembers:
             "agreement": self._loop.model.agreement.state_dict(()),
             "reports": self._loop.reports.for_newcomers(),
             "parts": self._loop.parts.state(),
+            "pace": None if self._loop.own_pace is None else self._loop.own_pace.state(),
         }
 
     def take_over(self, state: dict[str, Any]) -> None:
@@ -147,3 +140,6 @@ class LoopOfMembers:
         self._loop.model.agreement.load_state_dict(*state["agreement"])
         self._loop.reports.take_over(state["reports"])
         self._loop.parts.load(*state["parts"])
+        if self._loop.own_pace is not None:
+            self._loop.own_pace.adopt(state["pace"], elastic.members)
+        self._loop.model.agreement.joined()

@@ -26,16 +26,21 @@ class RecoveredLines(Lines):
 
     changing = True
 
-    def __init__(self, rank: int, recovery: Recovery, waiting: Waiting, book: TrafficBook | None = None) -> None:
+    def __init__(
+        self, rank: int, recovery: Recovery, waiting: Waiting, book: TrafficBook | None = None, refusal: str = ""
+    ) -> None:
         super().__init__(rank, recovery.membership.members, waiting, book)
+        self._refusal = refusal
         self._recovery = recovery
 
     def open(self, name: str, members: Sequence[int] | None = None) -> Line:
         """See :meth:`Lines.open`.
 
         Raises:
-            ConfigError: a line of some members only.
+            ConfigError: a line of some members only; or members take different numbers of steps.
         """
+        if self._refusal:
+            raise ConfigError(f"line {name!r}: {self._refusal}")
         if members is not None and set(members) != set(self.members):
             raise ConfigError(
                 f"line {name!r} for ranks {tuple(members)}: in an elastic run a line is for all, as members come and go"

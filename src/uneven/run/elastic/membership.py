@@ -20,6 +20,7 @@ from uneven.core.membership import (
     Statement,
     first_generation,
     generation_of,
+    replaced,
     statement_of,
     successor,
     told,
@@ -136,19 +137,74 @@ class Membership:
         if said.leaving:
             return new
         if self.worker not in new.members:
-            why = new.why.get(str(self.worker), "")
-            raise LeftOut(
-                f"worker {self.worker} was left out, and the others have gone on without it ({why}): it was stopped, "
-                f"or cut off from them; start a new one with `uneven run --join`"
-            )
+            raise self._left_out(new)
         if new.ends:
             raise PeerError(f"worker {self.worker}: {new.ends}, so the run ends here")
+        self._check_enough(new)
+        return new
+
+    def follow(self, *, leaving: bool = False, closing: bool = False) -> list[Generation]:
+        """Where members owe each other nothing: the generations since this one. Waits for nobody.
+
+        Args:
+            leaving: this worker takes no part in the next one.
+            closing: nobody is let in any more.
+
+        Raises:
+            LeftOut: the others took this worker for gone.
+            PeerError: too few are left; the store has ended.
+        """
+        found: list[Generation] = []
+        try:
+            while (new := self._next(leaving, closing)) is not None:
+                if self.worker not in new.members:
+                    if leaving and str(self.worker) not in self.board.dead((self.worker,)):
+                        break
+                    raise self._left_out(new)
+                self.enter(new)
+                found.append(new)
+                if not closing and not leaving:
+                    self._check_enough(new)
+        except RuntimeError as error:
+            raise self._ended(error) from error
+        return found
+
+    def _next(self, leaving: bool, closing: bool) -> Generation | None:
+        old, board = self.generation, self.board
+        key = f"generation/{old.reign}/{old.number + 1}"
+        if (text := board.look(key)) is None:
+            lacking = tuple(one for one in map(int, old.came) if board.look(f"in/{one}") is None)
+            made = replaced(
+                old, board.dead(old.members), {} if closing else board.asking(), self.bounds[1],
+                leaving=(self.worker,) if leaving else (), lacking=lacking,
+            )  # fmt: skip
+            if made is None:
+                return None
+            text = board.write_once(key, made.text())
+            board.count(NEWS, 1)
+        new = generation_of(text)
+        if new.came:
+            board.asking()
+            board.admit(map(int, new.came), f"{old.reign}/{new.number}")
+        return new
+
+    def connected(self) -> Any:
+        """A connection to the store of its own."""
+        return self._fresh()[0]
+
+    def _left_out(self, new: Generation) -> LeftOut:
+        why = new.why.get(str(self.worker), "")
+        return LeftOut(
+            f"worker {self.worker} was left out, and the others have gone on without it ({why}): it was stopped, "
+            f"or cut off from them; start a new one with `uneven run --join`"
+        )
+
+    def _check_enough(self, new: Generation) -> None:
         if len(new.members) < self.bounds[0]:
             raise PeerError(
                 f"{len(new.members)} workers are left, and the run needs {self.bounds[0]} (--elastic "
                 f"{self.bounds[0]}:{self.bounds[1]}): {told(new)}"
             )
-        return new
 
     def enter(self, new: Generation) -> None:
         """This worker takes part in it."""
@@ -159,25 +215,29 @@ class Membership:
             self._news, self._lost = -1, False
             self._moves, self._member, self.settled = self.succession.moves, True, False
 
-    def circle(self, purpose: str, those: Members | None = None) -> Circle:
+    def circle(
+        self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None
+    ) -> Circle:
         """The process group of this generation for one purpose; all members call it at the same time.
 
         Args:
             those: the members that are in it, in order of their places; all if None.
+            of: what it is for, another one each time; "" is for this generation.
+            lost: whether one of those is gone; None where it matters whether any member is.
 
         Raises:
             Broken: a member was gone.
             PeerError: one that is alive did not come in time.
         """
         new = self.generation
-        name, whole = f"circle/{new.reign}.{new.number}/{purpose}", those is None
+        name, whole = f"circle/{of or f'{new.reign}.{new.number}'}/{purpose}", those is None
         those = new.members if those is None else those
         try:
             if self._groups_moves != self.succession.moves:
                 self._groups_store, self._groups_moves = self.succession.connect()
             circle = Circle(
                 self._groups_store, name, those.index(self.worker), len(those), interface=self._interface,
-                lost=self.lost, timeout_s=self.timeout_s,
+                lost=lost or self.lost, timeout_s=self.timeout_s,
             )  # fmt: skip
         except Broken:
             # What was to make the group waits for the one that is gone, and keeps the connection as long as it does.

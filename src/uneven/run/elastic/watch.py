@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-from uneven.board import WORKERS, Board
+from uneven.board import NEWS, WORKERS, Board
 from uneven.run.elastic.lifelines import Lifelines
 
 
@@ -24,6 +25,8 @@ class Watch:
         asked: whether a worker stands at the door.
         lost: the store does not answer any more.
         workers: how many numbers have been given to workers, as last looked at.
+        listener: told, in the thread, of members that are gone and why, when it is news; None where nobody listens.
+        news, dead: as of then: a number that changes with it, and who.
     """
 
     def __init__(
@@ -32,6 +35,9 @@ class Watch:
         self.members = members
         self.asked = self.lost = False
         self.workers = 0
+        self.listener: Callable[[dict[int, str]], None] | None = None
+        self.news = 0
+        self.dead: dict[int, str] = {}
         self._board = board
         self._worker = worker
         self._silence_s = silence_s
@@ -59,6 +65,10 @@ class Watch:
                 self.asked = bool(self._board.asking())
                 now_s = time.monotonic()
                 self._bury(ended, now_s)
+                if self.listener is not None and (news := self._board.count(NEWS)) != self.news:
+                    self.dead = self._board.dead(self.members)
+                    self.listener(self.dead)
+                    self.news = news
                 if now_s < next_s:
                     continue
                 # One that was stopped itself has not heard the others meanwhile.

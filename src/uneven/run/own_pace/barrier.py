@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from uneven.errors import PeerError
@@ -21,13 +22,17 @@ class EvaluationBarrier:
     Args:
         counter: of this worker, which says what it holds and hears what all hold.
         timeout_s: how long others may keep this worker waiting.
+        there: workers that take part.
 
     Attributes:
         number: how often this worker has arrived.
     """
 
-    def __init__(self, store: SessionStore, counter: StoredSampleCounter, timeout_s: float) -> None:
+    def __init__(
+        self, store: SessionStore, counter: StoredSampleCounter, timeout_s: float, there: Callable[[], tuple[int, ...]]
+    ) -> None:
         self.number = 0
+        self._there = there
         self._store = store
         self._counter = counter
         self._timeout_s = timeout_s
@@ -49,7 +54,7 @@ class EvaluationBarrier:
         limit_s = time.monotonic() + self._timeout_s
         while not self._store.has(*keys):  # not the store's own wait, which Ctrl-C does not end
             if time.monotonic() > limit_s:
-                missing = [rank for rank, word in enumerate(self._words()) if word is None]
+                missing = [rank for rank, word in self._words().items() if word is None]
                 raise PeerError(
                     f"session.evaluated() on rank {self._store.rank}: rank {', '.join(map(str, missing))} did not come "
                     f"to it within {self._timeout_s:g} s: every worker has to enter it as often, before it closes its "
@@ -64,18 +69,19 @@ class EvaluationBarrier:
             Ranks that have left none: they are gone.
         """
         words = self._words()
-        self._counter.learn([word for word in words if word is not None])
-        return [rank for rank, word in enumerate(words) if word is None]
+        self._counter.learn([word for word in words.values() if word is not None])
+        return [rank for rank, word in words.items() if word is None]
 
     def leave(self) -> None:
         """The evaluation is over; others take samples again."""
         self._counter.forget()
 
-    def _words(self) -> list[dict[str, Any] | None]:
-        return [None if text is None else json.loads(text) for text in self._store.texts(self._keys())]
+    def _words(self) -> dict[int, dict[str, Any] | None]:
+        texts = zip(self._there(), self._store.texts(self._keys()), strict=True)
+        return {rank: None if text is None else json.loads(text) for rank, text in texts}
 
     def _keys(self) -> list[str]:
-        return [self._key(rank, self.number) for rank in range(self._store.size)]
+        return [self._key(rank, self.number) for rank in self._there()]
 
     @staticmethod
     def _key(rank: int, number: int) -> str:

@@ -16,11 +16,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from uneven.data.paced import PacedSampler
-from uneven.data.supply import EPOCHS, Interval, PendingCount
+from uneven.data.supply import EPOCHS, Interval, PendingRun, SamplesWanted
 from uneven.errors import PeerError
 from uneven.run.own_pace.store import SessionStore
 
-_Task = tuple["_AskedCount", Callable[[], int]]
+_Task = tuple["_AskedRun", Callable[[], Interval | None]]
 
 
 class StoredSampleCounter:
@@ -46,16 +46,20 @@ class StoredSampleCounter:
         self._stopped = False
         self._errands: SimpleQueue[_Task | None] | None = None
 
-    def take(self, epoch: int, samples: int) -> PendingCount:
-        """Move the counter of an epoch on by so many; where it was before. The answer may be a PeerError."""
+    def take(self, epoch: int, wanted: SamplesWanted) -> PendingRun:
+        """Move the counter of an epoch on; what it has passed. The answer may be a PeerError."""
         life = self._lives
-        answer = _AskedCount(self._store.rank, self._timeout_s)
-        task = answer, lambda: self._add(life, epoch, samples) - samples
+        answer = _AskedRun(self._store.rank, self._timeout_s)
+        task = answer, lambda: self._taken(life, epoch, wanted)
         if self._store.size == 1 or self._stopped:
             _do(task)
         else:
             self._errand().put(task)
         return answer
+
+    def reached(self, epoch: int) -> int:
+        """See :class:`uneven.data.supply.SampleCounter`."""
+        return self._add(self._lives, epoch, 0)
 
     def restart(self) -> None:
         """Count from 0 again; every worker says so, after it has loaded a state."""
@@ -85,7 +89,7 @@ class StoredSampleCounter:
             # Also of the epoch before, in which others may be: this worker may have taken the last samples of it.
             for one in range(max(0, epoch - 1), epoch + 1 + EPOCHS):
                 undone = sampler.undone(one)  # first, as it may wait for what moves the counter on
-                of[str(one)] = self._add(self._lives, one, 0), undone
+                of[str(one)] = self.reached(one), undone
         return {"epoch": epoch, "of": of}
 
     def learn(self, words: Sequence[dict[str, Any]]) -> None:
@@ -108,6 +112,9 @@ class StoredSampleCounter:
             self._errands.put(None)
             self._errands = None
 
+    def _taken(self, life: int, epoch: int, wanted: SamplesWanted) -> Interval | None:
+        return wanted.fresh(self._add(life, epoch, wanted.samples) - wanted.samples)
+
     def _add(self, life: int, epoch: int, samples: int) -> int:
         return self._store.add(f"taken/{life}/{epoch}", samples)
 
@@ -121,7 +128,7 @@ class StoredSampleCounter:
         return self._errands
 
 
-class _AskedCount(Future[int]):
+class _AskedRun(Future["Interval | None"]):
     """Waited for no longer than others are."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
@@ -133,7 +140,7 @@ class _AskedCount(Future[int]):
         """It is about to be set."""
         self.took_s = time.perf_counter() - self._asked_s
 
-    def result(self, timeout: float | None = None) -> int:
+    def result(self, timeout: float | None = None) -> Interval | None:
         """The answer.
 
         Raises:
@@ -157,9 +164,9 @@ def _run(tasks: SimpleQueue[_Task | None]) -> None:
 def _do(task: _Task) -> None:
     answer, question = task
     try:
-        number = question()
+        run = question()
     except PeerError as error:
         answer.set_exception(error)
     else:
         answer.come()
-        answer.set_result(number)
+        answer.set_result(run)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from uneven.run.elastic.own_pace import OwnPaceElastic
 from uneven.run.own_pace.barrier import EvaluationBarrier
+from uneven.run.own_pace.claimed import ClaimedSamples
 from uneven.run.own_pace.sample_counter import StoredSampleCounter
 from uneven.run.own_pace.shutdown import ShutdownHandshake
 from uneven.run.own_pace.store import SessionStore
@@ -19,6 +23,22 @@ class OwnPace:
     barrier: EvaluationBarrier
     shutdown: ShutdownHandshake
 
+    def state(self) -> dict[str, Any]:
+        """For a worker that joins, where workers do; plain data."""
+        assert isinstance(self.counter, ClaimedSamples)
+        sampler = self.counter.sampler
+        left = None if sampler is None else sampler.left()
+        return {"met": self.barrier.number, "lives": self.counter.state(), "left": left}
+
+    def adopt(self, state: dict[str, Any], members: tuple[int, ...]) -> None:
+        """Inverse of :meth:`state`, on a newcomer that is one of these now."""
+        assert isinstance(self.counter, ClaimedSamples)
+        self.barrier.number = state["met"]
+        self.counter.adopt(state["lives"])
+        self.counter.changed(0, members)
+        if self.counter.sampler is not None:
+            self.counter.sampler.adopt(state["left"])
+
 
 def make_own_pace(rank: int, size: int, timeout_s: float, *, ahead: bool) -> OwnPace:
     """For one worker of so many; all ranks make theirs in the same order.
@@ -29,4 +49,22 @@ def make_own_pace(rank: int, size: int, timeout_s: float, *, ahead: bool) -> Own
     """
     store = SessionStore(rank, size)
     counter = StoredSampleCounter(store, timeout_s, ahead=ahead)
-    return OwnPace(rank, counter, EvaluationBarrier(store, counter, timeout_s), ShutdownHandshake(store))
+    return _of(store, counter, timeout_s, lambda: tuple(range(size)))
+
+
+def _of(
+    store: SessionStore, counter: StoredSampleCounter, timeout_s: float, there: Callable[[], tuple[int, ...]]
+) -> OwnPace:
+    barrier = EvaluationBarrier(store, counter, timeout_s, there)
+    return OwnPace(store.rank, counter, barrier, ShutdownHandshake(store))
+
+
+def make_changing_pace(elastic: OwnPaceElastic, timeout_s: float, *, ahead: bool) -> OwnPace:
+    """The same where workers leave and join."""
+    membership = elastic.membership
+    store = SessionStore(membership.worker, membership.bounds[1] + 1, membership.connected())
+    claims = ClaimedSamples(
+        store, timeout_s, ahead=ahead, members=membership.members, tend=elastic.tend, there=lambda: membership.members
+    )
+    elastic.claims = claims
+    return _of(store, claims, timeout_s, lambda: membership.members)

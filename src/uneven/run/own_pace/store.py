@@ -20,12 +20,14 @@ class SessionStore:
 
     Args:
         rank, size: this worker, and how many there are.
+        store: a connection to the one that the ranks met at; None where that is torch's own.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, store: c10d.Store | None = None) -> None:
         self.rank = rank
         self.size = size
-        store: c10d.Store = c10d._get_default_store() if size > 1 else HashStore()
+        if store is None:
+            store = c10d._get_default_store() if size > 1 else HashStore()
         number = store.add(f"uneven/own-paces/{rank}", 1)  # tells apart the sessions that use one store
         self._store = c10d.PrefixStore(f"uneven/own-pace/{number}", store)
 

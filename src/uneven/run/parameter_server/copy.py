@@ -67,6 +67,11 @@ class SharedCopy:
             self._client = Client(self._rank, table, [values], line, clock=clock, timeout_s=self._timeout_s)
             self._home.begun()
 
+    @property
+    def step(self) -> int:
+        """That this worker's next contribution to a mean is to."""
+        return self._version
+
     def read(self) -> Values:
         """The replica; shape (size,)."""
         values: Values = self._replica.flat.read().cpu().numpy()

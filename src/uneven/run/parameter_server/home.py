@@ -148,6 +148,8 @@ def _made(world: World, timeout_s: float, *, near: bool) -> Home:
     """
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
         return Home(world.run_directory / SERVER, shards, True, world, timeout_s)
+    if world.elastic is not None:
+        raise ConfigError("without --servers it would be in a worker, which may leave: say uneven run --servers 1")
     folder = TemporaryFolder(SHARD_FOLDER, None if near else world.run_directory)
     try:
         make_keys(folder.path)

@@ -19,35 +19,33 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from uneven.core.actions import Exchange, Moment, Payload, StepPlan
-from uneven.core.plain import Count, Misfit, loading, read
 from uneven.core.records import ExchangeRecord
 from uneven.data.order import Portion, Portions
-from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from uneven.errors import ConfigError, NonFiniteError, TrainingError
 from uneven.run.lines.traffic import Traffic
 from uneven.run.observer import ExchangeObserver
+from uneven.run.own_pace.claimed import ClaimedSamples, Unclaimed
 from uneven.run.own_pace.shared import OwnPace
 from uneven.run.parameter_server.copy import SharedCopy, Values
 from uneven.run.parameter_server.home import Home
+from uneven.run.parameter_server.record import record_of
+from uneven.run.parameter_server.saved import centre_of, check_saved
 from uneven.run.parameters.exchanges import Order
 from uneven.run.parameters.plans import Plans, at_moment
 from uneven.run.parameters.replica import Replica
-from uneven.run.parameters.saved import same_policy, taken
+from uneven.run.parameters.saved import taken
 from uneven.run.parameters.shadow import ShadowThread
+from uneven.server import Reply
 from uneven.sync import SyncPolicy, refused
 
-
-class _ServedNumbers(TypedDict):
-    own: dict[str, Any]
-    clock: Count
-    gap: Count
-    samples: Count
+_AHEAD = 4096
+"""Steps within which a policy is taken to plan an exchange."""
 
 
 class Served:
@@ -65,6 +63,7 @@ class Served:
     Attributes:
         followed: see ``Agreement``.
         threads: of this worker, which take its steps side by side.
+        claims: where workers leave and join, who has which samples.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Served:
         on_nonfinite: Callable[[], None],
     ) -> None:
         self._policy = policy
-        self._members = members
         self._replica = replica
         self._plans = Plans(policy, own_pace.rank, members, sites)
         self._home = home
@@ -114,6 +112,7 @@ class Served:
         self._following = False  # the replica is the copy, as of the last pull
         self._shown: Values | None = None
         self._lost: set[int] = set()
+        self.claims: ClaimedSamples | Unclaimed = Unclaimed()
 
     # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
@@ -133,7 +132,7 @@ class Served:
         return max(one.clock for one in waits) if waits else 0
 
     def before(self, part: Portion, plan: StepPlan) -> None:
-        """A step is about to begin.
+        """See :class:`Exchanging`.
 
         Raises:
             TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
@@ -149,7 +148,7 @@ class Served:
         if self._epoch != part.epoch:
             self._epoch = part.epoch
             self._shadow.paused()
-            self._through(part.epoch)  # perhaps without a sample of the one before
+            self.copy.client.through(part.epoch)  # perhaps without a sample of the one before
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
             self._following &= not self._quorum
         self._shadow.resumed()
@@ -168,11 +167,9 @@ class Served:
         self._moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
         self._quorum = any(one.quorum is not None for one in plan.exchanges)
 
-    def passing(self, padded: bool) -> None:
-        """A pass is on a batch: each counts here."""
+    def passing(self, padded: bool) -> None: ...  # each batch counts here
 
-    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Before a step of the optimizer: every batch counts here."""
+    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...  # as does each step
 
     def after(self, part: Portion, leaving: bool) -> bool:
         """A step is over.
@@ -188,17 +185,18 @@ class Served:
         if leaving:
             self._shadow.paused()
             self._owed, self._following = True, False
-            self._through(part.epoch + 1)
+            self.copy.client.through(part.epoch + 1)
             return False
         sampler = self._own_pace.counter.sampler
         more = sampler is not None and sampler.more()  # taken now, so that whoever waits below has its samples
         self._carry(self._due() if self._in_step else 0)
         if not more:
-            self._through(part.epoch + 1)
+            self.copy.client.through(part.epoch + 1)
         return False
 
     def _count(self, part: Portion) -> None:
         self.clock += 1
+        self.claims.learnt(part)
         self._gap += 1
         self._samples += part.batch(self._rank)
         self._iteration = part.iteration
@@ -218,12 +216,11 @@ class Served:
             self._take(plan)
         if self._epoch != part.epoch:
             self._epoch = part.epoch
-            self._through(part.epoch)
+            self.copy.client.through(part.epoch)
         self._count(part)
         self._carry(0)
 
     def paused(self) -> None:
-        """What comes until the next step is none."""
         self._shadow.paused()
 
     @property
@@ -236,12 +233,11 @@ class Served:
             self._meet(self._order(exchange), due)
         for exchange in self._background:
             if self._shadow.free(exchange.load):
-                self._shadow.offer(self._order(exchange), exchange.load)
+                order = self._order(exchange)
+                self._gives(order)
+                self._shadow.offer(order, exchange.load)
             else:
                 self._dropped += 1
-
-    def _through(self, epochs: int) -> None:
-        self.copy.client.through(epochs)
 
     def _make_up(self) -> None:
         owed, self._owed = self._owed, False
@@ -262,11 +258,42 @@ class Served:
         self._gap = self._samples = self._dropped = 0
         return order
 
+    # ---------------------------------------------------------------- workers that leave and join
+    apart = False  # a newcomer begins with the copy, and so has to wait for nothing
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Others take part from the next step on."""
+        self._plans.members_changed(members, generation)
+
+    def bury(self, worker: int) -> Reply | None:
+        """See :class:`uneven.run.elastic.own_pace.Keeper`."""
+        return self.copy.client.bury(worker) if self.copy.begun else None
+
+    def settle(self) -> None:
+        """Give the copy what it lacks, as at the end of an epoch of an elastic run."""
+        if self.copy.begun:
+            self._make_up()
+            self._settle()
+        if self.claims.owes:
+            ahead = range(self.clock, self.clock + _AHEAD)
+            for exchange in next((found for clock in ahead if (found := self._plans.at(clock).exchanges)), ()):
+                self._meet(self._order(exchange), 0)
+
+    def joined(self) -> None:
+        """It begins with the copy as it is now."""
+        self._gap = self._samples = 0
+        self.copy.begin(self._loaded, self.clock)
+        self.copy.follow(0)
+
     # ---------------------------------------------------------------- the exchange
+    def _gives(self, order: Order) -> None:
+        self.claims.gives(order.clock if order.exchange.quorum is None else self.copy.step + 1)
+
     def _meet(self, order: Order, due: int) -> None:
         began_s = time.perf_counter()
         self._observer.ready()
         own, quorum = self.copy.read(), order.exchange.quorum
+        self._gives(order)
         try:
             if quorum is not None:
                 outcome, late = self.copy.contribute(quorum, own, order.samples)
@@ -275,9 +302,11 @@ class Served:
                 outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)
         except NonFiniteError:  # refused; the copy is as before, and is what this worker goes on from
             self._observer.done()
+            self.claims.gave()
             self._drop()
             self.copy.follow(due)
             return
+        self.claims.gave()
         self.copy.write(outcome)
         self._observer.done()
         self._on_record(self._record(order, own, outcome, late, began_s))
@@ -292,8 +321,10 @@ class Served:
             outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, 0)
         except NonFiniteError:
             self._refused = True
+            self.claims.gave()
             self.copy.follow(0)
             return False
+        self.claims.gave()
         meanwhile = self.clock - order.clock
         self._landed.append(self._record(order, own, outcome, late, began_s, meanwhile))
         self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
@@ -303,22 +334,8 @@ class Served:
         self, order: Order, own: Values, outcome: Values, late: int, began_s: float, meanwhile: int = 0
     ) -> ExchangeRecord:
         moved = (outcome - own)[: self._replica.flat.trained]
-        apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0
-        return ExchangeRecord(
-            rank=self._rank,
-            iteration=order.iteration,
-            at_s=time.time(),
-            moment=(Moment.STEP if order.exchange.quorum is not None else order.exchange.moment).value,
-            members=len(order.exchange.members),
-            samples=order.samples,
-            gap=order.gap,
-            late=meanwhile if order.exchange.moment is Moment.BACKGROUND else late,
-            took_s=time.perf_counter() - began_s,
-            sent_bytes=own.nbytes,
-            distance=order.exchange.merge.distance(apart),
-            dropped=order.dropped,
-            threads=order.threads,
-        )
+        late = meanwhile if order.exchange.moment is Moment.BACKGROUND else late
+        return record_of(order, self._rank, moved, late, own.nbytes, began_s)
 
     def _write_down(self) -> None:
         """Hand over what the shadow has noted; in the thread that trains."""
@@ -400,23 +417,7 @@ class Served:
         Raises:
             CheckpointError: the copy does not fit the model, a number is damaged, or training has begun.
         """
-        if self.copy.begun:
-            raise CheckpointError(
-                "a state cannot be loaded once workers share a copy: load it before the first batch and the first "
-                "session.evaluated()"
-            )
-        if not same_policy(self._policy, numbers) or not vectors:
-            return
-        with loading("the agreement"):
-            read(_ServedNumbers, numbers)
-            if set(vectors) != {"centre"}:
-                raise Misfit(sorted(vectors), "centre or nothing", "vectors")
-        centre, flat = vectors["centre"], self._replica.flat
-        if len(centre) != flat.size:
-            raise CheckpointError(
-                f"the server in the checkpoint has {len(centre)} numbers, that of this model {flat.size}: resume "
-                f"with the model that the run began with"
-            )
+        check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size)
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, before the first step; also with other workers. Another policy starts afresh.
@@ -424,11 +425,9 @@ class Served:
         Raises:
             CheckpointError: see :meth:`check`.
         """
-        self.check(numbers, vectors)
-        if numbers.get("policy") != repr(self._policy) or not vectors:
+        if not check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size):
             return
-        centre, flat = vectors["centre"], self._replica.flat
-        self._loaded = centre.detach().to("cpu", flat.dtype, copy=True).numpy()
+        self._loaded = centre_of(vectors, self._replica.flat.dtype)
         self.clock, self._gap, self._samples = numbers["clock"], numbers["gap"], numbers["samples"]
         self._policy.load_state_dict(numbers["own"])
 
@@ -443,6 +442,8 @@ class Served:
             if self.copy.begun:
                 if not failed:
                     self._settle()
+                if isinstance(self.claims, ClaimedSamples) and not failed:  # nobody waits for it at a meeting, either
+                    self.copy.client.bury(self._rank).result()
                 self.copy.client.close(leave=not failed)
         finally:
             self._shadow.close()

@@ -22,7 +22,7 @@ from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.run.own_pace.barrier import EvaluationBarrier
 from uneven.run.parameters.divided import DividedSteps
 from uneven.run.parameters.exchanges import Exchanges, Order, StepPosition
-from uneven.run.parameters.plans import Plans
+from uneven.run.parameters.plans import Plans, at_moment
 from uneven.run.parameters.replica import Replica
 from uneven.run.parameters.saved import same_policy, taken
 from uneven.sync import Evaluated, Pace, SyncPolicy, first_plans, refused
@@ -140,7 +140,7 @@ class Agreement:
     def _take(self, plan: StepPlan) -> None:
         """Take a plan apart, which seldom is another than that of the step before."""
         self._plan = plan
-        self._after, self._beside = _of(plan, Moment.STEP), _of(plan, Moment.BACKGROUND)
+        self._after, self._beside = at_moment(plan, Moment.STEP), at_moment(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
         self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
 
@@ -209,7 +209,7 @@ class Agreement:
         return self._all_met()
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Others take part from the next step on."""
+        """See :class:`.together.Exchanging`."""
         if not set(members) <= set(self._members):
             self.equal = False  # all know so at the same step; what a newcomer begins with is one of the replicas
         self._members = members
@@ -226,15 +226,16 @@ class Agreement:
         return self._plans.groups(self.clock, Payload.GRADIENT)
 
     def settle(self) -> None:
-        """Merge the steps that are not merged yet, as at the end of an epoch of an elastic run: what a worker is lost
-        with then still comes again in that epoch."""
+        """Merge the steps that are not merged yet; see :class:`.together.Exchanging`."""
         self._make_up()
         if not self.apart and (self.equal or not self._plans.grouped):
             return
         ahead = range(self.clock, self.clock + _AHEAD)
-        planned = next((found for clock in ahead if (found := _of(self._plans.at(clock), Moment.STEP))), ())
+        planned = next((found for clock in ahead if (found := at_moment(self._plans.at(clock), Moment.STEP))), ())
         for exchange in planned:
             self._meet(replace(exchange, members=self._members), all_meet=True)
+
+    def joined(self) -> None: ...
 
     def paused(self) -> None:
         """What comes until the next step is none."""
@@ -353,7 +354,7 @@ class Agreement:
             return
         found: list[Exchange] = []
         for clock in range(self.clock, self.clock + _AHEAD):
-            if found := list(_of(self._plans.at(clock), Moment.BACKGROUND)):
+            if found := list(at_moment(self._plans.at(clock), Moment.BACKGROUND)):
                 break
         for exchange in found:
             self._exchanges.rest(self._order(exchange))
@@ -374,7 +375,7 @@ class Agreement:
             return max(0, own - sum(part.batch(rank) for part in less))
 
         fresh = [counted(rank) for rank in self._members]
-        owed = _of(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
+        owed = at_moment(self._plans.at(self.clock + hand - 1), Moment.STEP) if more else self._owed
         since = self._since or next((part.before for part in more), None)
         vectors, kept = self._exchanges.state_dict(self._showing)
         numbers = {
@@ -444,7 +445,3 @@ class Agreement:
             raise
         finally:
             self._exchanges.close(failed)
-
-
-def _of(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
-    return tuple(one for one in plan.exchanges if one.moment is moment)

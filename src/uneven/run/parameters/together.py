@@ -61,6 +61,25 @@ class Exchanging(Protocol):
         ...
 
     @property
+    def apart(self) -> bool:
+        """Whether replicas differ, as they have taken steps of their own, where that keeps newcomers waiting; the same
+        on all workers."""
+        ...
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Others take part from the next step on."""
+        ...
+
+    def settle(self) -> None:
+        """Give the others what they lack, as at the end of an epoch of an elastic run: what a worker is lost with then
+        still comes again in that epoch."""
+        ...
+
+    def joined(self) -> None:
+        """This worker has just joined, and has the state of one of the others."""
+        ...
+
+    @property
     def exchanging(self) -> bool:
         """Whether an exchange is under way beside the training."""
         ...
@@ -94,7 +113,7 @@ class Exchanging(Protocol):
 class Alike:
     """Where nothing but everybody's gradients is averaged: replicas are the same, and there is nothing to exchange."""
 
-    followed = exchanging = False
+    followed = exchanging = apart = False
 
     def __init__(self, plans: Plans) -> None:
         self.plans = plans
@@ -120,6 +139,10 @@ class Alike:
         return True
 
     def paused(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def joined(self) -> None: ...
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

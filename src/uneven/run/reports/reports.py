@@ -134,6 +134,8 @@ class Reports:
             if elastic.membership.joins_later:  # it is alone until it is let in
                 alone = Limits(lower=(min_batch,), upper=(upper if adds_up else min(upper, loader.batch_size),))
                 self._agreed = _Agreed(balancer, alone, loader.batch_size, lookahead, adds_up)
+                if self._own_pace is not None:
+                    self._own_pace.counter.begin(loader.paced, min_batch)
                 return
         limits = _limits(self._bounds, self._context.members)
         limits.check(loader.batch_size)
@@ -291,8 +293,8 @@ class Reports:
             return
         heard = self.piggyback.take() if called and self.piggyback is not None else None
         elastic = self._context.elastic
-        self.books.end(part, part.size if elastic is None else elastic.returned.counted(part))
-        adapts = slow.adapts
+        self.books.end(part, part.size if elastic is None else elastic.changing.counted(part))
+        adapts = slow.adapts and self._own_pace is None
         due = adapts and slow.due(part.iteration, heard)
         if due or leaving or (adapts and (slow.watches or slow.suspects_change)) or self.books.meter.ripe(adapts):
             self.read()

@@ -169,6 +169,19 @@ class Connection:
             refusal=refusal,
         )  # fmt: skip
 
+    def left_by(self, leave: Callable[[bool], None]) -> None:
+        """Call this, too, when this worker leaves: before all that is called so far, which follows in any case."""
+        then = self.leaving
+
+        def leaving(failed: bool) -> None:
+            try:
+                leave(failed)
+            finally:
+                if then is not None:
+                    then(failed)
+
+        self.leaving = leaving
+
     def close(self, failed: bool = False) -> None:
         """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
         leaving, self.leaving = self.leaving, None

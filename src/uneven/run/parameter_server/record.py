@@ -1,0 +1,39 @@
+"""What the journal is told of an exchange with the parameter server."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from uneven.core.actions import Moment
+from uneven.core.records import ExchangeRecord
+from uneven.run.parameter_server.copy import Values
+from uneven.run.parameters.exchanges import Order
+
+
+def record_of(order: Order, rank: int, moved: Values, late: int, sent_bytes: int, began_s: float) -> ExchangeRecord:
+    """The record of an exchange that is over.
+
+    Args:
+        moved: how the replica's parameters have moved by it, shape (trained numbers,).
+        late: steps that were taken while it was under way, or updates of others that came in between.
+        began_s: of ``time.perf_counter``.
+    """
+    exchange = order.exchange
+    apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0
+    return ExchangeRecord(
+        rank=rank,
+        iteration=order.iteration,
+        at_s=time.time(),
+        moment=(Moment.STEP if exchange.quorum is not None else exchange.moment).value,
+        members=len(exchange.members),
+        samples=order.samples,
+        gap=order.gap,
+        late=late,
+        took_s=time.perf_counter() - began_s,
+        sent_bytes=sent_bytes,
+        distance=exchange.merge.distance(apart),
+        dropped=order.dropped,
+        threads=order.threads,
+    )

@@ -1,0 +1,60 @@
+"""What a checkpoint has of one worker's part in the parameter server."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from uneven.core.plain import Count, Misfit, loading, read
+from uneven.errors import CheckpointError
+from uneven.run.parameter_server.copy import SharedCopy, Values
+from uneven.run.parameters.saved import same_policy
+from uneven.sync import SyncPolicy
+
+
+class _ServedNumbers(TypedDict):
+    own: dict[str, Any]
+    clock: Count
+    gap: Count
+    samples: Count
+
+
+def check_saved(
+    policy: SyncPolicy, copy: SharedCopy, numbers: dict[str, Any], vectors: dict[str, Tensor], size: int
+) -> bool:
+    """See that a state fits.
+
+    Args:
+        size: numbers of the model.
+
+    Returns:
+        Whether it is one of this policy's, and not empty.
+
+    Raises:
+        CheckpointError: the copy does not fit the model, a number is damaged, or training has begun.
+    """
+    if copy.begun:
+        raise CheckpointError(
+            "a state cannot be loaded once workers share a copy: load it before the first batch and the first "
+            "session.evaluated()"
+        )
+    if not same_policy(policy, numbers) or not vectors:
+        return False
+    with loading("the agreement"):
+        read(_ServedNumbers, numbers)
+        if set(vectors) != {"centre"}:
+            raise Misfit(sorted(vectors), "centre or nothing", "vectors")
+    if len(vectors["centre"]) != size:
+        raise CheckpointError(
+            f"the server in the checkpoint has {len(vectors['centre'])} numbers, that of this model {size}: resume "
+            f"with the model that the run began with"
+        )
+    return True
+
+
+def centre_of(vectors: dict[str, Tensor], dtype: torch.dtype) -> Values:
+    """The copy in a state, shape (size,)."""
+    centre: Values = vectors["centre"].detach().to("cpu", dtype, copy=True).numpy()
+    return centre

@@ -1,0 +1,84 @@
+"""Trains in an elastic run in which each worker goes at its own pace, and writes down what it gives to the others.
+
+Usage: elastic_paced.py SYNC FOLDER EPOCHS [FAULT …]; a fault is before@W:N (worker W dies before its update number N),
+noted@W:N (once it has noted what is in it, and sent nothing), gave@W:N (when it has arrived), leave@W:N (told to leave
+before it), or door@W:N (worker W does not begin its update N before somebody asks to join).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from elastic_merges import model
+from elastic_script import LR, dataset
+
+import uneven
+
+X = 24
+STEP_S = 0.004
+
+
+def instrument(elastic: object, log: object, folder: Path, faults: list[str]) -> None:
+    """Faults around the updates of this worker; what it gives, and what others say of a lost one, is logged."""
+    claims, worker, updates = elastic.claims, elastic.membership.worker, [0]
+    gives, gave, lost = claims.gives, claims.gave, claims.lost
+
+    def die(kind: str) -> None:
+        if f"{kind}@{worker}:{updates[0]}" in faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def giving(update: int) -> None:
+        if f"door@{worker}:{updates[0]}" in faults:
+            (folder / "door").write_text("")
+            while not elastic.membership.watch.asked:
+                time.sleep(0.005)
+        if f"leave@{worker}:{updates[0]}" in faults:
+            session.leave()
+        die("before")
+        gives(update)
+        log.write(json.dumps(["gives", update, claims._holding.given]) + "\n")
+        die("noted")
+
+    def given() -> None:
+        log.write(json.dumps(["gave", claims._holding.update]) + "\n")
+        die("gave")
+        gave()
+        updates[0] += 1
+
+    def gone(one: int, arrived: int) -> None:
+        log.write(json.dumps(["lost", one, arrived]) + "\n")
+        lost(one, arrived)
+
+    claims.gives, claims.gave, claims.lost = giving, given, gone
+
+
+def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:
+    global session
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+    session = uneven.Session(balance="even", sync=sync)
+    session.setup(net, optimizer)
+    loader = session.loader(dataset(), batch_size=X)
+    elastic = session._loop.context.elastic
+    log = (folder / f"{session.worker}.jsonl").open("a", buffering=1)
+    instrument(elastic, log, folder, faults)
+    for _ in range(loader.epoch, epochs):
+        for x, y, ids in loader:
+            part = session._loop.part
+            log.write(json.dumps(["step", part.epoch, part.start, part.end, ids.tolist()]) + "\n")
+            time.sleep(STEP_S)
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with session.evaluated():
+        torch.save(net.state_dict(), folder / f"{session.worker}.pt")
+    session.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,98 @@
+"""Workers at their own pace that are lost, leave and join: what each has given to the others counts, and counts once.
+
+A sample counts as used when the update that holds what was learnt from it has arrived where it is kept for all. What a
+worker is lost with before that comes again in the same epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import elastic_script
+import pytest
+import torch
+from test_elastic import HERE, free_port
+from test_elastic_ways import await_door, run
+
+from uneven.data.order import epoch_order
+
+pytestmark = [pytest.mark.slow(10), pytest.mark.timeout(200)]
+
+EPOCHS = 2
+
+
+class Log:
+    """What all workers have written down.
+
+    Attributes:
+        given: worker → update → epoch → runs in it.
+        arrived: worker → updates that have arrived.
+        lost: worker → the last update of it that others have, as these say.
+        steps: (epoch, first position) → samples.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.given: dict[int, dict[int, dict[str, list[list[int]]]]] = {}
+        self.arrived: dict[int, set[int]] = {}
+        self.lost: dict[int, int] = {}
+        self.steps: list[tuple[int, int, int, list[int]]] = []
+        for path in folder.glob("*.jsonl"):
+            worker = int(path.stem)
+            given, arrived = self.given.setdefault(worker, {}), self.arrived.setdefault(worker, set())
+            for line in path.read_text().splitlines():
+                kind, *rest = json.loads(line)
+                if kind == "step":
+                    self.steps.append((rest[0], rest[1], rest[2], rest[3]))
+                elif kind == "gives":
+                    assert rest[0] not in given, "two updates of one number"
+                    given[rest[0]] = rest[1]
+                elif kind == "gave":
+                    arrived.add(rest[0])
+                else:
+                    assert self.lost.setdefault(rest[0], rest[1]) == rest[1], "said different things of a lost worker"
+
+    def used(self, epoch: int) -> Counter[int]:
+        """Position → how often it is in an update that has arrived."""
+        found: Counter[int] = Counter()
+        for worker, given in self.given.items():
+            for update, runs in given.items():
+                if update in self.arrived[worker] or update <= self.lost.get(worker, -1):
+                    found.update(one for run in runs.get(str(epoch), ()) for one in range(*run))
+        return found
+
+
+def check(folder: Path, epochs: int) -> Log:
+    log = Log(folder)
+    for epoch in range(epochs):
+        used = log.used(epoch)
+        assert sorted(used) == list(range(elastic_script.N)), "samples were lost"
+        assert set(used.values()) == {1}, "samples were used twice"
+    for epoch, first, end, ids in log.steps:
+        assert epoch_order(length=elastic_script.N, seed=0, epoch=epoch)[first:end].tolist() == ids
+    return log
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp:staleness=2", "easgd:every=3", "backup:spares=1", "shadow:load=1:easgd"])
+def test_lost_joined_and_left(tmp_path: Path, sync: str) -> None:
+    """Worker 2 dies with an update that it has noted and not sent, 1 with one that has arrived; 4 joins; 3 leaves."""
+    few = sync.startswith(("easgd", "shadow"))
+    faults = ["noted@2:1", "gave@1:2", "door@0:1", "leave@3:2"] if few else [
+        "noted@2:5", "gave@1:7", "door@0:3", "leave@3:9"]  # fmt: skip
+    port = free_port()
+    meeting = f"127.0.0.1:{port}"
+    script = [HERE / "elastic_paced.py", sync, tmp_path, EPOCHS, *faults]
+    words = ["--elastic", "1:5", "--servers", 2, "--rdzv-endpoint", meeting, "--run-dir", tmp_path / "run"]
+    with run("--nproc", 4, *words, *script) as a:
+        await_door(a, tmp_path)
+        with run("--join", meeting, "--run-dir", tmp_path / "joined", *script) as b:
+            said, said_there = a.communicate(100)[1], b.communicate(100)[1]
+    assert (a.returncode, b.returncode) == (0, 0), said + said_there
+    assert "worker 4 has joined" in said_there, said_there
+    assert all(text in said for text in ("worker 3 was told to leave", "rank 1 ", "rank 2 ")), said
+    log = check(tmp_path, EPOCHS)
+    assert {1, 2} <= set(log.lost)
+    models = {int(path.stem): torch.load(path) for path in tmp_path.glob("*.pt")}
+    assert set(models) == {0, 4}
+    assert all(torch.equal(models[0][name], models[4][name]) for name in models[0])
