@@ -223,7 +223,10 @@ def test_which_model_is_evaluated() -> None:
     found = {name: policies.resolve(name).evaluated for name in policies}
     assert {name for name, what in found.items() if what is Evaluated.REPLICA} == {"bsp", "backup"}
     of_the_mean = {name for name, what in found.items() if what is Evaluated.MEAN}
-    assert of_the_mean == {"local", "ma", "shuffle", "hierarchical", "blocks", "sparse-local", "topk", "geo", "scout"}
+    assert of_the_mean == {
+        *("local", "ma", "shuffle", "hierarchical", "regional"),
+        *("blocks", "sparse-local", "topk", "geo", "scout"),
+    }
     assert policies.resolve("blocks:merge=block-momentum:momentum=0.5").evaluated is Evaluated.CENTRE
 
 
@@ -243,7 +246,7 @@ def test_who_goes_on_when_one_dies() -> None:
     """Under these nobody stops; under the others the run ends with a message."""
     facts = {spec: policies.resolve(spec).facts for spec in [*policies, "shadow:ma", "shadow:asp"]}
     go_on = {spec for spec, its in facts.items() if its and not its.stops}
-    assert go_on == {"asp", "ssp", "backup", "easgd", "shadow", "shadow:asp"}
+    assert go_on == {"asp", "ssp", "backup", "decoupled", "easgd", "shadow", "shadow:asp"}
 
 
 def test_a_plan_of_many_workers_is_made_once() -> None:
