@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from uneven.balance import balancers
 from uneven.plan import LeftOut, Plan, Row, findings, reason
+from uneven.plan.table_servers import TablePlanned, planned
 from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds
 
@@ -63,6 +64,25 @@ def show(page: PlanPage, console: Console | None = None) -> None:
     console.print()
     for line in advice(page):
         _say(console, line)
+    if spec.tables.features:
+        _show_table_servers(planned(spec), console)
+
+
+def _show_table_servers(found: TablePlanned, console: Console) -> None:
+    """How many table servers, how far ahead, and where the limit is."""
+    console.print(Text("\nTable servers", style="bold"))
+    shown = Table(box=SIMPLE_HEAD)
+    for heading in ("servers", "samples/s", "of their time", "limit"):
+        shown.add_column(heading, justify="left" if heading == "limit" else "right")
+    for row in found.rows:
+        shown.add_row(str(row.servers), count(row.per_s), percent(row.server_load), row.limit)
+    console.print(shown)
+    best = found.best
+    _say(
+        console,
+        f"Take --tables {best.servers} and ahead={best.ahead}: {count(best.per_s)} samples/s, where the limit is "
+        f"{best.limit}; exchanges of the dense part are not counted.",
+    )
 
 
 def _scene(page: PlanPage) -> str:
@@ -222,6 +242,7 @@ def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
         "best": _named(plan.best),
         "best_carried": None if best is None else _named(best),
         "took_s": page.took_s,
+        **({"tables": asdict(planned(page.spec))} if page.spec.tables.features else {}),
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from uneven.cluster.quantities import ReadTrace, comings_and_goings, cost, trace
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Preconditioning, SiteLink, Workload
+from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Preconditioning, SiteLink, TableWork, Workload
 from uneven.cluster.write import to_toml as to_toml
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.tables import Table, document, integer, items, known, located, number, required, table, text
@@ -19,9 +19,9 @@ from uneven.tables import Table, document, integer, items, known, located, numbe
 MOST_NODES = 100_000
 """Our choice: ten times the workers for which deciding was measured."""
 
-_TOP = ("name", "about", "assumptions", "workload", "preconditioner", "defaults", "nodes", "events", "links")
+_TOP = ("name", "about", "assumptions", "workload", "tables", "preconditioner", "defaults", "nodes", "events", "links")
 
-_Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning)
+_Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning, TableWork)
 
 
 def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterSpec:
@@ -58,6 +58,7 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
         about=about,
         assumptions=assumptions,
         workload=reader.part(Workload, _table(document, "workload"), "[workload]"),
+        tables=reader.part(TableWork, _table(document, "tables"), "[tables]"),
         nodes=tuple(nodes),
         events=tuple(events),
         links=tuple(reader.part(SiteLink, one, where) for one, where in _tables(document, "links")),

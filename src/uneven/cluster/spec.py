@@ -18,6 +18,7 @@ from uneven.cluster.events import COMINGS_AND_GOINGS, disorder
 from uneven.cluster.events import Do as Do
 from uneven.cluster.events import Event as Event
 from uneven.cluster.preconditioner import Preconditioning as Preconditioning
+from uneven.cluster.table_work import TableWork as TableWork
 from uneven.cluster.trace import Trace as Trace
 from uneven.cluster.trace import steady as steady
 from uneven.core.cost import Affine, Cost
@@ -219,6 +220,7 @@ class ClusterSpec:
     workload: Workload = field(default_factory=Workload)
     assumptions: tuple[str, ...] = ()
     preconditioner: Preconditioning | None = None
+    tables: TableWork = field(default_factory=TableWork)
 
     def __post_init__(self) -> None:
         if not self.name:

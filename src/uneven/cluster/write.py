@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from uneven.cluster.curves import Measured, Saturating
-from uneven.cluster.spec import ClusterSpec, Event, Node, Preconditioning, SiteLink, Workload
+from uneven.cluster.spec import ClusterSpec, Event, Node, Preconditioning, SiteLink, TableWork, Workload
 from uneven.cluster.trace import Trace, steady
 from uneven.core.cost import Affine
 from uneven.errors import ConfigError
@@ -30,6 +30,8 @@ def to_toml(spec: ClusterSpec) -> str:
         parts.append(_part("[workload]", spec.workload))
     if spec.preconditioner is not None:
         parts.append(preconditioner_to_toml(spec.preconditioner))
+    if spec.tables != TableWork():
+        parts.append(_part("[tables]", spec.tables))
     parts += [_part("[[nodes]]", node) for node in spec.nodes]
     parts += [_part("[[links]]", link) for link in spec.links]
     parts += [_part("[[events]]", event) for event in spec.events]
@@ -41,11 +43,11 @@ def preconditioner_to_toml(one: Preconditioning) -> str:
     return _part("[preconditioner]", one)
 
 
-def _part(header: str, part: Node | Event | SiteLink | Workload | Preconditioning) -> str:
+def _part(header: str, part: Node | Event | SiteLink | Workload | Preconditioning | TableWork) -> str:
     return "\n".join([header, *_lines(part)])
 
 
-def _lines(part: Node | Event | SiteLink | Workload | Preconditioning) -> Iterator[str]:
+def _lines(part: Node | Event | SiteLink | Workload | Preconditioning | TableWork) -> Iterator[str]:
     for one in fields(part):
         value = getattr(part, one.name)
         if one.init and value != _default(one):

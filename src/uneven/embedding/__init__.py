@@ -20,19 +20,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from uneven.embedding.bags import EmbeddingBagCollection, PooledFeatures
+    from uneven.embedding.bags import EmbeddingBagCollection, EmbeddingCollection, PooledFeatures
     from uneven.embedding.columns import Columns
     from uneven.embedding.config import SGD, RowwiseAdagrad, Table
     from uneven.embedding.logs import ClickLog, write_log
 
 __all__ = [
-    "SGD", "ClickLog", "Columns", "EmbeddingBagCollection", "PooledFeatures", "RowwiseAdagrad", "Table", "write_log",
+    "SGD", "ClickLog", "Columns", "EmbeddingBagCollection", "EmbeddingCollection", "PooledFeatures", "RowwiseAdagrad",
+    "Table", "write_log",
 ]  # fmt: skip
 
 _HOMES = {
     "ClickLog": "logs",
     "Columns": "columns",
     "EmbeddingBagCollection": "bags",
+    "EmbeddingCollection": "bags",
     "PooledFeatures": "bags",
     "RowwiseAdagrad": "config",
     "SGD": "config",

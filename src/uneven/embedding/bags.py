@@ -14,11 +14,13 @@ from uneven.embedding.client import AskedRows, TableStats
 from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
 from uneven.embedding.door import TableDoor
 from uneven.embedding.part import TablesPart
+from uneven.embedding.place import Measured
 from uneven.embedding.transfer import read_grown, read_tables, write_table
 from uneven.embedding.wire import Say
 from uneven.errors import ConfigError
 
 _WIDTHS = ("float32", "bfloat16")
+_MEASURED = "measured.json"
 
 
 class PooledFeatures:
@@ -58,10 +60,14 @@ class EmbeddingBagCollection(nn.Module):
         shards: threads that hold them where this process is alone; ``uneven run --tables K`` starts servers.
         wire: "float32", or "bfloat16" for half the bytes between machines.
         save_every_s: how often each server saves its rows, from which it goes on if it dies; None for never.
+        placed_by: folder of an earlier :meth:`save`: tables are placed by what was measured until then, lookups of each
+            feature and the servers' speeds, where there are as many. The same for all workers.
 
     Raises:
         ConfigError: a value is wrong.
     """
+
+    _unpooled = False
 
     def __init__(
         self,
@@ -72,12 +78,16 @@ class EmbeddingBagCollection(nn.Module):
         shards: int = 1,
         wire: str = "float32",
         save_every_s: float | None = None,
+        placed_by: str | Path | None = None,
     ) -> None:
         super().__init__()
         if wire not in _WIDTHS:
             raise ConfigError(f"wire={wire!r}: it is one of {', '.join(_WIDTHS)}")
         spec = TableSpec(tables_of(tables), optimizer or RowwiseAdagrad(), seed, save_every_s)
-        self.door = TableDoor(spec, shards=shards, halves=wire == "bfloat16")
+        measured = None if placed_by is None else _measured(Path(placed_by))
+        self.door = TableDoor(
+            spec, shards=shards, halves=wire == "bfloat16", measured=measured, unpooled=self._unpooled
+        )
         self.uneven_part = TablesPart(self.door)
 
     @property
@@ -97,11 +107,15 @@ class EmbeddingBagCollection(nn.Module):
             DataError: ids that cannot be.
             PeerError: a shard does not answer.
         """
+        values, _ = self._values(ids)
+        return PooledFeatures(self.door.columns, values)
+
+    def _values(self, ids: Any) -> tuple[Tensor, AskedRows]:
         asked = self.door.ask(ids)
         values = torch.from_numpy(asked.values())
         if torch.is_grad_enabled():
             values = _Given.apply(torch.zeros((), requires_grad=True), values, asked, self.door)
-        return PooledFeatures(self.door.columns, values)
+        return values, asked
 
     def flush(self) -> None:
         """Wait until all that the workers have given is in the rows. Every worker that is there has to call it.
@@ -162,6 +176,8 @@ class EmbeddingBagCollection(nn.Module):
             CheckpointError: one cannot.
         """
         self.door.client.do(Say.SAVE, str(Path(folder).absolute()))
+        Path(folder).mkdir(parents=True, exist_ok=True)  # the servers may be on another machine
+        (Path(folder) / _MEASURED).write_text(self.door.measured().text, encoding="utf-8")
 
     def restore(self, folder: str | Path) -> None:
         """Inverse of :meth:`save`, on any number of servers. One worker calls it, before others train.
@@ -193,6 +209,34 @@ class EmbeddingBagCollection(nn.Module):
         return ", ".join(
             f"{one.name}: {'up to ' if one.grows else ''}{one.held:,} × {one.dim}" for one in self.tables
         )
+
+
+class EmbeddingCollection(EmbeddingBagCollection):
+    """The same tables without pooling: a row for each id. Every row travels, so that longer bags cost as much more."""
+
+    _unpooled = True
+
+    def forward(self, ids: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        """The rows of each feature's ids, bag after bag: feature → shape (its ids, dim); of a tensor of shape (batch,
+        features, n), (batch, n, dim).
+
+        Raises:
+            DataError: ids that cannot be.
+            PeerError: a shard does not answer.
+        """
+        values, asked = self._values(ids)
+        many = dict(zip(self.door.columns, asked.many, strict=True))
+        found = {name: values[: many[name], columns] for name, columns in self.door.columns.items()}
+        if isinstance(ids, Tensor) and ids.dim() == 3:
+            found = {name: one.reshape(len(ids), ids.shape[2], -1) for name, one in found.items()}
+        return found
+
+
+def _measured(folder: Path) -> Measured:
+    try:
+        return Measured.read((folder / _MEASURED).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"placed_by={str(folder)!r}: {error}; give a folder of save()") from error
 
 
 class _Given(torch.autograd.Function):

@@ -22,8 +22,8 @@ from uneven.embedding.holding import ShardSpec, specs
 from uneven.embedding.host import TABLES, TableHost
 from uneven.embedding.ids import read_ids
 from uneven.embedding.kernels import kernels
-from uneven.embedding.place import place
-from uneven.embedding.route import BatchIds, Router
+from uneven.embedding.place import Measured, place
+from uneven.embedding.route import BatchIds, Router, apart
 from uneven.embedding.rows import Floats
 from uneven.errors import ConfigError
 from uneven.folder import SHARD_FOLDER, TemporaryFolder
@@ -56,14 +56,27 @@ class TableDoor:
         spec: the tables.
         shards: how many, where this process is alone.
         halves: whether numbers travel as bfloat16.
+        measured: speeds and lookups of an earlier run, by which the tables are placed.
+        unpooled: whether each id is a bag of its own.
     """
 
-    def __init__(self, spec: TableSpec, *, shards: int = 1, halves: bool = False) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        shards: int = 1,
+        halves: bool = False,
+        measured: Measured | None = None,
+        unpooled: bool = False,
+    ) -> None:
         self.spec = spec
         self._features = spec.features
         self.timeout_s = 300.0
         self.scale: Callable[[], float] = everything
-        self._alone, self._halves = shards, halves
+        self._alone = shards
+        self._halves = halves
+        self._unpooled = unpooled
+        self._by = measured or Measured()
         self._opening = threading.Lock()
         self._client: TableClient | None = None
         self._ahead: deque[_Ahead] = deque()
@@ -84,13 +97,22 @@ class TableDoor:
         sighting of an id."""
         if (found := self._asked(lambda one: one.given is ids and one.changes == _changes(ids))) is not None:
             return found
-        read = read_ids(ids, self._features)
+        read = self.read(ids)
         found = self._asked(lambda one: one.read.same(read))
         return found or self.client.ask(self._router.route(read), learning=torch.is_grad_enabled())
+
+    def measured(self) -> Measured:
+        """What the next run's tables can be placed by."""
+        return Measured(self._router.lookups(), tuple(self.client.speeds()))
 
     def stats(self) -> TableStats:
         """What has happened on the shards, and to this worker's ids."""
         return replace(self.client.stats(), sharing=self._router.sharing())
+
+    def read(self, ids: Any) -> BatchIds:
+        """A batch's ids, as they are asked for."""
+        found = read_ids(ids, self._features)
+        return apart(found) if self._unpooled else found
 
     def _asked(self, are_these: Callable[[_Ahead], bool]) -> AskedRows | None:
         with self._opening:
@@ -102,7 +124,7 @@ class TableDoor:
 
     def ahead(self, ids: Any) -> None:
         """Ask now for a batch whose numbers are needed later."""
-        read = read_ids(ids, self._features)
+        read = self.read(ids)
         asked = self.client.ask(self._router.route(read))
         with self._opening:
             self._ahead.append(_Ahead(ids, _changes(ids), read, asked))
@@ -141,7 +163,8 @@ class TableDoor:
         world = discover()
         with ExitStack() as stack:
             directory, count = self._servers(world, stack)
-            self._shards = specs(self.spec, place(self.spec.tables, count))
+            plan = place(self.spec.tables, count, speeds=self._by.speeds_of(count), lookups=self._by.lookups)
+            self._shards = specs(self.spec, plan)
             self._router = Router(self.spec, self._shards)
             line = ZmqLine(directory, count, codec=wire)
             self._client = TableClient(

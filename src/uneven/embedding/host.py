@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,4 +50,4 @@ def serve(directory: Path, number: int, members: int, bind: str, patience: Patie
 
 def _shard(directory: Path, number: int, members: int, patience: Patience) -> TableShard:
     files = TableFiles(directory / "saved", number)
-    return TableShard(secrets.randbits(63) | 1, members, kernels(), files, patience)
+    return TableShard(secrets.randbits(63) | 1, members, kernels(), files, patience, time.perf_counter)

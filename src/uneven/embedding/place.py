@@ -7,9 +7,10 @@ least loaded for its speed and has room (largest first onto the least loaded is 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from uneven.core.apportion import proportional
@@ -31,6 +32,42 @@ class RowRange:
     def rows(self) -> int:
         """How many."""
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured in an earlier run.
+
+    Attributes:
+        lookups: ids a sample, by feature.
+        speeds: of the shards, in one unit.
+    """
+
+    lookups: Mapping[str, float] = field(default_factory=dict)
+    speeds: tuple[float, ...] = ()
+
+    def speeds_of(self, shards: int) -> tuple[float, ...] | None:
+        """Those of so many shards; None where other ones were measured."""
+        return self.speeds if len(self.speeds) == shards else None
+
+    @property
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps({"lookups": dict(self.lookups), "speeds": self.speeds})
+
+    @classmethod
+    def read(cls, text: str) -> Measured:
+        """Inverse of :attr:`text`.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        try:
+            plain = json.loads(text)
+            lookups = {str(name): float(many) for name, many in plain["lookups"].items()}
+            return cls(lookups, tuple(float(one) for one in plain["speeds"]))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"no measurements of tables: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,16 @@ def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) ->
     return BatchIds(values[order], batch, features, 0, np.ascontiguousarray(lengths.T), found)
 
 
+def apart(ids: BatchIds) -> BatchIds:
+    """Each id as a bag of its own; a feature with fewer ids than another ends with empty bags."""
+    sizes = ids.sizes
+    many = sizes.sum(0)
+    feature_of = ids.bag_of % max(ids.features, 1)
+    order = np.argsort(feature_of, kind="stable")
+    lengths = (np.arange(many.max(initial=0)) < many[:, None]).astype(np.int64)
+    return by_sample(ids.values[order], lengths, None if ids.weights is None else ids.weights[order])
+
+
 def _ranges(begins: Wholes, lengths: Wholes) -> Wholes:
     """begin, begin + 1, … of each, one after the other."""
     ends = np.cumsum(lengths)
@@ -148,12 +158,20 @@ class Routed:
     Attributes:
         blocks: of each shard that is asked.
         divisors: of the features whose bags are averaged: columns, and the number of ids, one or for each bag.
+        ids: what is asked for.
     """
 
     batch: int
     width: int
     blocks: dict[int, tuple[WholeBlock | CutBlock, ...]]
     divisors: tuple[tuple[slice, Any], ...]
+    ids: BatchIds
+
+    @property
+    def many(self) -> list[int]:
+        """Ids of each feature."""
+        found: list[int] = self.ids.sizes.sum(0).tolist()
+        return found
 
     def bags(self, shard: int) -> tuple[Bags, ...]:
         """What a shard is asked."""
@@ -296,6 +314,8 @@ class Router:
         # The greatest id of each; a negative one is larger than any if taken for unsigned.
         self._most = np.array([2**64 - 1 if one.rows is None else one.rows - 1 for one in of_feature], np.uint64)
         self._modulo = {place: one.held for place, one in enumerate(of_feature) if one.modulo}
+        self._asked = np.zeros(len(of_feature), np.int64)
+        self._samples = 0
         self._distinct = {self._table_of[place]: DistinctIds() for place in self._modulo}
         self._means = [
             (feature, columns)
@@ -316,11 +336,13 @@ class Router:
         """
         ids = self._wrapped(ids) if self._modulo else ids
         self._check(ids)
+        self._samples += ids.batch
+        self._asked += ids.each * ids.batch if ids.lengths is None else ids.lengths.sum(0)
         blocks = {}
         for shard, groups in self._groups.items():
             if found := tuple(one for group in groups for one in group.blocks(ids)):
                 blocks[shard] = found
-        return Routed(ids.batch, self.width, blocks, tuple(self._divisors(ids)))
+        return Routed(ids.batch, self.width, blocks, tuple(self._divisors(ids)), ids)
 
     def _group(self, number: int, group: RowGroup) -> _GroupRoute:
         slices = list(self.columns.values())
@@ -345,6 +367,11 @@ class Router:
         bases = np.array([base for _, base in whole], np.int64)
         everything = len(features) == len(slices)
         return _GroupRoute(number, group.width, features, bases, tuple(runs), tuple(cut), everything, group.grows)
+
+    def lookups(self) -> dict[str, float]:
+        """Ids a sample of each feature, as they came here."""
+        each = (self._asked / max(self._samples, 1)).tolist()
+        return dict(zip(self.columns, each, strict=True))
 
     def sharing(self) -> dict[str, float]:
         """How many ids that came here share a row on average, for each table that takes them modulo its rows."""

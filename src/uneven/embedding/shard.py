@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -75,10 +75,12 @@ class TableShard:
     Args:
         life: distinguishes this start of the shard from every other; not 0.
         members: number of workers; ranks are 0 to members − 1.
+        clock: seconds, by which its speed is known.
 
     Attributes:
-        counts: applied, repeated, gaps, lookups, rows, nonfinite, left, and one count for each reason of a refusal; in
-            what it tells also those of :class:`uneven.embedding.growing.IdMap`.
+        counts: numbers (of rows looked up or stepped on), busy_us (how long it took), applied, repeated, gaps, lookups,
+            rows, nonfinite, left, and one count for each reason of a refusal; in what it tells also those of
+            :class:`uneven.embedding.growing.IdMap`.
         version: updates in the rows.
         staleness: updates that came between a lookup and its gradient → how often.
     """
@@ -88,6 +90,7 @@ class TableShard:
     kernels: Kernels
     files: RowFiles
     patience: Patience = field(default_factory=Patience)
+    clock: Callable[[], float] = lambda: 0.0
     counts: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
     version: int = 0
@@ -119,13 +122,21 @@ class TableShard:
             rank, number = message.rank, message.number
             trainer = self._crew[rank]
             trainer.heard_s = now_s
-            return rank, self._answer(message, trainer, now_s)
+            return rank, self._timed(message, trainer, now_s)
         except Refused as refused:
             self.counts[refused.reason.value] += 1
             if rank is None:
                 return None, []
             text = refused.reason.value
             return rank, [TableMessage(kind=Say.REFUSED, rank=rank, number=number, life=self.life, text=text)]
+
+    def _timed(self, m: TableMessage, trainer: KnownTrainer, now_s: float) -> list[TableMessage]:
+        began_s = self.clock()
+        answer = self._answer(m, trainer, now_s)
+        if m.bags:
+            self.counts["busy_us"] += round(1e6 * (self.clock() - began_s))
+            self.counts["numbers"] += sum(one.width * len(one.ids) for one in m.bags if one.ids is not None)
+        return answer
 
     def tick(self, now_s: float) -> list[TableMessage]:
         """What the passing of time brings: workers fall silent, and nobody waits for them."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from uneven_bench.recommendation.bench import CASES, QUICK, MeasuredTrainers, _measured, judged, tables
+from uneven_bench.recommendation.clicks import Clicks
+from uneven_bench.recommendation.quality import WAYS, OnePass
 
 
 def measured(per_s: tuple[float, ...], trainer_us: float = 50.0) -> list[MeasuredTrainers]:
@@ -15,13 +20,16 @@ def test_ratios_are_of_the_same_round_and_medians() -> None:
     found = {name: measured((100.0,)) for name in QUICK}
     found |= {"4 at 0.2 core": measured((100.0, 100.0, 90.0, 90.0)), "unequal": measured((400.0, 200.0, 100.0, 80.0))}
     found |= {"two trainers": measured((120.0, 60.0)), "DDP, sparse": measured((5.0, 5.0))}
-    found |= {"one trainer": measured((90.0,), 55.0)}
+    found |= {"one trainer": measured((90.0,), 55.0), "TorchRec, batch 128": measured((25.0, 25.0))}
+    found |= {"TorchRec, unequal": measured((50.0,) * 4), "TorchRec's pipeline, batch 128": measured((30.0, 30.0))}
     result = judged(found)
     assert result["scaling"] == {"1": 1.0, "4": pytest.approx(0.95)}
     assert result["share_evenness"] == pytest.approx(0.8)
     assert result["vs_one_process"] == pytest.approx(1.8)
     assert result["vs_ddp_sparse"] == pytest.approx(18.0)
     assert result["trainer_cpu_ratio"] == pytest.approx(1.1)
+    assert result["vs_torchrec"] == {"128": pytest.approx(3.0)}, "the faster of its two ways"
+    assert result["vs_torchrec_unequal"] == {"0.8/0.4/0.2/0.2": pytest.approx(780 / 200 * 1.6 / 1.6039)}
     assert len(tables(result | {"rounds": 3, "window_s": 4.0})) == 2
     assert set(QUICK) <= set(CASES)
 
@@ -33,3 +41,22 @@ def test_only_the_time_in_which_all_trained_counts() -> None:
     assert found.per_s == (pytest.approx(1000.0), pytest.approx(200.0))
     assert found.trainer_us == pytest.approx(1e6 * 4.5 / 5400)
     assert found.server_us == pytest.approx(1e6 * 0.5 / (100 * (55 + 10)))
+
+
+def a_log(samples: int) -> Clicks:
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 50, (samples, 3))
+    clicked = (random.random(samples) < 0.2 + 0.6 * (ids[:, 0] % 2)).astype(np.float32)
+    flat = (ids + np.array([0, 50, 100])).astype(np.int32)
+    return Clicks(flat, random.standard_normal((samples, 2)).astype(np.float32), clicked, (50, 50, 50))
+
+
+def test_a_pass_in_virtual_time_learns_and_a_shadow_never_waits() -> None:
+    data = a_log(3000)
+    small = {name: replace(way, batch=way.batch // 8) for name, way in WAYS.items() if name != "easgd-30"}
+    found = {name: OnePass(data, way, 0).run() for name, way in small.items()}
+    assert found["sequential"].log_loss < 0.69
+    assert OnePass(data, small["asynchronous"], 0).run() == found["asynchronous"], "a seed gives one answer"
+    assert found["asynchronous"].per_unit > 1.1 * found["easgd-5"].per_unit, "twins wait for the sync server"
+    assert found["asynchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.15)
+    assert found["synchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.3)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.embedding import SGD, EmbeddingBagCollection, EmbeddingCollection, RowwiseAdagrad, Table
 from uneven.embedding import rows as reference
 from uneven.embedding.kernels import TorchKernels, kernels
 from uneven.embedding.rows import Bags
@@ -242,3 +242,32 @@ def test_kernels_compute_what_the_reference_says(each: int, weighted: bool, opti
             reference.update(rows, sums, bags, given, optimizer)
             assert np.allclose(mine, rows, atol=1e-5)
             assert np.allclose(my_sums, sums, atol=1e-4)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_without_pooling_each_id_has_its_row_and_its_gradient(closing: list[Any], shards: int) -> None:
+    pooled, apart = EmbeddingBagCollection(TABLES, optimizer=SGD(lr=0.1)), EmbeddingCollection(
+        TABLES, optimizer=SGD(lr=0.1), shards=shards
+    )  # fmt: skip
+    closing += [pooled, apart]
+    for step in range(5):
+        ids = {name: one[:2] for name, one in ragged(step).items()}
+        rows, sums = apart(ids), pooled(ids)
+        for name, (values, offsets) in ids.items():
+            mode = "mean" if name == "mean" else "sum"
+            places = torch.arange(len(values))
+            found = nn.functional.embedding_bag(places, rows[name], offsets, mode=mode)
+            assert torch.allclose(found, sums[name], atol=1e-6)
+            if name == "left":
+                total = found.square().sum()
+            else:
+                total = total + found.square().sum()
+        total.backward()
+        sums.values().square().sum().backward()
+        for one in (pooled, apart):
+            one.flush()
+    state = apart.export()
+    assert all(torch.allclose(one, state[key], atol=1e-5) for key, one in pooled.export().items())
+    many = torch.randint(0, 30, (5, 4, 3))
+    assert apart(many)["mean"].shape == (5, 3, 4)
+    assert torch.equal(apart(many)["mean"][2, 1], apart(many[2:3, :, 1])["mean"][0])

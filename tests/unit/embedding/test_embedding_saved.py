@@ -12,6 +12,7 @@ from shards_in_memory import MemoryShards
 from test_embedding_shard import tables, train
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.embedding.place import Measured
 from uneven.errors import CheckpointError, ConfigError
 
 TABLES = [Table("a", 300, 8, ["left", "right"]), Table("b", 7000, 8), Table("c", 40, 4)]
@@ -35,7 +36,7 @@ def test_another_number_of_shards_goes_on_just_as_one_would_have(tmp_path: Path)
     trained(2, 6, 6, rest)
     for key, weight in whole.export().items():
         assert torch.allclose(weight, rest.export()[key], atol=1e-6)
-    files = sorted(path.name for path in (tmp_path / "saved").iterdir() if path.suffix == ".json")
+    files = sorted(path.name for path in (tmp_path / "saved").glob("shard-*.json"))
     assert files == ["shard-0.json", "shard-1.json", "shard-2.json"]
     other = EmbeddingBagCollection([*TABLES, Table("d", 9, 8)])
     with pytest.raises(CheckpointError, match="lacks 9 rows of table 'd'"):
@@ -116,3 +117,27 @@ def test_updates_that_are_under_way_when_a_shard_dies_are_not_lost() -> None:
         shards.beat()
     assert shards.shards[0].counts["applied"] == 1
     assert client.lost == 0
+
+
+def test_the_next_start_places_tables_by_what_was_measured(tmp_path: Path) -> None:
+    tables = [Table("busy", 100, 4), Table("idle", 100, 4), Table("dull", 100, 4)]
+    first = EmbeddingBagCollection(tables, shards=2)
+    ids = {name: torch.zeros(8, 9 if name == "busy" else 1, dtype=torch.long) for name in ("busy", "idle", "dull")}
+    first(ids).values().sum().backward()
+    first.save(tmp_path)
+    first.close()
+    measured = Measured.read((tmp_path / "measured.json").read_text())
+    assert measured.lookups == {"busy": 9.0, "idle": 1.0, "dull": 1.0}
+    assert len(measured.speeds) == 2
+    assert min(measured.speeds) > 0
+    (tmp_path / "measured.json").write_text(Measured(measured.lookups, (3.0, 1.0)).text)
+    second = EmbeddingBagCollection(tables, shards=2, placed_by=tmp_path)
+    second.restore(tmp_path)
+    held = [{part.table: part.rows for part in one.ranges} for one in second.door.shards()]
+    assert held[0][0] == 75, "busy is cut by speed"
+    assert second(ids).values().shape == (8, 12)
+    second.close()
+    with pytest.raises(ConfigError, match="placed_by"):
+        EmbeddingBagCollection(tables, placed_by=tmp_path / "none")
+    with pytest.raises(ConfigError, match="no measurements"):
+        Measured.read("[]")

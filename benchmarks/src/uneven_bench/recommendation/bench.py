@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import LaunchError
 from uneven.server.process import ShardKeeper
 from uneven_bench.recommendation import worker
+from uneven_bench.recommendation.quality import quality
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 3.0
 _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
+_STEEP = (0.6, 0.4, 0.2, 0.1)
+_SEEDS, _SAMPLES, _QUICK_SAMPLES = 3, 160_000, 24_000
+BATCHES = (128, 512, 2048)
 Progress = Callable[[str, str, float], None]
 
 
@@ -51,9 +56,18 @@ CASES = {
     "one process, flat": TrainerCase("flat", 1),
     "one process, modules": TrainerCase("modules", 1),
     "DDP, sparse": TrainerCase("ddp", 2),
-    **{f"two trainers, batch {batch}": TrainerCase("served", 2, batch) for batch in (512, 2048)},
+    "one trainer, tables in it": TrainerCase("held", 1),
+    **{f"two trainers, batch {batch}": TrainerCase("served", 2, batch) for batch in BATCHES[1:]},
+    **{f"TorchRec, batch {batch}": TrainerCase("torchrec", 2, batch) for batch in BATCHES},
+    **{f"TorchRec's pipeline, batch {batch}": TrainerCase("torchrec-pipeline", 2, batch) for batch in BATCHES},
+    "steep": TrainerCase("served", 4, shares=_STEEP),
+    "TorchRec, unequal": TrainerCase("torchrec", 4, shares=_UNEQUAL),
+    "TorchRec, steep": TrainerCase("torchrec", 4, shares=_STEEP),
 }
-QUICK = ("1 at 0.2 core", "4 at 0.2 core", "unequal", "two trainers", "one trainer", "one process, flat", "DDP, sparse")
+QUICK = (
+    "1 at 0.2 core", "4 at 0.2 core", "unequal", "two trainers", "one trainer", "one trainer, tables in it",
+    "one process, flat", "DDP, sparse", "TorchRec, batch 128",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +85,23 @@ class MeasuredTrainers:
     server_us: float
 
 
-def run(quick: bool, told: Progress) -> dict[str, Any]:
+def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
     """Measure.
 
+    Args:
+        case: "speed" or "quality" alone.
+
     Returns:
-        See :func:`judged`.
+        See :func:`judged` and :func:`uneven_bench.recommendation.quality.quality`.
     """
-    names = QUICK if quick else tuple(CASES)
+    speed = _speed(quick, told) if case != "quality" else {"quick": quick}
+    if case == "speed":
+        return speed
+    return speed | quality(*((1, _QUICK_SAMPLES) if quick else (_SEEDS, _SAMPLES)), told)
+
+
+def _speed(quick: bool, told: Progress) -> dict[str, Any]:
+    names = [name for name in (QUICK if quick else CASES) if _is_here(CASES[name].way)]
     rounds, window_s = (QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else (ROUNDS, _WINDOW_S)
     found: dict[str, list[MeasuredTrainers]] = {name: [] for name in names}
     for number in range(rounds):
@@ -89,6 +113,10 @@ def run(quick: bool, told: Progress) -> dict[str, Any]:
     return judged(found) | {"rounds": rounds, "window_s": window_s, "quick": quick}
 
 
+def _is_here(way: str) -> bool:
+    return not way.startswith("torchrec") or find_spec("torchrec") is not None
+
+
 def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
     """Run one case.
 
@@ -98,16 +126,18 @@ def measure(case: TrainerCase, window_s: float) -> MeasuredTrainers:
     with tempfile.TemporaryDirectory(prefix="uneven-recommendation-") as made, ExitStack() as stack:
         folder = Path(made)
         served = case.way == "served"
+        told_when = served or case.way == "held" or case.way.startswith("torchrec")  # its training begins
         server = ShardKeeper(folder / TABLES, 1, case.trainers, program=PROGRAM) if served else None
         stack.callback(server.close if server else lambda: None)
         script = [worker.__file__, case.way, str(folder), "--batch", str(case.batch), "--window-s", str(window_s)]
         # Each trainer has one thread; the table server is in nobody's share.
+        wait_ready = told_when and bool(case.shares)
         start = launch.Launch(
-            target=tuple(script), nproc=str(case.trainers), shares=case.shares, wait_ready=served and bool(case.shares)
+            target=tuple(script), nproc=str(case.trainers), shares=case.shares, wait_ready=wait_ready
         )
         environment = {"OMP_NUM_THREADS": "1"}
         running = stack.enter_context(
-            launch.start(start, run_directory=folder if served else None, env=environment, output=folder / "printed")
+            launch.start(start, run_directory=folder if told_when else None, env=environment, output=folder / "printed")
         )
         before = _cpu_s(server, after=lambda: _warm(folder, case, running))
         if running.wait(240):
@@ -155,8 +185,11 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
     Returns:
         ``examples_per_s`` (case → median), ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share,
         least ÷ greatest), ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on
-        one), ``vs_ddp_sparse``, ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that with the tables in
-        its process), ``server_us_per_sample``.
+        one), ``vs_ddp_sparse``, ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session
+        with the tables in its process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them),
+        ``server_us_per_sample``, ``vs_torchrec`` (batch → two trainers and a server ÷ TorchRec with its pipeline or
+        without, whichever is faster), ``vs_torchrec_unequal`` (shares → the same at equal total processor time:
+        examples a second and core, the server's part of one included). Without TorchRec these two are empty.
     """
 
     def of(name: str, value: Callable[[MeasuredTrainers], float]) -> list[float]:
@@ -169,7 +202,20 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         return statistics.median(a / b for a, b in zip(total(one), total(other), strict=True))
 
     shares = [[rate / share for rate, share in zip(one.per_s, _UNEQUAL, strict=True)] for one in found["unequal"]]
-    remote, local = (of(name, lambda one: one.trainer_us) for name in ("one trainer", "one process, flat"))
+    ways = ("one trainer", "one trainer, tables in it", "one process, flat")
+    remote, local, bare = (of(name, lambda one: one.trainer_us) for name in ways)
+
+    def equal_time(mine: str, other: str, asked: tuple[float, ...]) -> float:
+        ours = [sum(one.per_s) / (sum(asked) + 1e-6 * one.server_us * sum(one.per_s)) for one in found[mine]]
+        theirs = [rate / sum(asked) for rate in total(other)]
+        return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+    def fastest(batch: int) -> float:
+        mine = "two trainers" if batch == BATCHES[0] else f"two trainers, batch {batch}"
+        there = [one for one in (f"TorchRec, batch {batch}", f"TorchRec's pipeline, batch {batch}") if one in found]
+        return min(ratio(mine, one) for one in there)
+
+    unequal = {"unequal": _UNEQUAL, "steep": _STEEP}
     return {
         "examples_per_s": {name: statistics.median(total(name)) for name in found},
         "scaling": {
@@ -179,12 +225,21 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         "vs_one_process": ratio("two trainers", "one process, flat"),
         "vs_ddp_sparse": ratio("two trainers", "DDP, sparse"),
         "trainer_cpu_ratio": statistics.median(a / b for a, b in zip(remote, local, strict=True)),
+        "trainer_cpu_ratio_bare": statistics.median(a / b for a, b in zip(remote, bare, strict=True)),
+        "vs_torchrec": {str(batch): fastest(batch) for batch in BATCHES if f"TorchRec, batch {batch}" in found},
+        "vs_torchrec_unequal": {
+            "/".join(f"{one:g}" for one in asked): equal_time(name, f"TorchRec, {name}", asked)
+            for name, asked in unequal.items()
+            if f"TorchRec, {name}" in found
+        },
         "server_us_per_sample": statistics.median(of("two trainers", lambda one: one.server_us)),
     }
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
+    if "examples_per_s" not in result:
+        return [_quality(result)]
     rates = Table(title=f"{result['rounds']} rounds of {result['window_s']:g} s", box=SIMPLE_HEAD)
     for heading in ("", "examples/s"):
         rates.add_column(heading, justify="right" if rates.columns else "left")
@@ -200,7 +255,27 @@ def tables(result: dict[str, Any]) -> list[Table]:
         ("vs_one_process", "two trainers and a server ÷ the best process on one core", "≥ 1.5"),
         ("vs_ddp_sparse", "the same ÷ DDP with sparse gradients", "≥ 8"),
         ("trainer_cpu_ratio", "a trainer's processor time ÷ with tables in its process", "≤ 1.15"),
+        ("trainer_cpu_ratio_bare", "the same ÷ a bare loop's with tables in its process", ""),
         ("server_us_per_sample", "µs of the server a sample", "≤ 10"),
     ):
         ratios.add_row(words, f"{result[key]:.2f}", bar)
-    return [rates, ratios]
+    for batch, bar in zip(BATCHES, ("≥ 2.5", "≥ 1.5", "≥ 1.1"), strict=True):
+        if (measured := result["vs_torchrec"].get(str(batch))) is not None:
+            ratios.add_row(f"two trainers and a server ÷ TorchRec, batch {batch}", f"{measured:.2f}", bar)
+    for (shares, measured), bar in zip(result["vs_torchrec_unequal"].items(), ("≥ 3.5", "≥ 5"), strict=False):
+        ratios.add_row(f"÷ TorchRec on {shares} at equal processor time", f"{measured:.2f}", bar)
+    return [rates, ratios, *([_quality(result)] if "quality" in result else [])]
+
+
+def _quality(result: dict[str, Any]) -> Table:
+    shown = Table(title="one pass in virtual time", box=SIMPLE_HEAD)
+    for heading in ("", "log loss", "AUC"):
+        shown.add_column(heading, justify="right" if shown.columns else "left")
+    for name, each in result["quality"].items():
+        loss, auc = (statistics.fmean(each[key]) for key in ("log_loss", "auc"))
+        shown.add_row(name, f"{loss:.4f}", f"{auc:.4f}")
+    for other, bar in (("synchronous", "≤ +1 %"), ("sequential", "≤ +3 %")):
+        shown.add_row(f"asynchronous, worse than {other} by", f"{result[f'logloss_vs_{other}']:+.2%}", bar)
+    for name, twin in result["foreground_twins"].items():
+        shown.add_row(f"S-EASGD ÷ FR-{name}, examples a unit of time", f"{twin['eps_ratio']:.2f}", "")
+    return shown

@@ -9,16 +9,19 @@ import typer
 
 def recommendation(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")] = False,
+    case: Annotated[str | None, typer.Option("--case", help="speed or quality alone.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
     """Trainers with embedding tables on a server.
 
-    Examples a second by the number of trainers at a fifth of a core each, on unequal shares, and against one process
-    and DDP with sparse gradients; processor time of trainers and server.
+    Examples a second by the number of trainers at a fifth of a core each, on unequal shares, and against one process,
+    DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and server. Then log loss
+    after one pass in virtual time, against one process, a synchronous batch of the same size and foreground twins, on
+    the flights in UNEVEN_DATA, else on a made log.
 
-    --quick, one round of half the cases, a minute and a half. The full cases have not been timed.
+    --quick, one round of a few cases and one seed, two minutes. The full cases have not been timed.
     """
     from uneven_bench.recommendation.bench import run, tables
     from uneven_bench.show import show
 
-    show(lambda told: run(quick, told), tables, json)
+    show(lambda told: run(quick, told, case), tables, json)

