@@ -14,7 +14,7 @@ from uneven.embedding.client import AskedRows, TableStats
 from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
 from uneven.embedding.door import TableDoor
 from uneven.embedding.part import TablesPart
-from uneven.embedding.place import Measured
+from uneven.embedding.place import MeasuredTables
 from uneven.embedding.transfer import read_grown, read_tables, write_table
 from uneven.embedding.wire import Say
 from uneven.errors import ConfigError
@@ -232,9 +232,9 @@ class EmbeddingCollection(EmbeddingBagCollection):
         return found
 
 
-def _measured(folder: Path) -> Measured:
+def _measured(folder: Path) -> MeasuredTables:
     try:
-        return Measured.read((folder / _MEASURED).read_text(encoding="utf-8"))
+        return MeasuredTables.read((folder / _MEASURED).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"placed_by={str(folder)!r}: {error}; give a folder of save()") from error
 

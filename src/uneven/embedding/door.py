@@ -22,7 +22,7 @@ from uneven.embedding.holding import ShardSpec, specs
 from uneven.embedding.host import TABLES, TableHost
 from uneven.embedding.ids import read_ids
 from uneven.embedding.kernels import kernels
-from uneven.embedding.place import Measured, place
+from uneven.embedding.place import MeasuredTables, place
 from uneven.embedding.route import BatchIds, Router, apart
 from uneven.embedding.rows import Floats
 from uneven.errors import ConfigError
@@ -66,7 +66,7 @@ class TableDoor:
         *,
         shards: int = 1,
         halves: bool = False,
-        measured: Measured | None = None,
+        measured: MeasuredTables | None = None,
         unpooled: bool = False,
     ) -> None:
         self.spec = spec
@@ -76,7 +76,7 @@ class TableDoor:
         self._alone = shards
         self._halves = halves
         self._unpooled = unpooled
-        self._by = measured or Measured()
+        self._by = measured or MeasuredTables()
         self._opening = threading.Lock()
         self._client: TableClient | None = None
         self._ahead: deque[_Ahead] = deque()
@@ -101,9 +101,9 @@ class TableDoor:
         found = self._asked(lambda one: one.read.same(read))
         return found or self.client.ask(self._router.route(read), learning=torch.is_grad_enabled())
 
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredTables:
         """What the next run's tables can be placed by."""
-        return Measured(self._router.lookups(), tuple(self.client.speeds()))
+        return MeasuredTables(self._router.lookups(), tuple(self.client.speeds()))
 
     def stats(self) -> TableStats:
         """What has happened on the shards, and to this worker's ids."""

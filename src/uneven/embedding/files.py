@@ -125,7 +125,7 @@ def _stem(held: HeldRange) -> str:
 
 def _all_written(where: Path, holding: Holding) -> Iterator[None]:
     for held in holding:
-        arrays = {"rows": held.rows, "sums": held.sums}
+        arrays: dict[str, np.ndarray] = {"rows": held.rows, "sums": held.sums}
         if held.map is not None:  # nothing goes while it is held, and what comes meanwhile is left out
             used = held.map.used
             taken = np.zeros(used, bool)

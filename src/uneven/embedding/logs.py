@@ -207,7 +207,8 @@ class _ArrayFile(_LogFile):
         if self._held is None:
             with np.load(self._path) as held:
                 self._held = LogRows(*(held[name] for name in LogRows._fields))
-        found = LogRows(*(one[start:stop] for one in self._held))
+        ids, numbers, clicked = self._held
+        found = LogRows(ids[start:stop], numbers[start:stop], clicked[start:stop])
         if stop == self.rows:
             self._held = None
         return found

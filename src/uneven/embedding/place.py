@@ -35,7 +35,7 @@ class RowRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTables:
     """What was measured in an earlier run.
 
     Attributes:
@@ -56,7 +56,7 @@ class Measured:
         return json.dumps({"lookups": dict(self.lookups), "speeds": self.speeds})
 
     @classmethod
-    def read(cls, text: str) -> Measured:
+    def read(cls, text: str) -> MeasuredTables:
         """Inverse of :attr:`text`.
 
         Raises:

@@ -75,11 +75,10 @@ def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) ->
     features, batch = lengths.shape
     each = int(lengths[0, 0]) if lengths.size else 0
     if each and (lengths == each).all():
-        turned = [
-            None if one is None else one.reshape(features, batch, each).swapaxes(0, 1).reshape(-1)
-            for one in (values, weights)
-        ]
-        return BatchIds(turned[0], batch, features, each, None, turned[1])
+        def turned(one: Any) -> Any:
+            return one.reshape(features, batch, each).swapaxes(0, 1).reshape(-1)
+
+        return BatchIds(turned(values), batch, features, each, None, None if weights is None else turned(weights))
     begins = (np.cumsum(lengths) - lengths.reshape(-1)).reshape(features, batch)
     order = _ranges(begins.T.reshape(-1), lengths.T.reshape(-1))
     found = None if weights is None else weights[order]
@@ -410,8 +409,10 @@ class Router:
 
     def _divisors(self, ids: BatchIds) -> Iterator[tuple[slice, Any]]:
         for feature, columns in self._means if ids.each != 1 else []:
-            lengths = ids.each if ids.lengths is None else np.maximum(ids.lengths[:, feature], 1)[:, None]
-            yield columns, np.float32(lengths) if ids.lengths is None else lengths.astype(np.float32)
+            if ids.lengths is None:
+                yield columns, np.float32(ids.each)
+            else:
+                yield columns, np.maximum(ids.lengths[:, feature], 1)[:, None].astype(np.float32)
 
 
 def _part_of(ids: BatchIds, part: _CutPart) -> tuple[Bags, Wholes]:

@@ -336,7 +336,7 @@ def _found(one: Bags, holding: Holding, *, counted: bool) -> Bags:
     """The same bags with the places of their rows instead of ids of any size."""
     if one.ids is None or one.ids.dtype != np.int64:
         return one
-    return replace(one, ids=holding.slots(one.group, one.ids, counted=counted))
+    return replace(one, ids=holding.slots(one.group, one.ids.astype(np.int64, copy=False), counted=counted))
 
 
 def _names(text: str, holding: Holding) -> tuple[Bags, Bags]:

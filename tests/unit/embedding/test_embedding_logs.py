@@ -99,7 +99,7 @@ def test_a_pass_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
         session.setup(model, optimizer)
         log = ClickLog([tmp_path / "a.tsv"], columns=SMALL)
         loader = session.loader(
-            log, 32, shuffle=False, collate_fn=log.collate, ids=lambda batch: batch[0], ahead=1, num_workers=1
+            log, 32, shuffle=False, collate_fn=log.collate, ids=lambda batch: batch[0], ahead=1
         )
         if state is not None:
             session.load_state_dict(state)

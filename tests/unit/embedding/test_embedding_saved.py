@@ -12,7 +12,7 @@ from shards_in_memory import MemoryShards
 from test_embedding_shard import tables, train
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
-from uneven.embedding.place import Measured
+from uneven.embedding.place import MeasuredTables
 from uneven.errors import CheckpointError, ConfigError
 
 TABLES = [Table("a", 300, 8, ["left", "right"]), Table("b", 7000, 8), Table("c", 40, 4)]
@@ -126,11 +126,11 @@ def test_the_next_start_places_tables_by_what_was_measured(tmp_path: Path) -> No
     first(ids).values().sum().backward()
     first.save(tmp_path)
     first.close()
-    measured = Measured.read((tmp_path / "measured.json").read_text())
+    measured = MeasuredTables.read((tmp_path / "measured.json").read_text())
     assert measured.lookups == {"busy": 9.0, "idle": 1.0, "dull": 1.0}
     assert len(measured.speeds) == 2
     assert min(measured.speeds) > 0
-    (tmp_path / "measured.json").write_text(Measured(measured.lookups, (3.0, 1.0)).text)
+    (tmp_path / "measured.json").write_text(MeasuredTables(measured.lookups, (3.0, 1.0)).text)
     second = EmbeddingBagCollection(tables, shards=2, placed_by=tmp_path)
     second.restore(tmp_path)
     held = [{part.table: part.rows for part in one.ranges} for one in second.door.shards()]
@@ -140,4 +140,4 @@ def test_the_next_start_places_tables_by_what_was_measured(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="placed_by"):
         EmbeddingBagCollection(tables, placed_by=tmp_path / "none")
     with pytest.raises(ConfigError, match="no measurements"):
-        Measured.read("[]")
+        MeasuredTables.read("[]")
