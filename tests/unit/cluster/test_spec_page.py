@@ -8,7 +8,7 @@ import pytest
 
 from uneven.cluster import files
 from uneven.cluster.quantities import INLINE_KEYS, RECORDED_KEYS
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Preconditioning, SiteLink, Workload
+from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Preconditioning, SiteLink, TableWork, Workload
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "describe-a-cluster.md").read_text()
 
@@ -30,11 +30,12 @@ def keys(title: str) -> set[str]:
         ("`[[events]]`", Event, set()),
         ("`[[links]]`", SiteLink, set()),
         ("`[preconditioner]`", Preconditioning, set()),
+        ("`[tables]`", TableWork, set()),
         ("At the top", ClusterSpec, set()),
     ],
 )
 def test_every_key_is_explained(title: str, kind: type, more: set[str]) -> None:
-    parts = {"nodes", "events", "links", "workload", "preconditioner"} if kind is ClusterSpec else set()
+    parts = {"nodes", "events", "links", "workload", "preconditioner", "tables"} if kind is ClusterSpec else set()
     assert keys(title) == {one.name for one in fields(kind)} - parts | more
 
 
