@@ -314,6 +314,9 @@ def neighbours(
     draw = np.random.default_rng(0)
     for label in labels:
         known = np.flatnonzero(seen.learn.seen.label == label)
+        if not len(known):  # there is no example to look up
+            method.answers[label] = QueryAnswer(in_frames(seen.test, label, known, 0), 0.0)
+            continue
         examples = feature[draw.choice(known, min(64, len(known)), replace=False)]
         for share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0):
             picked = _within(_near(index, examples, share), seen.check.rows)

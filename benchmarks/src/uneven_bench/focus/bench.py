@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from uneven.errors import UnknownNameError
+from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.focus import scenes
 from uneven_bench.focus.baselines import Targets
 from uneven_bench.focus.clips import clips
@@ -25,7 +25,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     """Measure.
 
     Returns:
-        ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``change``: see
+        ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``refused``: name → why; ``change``: see
         :func:`~uneven_bench.focus.compared.changed`; ``speed``, ``kills``: see the functions of these names.
 
     Raises:
@@ -34,7 +34,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
     """
     if case is not None and case not in CASES:
         raise UnknownNameError("case", case, CASES)
-    found: dict[str, Any] = {"scenes": {}}
+    found: dict[str, Any] = {"scenes": {}, "refused": {}}
     work = {"synthetic": _synthetic, "clips": _clips, "change": _change, "speed": _speed, "kills": _kills}
     for name in (case,) if case else QUICK if quick else CASES:
         work[name](found, quick, progress)
@@ -49,8 +49,11 @@ def _synthetic(found: dict[str, Any], quick: bool, progress: Progress) -> None:
 
 def _clips(found: dict[str, Any], quick: bool, progress: Progress) -> None:
     for scene in clips(lambda done: progress("clips", "train the truth network", done)):
-        told = lambda what, done: progress("clips", what, done)  # noqa: E731
-        found["scenes"][scene.source.name] = compared(scene, Targets(), told)
+        name = scene.source.name
+        try:
+            found["scenes"][name] = compared(scene, Targets(), lambda what, done: progress("clips", what, done))
+        except ConfigError as error:  # no setting reaches the targets on its sample
+            found["refused"][name] = str(error)
 
 
 def _change(found: dict[str, Any], quick: bool, progress: Progress) -> None:

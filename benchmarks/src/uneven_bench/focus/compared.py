@@ -65,7 +65,7 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
     told(f"{name}: other targets and policies", 0.9)
     swept = {f"{100 * one:.0f}": _other(seen, chosen.tuned, binary, Targets(one, one)) for one in (0.95, 0.97, 0.99)}
     return {
-        "frames": round(seen.ends_s[1] * scene.options.per_s), "frames_with_objects": len(seen.whole.frames),
+        "frames": round(seen.tests_s[1] * scene.options.per_s), "frames_with_objects": len(seen.whole.frames),
         "objects": len(seen.whole.objects), "clusters": counts.clusters, "call_ms": 1e3 * seen.call_s,
         "truth_quality": scene.quality, "boxes_s": seen.boxes_s, "ingest_stages_s": counts.seconds,
         "setting": {"network": first.setting.network, "k": first.setting.k, "skip": first.setting.skip,

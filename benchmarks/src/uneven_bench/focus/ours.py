@@ -98,7 +98,7 @@ def asked(seen: SceneSeen, folder: Path, labels: tuple[int, ...], name: str, ing
 def _query(seen: SceneSeen, index: VideoIndex, label: int) -> tuple[list[int], float, int]:
     seen.memory.asked = 0
     with timed() as own:
-        frames = [hit.frame for hit in index.query(index.classes[label], between=seen.ends_s)]
+        frames = [hit.frame for hit in index.query(index.classes[label], between=seen.tests_s)]
     return frames, own.seconds, seen.memory.asked
 
 
@@ -110,7 +110,7 @@ def for_real(seen: SceneSeen, folder: Path, label: int) -> tuple[float, float]:
     spent = []
     for _ in range(2):
         with timed() as one:
-            list(index.query(index.classes[label], between=seen.ends_s))
+            list(index.query(index.classes[label], between=seen.tests_s))
         spent.append(one.seconds)
     index.close()
     return spent[0], spent[1]

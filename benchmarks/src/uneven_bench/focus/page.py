@@ -14,7 +14,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     found = []
     for name, scene in result["scenes"].items():
         found += [_methods(name, scene), _classes(name, scene), _parts(name, scene)]
-    rows = [(key, _said(value)) for key, value in result.items() if key != "scenes"]
+    rows = [(key, _said(value)) for key, value in result.items() if key != "scenes" and value]
     return [*found, *([_table("And", ("what", "figure"), rows)] if rows else [])]
 
 

@@ -92,6 +92,7 @@ class SceneSeen:
     Attributes:
         boxes_s: processor seconds of frames and boxes, which every method is given.
         memory: the truth.
+        tests_s: from when until when the part lies that tests.
     """
 
     scene: Scene
@@ -101,7 +102,7 @@ class SceneSeen:
     test: ScenePart
     memory: RememberedTruth
     boxes_s: float
-    ends_s: tuple[float, float]
+    tests_s: tuple[float, float]
     truth: Truth = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,13 +123,12 @@ def look_through(scene: Scene) -> SceneSeen:
     boxes_s = time.process_time() - began_s
     memory = RememberedTruth(scene.truth, objects.crops)
     labels = memory.scores.argmax(1).numpy()
-    ends = [round(end * scene.options.per_s) for end in (scene.learn_s, scene.learn_s + scene.check_s)]
-    bounds = [0, *(int(np.searchsorted(objects.frame, end)) for end in ends), len(objects)]
+    ends_s = (scene.learn_s, scene.learn_s + scene.check_s)
+    bounds = [0, *(int(np.searchsorted(objects.time_s, end)) for end in ends_s), len(objects)]
     small = np.stack(finder.small)
     cut = [_part(objects, labels, slice(*pair), scene, small) for pair in pairwise(bounds)]
     whole = _part(objects, labels, slice(0, len(objects)), scene, small)
-    ends_s = (scene.learn_s + scene.check_s, objects.last[1] + 1)
-    return SceneSeen(scene, whole, *cut, memory, boxes_s, ends_s)
+    return SceneSeen(scene, whole, *cut, memory, boxes_s, (ends_s[1], objects.last[1] + 1))
 
 
 def _part(
