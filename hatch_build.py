@@ -6,6 +6,7 @@ functions are left open: they are found in the library that torch has loaded, an
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -25,9 +26,11 @@ def compiled(source: Path, to: Path) -> bool:
     if compiler is None or not sys.platform.startswith("linux"):
         return False
     part = to.with_suffix(".o")
+    digest = f'-DUNEVEN_SOURCE="{hashlib.sha256(source.read_bytes()).hexdigest()}"'
     link = [compiler, "-shared", str(part), "-o", str(to), "-static-libstdc++", "-static-libgcc", "-Wl,-s"]
     for openmp in (["-fopenmp"], []):
-        done = subprocess.run([compiler, *FLAGS, *openmp, str(source), "-o", str(part)], capture_output=True, text=True)
+        compile_it = [compiler, *FLAGS, digest, *openmp, str(source), "-o", str(part)]
+        done = subprocess.run(compile_it, capture_output=True, text=True)
         if done.returncode == 0:
             done = subprocess.run(link, capture_output=True, text=True)
             part.unlink()

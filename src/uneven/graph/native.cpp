@@ -97,6 +97,9 @@ const Rows kRows256[] = {rows256<1, W>, rows256<2, W>, rows256<3, W>, rows256<4,
 
 extern "C" {
 
+// The digest of the source that this was compiled from, for whoever has another source beside it.
+const char* uneven_source() { return UNEVEN_SOURCE; }
+
 // 2 for AVX-512, 1 for AVX2, 0 where the sums have to be made elsewhere.
 int uneven_level() {
 #ifdef UNEVEN_X86

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,7 @@ from uneven.graph.rows import RowIndex
 from uneven.graph.workspaces import WORKSPACES
 
 LIBRARY = Path(__file__).with_name("_native.so")
+SOURCE = Path(__file__).with_name("native.cpp")
 _WIDE = 128
 """Columns from which on a factor is looked up for each edge; below, one pass over the sources is sooner done."""
 _OPENMP = re.compile(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^\s]*)")
@@ -26,14 +29,33 @@ _OPENMP = re.compile(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^\s]*)")
 
 @cache
 def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
-    """The compiled file; None where there is none, or it does not load here, or UNEVEN_NATIVE is 0."""
+    """The compiled file; None where there is none, or it does not load here, or UNEVEN_NATIVE is 0.
+
+    A file that was compiled from another source is left out with a warning: its functions may take other arguments.
+    """
     if os.environ.get("UNEVEN_NATIVE") == "0" or not path.exists():
         return None
     try:
         _share_threads()
-        return ctypes.CDLL(str(path))
+        found = ctypes.CDLL(str(path))
     except OSError:
         return None  # built for another machine, or no OpenMP to share: the rest of uneven goes on without
+    if _compiled_from(found) != hashlib.sha256(SOURCE.read_bytes()).hexdigest():
+        warnings.warn(
+            f"{path} was compiled from another {SOURCE.name}, so graphs go on without it, slower: install uneven "
+            "again, as in pip install --editable .",
+            stacklevel=2,
+        )
+        return None
+    return found
+
+
+def _compiled_from(found: ctypes.CDLL) -> str:
+    """The digest of a compiled file's source; empty for a file from before there was one."""
+    if not hasattr(found, "uneven_source"):
+        return ""
+    found.uneven_source.restype = ctypes.c_char_p
+    return str(found.uneven_source().decode())
 
 
 def _share_threads() -> None:

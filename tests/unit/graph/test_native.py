@@ -91,6 +91,14 @@ def test_what_does_not_load_is_left_out(tmp_path: Path) -> None:
     assert native.library(tmp_path / "none.so") is None
 
 
+@needs_file
+def test_a_file_compiled_from_another_source_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "native.cpp").write_text("// newer")
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "native.cpp")
+    with pytest.warns(UserWarning, match=r"compiled from another native\.cpp.*install uneven again"):
+        assert native.library.__wrapped__(native.LIBRARY) is None
+
+
 def test_a_compiler_that_fails_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
