@@ -49,11 +49,12 @@ def all_measured() -> tuple[list[GraphRates], int, Callable[[bool], bool]]:
     connection = connect(world, timeout_s=1800.0)
     mine = measured()
     rows = connection.transport.gather([mine.number_s, mine.flop_s]).result()
+    assert rows is not None  # all take part
 
     def through(well: bool) -> bool:
         told = connection.transport.gather([float(well)]).result()
         connection.close()
-        return bool(told[0][0])
+        return told is not None and bool(told[0][0])
 
     return [GraphRates(float(number_s), float(flop_s)) for number_s, flop_s in rows], world.rank, through
 
