@@ -126,9 +126,9 @@ def look_through(scene: Scene) -> SceneSeen:
     ends_s = (scene.learn_s, scene.learn_s + scene.check_s)
     bounds = [0, *(int(np.searchsorted(objects.time_s, end)) for end in ends_s), len(objects)]
     small = np.stack(finder.small)
-    cut = [_part(objects, labels, slice(*pair), scene, small) for pair in pairwise(bounds)]
+    learn, check, test = (_part(objects, labels, slice(*pair), scene, small) for pair in pairwise(bounds))
     whole = _part(objects, labels, slice(0, len(objects)), scene, small)
-    return SceneSeen(scene, whole, *cut, memory, boxes_s, (ends_s[1], objects.last[1] + 1))
+    return SceneSeen(scene, whole, learn, check, test, memory, boxes_s, (ends_s[1], objects.last[1] + 1))
 
 
 def _part(
