@@ -57,6 +57,11 @@ class ClaimedSamples(StoredSampleCounter):
         """Whether its replica has something that nobody else has, as far as updates have begun."""
         return bool(self._learnt)
 
+    @property
+    def over(self) -> int:
+        """The epoch that the newest pass is over; −1 before the first."""
+        return -1 if self.sampler is None else self.sampler.pass_over
+
     def gives(self, update: int) -> None:
         """An update begins with all that it has learnt."""
         with self._lock:
@@ -244,6 +249,7 @@ class Unclaimed:
     """Where nobody leaves or joins, and so asks who has what; stands where :class:`ClaimedSamples` does."""
 
     owes = False
+    over = -1
 
     def learnt(self, part: Portion) -> None: ...
 

@@ -274,13 +274,13 @@ class Served:
         if self.copy.begun:
             self._make_up()
             self._settle()
+            self.copy.client.through(self.claims.over + 1)  # perhaps without a sample of it
         if self.claims.owes:
             ahead = range(self.clock, self.clock + _AHEAD)
             for exchange in next((found for clock in ahead if (found := self._plans.at(clock).exchanges)), ()):
                 self._meet(self._order(exchange), 0)
 
-    def joined(self) -> None:
-        """It begins with the copy as it is now."""
+    def joined(self) -> None:  # it begins with the copy as it is now
         self._gap = self._samples = 0
         self.copy.begin(self._loaded, self.clock)
         self.copy.follow(0)
