@@ -54,7 +54,9 @@ class Expensive(nn.Module):
             nn.MaxPool2d(2), _layer(2 * width, 4 * width), _Twice(4 * width),
         )  # fmt: skip
         self.head = nn.Linear(4 * width, len(self.classes))
-        self.to(memory_format=torch.channels_last)
+        for one in self.parameters():
+            if one.ndim == 4:
+                one.data = one.data.contiguous(memory_format=torch.channels_last)
 
     def logits(self, views: torch.Tensor) -> torch.Tensor:
         """[n, 3, 32, 32] → [n, classes]."""
