@@ -62,7 +62,7 @@ class DLRM(nn.Module):
         dense = self.bottom(numbers)
         pooled = self.tables(ids)
         found = pooled if isinstance(pooled, Tensor) else pooled.values()
-        vectors = torch.cat([dense, found], 1).view(len(dense), -1, DIM)
+        vectors = torch.cat([dense, found], 1).view(-1, FIELDS + 1, DIM)
         products = vectors @ vectors.transpose(1, 2)
         score: Tensor = self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1))
         return score.squeeze(1)
