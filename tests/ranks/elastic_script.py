@@ -57,15 +57,18 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
 
     come = -1  # the epoch in which they have
 
+    def members() -> set[int]:
+        return {*elastic.members} if elastic is not None else set()  # resumed, a run need not be elastic
+
     def waits() -> bool:
-        return bool(until & {*elastic.members} or (till and (come < 0 or loader.epoch <= come + 1)))
+        return bool(until & members() or (till and (come < 0 or loader.epoch <= come + 1)))
 
     while loader.epoch < epochs or waits():
         for x, y, ids in loader:
             time.sleep(0.01 if waits() else 0.0)
             part = session._loop.part
             at = part.iteration
-            come = part.epoch if come < 0 and till <= {*elastic.members} else come
+            come = part.epoch if come < 0 and till <= members() else come
             if f"door@{at}" in faults:
                 while not elastic.membership.watch.asked:
                     time.sleep(0.01)

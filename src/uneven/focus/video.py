@@ -25,7 +25,7 @@ GROWS_WITHIN_S = 10.0
 _LOOK_AGAIN_S = 0.2
 
 _MANY = 8
-"""Of so many frames for each one wanted, those that no other frame is made from need not be decoded."""
+"""From so many frames for each one wanted on, frames that no other frame is made from are not decoded."""
 
 
 @dataclass(frozen=True, slots=True)

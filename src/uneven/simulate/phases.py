@@ -38,7 +38,9 @@ class _Play:
     def __init__(self, spec: ClusterSpec, phases: Sequence[WorkPhase], steps: int) -> None:
         self.queue = EventQueue()
         self.ends_s: list[float] = []
-        self._phases, self._steps, self._framing = phases, steps, spec.workload.framing
+        self._phases = phases
+        self._steps = steps
+        self._framing = spec.workload.framing
         self._topology = Topology(spec)
         self._network = Network(self.queue, self._topology.capacities)
         self._cores = [node.cores for node in spec.nodes]

@@ -22,19 +22,28 @@ GPU = ("v100", "m60", "k80", "k520")
 SPOT_FIRST, SPOT_STEPS = 12384, 72
 
 
+def spot_keys() -> set[str]:
+    """The records of spot machines that shipped clusters name."""
+    documents = [tomllib.loads((ROOT / "src/uneven/clusters" / f"{name}.toml").read_text()) for name in files.shipped()]
+    present = [node["present"] for one in documents for node in one["nodes"] if "key" in node.get("present", {})]
+    return {one["key"] for one in present}
+
+
 @pytest.fixture
-def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of data with a file of the shape that shared_cluster wants."""
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of data with files of the shapes that shipped clusters want."""
     folder = tmp_path / "data"
     (folder / "traces").mkdir(parents=True)
     use = np.random.default_rng(0).uniform(0, 100, (1600, 288)).astype(np.float32)
     np.savez_compressed(folder / "traces" / "google2011_vm_cpu_mem.npz", cpu_percent=use, mem_percent=use)
+    there = (np.arange(20158) // 12 % 2 * 16).astype(np.int8)  # for twelve steps nobody, for twelve as many as are asked
+    np.savez_compressed(folder / "traces" / "spot_traces.npz", **dict.fromkeys(spot_keys(), there))
     monkeypatch.setenv("UNEVEN_DATA", str(folder))
     return folder
 
 
 @pytest.mark.parametrize("name", files.shipped())
-def test_what_is_shipped_is_read_and_written(name: str, google: Path) -> None:
+def test_what_is_shipped_is_read_and_written(name: str, recorded: Path) -> None:
     spec = files.load(name)
     assert spec.name == name
     assert spec.about
@@ -97,10 +106,10 @@ def test_demo4_is_fit_for_a_laptop() -> None:
     assert not spec.events
 
 
-def test_the_shared_cluster_has_eight_different_recordings(google: Path) -> None:
+def test_the_shared_cluster_has_eight_different_recordings(recorded: Path) -> None:
     spec = files.load("shared_cluster")
     assert len({node.share.values for node in spec.nodes}) == 8
-    use = np.load(google / "traces" / "google2011_vm_cpu_mem.npz")["cpu_percent"]
+    use = np.load(recorded / "traces" / "google2011_vm_cpu_mem.npz")["cpu_percent"]
     assert spec.nodes[1].share.at(5.0) == pytest.approx(max(1 - use[79, 1] / 100, 0.05))
     assert {(node.share.lasts_s, len(node.share.values)) for node in spec.nodes} == {(5.0, 288)}
 

@@ -30,7 +30,7 @@ Bools = npt.NDArray[np.bool_]
 
 _NEAREST = 5
 _REPRESENTATIVES = 0.05
-"""Of the objects, share that TASTI-style has labelled at ingest; three quarters furthest first, the rest at random."""
+"""The share of objects that TASTI-style has labelled at ingest: three quarters furthest first, the rest at random."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class QueryAnswer:
     trained_s: float = 0.0
 
     def cost_s(self, call_s: float) -> float:
-        """Of the query."""
+        """What the query costs."""
         return self.own_s + self.result.checked * call_s
 
 

@@ -22,7 +22,7 @@ from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen, look_through
 
 _SAME = 12.0
-"""Of 255: what *pixel differencing* takes for unchanged."""
+"""The greatest difference, of 255, that *pixel differencing* takes for unchanged."""
 
 
 def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None]) -> dict[str, Any]:

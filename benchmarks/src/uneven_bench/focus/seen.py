@@ -81,7 +81,7 @@ class ScenePart:
     frames: npt.NDArray[np.int64]
 
     def share(self, label: int) -> float:
-        """Of the frames with objects, those with a class."""
+        """The share of frames with an object of this class."""
         return len(np.unique(self.seen.frame[self.seen.label == label])) / max(1, len(self.frames))
 
 

@@ -60,7 +60,7 @@ class Succession:
 
     @property
     def address(self) -> str:
-        """Of the present store, for messages."""
+        """The address of the present store, for messages."""
         return "{}:{}".format(*self._address)
 
     def connect(self) -> tuple[Any, int]:
