@@ -112,7 +112,7 @@ Silence = Annotated[
 Succession = Annotated[
     bool,
     option(
-        *(_WORKERS, "With --elastic: when this launcher is lost, a majority goes on with the store of another one."),
+        *(_WORKERS, "With --elastic, experimental: if this launcher is lost, a majority goes on with another's store."),
         "--succession/--no-succession",
     ),
 ]

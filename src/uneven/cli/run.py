@@ -54,7 +54,7 @@ def run(
     tables: options.Tables = 0,
     elastic: options.ElasticBounds = None,
     silence: options.Silence = 10.0,
-    succession: options.Succession = True,
+    succession: options.Succession = False,
     join: options.Join = None,
     leave_on: options.LeaveOn = "",
     ray: options.Ray = 0,

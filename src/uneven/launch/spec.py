@@ -68,7 +68,7 @@ class Launch:
     ready_within_s: float = math.inf
     elastic: str | None = None
     silence_s: float = 10.0
-    succession: bool = True
+    succession: bool = False
     join: str | None = None
     leave_on: str = ""
     output: WorkerOutput = field(default_factory=WorkerOutput)

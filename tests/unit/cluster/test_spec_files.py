@@ -36,7 +36,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "traces").mkdir(parents=True)
     use = np.random.default_rng(0).uniform(0, 100, (1600, 288)).astype(np.float32)
     np.savez_compressed(folder / "traces" / "google2011_vm_cpu_mem.npz", cpu_percent=use, mem_percent=use)
-    there = (np.arange(20158) // 12 % 2 * 16).astype(np.int8)  # for twelve steps nobody, for twelve as many as are asked
+    there = (np.arange(20158) // 12 % 2 * 16).astype(np.int8)  # twelve steps nobody, twelve all
     np.savez_compressed(folder / "traces" / "spot_traces.npz", **dict.fromkeys(spot_keys(), there))
     monkeypatch.setenv("UNEVEN_DATA", str(folder))
     return folder
