@@ -155,7 +155,7 @@ class SweepGrid:
         most_k: greatest K below "all outputs", which is tried always.
     """
 
-    quantiles: tuple[float, ...] = (0.25, 0.5, 0.85, 0.95, 0.98, 0.99)
+    quantiles: tuple[float, ...] = (0.1, 0.25, 0.5, 0.7, 0.85)
     skips: tuple[float, ...] = (0.8, 0.9, 0.95, 0.99, OFF)
     most_k: int = 6
 
