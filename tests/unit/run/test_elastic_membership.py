@@ -29,3 +29,21 @@ def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() ->
         assert here.circle("exchanges").size == 1
     finally:
         here.close()
+
+
+def test_who_enters_a_generation_again_still_knows_that_all_have() -> None:
+    """Newcomers do, with the state that they are given; else those that came together could never go on by majority."""
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+
+    here = Membership(0, 1, (1, 2), Succession(0, ("127.0.0.1", kept.port), 0.0, 60.0), silence_s=0.0, timeout_s=10.0)
+    try:
+        first = Generation(number=1, members=(0,), left=(), came={}, why={})
+        here.enter(first)
+        assert not here.settled
+        here.circle("exchanges")
+        here.enter(first)
+        assert here.settled
+        here.enter(Generation(number=2, members=(0,), left=(), came={}, why={}))
+        assert not here.settled
+    finally:
+        here.close()

@@ -209,11 +209,14 @@ class Membership:
     def enter(self, new: Generation) -> None:
         """This worker takes part in it."""
         with self.succession.lock:
+            moves = self.succession.moves
+            if (new.reign, new.number, moves) != (self.generation.reign, self.generation.number, self._moves):
+                self.settled = False  # a newcomer enters again with the state that it has been given
             self.generation = new
             self.history[new.number] = new.members
             self.watch.members = new.members
             self._news, self._lost = -1, False
-            self._moves, self._member, self.settled = self.succession.moves, True, False
+            self._moves, self._member = moves, True
 
     def circle(
         self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None
