@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from uneven import graph
 from uneven.core.actions import StepPlan
+from uneven.errors import PeerError
 from uneven.run.lines import ThreadLines
 from uneven.run.part import Run, Step
 
@@ -39,7 +40,7 @@ def on_threads(
     """
     every = [graph.load(path, rank=rank, size=size, **more) for rank in range(size)]
     shares = tuple(one.samples for one in every)
-    lines = ThreadLines.of(size)
+    lines = ThreadLines.of(size, timeout_s=120.0)  # what a stalled disk must not exceed: parts are read meanwhile
 
     def one(rank: int) -> Any:
         every[rank].attach(
@@ -57,7 +58,12 @@ def on_threads(
         return work(every[rank])
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, range(size)))
+        each = [pool.submit(one, rank) for rank in range(size)]
+    # What stopped one of them says more than that the others missed it.
+    stopped = [error for it in each if (error := it.exception()) is not None and not isinstance(error, PeerError)]
+    if stopped:
+        raise stopped[0]
+    return [it.result() for it in each]
 
 
 def weighted(gradients: list[list[Tensor]], samples: list[int]) -> list[Tensor]:

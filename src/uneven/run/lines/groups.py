@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,6 +26,10 @@ def new_group(
     limit = None if timeout_s is None else timedelta(seconds=timeout_s)
     those = None if members is None else list(members)
     group: dist.ProcessGroup = dist.new_group(those, timeout=limit, backend=backend)
+    if (those is None or dist.get_rank() in those) and "gloo" in dist.get_backend_config(group):
+        # A member of a gloo group is through when its own connections stand. If it closed the group at once, as after a
+        # refusal, another that still connects would fail, and this one would wait for it in its next group.
+        sum_now(torch.zeros(1), group)
     return group
 
 
