@@ -94,17 +94,19 @@ class _GroupCarrier:
         return self._keep(dist.all_gather(into, tensor, group=self._group, async_op=True))
 
     def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
-        operations = []
-        for place, rank in enumerate(dist.get_process_group_ranks(self._group)):
-            if rank == dist.get_rank():
-                incoming[place].copy_(outgoing[place])
-                continue
-            # Asked for before it sends: where two send to each other first, gloo uses one direction after the other.
-            if incoming[place].numel():
-                operations.append(dist.P2POp(dist.irecv, incoming[place], rank, self._group))
-            if outgoing[place].numel():
-                operations.append(dist.P2POp(dist.isend, outgoing[place], rank, self._group))
-        return self._keep(*(dist.batch_isend_irecv(operations) if operations else ()))
+        mine = self._group.rank()
+        incoming[mine].copy_(outgoing[mine])
+        takes = [(place, one) for place, one in enumerate(incoming) if place != mine and one.numel()]
+        gives = [(place, one) for place, one in enumerate(outgoing) if place != mine and one.numel()]
+        if any(one.is_cuda for _, one in (*takes, *gives)):  # NCCL wants them begun as one
+            ranks = dist.get_process_group_ranks(self._group)
+            operations = [dist.P2POp(dist.irecv, one, ranks[place], self._group) for place, one in takes]
+            operations += [dist.P2POp(dist.isend, one, ranks[place], self._group) for place, one in gives]
+            return self._keep(*dist.batch_isend_irecv(operations))
+        # The group's own methods, as in begin_sum. All is asked for before anything is sent: where two send to each
+        # other first, gloo uses one direction after the other.
+        asked = [self._group.recv([one], place, 0) for place, one in takes]
+        return self._keep(*asked, *(self._group.send([one], place, 0) for place, one in gives))
 
     def send(self, tensor: Tensor, peer: int) -> Work:
         return self._keep(dist.isend(tensor, peer, group=self._group))
