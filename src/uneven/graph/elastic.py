@@ -30,7 +30,7 @@ class ElasticGraph(PartedGraph):
             )
         self._run = run
         self._line = run.lines.open("graph")
-        self._own_s = lambda: run.own_time()[0]
+        self._own_s, self._work_changed = lambda: run.own_time()[0], run.work_changed
         self._changed, self._asked = True, False
 
     def members_changed(self, members: tuple[int, ...]) -> None:

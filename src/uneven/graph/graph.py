@@ -54,6 +54,7 @@ class PartedGraph(Part):
         self._weight = 1.0
         self._line: Line | None = None
         self._own_s: Callable[[], float] = lambda: math.nan
+        self._work_changed: Callable[[], None] = lambda: None
         self._calls = 0
         self._masks: dict[int, tuple[Tensor, int, int]] = {}
         self.constants = Constants()
@@ -94,7 +95,7 @@ class PartedGraph(Part):
                 f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
                 f"of {len(run.members)}: load after the launcher's variables are set, or name rank and size"
             )
-        self._own_s = lambda: run.own_time()[0]
+        self._own_s, self._work_changed = lambda: run.own_time()[0], run.work_changed
         if self.size > 1:
             self._line = run.lines.open("graph")
             self._take(self.part)
@@ -142,6 +143,7 @@ class PartedGraph(Part):
 
     def _renew(self) -> None:
         """The part is another one."""
+        self._work_changed()
         self.constants.forget()
         self._masks.clear()
         self._take(self.source.part(self.rank, self.size))

@@ -148,7 +148,8 @@ def attach(
     parts.attach(
         Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
             log=context.scribe.scalar, tell=context.scribe.event, now=lambda: parts.now(hands.turn),
-            turn=lambda: counting.turn, own_time=lambda: meter.own_time, spread=meter.spread)
+            turn=lambda: counting.turn, own_time=lambda: meter.own_time,
+            work_changed=meter.work_changed, spread=meter.spread)
     )  # fmt: skip
     if parts.sees_optimizers:
         before_step.append(partial(_ready, parts, hands))

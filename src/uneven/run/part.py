@@ -83,6 +83,8 @@ class Run:
             backward pass: x_i / X, or what the script says with ``session.weighted``. None before the first one.
         own_time: what this worker does by itself in an iteration, on average of the newest ones: seconds, processor
             seconds in these, and processor seconds in exchanges; NaN where nobody knows.
+        work_changed: says that an iteration is other work from now on, as where parts of a graph were handed over:
+            ``own_time`` then knows nothing of earlier ones, and not of the first either, which may prepare the others.
         spread: ``with run.spread(10):`` around what is done every ten steps and serves all of them. Its time counts in
             each of these alike, so that shares follow it and nobody takes it for a change of speed.
     """
@@ -97,6 +99,7 @@ class Run:
     now: Callable[[], Step | None] = lambda: None
     turn: Callable[[], Turn | None] = lambda: None
     own_time: Callable[[], tuple[float, float, float]] = lambda: (math.nan, math.nan, math.nan)
+    work_changed: Callable[[], None] = lambda: None
     spread: Callable[[int], AbstractContextManager[None]] = lambda steps: nullcontext()
 
 

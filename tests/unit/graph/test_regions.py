@@ -102,7 +102,9 @@ def write(path: Path) -> None:
 def test_parts_are_handed_over_to_who_is_fast(tmp_path: Path) -> None:
     write(tmp_path / "p")
     ((output, gradients, *_),) = on_threads(tmp_path / "p", 1, partial(learnt, handed_over=False))
-    found = on_threads(tmp_path / "p", 3, partial(learnt, handed_over=True), own_s=(0.1, 0.4, 0.2))
+    changed: list[int] = []
+    found = on_threads(tmp_path / "p", 3, partial(learnt, handed_over=True), own_s=(0.1, 0.4, 0.2), changed=changed)
+    assert sorted(changed) == [0, 1, 2]
     torch.testing.assert_close(found[0][0], output, rtol=0, atol=1e-10)
     for mine, whole in zip(weighted([e[1] for e in found], [e[2] for e in found]), gradients, strict=True):
         torch.testing.assert_close(mine, whole, rtol=0, atol=1e-10)

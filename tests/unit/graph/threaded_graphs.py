@@ -31,15 +31,22 @@ def features(vertices: int, width: int, seed: int = 1) -> Tensor:
 
 
 def on_threads(
-    path: Path, size: int, work: Callable[[graph.PartedGraph], Any], own_s: Sequence[float] = (), **more: Any
+    path: Path,
+    size: int,
+    work: Callable[[graph.PartedGraph], Any],
+    own_s: Sequence[float] = (),
+    changed: list[int] | None = None,
+    **more: Any,
 ) -> list[Any]:
     """What ``work`` returns on each of ``size`` workers, whose samples count as in a session.
 
     Args:
         own_s: what each says that it has needed for its own part of a step.
+        changed: gets the rank of each whose part has said that steps are other work from then on.
     """
     every = [graph.load(path, rank=rank, size=size, **more) for rank in range(size)]
     shares = tuple(one.samples for one in every)
+    told = [] if changed is None else changed
     lines = ThreadLines.of(size, timeout_s=120.0)  # what a stalled disk must not exceed: parts are read meanwhile
 
     def one(rank: int) -> Any:
@@ -52,6 +59,7 @@ def on_threads(
                 optimizers=(),
                 log=lambda *_: None,
                 own_time=lambda: (own_s[rank] if own_s else math.nan, math.nan, math.nan),
+                work_changed=lambda: told.append(rank),
             )
         )
         every[rank].before_step(Step(0, 0, 0, rank, tuple(range(size)), shares, StepPlan()))

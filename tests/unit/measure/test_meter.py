@@ -367,3 +367,26 @@ def test_own_time_is_what_a_worker_does_by_itself_in_the_newest_iterations() -> 
             meter.end()
             meter.timings()
         assert meter.own_time == pytest.approx((1.0, pace, 0.25), rel=0.01)
+
+
+def test_own_time_after_other_work_knows_nothing_of_before_nor_of_the_first() -> None:
+    clock = Script()
+    meter = Meter(clock)
+
+    def work(seconds: float, read: bool = True) -> None:
+        meter.begin(0)
+        clock.go(seconds)
+        meter.end()
+        if read:
+            meter.timings()
+
+    for _ in range(5):
+        work(1.0)
+    work(1.0, read=False)
+    meter.work_changed()
+    assert math.isnan(meter.own_time.local_s)
+    work(9.0)  # prepares the others
+    assert math.isnan(meter.own_time.local_s)
+    for seconds, mean_s in ((2.0, 2.0), (4.0, 3.0), (6.0, 4.0)):
+        work(seconds)
+        assert meter.own_time.local_s == pytest.approx(mean_s)

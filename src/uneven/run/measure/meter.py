@@ -138,6 +138,7 @@ class Meter:
         self._spreading = False
         self._owed: list[_Owed] = []
         self.own_time = OwnTime()
+        self._averaged = 0  # iterations in it; those that do not count are below 0
 
     def begin(self, iteration: int) -> None:
         """A batch is about to be handed over."""
@@ -268,10 +269,19 @@ class Meter:
         self._since = self._closed[0].begin if self._closed else None
         return found
 
+    def work_changed(self) -> None:
+        """Iterations are other work from now on: :attr:`own_time` begins anew, with the second of them."""
+        self.own_time = OwnTime()
+        self._averaged = -len(self._closed) - 1
+
     def _average(self, newest: MeterReading) -> None:
-        now, then = OwnTime(newest.local_s, newest.local_cpu_s, newest.exchange_cpu_s), self.own_time
-        if not math.isnan(then.local_s):
-            now = OwnTime(*(old + _NEWEST * (new - old) for old, new in zip(then, now, strict=True)))
+        self._averaged += 1
+        if self._averaged < 1:
+            return
+        now = OwnTime(newest.local_s, newest.local_cpu_s, newest.exchange_cpu_s)
+        if not math.isnan(self.own_time.local_s):
+            weight = max(_NEWEST, 1.0 / self._averaged)
+            now = OwnTime(*(old + weight * (new - old) for old, new in zip(self.own_time, now, strict=True)))
         self.own_time = now
 
     def _read(self, marks: _Marks) -> MeterReading:
