@@ -28,14 +28,8 @@ def stream_order(edges: int, seed: int | None) -> Ids:
     A stream in an order of traversal sends nearly all of it to one part, since Libra then only chooses among parts that
     have been touched.
     """
-    number = np.arange(edges, dtype=np.uint64)
-    if seed is not None:  # sorted by chance, each with its number in the low bits: sooner than a shuffle
-        low = np.uint64(edges.bit_length())
-        key = np.random.default_rng(seed).bit_generator.random_raw(edges) >> low << low | number
-        key.sort()
-        number = key & ~(np.uint64(2**64 - 1) << low)
-    found: Ids = number.astype(np.int32)
-    return found
+    number: Ids = np.arange(edges, dtype=np.int32)
+    return number if seed is None else np.random.default_rng(seed).permutation(number)
 
 
 def libra(source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Ids) -> Ids:
