@@ -22,6 +22,7 @@ from uneven.graph.exchange.choice import ExchangeChoice
 from uneven.graph.exchange.clones import CloneExchange
 from uneven.graph.exchange.exact import ExactExchange, RowCarrier
 from uneven.graph.parted import GraphPart
+from uneven.graph.regions import alone_s
 from uneven.graph.source import GraphSource
 from uneven.run.lines import Line
 from uneven.run.part import Part, Run, Step
@@ -95,7 +96,7 @@ class PartedGraph(Part):
                 f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
                 f"of {len(run.members)}: load after the launcher's variables are set, or name rank and size"
             )
-        self._own_s, self._work_changed = lambda: run.own_time()[0], run.work_changed
+        self._own_s, self._work_changed = lambda: alone_s(*run.own_time()), run.work_changed
         if self.size > 1:
             self._line = run.lines.open("graph")
             self._take(self.part)

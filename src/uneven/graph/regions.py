@@ -25,6 +25,13 @@ class Dealt:
     own_s: tuple[float, ...]
 
 
+def alone_s(local_s: float, local_cpu_s: float, exchange_cpu_s: float) -> float:
+    """Seconds that a worker needs for a step if it never waits: exchanges take it processor time, too, and no less on a
+    small part, at the rate at which it gets any. Without that time known, what it does outside of them."""
+    found = local_s * (1.0 + exchange_cpu_s / local_cpu_s) if local_cpu_s > 0.0 else math.nan
+    return local_s if math.isnan(found) else found
+
+
 def fitted(seen: Sequence[Dealt], beta: float) -> tuple[float, float]:
     """What a root costs, and what a step costs that has neither, both in edges, so that the speeds of workers are most
     alike from one dealing to the next: (fixed + edges + β · roots) / seconds. A worker's time tells nothing about these

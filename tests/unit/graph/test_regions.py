@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from uneven.core.actions import StepPlan
 from uneven.errors import ConfigError, TrainingError
 from uneven.graph.elastic import ElasticGraph
 from uneven.graph.exchange.choice import ExchangeChoice
-from uneven.graph.regions import Dealt, done_in, fitted, grouped
+from uneven.graph.regions import Dealt, alone_s, done_in, fitted, grouped
 from uneven.graph.source import StoredSource
 from uneven.run.lines import ThreadLines
 from uneven.run.part import Run, Step
@@ -70,6 +71,13 @@ def test_what_cannot_be_dealt_out_is_refused(tmp_path: Path) -> None:
         graph.load(tmp_path / "p", speeds=(1.0, 2.0, 3.0), rank=0, size=2)
     fast, slow = (graph.load(tmp_path / "p", speeds=(3.0, 1.0), rank=rank, size=2) for rank in (0, 1))
     assert fast.edges >= 2 * slow.edges
+
+
+def test_exchanges_count_in_what_a_worker_needs_at_the_rate_at_which_it_gets_a_processor() -> None:
+    assert alone_s(0.2, 0.02, 0.01) == pytest.approx(0.3)  # a tenth of a core: 0.01 s of it take 0.1 s
+    assert alone_s(0.2, 0.0, 0.01) == 0.2
+    assert alone_s(0.2, math.nan, math.nan) == 0.2
+    assert math.isnan(alone_s(math.nan, math.nan, math.nan))
 
 
 def learnt(g: graph.PartedGraph, handed_over: bool) -> tuple[Any, ...]:
