@@ -1,8 +1,12 @@
-"""What DistGNN's exchanges learn on a small labelled graph: cd-0 as one process, cd-5 within a hundredth."""
+"""What DistGNN's exchanges learn on a small labelled graph: nearly what one process does, in the mean over cuts.
+
+On one cut alone cd-0, whose backward pass is not exact, ends anywhere from 0.91 to 0.95 where one process has 0.94.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +19,7 @@ from uneven import graph
 from uneven.graph.exchange.clones import CloneExchange
 
 
-def write(path: Path) -> None:
+def write(path: Path, seed: int) -> None:
     images, labels = load_digits(return_X_y=True)
     near = kneighbors_graph(images, 8).tocoo()
     edges = torch.tensor([near.col.tolist() + near.row.tolist(), near.row.tolist() + near.col.tolist()])
@@ -24,7 +28,7 @@ def write(path: Path) -> None:
         "y": torch.tensor(labels),
         "mask": torch.arange(len(labels)) % 20 == 0,
     }
-    graph.partition(edges, len(labels), path=path, shares=(3, 2, 1), method="libra", tensors=tensors)
+    graph.partition(edges, len(labels), path=path, shares=(3, 2, 1), method="libra", seed=seed, tensors=tensors)
 
 
 def learnt(g: graph.PartedGraph) -> float:
@@ -51,11 +55,11 @@ def learnt(g: graph.PartedGraph) -> float:
 
 
 def test_late_sums_learn_nearly_as_well(tmp_path: Path) -> None:
-    write(tmp_path / "p")
-    (alone,) = on_threads(tmp_path / "p", 1, learnt)
-    found = {how: on_threads(tmp_path / "p", 3, learnt, exchange=how)[0] for how in ("exact", "cd-0", "cd-r:r=5", "0c")}
+    cuts = [tmp_path / f"p{seed}" for seed in range(1, 4)]
+    for seed, path in enumerate(cuts, start=1):
+        write(path, seed)
+    (alone,) = on_threads(cuts[0], 1, learnt)
     assert alone > 0.9
-    assert abs(found["exact"] - alone) < 0.002
-    assert abs(found["cd-0"] - alone) < 0.01
-    assert found["cd-r:r=5"] > alone - 0.01
-    assert found["0c"] > 0.8  # no promise
+    assert abs(on_threads(cuts[0], 3, learnt, exchange="exact")[0] - alone) < 0.002
+    for how, least in (("cd-0", alone - 0.02), ("cd-r:r=5", alone - 0.02), ("0c", 0.8)):  # no promise for the last
+        assert mean(on_threads(path, 3, learnt, exchange=how)[0] for path in cuts) > least
