@@ -11,7 +11,6 @@ import torch
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.graph.graph import PartedGraph
-from uneven.graph.regions import alone_s
 from uneven.run.part import Run, Step
 
 
@@ -31,7 +30,6 @@ class ElasticGraph(PartedGraph):
             )
         self._run = run
         self._line = run.lines.open("graph")
-        self._own_s, self._work_changed = lambda: alone_s(*run.own_time()), run.work_changed
         self._changed, self._asked = True, False
 
     def members_changed(self, members: tuple[int, ...]) -> None:

@@ -54,8 +54,7 @@ class PartedGraph(Part):
         self.rank, self.size = rank, size
         self._weight = 1.0
         self._line: Line | None = None
-        self._own_s: Callable[[], float] = lambda: math.nan
-        self._work_changed: Callable[[], None] = lambda: None
+        self._run: Run | None = None
         self._calls = 0
         self._masks: dict[int, tuple[Tensor, int, int]] = {}
         self.constants = Constants()
@@ -96,7 +95,7 @@ class PartedGraph(Part):
                 f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
                 f"of {len(run.members)}: load after the launcher's variables are set, or name rank and size"
             )
-        self._own_s, self._work_changed = lambda: alone_s(*run.own_time()), run.work_changed
+        self._run = run
         if self.size > 1:
             self._line = run.lines.open("graph")
             self._take(self.part)
@@ -144,7 +143,8 @@ class PartedGraph(Part):
 
     def _renew(self) -> None:
         """The part is another one."""
-        self._work_changed()
+        if self._run is not None:
+            self._run.work_changed()
         self.constants.forget()
         self._masks.clear()
         self._take(self.source.part(self.rank, self.size))
@@ -164,9 +164,9 @@ class PartedGraph(Part):
         """
         from uneven.graph.source import StoredSource
 
-        if self._line is None or not isinstance(self.source, StoredSource):
+        if self._run is None or self._line is None or not isinstance(self.source, StoredSource):
             return False
-        told = self._gathered(torch.tensor([self._own_s()], dtype=torch.float64))
+        told = self._gathered(torch.tensor([alone_s(*self._run.own_time())], dtype=torch.float64))
         taken_s = [one.item() for one in told.values()]
         known = len(taken_s) == self.size and all(0.0 < one < math.inf for one in taken_s)
         if not known or not self.source.faster(self.size, taken_s, least):

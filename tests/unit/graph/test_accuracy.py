@@ -55,11 +55,15 @@ def learnt(g: graph.PartedGraph) -> float:
 
 
 def test_late_sums_learn_nearly_as_well(tmp_path: Path) -> None:
-    cuts = [tmp_path / f"p{seed}" for seed in range(1, 4)]
+    cuts = [tmp_path / f"p{seed}" for seed in range(1, 6)]
     for seed, path in enumerate(cuts, start=1):
         write(path, seed)
     (alone,) = on_threads(cuts[0], 1, learnt)
     assert alone > 0.9
     assert abs(on_threads(cuts[0], 3, learnt, exchange="exact")[0] - alone) < 0.002
-    for how, least in (("cd-0", alone - 0.02), ("cd-r:r=5", alone - 0.02), ("0c", 0.8)):  # no promise for the last
-        assert mean(on_threads(path, 3, learnt, exchange=how)[0] for path in cuts) > least
+    found = {
+        how: mean(on_threads(path, 3, learnt, exchange=how)[0] for path in cuts) for how in ("cd-0", "cd-r:r=5", "0c")
+    }
+    assert abs(found["cd-0"] - alone) < 0.01
+    assert found["cd-r:r=5"] > alone - 0.01
+    assert found["0c"] > 0.8  # no promise
