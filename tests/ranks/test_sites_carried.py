@@ -96,6 +96,16 @@ def test_sites_that_lead_take_in_what_has_come_and_at_last_all_of_it(me: RankCon
     run.session.close()
     with pytest.raises(ConfigError, match="settles only at"):
         Run("geo:bsp:lead=1", make=momentum)
+    barred = Run("geo:bsp:threshold=0.3,lead=2,barrier_kb=0.001", balance=Moving(), make=plain)
+    barred.epoch()
+    announced = barred.agreement._exchanges._entries._announced  # type: ignore[union-attr]
+    assert (announced is None) == (me.rank == 1)
+    shown = everybodys(barred.shown())
+    assert torch.equal(shown[0], shown[2])
+    held = everybodys(torch.from_numpy(barred.agreement._exchanges._entries._sums.held))  # type: ignore[union-attr]
+    now = everybodys(flat(barred.model))
+    torch.testing.assert_close(now[0] - held[0], now[2] - held[2], rtol=0, atol=1e-6)
+    barred.session.close()
 
 
 @ranks(4)

@@ -6,7 +6,8 @@ A :class:`Selection` picks entries, an :class:`Accumulator` keeps what was not s
 
 from uneven.entries.accumulator import Accumulator
 from uneven.entries.bandwidth import BandwidthControl
-from uneven.entries.pack import HEADER_BYTES, Index, packed_bytes, unpack
+from uneven.entries.barrier import Backlog, Barrier
+from uneven.entries.pack import HEADER_BYTES, Index, pack_places, packed_bytes, unpack, unpack_places
 from uneven.entries.pack import pack as pack
 from uneven.entries.picked import Picked
 from uneven.entries.select import Selection, Significant, TopK, estimated_bytes
@@ -14,7 +15,9 @@ from uneven.entries.select import Selection, Significant, TopK, estimated_bytes
 __all__ = [
     "HEADER_BYTES",
     "Accumulator",
+    "Backlog",
     "BandwidthControl",
+    "Barrier",
     "Index",
     "Picked",
     "Selection",
@@ -22,6 +25,8 @@ __all__ = [
     "TopK",
     "estimated_bytes",
     "pack",
+    "pack_places",
     "packed_bytes",
     "unpack",
+    "unpack_places",
 ]

@@ -26,6 +26,7 @@ from uneven.errors import PeerError
 MAGIC, VERSION = b"UNES", 1
 _HEADER = struct.Struct("<4sBBBBQQQdII")
 HEADER_BYTES = _HEADER.size
+_PLACES = struct.Struct("<BQ")
 _FAR = 65_535
 MOST_ENTRIES = 1 << 34
 """A header that announces more is not believed."""
@@ -125,6 +126,29 @@ def unpack(message: bytes | memoryview, size: int, width: int) -> Unpacked:
     if len(values) != expected:
         raise _damaged(f"it has {len(values)} bytes for {count} values, which take {expected}")
     return Unpacked(clock, weight, Picked(entries, places, _values_in(values, count, bits, width, rows), bits, rows))
+
+
+def pack_places(picked: Picked) -> bytes:
+    """Where entries lie, without the entries: how places are told, how many words that takes, and these."""
+    plain = Picked(picked.size, picked.places, picked.values[:0])
+    index = _index(plain, SHORT)
+    return _PLACES.pack(index, _words(index, plain)) + (b"" if plain.places is None else _places_out(index, plain))
+
+
+def unpack_places(message: bytes | memoryview, size: int) -> Array | None:
+    """What :func:`pack_places` was given of a vector of this length; None where all entries are meant.
+
+    Raises:
+        PeerError: the message does not fit itself or the vector.
+    """
+    buffer = memoryview(message)
+    if len(buffer) < _PLACES.size:
+        raise _damaged(f"it has {len(buffer)} bytes, fewer than places begin with")
+    kind, words = _PLACES.unpack(buffer[: _PLACES.size])
+    body = buffer[_PLACES.size :]
+    if kind not in (Index.ALL, *SHORT) or words > 2 * size or len(body) != _length(Index(kind), words, size):
+        raise _damaged(f"it has {len(body)} bytes for {words} places of kind {kind} among {size} entries")
+    return _places_in(Index(kind), body, words, size, None)
 
 
 def _damaged(why: str) -> PeerError:

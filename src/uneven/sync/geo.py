@@ -57,7 +57,7 @@ class Geo(WrappingPolicy):
     def __init__(
         self, inner: str | SyncPolicy = "bsp", *, threshold: float = 0.01, schedule: str = "rate", lower: float = 0.0,
         within: int = 0, flush: int = 0, divide: bool = True, bits: int = 32, mbit: float = 0.0, most: float = 0.0,
-        hubs: bool = False, lead: int = 0,
+        hubs: bool = False, lead: int = 0, barrier_kb: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(inner)
         _check(self.inner)
@@ -81,6 +81,12 @@ class Geo(WrappingPolicy):
         if self.hubs and lead:
             raise ConfigError(f"geo: lead = {lead} with hubs: what they hand on belongs to one step; take one of both")
         self.lead = whole("geo", "lead", lead, least=0)
+        self.barrier_kb = number("geo", "barrier_kb", barrier_kb, "[0, inf)")
+        if self.barrier_kb and not self.lead:
+            raise ConfigError(
+                f"geo: barrier_kb = {barrier_kb:g} without a lead: every step waits for all of the step before, so "
+                f"there is nothing to bar; give a lead of at least 1, or leave barrier_kb away"
+            )
         self._far = Significant(
             self.threshold, by_rate=schedule == "rate", bits=self.bits, mbit_per_s=self.mbit, most=self.most
         )
@@ -99,6 +105,7 @@ class Geo(WrappingPolicy):
             far = Exchange(
                 payload=Payload.DELTA, members=view.members, parties=homes, merge=Add(), moment=Moment.STEP,
                 select=select, lead=self.lead, groups=_groups(view, homes) if self.hubs else (),
+                barrier_bytes=1e3 * self.barrier_kb,
             )  # fmt: skip
             exchanges = near.exchanges if len(home) > 1 else ()
             known = near, (homes, select), StepPlan(exchanges=(*exchanges, far), divided=self.divide)
@@ -136,7 +143,8 @@ class Geo(WrappingPolicy):
             moves=f"the gradient inside a site, every step; between sites the entries that have moved by more than "
             f"{self.threshold:.3g} of their value, every step, after the optimizer",
             waits="all workers for the slowest, every step"
-            + (f", other sites no more than {self.lead} steps behind" if self.lead else ""),
+            + (f", other sites no more than {self.lead} steps behind" if self.lead else "")
+            + (f", and for what they have announced beyond {self.barrier_kb:g} kB under way" if self.barrier_kb else ""),
             stale=(f"what was significant in the last {self.lead} steps elsewhere" if self.lead else
                    "nothing that was significant") + "; of the rest, what each site holds back until it is",
             lost_when_one_dies="what its site held back, if it was alone there; the others stop at once",

@@ -43,6 +43,7 @@ def test_gaia_averages_inside_and_adds_between_sites() -> None:
     assert (far.payload, far.members, far.parties) == (Payload.DELTA, (0, 1, 2, 3), ((0, 2), (1, 3)))
     assert (far.moment, far.select) == (Moment.STEP, Significant(0.02, by_rate=True))
     assert plan("geo").divided
+    assert plan("geo:lead=2,barrier_kb=8").exchanges[-1].barrier_bytes == 8000
     assert not plan("geo:divide=false").divided
 
 
@@ -77,6 +78,7 @@ def test_threshold_schedules() -> None:
         ("geo:bits=2", "32 or 16"),
         ("geo:flush=-1", "at least 0"),
         ("geo:divide=2", "true or false"),
+        ("geo:barrier_kb=8", "barrier_kb = 8 without a lead"),
         ("geo:local", "inside a site"),
         ("geo:ssp", "geo:bsp"),
         ("sparse-local:density=0", "density = 0"),

@@ -15,16 +15,18 @@ from uneven.run.lines.hub import Hub
 
 
 def posts(
-    size: int, play: Callable[[Post, int], object], *, timeout_s: float = 20.0, most_bytes: int = 1 << 20
-) -> list[object]:
+    size: int, play: Callable[[Post, int], object], *, timeout_s: float = 20.0, most_bytes: int = 1 << 20,
+    two_ways: bool = False,
+) -> list[object]:  # fmt: skip
     """What each of some workers that all talk to each other returns."""
     hub = Hub(size)
 
     def one(rank: int) -> object:
         peers = [peer for peer in range(size) if peer != rank]
         post = Post(
-            rank, peers, hub.endpoint(rank).gather_text, meeting=None, most_bytes=most_bytes, timeout_s=timeout_s
-        )
+            rank, peers, hub.endpoint(rank).gather_text, meeting=None, most_bytes=most_bytes, timeout_s=timeout_s,
+            two_ways=two_ways,
+        )  # fmt: skip
         return play(post, rank)
 
     with ThreadPoolExecutor(size) as pool:
@@ -130,3 +132,17 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
 def test_who_talks_to_whom() -> None:
     parties = ((0, 3), (1, 2, 5), (4,))
     assert [peers_of(rank, parties) for rank in range(6)] == [(1, 3, 4), (0, 2, 4, 5), (1,), (0,), (0, 1), (1,)]
+
+
+def test_a_short_message_has_a_way_of_its_own() -> None:
+    def play(post: Post, rank: int) -> tuple[list[bytes], bytes]:
+        post.send(1 - rank, b"entries")
+        post.send_early(1 - rank, b"places")
+        found: list[bytes] = []
+        while not found:
+            found += post.early(1 - rank)
+        after = bytes(post.receive(1 - rank))
+        post.close(failed=False)
+        return found, after
+
+    assert posts(2, play, two_ways=True) == [([b"places"], b"entries")] * 2

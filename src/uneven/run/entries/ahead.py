@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from uneven.entries.pack import Unpacked
 from uneven.errors import TrainingError
@@ -18,6 +18,7 @@ class MirrorClock:
 
     Attributes:
         heard: place → step.
+        taken: place → messages taken from it since the beginning.
     """
 
     def __init__(
@@ -25,20 +26,25 @@ class MirrorClock:
     ) -> None:
         self._receive, self._arrived = receive, arrived
         self.heard: dict[int, int] = dict.fromkeys(others, -1)
+        self.taken: dict[int, int] = dict.fromkeys(self.heard, 0)
 
     def begin(self, clock: int) -> None:
         """All are at this step, and nothing is under way."""
         self.heard = dict.fromkeys(self.heard, clock)
 
-    def take(self, due: int) -> list[Unpacked]:
+    def take(self, due: int, barred: Mapping[int, int] | None = None) -> list[Unpacked]:
         """What lies here, and what is still to come of the steps up to ``due``. Waits for the latter.
+
+        Args:
+            barred: place → how many of its messages have to be here in any case.
 
         Raises:
             TrainingError: another one is at another step.
         """
         found = []
         for place in self.heard:
-            while self.heard[place] < due or self._arrived(place):
+            least = (barred or {}).get(place, 0)
+            while self.heard[place] < due or self.taken[place] < least or self._arrived(place):
                 one = self._receive(place)
                 if one.clock != self.heard[place] + 1:
                     raise TrainingError(
@@ -46,6 +52,7 @@ class MirrorClock:
                         f"ranks must run the same loop. Look for a break, continue or return that only some reach"
                     )
                 self.heard[place] = one.clock
+                self.taken[place] += 1
                 found.append(one)
         return found
 

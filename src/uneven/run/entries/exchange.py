@@ -20,6 +20,7 @@ from uneven.entries.picked import Array, Picked
 from uneven.errors import CheckpointError, TrainingError
 from uneven.merge.flat import Flat
 from uneven.run.entries.ahead import MirrorClock
+from uneven.run.entries.announce import Announcements
 from uneven.run.entries.overlay import Overlay, sparse
 from uneven.run.entries.post import Post
 from uneven.run.entries.whole import WholeSum
@@ -80,6 +81,7 @@ class EntriesExchange:
         self._width = 8 if flat.dtype is torch.float64 else 4
         others = [place for place in range(len(parties)) if place != self._mine]
         self._mirrors = MirrorClock(others, self._mirrored, lambda place: post.arrived(parties[place][0]))
+        self._announced: Announcements | None = None
         self._clock = -1  # of the last exchange after which something may be under way
         self._base: torch.Tensor | None = None  # the replica after the last exchange
         self._sums: Accumulator | None = None
@@ -223,9 +225,18 @@ class EntriesExchange:
                 self._mirrors.begin(moved.clock - 1)
             self._clock = moved.clock
             if picked is not None:
-                self._sent_bytes = self._send(pack(picked, moved.clock, moved.weight))
+                message = pack(picked, moved.clock, moved.weight)
+                if exchange.barrier_bytes:
+                    self._announcing(exchange.barrier_bytes).leaves(picked, len(message))
+                self._sent_bytes = self._send(message)
             own += self._heard(moved.clock, moved.clock - exchange.lead)
         return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
+
+    def _announcing(self, most_bytes: float) -> Announcements:
+        if self._announced is None:
+            speakers = {place: party[0] for place, party in enumerate(self.parties) if place != self._mine}
+            self._announced = Announcements(self._post, speakers, self._traffic, self._flat.size, most_bytes)
+        return self._announced
 
     def _by_hubs(self, groups: Sequence[Party], picked: Picked | None, clock: int) -> Array:
         """The sum of what others have sent, on all of a party the same; shape (size,)."""
@@ -261,8 +272,11 @@ class EntriesExchange:
                 return self._values(party[0], clock, self._flat.size).dense()
             assert self._sums is not None
             others = np.zeros_like(self._sums.held)
-            for one in self._mirrors.take(due):
+            announced = self._announced
+            for one in self._mirrors.take(due, announced.due() if announced else None):
                 one.picked.add_to(others)
+            if announced is not None:
+                announced.taken(self._mirrors.taken)
             self._hand_on(others, clock)
         return others
 

@@ -32,6 +32,7 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
         post = Post(
             rank, peers_of(rank, parties), transport.gather_text, most_bytes=most_bytes(flat.size),
             meeting=context.world.meeting if len(hosts) > 1 else None, timeout_s=context.config.timeout_s,
+            two_ways=far.barrier_bytes > 0 and rank in (party[0] for party in parties),
         )  # fmt: skip
     names = [context.sites.get(party[0], "") if len(set(context.sites.values())) == len(parties) else f"rank {party[0]}"
              for party in parties]  # fmt: skip

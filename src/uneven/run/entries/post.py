@@ -27,7 +27,7 @@ _LOOK_MS = 50
 _GRACE_S = 0.3
 """How long what a worker has sent may still take when its connection is found to be closed."""
 
-_HELLO, _MESSAGE, _BYE = b"\0", b"\1", b"\2"
+_HELLO, _MESSAGE, _BYE, _EARLY = b"\0", b"\1", b"\2", b"\3"
 
 
 class Post:
@@ -40,6 +40,7 @@ class Post:
             machine.
         most_bytes: of a message.
         timeout_s: how long one waits for a message.
+        two_ways: whether there is a second connection to each, on which short messages overtake what is on the first.
 
     Attributes:
         key: this worker's public one, in Z85.
@@ -51,7 +52,7 @@ class Post:
 
     def __init__(
         self, rank: int, peers: Sequence[int], texts: Callable[[str], Sequence[str]], *, meeting: str | None,
-        most_bytes: int, timeout_s: float,
+        most_bytes: int, timeout_s: float, two_ways: bool = False,
     ) -> None:  # fmt: skip
         self._rank, self._timeout_s = rank, timeout_s
         self._context = zmq.Context()
@@ -72,6 +73,8 @@ class Post:
         said = [json.loads(one) for one in texts(json.dumps({"at": endpoint, "key": public.decode()}))]
         self._known = {z85.decode(one["key"]): other for other, one in enumerate(said)}
         self._out = {peer: self._connect(said[peer], public, secret) for peer in peers}
+        self._fast = {peer: self._connect(said[peer], public, secret) for peer in (peers if two_ways else ())}
+        self._early: dict[int, deque[bytes]] = {peer: deque() for peer in self._fast}
         self._monitors = {peer: out.get_monitor_socket(zmq.EVENT_DISCONNECTED) for peer, out in self._out.items()}
         self._boxes: dict[int, deque[Any]] = {peer: deque() for peer in peers}
         self._gone: set[int] = set()
@@ -83,6 +86,16 @@ class Post:
     def send(self, peer: int, message: bytes) -> None:
         """Returns at once; the message is on its way while the training goes on."""
         self._out[peer].send_multipart([_MESSAGE, message], copy=False)
+
+    def send_early(self, peer: int, message: bytes) -> None:
+        """A short message that overtakes others, where there are two ways; returns at once."""
+        self._fast[peer].send_multipart([_EARLY, message])
+
+    def early(self, peer: int) -> list[bytes]:
+        """What has come of such messages of a peer. Does not wait."""
+        self._look(0)
+        box, self._early[peer] = self._early[peer], deque()
+        return list(box)
 
     def receive(self, peer: int) -> memoryview:
         """The next message of a peer. Waits.
@@ -111,6 +124,8 @@ class Post:
                 out.disable_monitor()
                 self._monitors[peer].close()
                 out.close()
+            for fast in self._fast.values():
+                fast.close()
             self._in.close()
             self._guard.close()
             self._context.destroy()
@@ -173,7 +188,12 @@ class Post:
             except zmq.Again:
                 break
             peer = int(frames[0].get("User-Id"))
-            if peer in self._boxes and len(frames) == 2:
+            if peer not in self._boxes or len(frames) != 2:
+                continue
+            if frames[0].bytes == _EARLY:
+                if peer in self._early:
+                    self._early[peer].append(frames[1].bytes)
+            else:
                 self._boxes[peer].append((frames[0].bytes, frames[1].buffer))
         for peer, monitor in self._monitors.items():
             if monitor in ready:

@@ -1,0 +1,72 @@
+"""Carries the selective barrier: places that are said before their entries come, and receipts for these."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from uneven.entries import Backlog, Barrier, Picked, pack_places, unpack_places
+from uneven.errors import PeerError
+from uneven.run.entries.post import Post
+from uneven.run.lines.traffic import Traffic
+
+_WORD = struct.Struct("<cQ")
+_TAKEN, _COMES = b"t", b"c"
+
+
+class Announcements:
+    """One speaker's part.
+
+    Args:
+        post: with two ways.
+        speakers: rank of each other party's, by place.
+        traffic: of each party, by place.
+        size: length of the vector.
+        most_bytes: under way to a party before it is told what comes.
+    """
+
+    def __init__(
+        self, post: Post, speakers: Mapping[int, int], traffic: Sequence[Traffic], size: int, most_bytes: float
+    ) -> None:
+        self._post, self._speakers, self._traffic, self._size = post, dict(speakers), traffic, size
+        self._backlogs = {place: Backlog(most_bytes) for place in self._speakers}
+        self._barrier = Barrier()
+        self._told = dict.fromkeys(self._speakers, 0)
+
+    def leaves(self, picked: Picked, length: int) -> None:
+        """A message with these entries is about to leave for all others: tell those to whom too much is under way."""
+        self._look()
+        word: bytes | None = None
+        for place, backlog in self._backlogs.items():
+            number, late = backlog.leaves(length)
+            if late and len(picked.values):
+                word = pack_places(picked) if word is None else word
+                self._say(place, _WORD.pack(_COMES, number) + word)
+
+    def due(self) -> dict[int, int]:
+        """Place → how many of its messages have to be in the replica before the next step, which reads all of it."""
+        self._look()
+        return self._barrier.due()
+
+    def taken(self, numbers: Mapping[int, int]) -> None:
+        """Place → how many of its messages are in the replica."""
+        for place, number in numbers.items():
+            self._barrier.taken(place, number)
+            if number > self._told[place]:
+                self._told[place] = number
+                self._say(place, _WORD.pack(_TAKEN, number))
+
+    def _say(self, place: int, message: bytes) -> None:
+        self._post.send_early(self._speakers[place], message)
+        self._traffic[place].sent_bytes += len(message)
+
+    def _look(self) -> None:
+        for place, rank in self._speakers.items():
+            for message in self._post.early(rank):
+                kind, number = _WORD.unpack(message[: _WORD.size]) if len(message) >= _WORD.size else (b"", 0)
+                if kind == _TAKEN:
+                    self._backlogs[place].taken(number)
+                elif kind == _COMES:
+                    self._barrier.announced(place, number, unpack_places(message[_WORD.size :], self._size))
+                else:
+                    raise PeerError(f"a message of {len(message)} bytes from rank {rank} announces and confirms nothing")
