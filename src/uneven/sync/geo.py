@@ -144,7 +144,7 @@ class Geo(WrappingPolicy):
             f"{self.threshold:.3g} of their value, every step, after the optimizer",
             waits="all workers for the slowest, every step"
             + (f", other sites no more than {self.lead} steps behind" if self.lead else "")
-            + (f", and for what they have announced beyond {self.barrier_kb:g} kB under way" if self.barrier_kb else ""),
+            + (f", none of them beyond {self.barrier_kb:g} kB under way" if self.barrier_kb else ""),
             stale=(f"what was significant in the last {self.lead} steps elsewhere" if self.lead else
                    "nothing that was significant") + "; of the rest, what each site holds back until it is",
             lost_when_one_dies="what its site held back, if it was alone there; the others stop at once",

@@ -28,7 +28,10 @@ class Announcements:
     def __init__(
         self, post: Post, speakers: Mapping[int, int], traffic: Sequence[Traffic], size: int, most_bytes: float
     ) -> None:
-        self._post, self._speakers, self._traffic, self._size = post, dict(speakers), traffic, size
+        self._post = post
+        self._speakers = dict(speakers)
+        self._traffic = traffic
+        self._size = size
         self._backlogs = {place: Backlog(most_bytes) for place in self._speakers}
         self._barrier = Barrier()
         self._told = dict.fromkeys(self._speakers, 0)
@@ -69,4 +72,4 @@ class Announcements:
                 elif kind == _COMES:
                     self._barrier.announced(place, number, unpack_places(message[_WORD.size :], self._size))
                 else:
-                    raise PeerError(f"a message of {len(message)} bytes from rank {rank} announces and confirms nothing")
+                    raise PeerError(f"{len(message)} bytes from rank {rank} announce nothing and confirm nothing")
