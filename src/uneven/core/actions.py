@@ -90,8 +90,8 @@ class Exchange:
         write_back: how the outcome enters the replica, in the background.
         lead: steps for which what others have sent of picked entries may be under way, while this worker goes on. The
             plan has a wait that says the same. 0 waits for all of it.
-        barrier_bytes: of picked entries with a lead: a party to which more than so many are under way, with those of this
-            step, is told their places at once, and reads none of them before they are there. 0 tells nobody.
+        barrier_bytes: of picked entries with a lead: a party to which more is under way, with those of this step, is
+            told their places at once, and reads none of them before they are there. 0 tells nobody.
         piece: number of a piece of the parameters and into how many they are cut, of nearly equal length; only it is
             exchanged. None exchanges all of them.
         groups: of picked entries that are added up, the first of each party, by groups: inside one everybody tells
