@@ -9,6 +9,7 @@ from uneven.core.membership import (
     Statement,
     first_generation,
     generation_of,
+    replaced,
     statement_of,
     successor,
 )
@@ -56,6 +57,62 @@ def test_a_newcomer_without_state_waits_with_the_others_or_asks_again() -> None:
     statements = {0: said(5, between=True), 3: said(0, between=True, new=True)}
     assert after(old, statements, {1: "killed"}).members == (0, 3)
     assert after(old, statements | {0: said(5)}, {1: "killed"}).members == (0,)
+
+
+def where_nobody_owes(
+    old: Generation, gone: dict[int, str], *asking: int, most: int = 4, **those: tuple[int, ...]
+) -> Generation | None:
+    return replaced(old, gone, {one: {"lower": one} for one in asking}, most, **those)
+
+
+def test_without_statements_no_generation_follows_where_nobody_comes_or_goes() -> None:
+    old = first_generation(3)
+    assert where_nobody_owes(old, {}) is None
+    assert where_nobody_owes(old, {7: "killed"}) is None, "worker 7 is no member"
+    assert where_nobody_owes(old, {}, 5, most=3) is None, "there is no room"
+
+
+def test_without_statements_places_of_the_gone_and_of_leavers_go_to_those_that_asked_first() -> None:
+    new = where_nobody_owes(first_generation(3), {1: "killed", 8: "killed"}, 9, 6, 7, most=3, leaving=(2,))
+    assert new is not None
+    assert (new.number, new.members, new.left) == (1, (0, 6, 9), (1, 2))
+    assert new.came == {"9": {"lower": 9}, "6": {"lower": 6}}
+    assert new.why == {"1": "killed", "2": "it was told to leave"}
+
+
+def test_without_statements_one_that_is_killed_while_it_leaves_is_told_as_killed() -> None:
+    new = where_nobody_owes(first_generation(2), {1: "killed"}, leaving=(1,))
+    assert new is not None
+    assert new.why == {"1": "killed"}
+
+
+def test_without_statements_those_who_lack_the_state_introduce_themselves_again() -> None:
+    old = where_nobody_owes(first_generation(2), {}, 2, 3)
+    assert old is not None
+    new = where_nobody_owes(old, {0: "killed", 2: "killed"}, 4, lacking=(2, 3))
+    assert new is not None
+    assert (new.members, new.came) == ((1, 3, 4), {"3": {"lower": 3}, "4": {"lower": 4}})
+    later = where_nobody_owes(new, {1: "killed"})
+    assert later is not None
+    assert later.came == {}, "nobody lacks it any more"
+
+
+def test_without_statements_exchanges_and_borders_are_as_they_were() -> None:
+    old = after(first_generation(3), {0: said(5), 2: said(6)}, {1: "killed"})
+    assert (old.exchange, old.donor, old.border) == (6, 2, 7)
+    new = where_nobody_owes(old, {2: "killed"})
+    assert new is not None
+    assert (new.number, new.members) == (2, (0,))
+    assert (new.exchange, new.border, new.donor) == (6, 7, None), "nobody owes a sum"
+
+
+def test_without_statements_everybody_may_go_and_more_than_there_may_be_may_stay() -> None:
+    nobody = where_nobody_owes(first_generation(2), {0: "killed"}, leaving=(1,))
+    assert nobody is not None
+    assert (nobody.members, nobody.left) == ((), (0, 1))
+    fewer = where_nobody_owes(first_generation(4), {3: "killed"}, 5, most=2)
+    assert fewer is not None
+    assert fewer.members == (0, 1, 2), "nobody is put out, and nobody is let in"
 
 
 @pytest.mark.parametrize("text", ["{}", '{"exchanges": -1, "drawn": 0}', '{"exchanges": 1.5, "drawn": 0}', "[", "3"])
