@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import fleet_members as members
 import search_functions
 from fleet_ray_members import EPOCHS, RATES, asked, options
+from ray_world import cluster
 from uneven import search
 from uneven.errors import ConfigError
 from uneven.fleet.engine.options import RunSnapshot
@@ -37,39 +38,19 @@ from uneven.fleet.stream.store import store_in
 from uneven.jobs.ray import ActorConnection
 from uneven.jobs.ray import Cluster as Place
 
-PATIENCE_S = 200.0
-"""For nodes to come up; who waits longer is ended by the test."""
-
-CLUSTER = {
-    "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 60_000,
-    "health_check_failure_threshold": 3,
-    "enable_worker_prestart": False, "prestart_worker_first_driver": False,
-    "idle_worker_killing_time_threshold_ms": 600_000,
-}  # fmt: skip
-"""A dead node is found soon, for its port is closed; one that is only slow to answer is not taken for dead. No process
-is started before it is needed, and one that has imported torch is used again."""
-
-STORE_BYTES = 80 * 2**20
-
 BEFORE_LOSS = 2 * EPOCHS + 1
 """Passes: the last two are in the middle of their training."""
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
-    node = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "wait": False}
-    one = Cluster()
-    try:
-        one.add_node(**node, include_dashboard=False, include_log_monitor=False, no_monitor=True,
-                     _system_config=CLUSTER)  # fmt: skip
-        one.wait_for_nodes(PATIENCE_S)
-        one.add_node(**node)
-        one.wait_for_nodes(PATIENCE_S)
+def connected() -> Iterator[Cluster]:
+    """The cluster, and this program is connected to it."""
+    with cluster(1, 1) as one:
         ray.init(address=one.address, log_to_driver=False, logging_level=logging.CRITICAL)
-        yield one
-    finally:
-        ray.shutdown()
-        one.shutdown()
+        try:
+            yield one
+        finally:
+            ray.shutdown()
 
 
 def refusals(folder: Path) -> dict[str, str]:
@@ -163,7 +144,7 @@ def searched(folder: Path) -> list[tuple[int, float, float, str]]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    with cluster() as there:
+    with connected() as there:
         found = {
             "refusals": refusals(folder), "searched": searched(folder / "search"),
             "trained": trained(folder / "there", there),

@@ -2,14 +2,17 @@
 
 Usage: elastic_script.py FOLDER EPOCHS READERS [FAULT …]; a fault is kill@W:I (before the exchange of
 iteration I), after@W:I (dies right after it), late@W:I (takes its exchange for failed, once somebody is gone or has
-given it up), leave@W:I, until@W (there is one more epoch until W has left), door@I (nobody goes on before somebody
-asks to join), save@I (the first of them saves after the step of iteration I, and all end there), or resume.
+given it up), leave@W:I, until@W (there is one more epoch until W has left), till@W (until an epoch after W has come),
+door@I (nobody goes on before somebody asks to join), fell@N (once N take part, worker 0 dies before an exchange, and
+its launcher with it), stay@W (W says that it has come to an exchange, and never enters it), save@I (the first of them
+saves after the step of iteration I, and all end there), or resume.
 """
 
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -52,11 +55,22 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     worker = session.worker
     log = (folder / f"{worker}.jsonl").open("a", buffering=1)
     until = {int(one.removeprefix("until@")) for one in faults if one.startswith("until@")}
-    while loader.epoch < epochs or (until and until & {*elastic.members}):
+    till = {int(one.removeprefix("till@")) for one in faults if one.startswith("till@")}
+
+    come = -1  # the epoch in which they have
+
+    def members() -> set[int]:
+        return {*elastic.members} if elastic is not None else set()  # resumed, a run need not be elastic
+
+    def waits() -> bool:
+        return bool(until & members() or (till and (come < 0 or loader.epoch <= come + 1)))
+
+    while loader.epoch < epochs or waits():
         for x, y, ids in loader:
-            time.sleep(0.01 if until and until & {*elastic.members} else 0.0)
+            time.sleep(0.01 if waits() else 0.0)
             part = session._loop.part
             at = part.iteration
+            come = part.epoch if come < 0 and till <= members() else come
             if f"door@{at}" in faults:
                 while not elastic.membership.watch.asked:
                     time.sleep(0.01)
@@ -65,6 +79,12 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
             loss = F.cross_entropy(net(x), y)
             if f"kill@{worker}:{at}" in faults:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if worker == 0 and at % 8 == 7 and f"fell@{len(elastic.members)}" in faults:
+                os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if at % 8 == 7 and f"stay@{worker}" in faults:
+                (folder / "stays").touch()
+                threading.Event().wait()
             if f"leave@{worker}:{at}" in faults:
                 os.kill(os.getpid(), signal.SIGTERM)
             loss.backward()

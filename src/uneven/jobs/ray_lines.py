@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -54,10 +55,12 @@ class RayLines:
         self._thread.start()
 
     def close(self, within_s: float = _ENDS_WITHIN_S) -> None:
-        """Wait until those that run have ended, for so long; end the others."""
+        """Wait until those that run have ended, for so long; end the others. Those that have not begun never will."""
         self._over.set()
         self._thread.join()
         if self._under_way:
+            for one in self._under_way:
+                ray.cancel(one, force=False)  # one that runs does not heed it, see _run
             _, late = ray.wait(self._under_way, num_returns=len(self._under_way), timeout=within_s)
             for one in late:
                 ray.cancel(one, force=True)
@@ -92,7 +95,11 @@ class RayLines:
 
 
 def _run(line: list[str], directory: str) -> int:
-    """On the other machine; the program ends with Ray's process."""
+    """On the other machine; the program ends with Ray's process, and by itself when the run is over."""
     with suppress(OSError):  # where that folder is not there, the script says what it misses
         os.chdir(directory)
-    return subprocess.run(bound(line), check=False).returncode
+    heeded = signal.signal(signal.SIGINT, lambda number, frame: None)  # what Ray sends where a task is cancelled
+    try:
+        return subprocess.run(bound(line), check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, heeded)

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ import search_functions
 import uneven.fleet as fleet
 from fleet_members import same
 from fleet_ray_members import RATES, asked, options
+from ray_world import TOO_BUSY, program
 from uneven import search
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.engine import state as engine_state
@@ -29,34 +25,6 @@ from uneven.jobs.devices import devices_of_cluster
 
 TESTS = Path(members.__file__).parent
 PATIENCE_S = 500.0
-
-TOO_BUSY = "The current node timed out during startup"
-"""What Ray says where a node is not there after 30 s, a limit that cannot be set: seen with fifty busy processes on two
-cores. It says nothing about what is tested."""
-
-
-@contextmanager
-def world(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The program with the cluster. Ray keeps files in a directory of its own, whose name must be short; a token in the
-    home directory; and it reports its use to its makers unless told not to."""
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as rays:
-        home = folder / "home"
-        home.mkdir()
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": rays, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_gcs_server_port_wait_time_s": "200",
-            "RAY_memory_monitor_refresh_ms": "0",  # else it kills processes when others fill the memory
-        }  # fmt: skip
-        environment.pop("RAY_ADDRESS", None)
-        program = subprocess.Popen(
-            [sys.executable, str(TESTS / "fleet_ray_world.py"), str(folder)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        with program:
-            try:
-                yield program
-            finally:
-                program.kill()
 
 
 def newest(directory: Path, name: str) -> dict[str, Any]:
@@ -71,12 +39,12 @@ def newest(directory: Path, name: str) -> dict[str, Any]:
 @pytest.mark.timeout(600)  # one for Ray and for all who import torch; several on a busy machine
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'")
 def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(tmp_path: Path) -> None:
-    with world(tmp_path) as program:
+    with program(TESTS / "fleet_ray_world.py", tmp_path) as running:
         here = run(asked(), 2, tmp_path / "here", options(), lambda moment: None)
-        printed, complaints = program.communicate(timeout=PATIENCE_S)
-    if program.returncode and TOO_BUSY in complaints:
+        printed, complaints = running.communicate(timeout=PATIENCE_S)
+    if running.returncode and TOO_BUSY in complaints:
         pytest.skip("this machine is too busy for Ray, which gives a node 30 s to start")
-    assert program.returncode == 0, complaints[-5000:]
+    assert running.returncode == 0, complaints[-5000:]
     found = json.loads(printed.splitlines()[-1])
 
     alone = search.run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +24,7 @@ class DoubledRay:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.ended: dict[int, Any] = {}
-        self.cancelled: list[int] = []
+        self.cancelled: list[tuple[int, bool]] = []
         self.changed = threading.Condition()
 
     def is_initialized(self) -> bool:
@@ -47,7 +49,7 @@ class DoubledRay:
         return code
 
     def cancel(self, one: int, *, force: bool) -> None:
-        self.cancelled.append(one)
+        self.cancelled.append((one, force))
 
     def end(self, one: int, how: object, then: int) -> None:
         """And wait until so many have been asked for."""
@@ -92,4 +94,13 @@ def test_those_that_do_not_end_with_the_run_are_ended(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ray_lines, "ray", world)
     lines = RayLines(lambda number: ["run"], 2, cores=2.0, again=0, told=print)
     lines.close(within_s=0.0)
-    assert world.cancelled == [0, 1]
+    begins_no_more, ends = [(0, False), (1, False)], [(0, True), (1, True)]
+    assert world.cancelled == [*begins_no_more, *ends]
+
+
+def test_one_that_runs_does_not_heed_that_it_may_not_begin() -> None:
+    """Ray raises an interrupt in a task that is cancelled; what the task has started would be killed by it."""
+    interrupted = ["/bin/sh", "-c", f"kill -INT {os.getpid()}; exit 3"]
+    before = signal.getsignal(signal.SIGINT)
+    assert ray_lines._run(interrupted, "there is no such folder") == 3
+    assert signal.getsignal(signal.SIGINT) is before
