@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites.command import far_sites
 from uneven_bench.focus.command import focus
+from uneven_bench.gpu.command import gpu
 from uneven_bench.graph.command import graph
 from uneven_bench.heap.command import heap
 from uneven_bench.preconditioners.command import preconditioners
@@ -442,4 +443,5 @@ app.command("focus")(focus)
 app.command("heap")(heap)
 app.command("preconditioners")(preconditioners)
 app.command("recommendation")(recommendation)
+app.command("gpu")(gpu)
 app.command("graph")(graph)

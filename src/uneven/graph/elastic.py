@@ -42,7 +42,7 @@ class ElasticGraph(PartedGraph):
         Raises:
             ConfigError: more workers than parts.
         """
-        if self._line is None:
+        if self._run is None or self._line is None:
             return False
         self._asked, moved = True, False
         while self._heard():
@@ -71,6 +71,7 @@ class ElasticGraph(PartedGraph):
 
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
         """Leave the step out where a worker was lost in it: an optimizer skips what has no gradient."""
+        assert self._run is not None
         self._changed |= not self.exchange.carrier.whole
         if self._heard():
             self._changed = True

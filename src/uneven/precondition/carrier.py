@@ -77,17 +77,21 @@ class PackedExchanges:
         return {rank: it.tolist() for rank, it in zip(members, rows, strict=True) if rank in there}
 
     def move(
-        self, pieces: dict[int, Tensor], sizes: Sequence[int], old: Sequence[int], new: Sequence[int], kind: torch.dtype
+        self, pieces: dict[int, Tensor], sizes: Sequence[int], old: Sequence[int], new: Sequence[int], like: Tensor
     ) -> None:
-        """Pieces change their owners: ``pieces``, by number, holds this worker's, and its new ones afterwards."""
+        """Pieces change their owners: ``pieces``, by number, holds this worker's, and its new ones afterwards.
+
+        Args:
+            like: of the type of all pieces, and on their device.
+        """
         out, into = moves(old, new, self.rank)
-        some, members = torch.empty(0, dtype=kind), self.members
+        members = self.members
 
         def packed(those: Sequence[int]) -> Tensor:
-            return torch.cat([pieces.pop(one) for one in those]) if those else some.new_empty(0)
+            return torch.cat([pieces.pop(one) for one in those]) if those else like.new_empty(0)
 
         outgoing = [packed(out.get(rank, [])) for rank in members]
-        incoming = [some.new_empty(sum(sizes[one] for one in into.get(rank, []))) for rank in members]
+        incoming = [like.new_empty(sum(sizes[one] for one in into.get(rank, []))) for rank in members]
         self._factors.all_to_all(outgoing, incoming).wait()
         for rank, found in zip(members, incoming, strict=True):
             those = into.get(rank, [])

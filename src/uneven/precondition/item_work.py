@@ -11,6 +11,17 @@ from torch import Tensor, nn
 from uneven.precondition.place import Item
 
 
+def like(model: nn.Module, kind: torch.dtype | None) -> Tensor:
+    """An empty tensor of the type of factors and bases, and on their device.
+
+    Args:
+        kind: None for float64 where the whole model is in it, else float32: decompositions want no less.
+    """
+    weights = list(model.parameters())
+    whole = all(one.dtype == torch.float64 for one in weights)
+    return weights[0].new_empty(0, dtype=kind or (torch.float64 if whole else torch.float32))
+
+
 class Sizes(NamedTuple):
     """Lengths of the flat buffers of one item.
 

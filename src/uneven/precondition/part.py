@@ -23,7 +23,7 @@ from uneven.errors import CheckpointError, ConfigError
 from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.precondition.carrier import PackedExchanges
 from uneven.precondition.describe import described
-from uneven.precondition.item_work import ItemWork
+from uneven.precondition.item_work import ItemWork, like
 from uneven.precondition.pack import Layout
 from uneven.precondition.place import Placement, RankGrid, gradient_workers, grid, place
 from uneven.precondition.probe import probed_share
@@ -59,7 +59,6 @@ class Preconditioner(Part):
         self.notes: dict[str, str] = {}
         self.clock = 0
         self.works: list[ItemWork] = []
-        self._kind = how.factor_dtype or torch.float32
         self._bases: dict[int, Tensor] = {}
         self._kept: dict[int, Tensor] = {}
         self._loaded: dict[str, Any] | None = None
@@ -117,7 +116,7 @@ class Preconditioner(Part):
     def attach(self, run: Run) -> None:
         """Take up the model: items, lines, owners."""
         self.run, self.optimizer = run, run.optimizers[0]
-        self._kind = self.how.factor_dtype or _kind(run.model)
+        self._like = like(run.model, self.how.factor_dtype)
         self.works = self.make(run.model, self.optimizer)
         if not self.works:
             told = "; ".join(f"{name}: {why}" for name, why in self.notes.items()) or "it has no layers"
@@ -135,7 +134,7 @@ class Preconditioner(Part):
         self.grid: RankGrid = grid(members, gradient_workers(share, len(members)))
         self._placed_among = () if self._replicated else run.members
         self.exchanges = PackedExchanges(run.lines, self.name)
-        self._clock_s = time.process_time if self.works[0].weights[0].device.type == "cpu" else time.perf_counter
+        self._clock_s = time.process_time if self._on_host else time.perf_counter
         self._lay_out(self._place())
 
     def _share(self, run: Run) -> float:
@@ -160,7 +159,7 @@ class Preconditioner(Part):
         if optimizer is not self.optimizer:
             return
         self._check_plan(step)
-        with torch.autocast(next(iter(self.works[0].weights)).device.type, enabled=False):
+        with torch.autocast(self._like.device.type, enabled=False):
             self._work(step, optimizer)
 
     def _work(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
@@ -212,9 +211,13 @@ class Preconditioner(Part):
         """Name of each item → rank that refreshes each of its squares."""
         return dict(zip((one.item.name for one in self.works), self.placement.owners, strict=True))
 
+    @property
+    def _on_host(self) -> bool:
+        return self._like.device.type == "cpu"
+
     def _own_time(self) -> tuple[float, float, float]:
         """The run's own times, if this worker computes on a processor; else NaN."""
-        return self.run.own_time() if self._clock_s is time.process_time else (math.nan, math.nan, math.nan)
+        return self.run.own_time() if self._on_host else (math.nan, math.nan, math.nan)
 
     def _place(self, table: AgreedSpeeds | None = None) -> Placement:
         period = float(self.schedule.periods(self.clock)[1])
@@ -232,7 +235,7 @@ class Preconditioner(Part):
         held = [unit for unit, (i, _) in enumerate(self._units) if i in set(self._mine)]
         sizes = [self.works[i].sizes.basis[j] for i, j in (self._units[unit] for unit in held)]
         self._base_layout = Layout.of(sizes, [self._owner_of[unit] for unit in held], column)
-        self._base_flat = torch.empty(self._base_layout.size, dtype=self._kind)
+        self._base_flat = self._like.new_empty(self._base_layout.size)
         self._bases = {
             unit: self._base_flat[slice(*span)] for unit, span in zip(held, self._base_layout.spans, strict=True)
         }
@@ -241,7 +244,7 @@ class Preconditioner(Part):
             view.copy_(before[unit] if unit in before else self.works[i].neutral(j))
         workers = [next(one for one in row if one in placement.columns[i]) for i in range(len(self.works))]
         self._result_layout = Layout.of([one.sizes.result for one in self.works], workers, row, extra=1)
-        self._result_flat = torch.zeros(self._result_layout.size, dtype=self._kind)
+        self._result_flat = self._like.new_zeros(self._result_layout.size)
         keepers, ranks = ([rank] * len(self._units), (rank,)) if self._replicated else (self._owner_of, self.members)
         self._kept_layout = Layout.of(self._sizes, keepers, ranks, extra=1)
         for unit, keeper in enumerate(keepers):
@@ -262,7 +265,7 @@ class Preconditioner(Part):
         old = self._owner_of
         new = [placement.owners[i][j] for i, j in self._units]
         if not self._replicated:
-            self.exchanges.move(self._kept, self._sizes, old, new, self._kind)
+            self.exchanges.move(self._kept, self._sizes, old, new, self._like)
         self._lay_out(placement)
 
     # ── refresh ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -296,6 +299,8 @@ class Preconditioner(Part):
     def _refresh(self, units: list[int], *, beside: bool, due: int = 0) -> Refresh:
         cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in units))
         calls = {unit: self._call(unit) for unit in units}
+        if not self._on_host and not beside:
+            torch.accelerator.synchronize(self._like.device)  # what is ahead of the refresh is not its time
         return Refresh(calls, due=due, beside=beside, cost=cost, clock_s=self._clock_s)
 
     def _call(self, unit: int) -> Callable[[], Tensor]:
@@ -350,9 +355,10 @@ class Preconditioner(Part):
                 products.append(product)
         if products:
             self._result_flat[self._result_layout.bound(self.run.rank)[1] - 1] = torch.stack(products).sum()
-        cost = sum(self.works[i].item.step for i in self._mine)
-        self._measured.add(cost, self._clock_s() - began_s)
-        self._measured.steps += 1
+        if self._on_host:  # an accelerator has only been told by then
+            cost = sum(self.works[i].item.step for i in self._mine)
+            self._measured.add(cost, self._clock_s() - began_s)
+            self._measured.steps += 1
         self.exchanges.in_row(self._result_flat, self._result_layout)
         ends = [end - 1 for _, end in self._result_layout.bounds]
         scale = self.scale(sum(self._result_flat[ends].tolist()), optimizer)
@@ -378,14 +384,14 @@ class Preconditioner(Part):
             bases = self._bases if self._began else {}
             return found | {f"basis {self._key(unit)}": basis.clone() for unit, basis in bases.items()}
         self.bring_up_to_date()
-        flat = torch.zeros(self._kept_layout.size, dtype=self._kind)
+        flat = self._like.new_zeros(self._kept_layout.size)
         for unit, kept in self._kept.items():
             flat[slice(*self._kept_layout.spans[unit])] = kept
         self.exchanges.among_all(flat, self._kept_layout)
         found = {self._key(unit): flat[slice(*span)].clone() for unit, span in enumerate(self._kept_layout.spans)}
         if self.saves_bases:
             layout = Layout.of(self._basis_sizes, self._owner_of, self.members)
-            flat = torch.zeros(layout.size, dtype=self._kind)
+            flat = self._like.new_zeros(layout.size)
             for unit in self._kept:
                 flat[slice(*layout.spans[unit])] = self._bases[unit]
             self.exchanges.among_all(flat, layout)
@@ -440,11 +446,5 @@ class Preconditioner(Part):
     def _take_loaded(self) -> None:
         if self._loaded is not None:
             for unit in self._kept:
-                self._kept[unit] = self._loaded[self._key(unit)].to(self._kind).clone()
+                self._kept[unit] = self._loaded[self._key(unit)].to(self._like).clone()
             self._loaded = None
-
-
-def _kind(model: nn.Module) -> torch.dtype:
-    """float64 for a model in it, else float32: decompositions want no less."""
-    kinds = {one.dtype for one in model.parameters()}
-    return torch.float64 if kinds == {torch.float64} else torch.float32

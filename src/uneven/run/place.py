@@ -6,6 +6,7 @@ import torch
 
 from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.loop import StepLoop
+from uneven.run.start.devices import device_of
 from uneven.world import World
 
 
@@ -43,6 +44,4 @@ class PlaceInRun:
     @property
     def device(self) -> torch.device:
         """The device that belongs to this worker: its CUDA device, or the CPU."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.world.local_rank % torch.cuda.device_count())
-        return torch.device("cpu")
+        return device_of(self.world)

@@ -66,17 +66,18 @@ class StepArm(ABC):
 
 
 class Plain(StepArm):
-    """An optimizer of torch under DDP, or one that does not exchange where there is one worker."""
+    """An optimizer of torch: under DDP, or in the plain loop where there are no other workers."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__(model)
-        self._ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        together = dist.is_initialized()
+        self._called = DistributedDataParallel(model, gradient_as_bucket_view=True) if together else model
         self.optimizers = optimizers(model, name)
         self.optimizer = self.optimizers[0]
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """As in any script."""
-        F.cross_entropy(self._ddp(x), y).backward()
+        F.cross_entropy(self._called(x), y).backward()
         self.finish()
         for one in self.optimizers:
             one.step()

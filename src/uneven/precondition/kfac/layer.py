@@ -102,7 +102,7 @@ class Layer(ItemWork):
     def factor(self, square: int, kept: Tensor, identity: float) -> Tensor:
         """A or G, shape (n, n)."""
         found = self.sums[square].square(kept)
-        return found + identity * torch.eye(len(found), dtype=found.dtype) if identity else found
+        return found + identity * torch.eye(len(found), dtype=found.dtype, device=found.device) if identity else found
 
     def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
         """Q and d of the factor, in one row; or its damped inverse."""

@@ -99,7 +99,7 @@ class KFAC(Preconditioner):
             return float(groups[id(weight)]["lr"])
 
         self.numbers = Numbers(
-            inverse=self._method == "inverse", compat=self._scaling == "compat", kind=self._kind,
+            inverse=self._method == "inverse", compat=self._scaling == "compat", kind=self._like.dtype,
             damping=self._damping_now(0), lr_of=lr_of, clipped=self._kl_clip is not None,
         )  # fmt: skip
         layers, self.notes = find_layers(
@@ -158,7 +158,8 @@ class KFAC(Preconditioner):
             in_gradient = share if turn is None else turn.in_gradient
             undo = in_gradient / scale * (1.0 if self.numbers.compat else passes / share)
             layer.add_outputs(outputs, gradient, weight, undo)
-        self._factors_taken.busy_s += self._clock_s() - began_s
+        if self._on_host:
+            self._factors_taken.busy_s += self._clock_s() - began_s
 
     def _refuse_pass(self, layer: Layer) -> None:
         raise TrainingError(
@@ -170,13 +171,13 @@ class KFAC(Preconditioner):
 
     def laid_out(self) -> None:
         """Sums of this worker's own, laid out by owner; they are empty whenever owners change."""
-        self._sums = torch.zeros(self._kept_layout.size, dtype=self._kind)
+        self._sums = self._like.new_zeros(self._kept_layout.size)
         views = [self._sums[slice(*span)] for span in self._kept_layout.spans]
         self._views = {one.name: (views[2 * i], views[2 * i + 1]) for i, one in enumerate(self.layers)}
 
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
         """Nothing: the unit matrix that the average begins with is a number of its own."""
-        return torch.zeros(work.sizes.kept[square], dtype=self._kind)
+        return self._like.new_zeros(work.sizes.kept[square])
 
     @property
     def identity(self) -> float:
@@ -235,11 +236,11 @@ class KFAC(Preconditioner):
         """See what the last step did to the slope along it, and remember where this one begins."""
         weights = [one for layer in self.layers for one in layer.weights if one.grad is not None]
         if self._probe is not None and len(self._probe[0]) == len(weights):
-            before = after = torch.zeros((), dtype=self._kind)
+            before = after = self._like.new_zeros(())
             for one, was, gradient in zip(weights, *self._probe, strict=True):
-                moved = (one - was).view(-1).to(self._kind)
-                before = before + torch.dot(moved, gradient.view(-1).to(self._kind))
-                after = after + torch.dot(moved, one.grad.reshape(-1).to(self._kind))  # type: ignore[union-attr]
+                moved = (one - was).view(-1).to(self._like.dtype)
+                before = before + torch.dot(moved, gradient.view(-1).to(self._like.dtype))
+                after = after + torch.dot(moved, one.grad.reshape(-1).to(self._like.dtype))  # type: ignore[union-attr]
             adaptive.seen(before.item(), after.item())
         self._probe = None
         if self.clock % _LOOK_EVERY == 0 or self.clock < _LOOK_AT_FIRST:

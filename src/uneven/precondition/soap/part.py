@@ -74,14 +74,14 @@ class SOAP(Preconditioner):
             elif weight.ndim < 2 or max(len(weight), weight.numel() // len(weight)) > self._largest:
                 self._straight.append(Straight(name, weight, self._rates))
             else:
-                self.turned.append(Turned(name, weight, self._rates, self._kind))
+                self.turned.append(Turned(name, weight, self._rates, self._like.dtype))
         if any(group.get("momentum") for group in optimizer.param_groups):
             raise ConfigError("SOAP has momentum of its own: give the optimizer behind it none, SGD(…, momentum=0)")
         return list(self.turned)
 
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
         """Nothing was seen yet."""
-        return torch.zeros(work.sizes.kept[square], dtype=self._kind)
+        return self._like.new_zeros(work.sizes.kept[square])
 
     def before(self, step: Step, due_factors: bool) -> None:
         """Owners take gradients into their squares; weights with one axis take their step."""

@@ -53,7 +53,7 @@ class Turned(ItemWork):
         self._sums = RowSums(rows), RowSums(columns)
         self.sizes = Sizes(tuple(one.numbers for one in self._sums), (rows * rows, columns * columns), weight.numel())
         self.item = Item(name, (rows, columns), step=8.0 * rows * columns * (rows + columns) / 2)
-        self.momentum, self.square = torch.zeros(2, rows, columns, dtype=kind).unbind()
+        self.momentum, self.square = weight.new_zeros(2, rows, columns, dtype=kind).unbind()
         self._bases: list[Tensor] = []
 
     def add(self, square: int, kept: Tensor) -> None:
@@ -72,7 +72,7 @@ class Turned(ItemWork):
         found = self._sums[square].square(kept)
         if not torch.isfinite(found).all():
             return found.view(-1)
-        slope = torch.arange(len(found), 0, -1, dtype=found.dtype) / len(found)
+        slope = torch.arange(len(found), 0, -1, dtype=found.dtype, device=found.device) / len(found)
         found.diagonal().add_(slope * found.diagonal().mean() * torch.finfo(found.dtype).eps ** 0.5)
         if not self._bases:
             return torch.linalg.eigh(found)[1].flip(1).reshape(-1)

@@ -83,7 +83,8 @@ class GradientCarrier:
         turn: of the batch that the newest pass, forward or backward, is on.
         group: the process group of those whose gradients are averaged; None is everybody's.
         report_length: numbers in a row that a rank may send along.
-        piggyback: carries calls and reports along with the gradients; None on an accelerator, where reading would wait.
+        piggyback: carries calls and reports along with the gradients; None where some model is on an accelerator, as
+            reading them would wait there.
         owner: kept alive as long as the model.
     """
 
@@ -136,7 +137,9 @@ class GradientCarrier:
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
-        self.piggyback = Piggyback(self._group.rank(), self._size, self.report_length) if on_host else None
+        apart = self._nonfinite.new_tensor([float(not on_host)])  # is anybody's model on an accelerator?
+        sum_now(apart, self._group)
+        self.piggyback = None if apart.item() else Piggyback(self._group.rank(), self._size, self.report_length)
         self._hang(model)
         self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
 

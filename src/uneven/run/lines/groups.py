@@ -66,14 +66,21 @@ def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
 
 
 class _Several:
-    """Works that are done when all are."""
+    """Works that are done when all are.
 
-    def __init__(self, works: Sequence[Any]) -> None:
+    Args:
+        landing: tensors on a device, and the host memory from which they are filled then.
+    """
+
+    def __init__(self, works: Sequence[Any], landing: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         self._works = works
+        self._landing = landing
 
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+        for tensor, host in self._landing:
+            tensor.copy_(host)
 
 
 class _GroupCarrier:
@@ -81,6 +88,7 @@ class _GroupCarrier:
 
     def __init__(self, group: Any) -> None:
         self._group = group
+        self._nccl = "nccl" in dist.get_backend_config(group)
         # gloo's own thread must never be who destroys a work; see uneven.run.gradients.carrier for what could hang.
         self._kept: list[Any] = []
 
@@ -98,30 +106,37 @@ class _GroupCarrier:
         incoming[mine].copy_(outgoing[mine])
         takes = [(place, one) for place, one in enumerate(incoming) if place != mine and one.numel()]
         gives = [(place, one) for place, one in enumerate(outgoing) if place != mine and one.numel()]
-        if any(one.is_cuda for _, one in (*takes, *gives)):  # NCCL wants them begun as one
+        if self._nccl and any(one.is_cuda for _, one in (*takes, *gives)):  # it wants them begun as one
             ranks = dist.get_process_group_ranks(self._group)
             operations = [dist.P2POp(dist.irecv, one, ranks[place], self._group) for place, one in takes]
             operations += [dist.P2POp(dist.isend, one, ranks[place], self._group) for place, one in gives]
             return self._keep(*dist.batch_isend_irecv(operations))
         # The group's own methods, as in begin_sum. All is asked for before anything is sent: where two send to each
         # other first, gloo uses one direction after the other.
-        asked = [self._group.recv([one], place, 0) for place, one in takes]
-        return self._keep(*asked, *(self._group.send([one], place, 0) for place, one in gives))
+        hosts = [self._host(one) for _, one in takes]
+        asked = [self._group.recv([host], place, 0) for (place, _), host in zip(takes, hosts, strict=True)]
+        given = [self._group.send([one if self._nccl else one.cpu()], place, 0) for place, one in gives]
+        return self._keep(*asked, *given, landing=[(one, host) for (_, one), host in zip(takes, hosts, strict=True)])
 
     def send(self, tensor: Tensor, peer: int) -> Work:
-        return self._keep(dist.isend(tensor, peer, group=self._group))
+        return self._keep(dist.isend(tensor if self._nccl else tensor.cpu(), peer, group=self._group))
 
     def receive(self, tensor: Tensor, peer: int) -> Work:
-        return self._keep(dist.irecv(tensor, peer, group=self._group))
+        host = self._host(tensor)
+        return self._keep(dist.irecv(host, peer, group=self._group), landing=[(tensor, host)])
+
+    def _host(self, tensor: Tensor) -> Tensor:
+        """Where a tensor is received: gloo sums and gathers on devices, but sends and receives host memory alone."""
+        return tensor if self._nccl or not tensor.is_cuda else torch.empty_like(tensor, device="cpu")
 
     def close(self) -> None:
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
 
-    def _keep(self, *works: Any) -> Work:
+    def _keep(self, *works: Any, landing: Sequence[tuple[Tensor, Tensor]] = ()) -> Work:
         self._kept = [*self._kept[-_MOST:], *works]
-        return _Several(works)
+        return _Several(works, [(tensor, host) for tensor, host in landing if host is not tensor])
 
 
 class _NoMember:

@@ -35,6 +35,7 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
+from uneven.run.start.devices import backend_for, gpu_of
 from uneven.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_expendable
 from uneven.sync import Outlook
 from uneven.world import World, is_loopback
@@ -257,11 +258,10 @@ def connect(world: World, timeout_s: float) -> Connection:
 
 def _join(world: World, timeout_s: float) -> None:
     limit = timedelta(seconds=timeout_s)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
         store = _own.meet(world, timeout_s)
-        _await_all(store, world, limit)
-        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=limit)
+        gpus = _await_all(store, world, limit)
+        dist.init_process_group(backend_for(gpus), store=store, rank=world.rank, world_size=world.size, timeout=limit)
     except (RuntimeError, ValueError, OSError) as error:
         _own.forget()
         if isinstance(error, PeerError):
@@ -273,22 +273,23 @@ def _join(world: World, timeout_s: float) -> None:
         ) from error
 
 
-def _await_all(store: c10d.Store, world: World, limit: timedelta) -> None:
+def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[str]:
+    """Wait until every rank is there; which GPU each has, by rank."""
     keys = [f"here/{rank}" for rank in range(world.size)]
-    store.set(keys[world.rank], "")
+    store.set(keys[world.rank], gpu_of(world))
     try:
         store.wait(keys, limit)
     except RuntimeError as error:
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        if not missing:
-            return
-        if world.rank == 0:  # the store may be kept here: the others are to see the same before it ends
-            time.sleep(_LINGER_S)
-        raise PeerError(
-            f"start of the run: rank {', '.join(missing)} of {world.size} did not come within "
-            f"{limit.total_seconds():g} s: is every rank started, with the same MASTER_ADDR and MASTER_PORT? One that "
-            f"only starts slowly needs a larger timeout_s"
-        ) from error
+        if missing:
+            if world.rank == 0:  # the store may be kept here: the others are to see the same before it ends
+                time.sleep(_LINGER_S)
+            raise PeerError(
+                f"start of the run: rank {', '.join(missing)} of {world.size} did not come within "
+                f"{limit.total_seconds():g} s: is every rank started, with the same MASTER_ADDR and MASTER_PORT? One "
+                f"that only starts slowly needs a larger timeout_s"
+            ) from error
+    return [store.get(key).decode() for key in keys]
 
 
 def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict[str, Any]]:

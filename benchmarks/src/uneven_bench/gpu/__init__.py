@@ -1,0 +1,1 @@
+"""``uneven bench gpu``: what the library costs and gains where workers compute on a GPU; one is enough."""

@@ -1,0 +1,193 @@
+"""The cases, and their tables."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor, nn
+
+import uneven
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.testing.ranks import run_ranks, stop_pool
+from uneven_bench.gpu.workers import BALANCES, pair, unlike
+from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
+from uneven_bench.preconditioners.models import MODELS, TimedModel
+from uneven_bench.show import Told
+
+STEPS = 20  # timed together: the host runs ahead of the device, and a single step would time the issuing
+_KINDS_OF = {"sgd": ("plain",), "adamw": ("plain",), "SOAP": ("refresh", "plain")}  # it takes factors in every step
+EACH = 8  # times the samples that a worker of the other benches takes
+
+
+def run(quick: bool, told: Told, case: str | None = None) -> dict[str, Any]:
+    """Play the cases.
+
+    Returns:
+        ``device``; ``session_ratio`` (model → its step ÷ the plain loop's) and ``session_s``; ``second_order`` (model →
+        method → kind of step → seconds) and ``second_order_vs_sgd`` (model → method → at 1/10 and 10/100); ``pair``
+        (balancer → seconds of an iteration) and ``pair_limit_s``; ``unlike`` (the same, and the GPU ``alone``).
+
+    Raises:
+        ConfigError: this machine has no CUDA device.
+        UnknownNameError: no such case.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("uneven bench gpu needs a CUDA device, and torch sees none: `uneven doctor` says why")
+    cases: dict[str, Callable[[bool, Told], dict[str, Any]]] = {
+        "session": _session, "second-order": _second_order, "pair": _pair, "unlike": _unlike,
+    }  # fmt: skip
+    if case is not None and case not in cases:
+        raise UnknownNameError("case", case, cases)
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name()}
+    try:
+        for name in [case] if case else cases:
+            found |= cases[name](quick, told)
+    finally:
+        stop_pool()
+    return found
+
+
+def _seconds(arm: StepArm, batch: tuple[Tensor, Tensor], steps: int, kind: str = "plain") -> float:
+    torch.cuda.synchronize()
+    began_s = time.perf_counter()
+    for _ in range(steps):
+        arm.due(kind)
+        arm.step(*batch)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began_s) / steps
+
+
+def _made(timed: TimedModel, make: Callable[[nn.Module], StepArm]) -> StepArm:
+    torch.manual_seed(0)
+    return make(timed.make().cuda())
+
+
+def _drawn(timed: TimedModel) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    x, y = timed.draw(timed.each * EACH)
+    return x.cuda(), y.cuda()
+
+
+def _session(quick: bool, told: Told) -> dict[str, Any]:
+    rounds, seconds, ratios = 7 if quick else 21, {}, {}
+    for place, (name, timed) in enumerate(MODELS.items()):
+        told("session", name, place / len(MODELS))
+        batch = _drawn(timed)
+        arms = {
+            "plain": _made(timed, lambda model: Plain(model, "sgd")),
+            "session": _made(timed, functools.partial(PartArm, part=None, batch=timed.each * EACH, balance="lb-bsp")),
+        }
+        found: dict[str, list[float]] = {arm: [] for arm in arms}
+        for number in range(rounds + 2):
+            for arm, one in arms.items():
+                taken_s = _seconds(one, batch, STEPS)
+                if number > 1:
+                    found[arm].append(taken_s)
+        arms["session"].close()
+        pairs = sorted(b / a for a, b in zip(found["plain"], found["session"], strict=True))
+        ratios[name] = [statistics.median(pairs), pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]]
+        seconds[name] = {arm: statistics.median(them) for arm, them in found.items()}
+    return {"session_ratio": ratios, "session_s": seconds}
+
+
+def _second_order(quick: bool, told: Told) -> dict[str, Any]:
+    rounds, seconds, ratios = 3 if quick else 7, {}, {}
+    for place, name in enumerate(("resnet32", "mlp", "transformer")):
+        told("second order", name, place / 3)
+        timed, batch = MODELS[name], _drawn(MODELS[name])
+        size = timed.each * EACH
+        makers: dict[str, Callable[[nn.Module], StepArm]] = {
+            "sgd": lambda model: Plain(model, "sgd"),
+            "adamw": lambda model: Plain(model, "adamw"),
+            "K-FAC": functools.partial(_part, part=lambda: uneven.KFAC(damping=DAMPING, periods=(10, 100)), batch=size),
+            "SOAP": functools.partial(_part, part=lambda: uneven.SOAP(periods=(1, 10)), batch=size),
+        }
+        if rival() is not None:
+            makers["kfac-pytorch"] = functools.partial(KfacPytorch, share=1.0)
+        arms = {method: _made(timed, make) for method, make in makers.items()}
+        found: dict[str, dict[str, list[float]]] = {method: {kind: [] for kind in KINDS} for method in arms}
+        for number in range(rounds + 1):
+            for method, arm in arms.items():
+                for kind in _KINDS_OF.get(method, ("refresh", "plain", "factor")):
+                    taken_s = _seconds(arm, batch, STEPS if kind == "plain" else 3, kind)
+                    if number:
+                        found[method][kind].append(taken_s)
+        for arm in arms.values():
+            arm.close()
+        medians = {
+            method: {kind: statistics.median(them) for kind, them in kinds.items() if them}
+            for method, kinds in found.items()
+        }
+        seconds[name] = medians
+        sgd_s = medians["sgd"]["plain"]
+        ratios[name] = {method: [_mean_step_s(them, p) / sgd_s for p in ((1, 10), (10, 100))]
+                        for method, them in medians.items()}  # fmt: skip
+    return {"second_order": seconds, "second_order_vs_sgd": ratios}
+
+
+def _part(model: nn.Module, part: Callable[[], Any], batch: int) -> StepArm:
+    return PartArm(model, part(), batch)
+
+
+def _mean_step_s(kinds: dict[str, float], periods: tuple[int, int]) -> float:
+    """Mean of a method whose factors and bases are due that often."""
+    plain_s = kinds["plain"]
+    factor_s, refresh_s = kinds.get("factor", plain_s), kinds.get("refresh", plain_s)
+    refreshes, factors = 1 / periods[1], 1 / periods[0] - 1 / periods[1]
+    return refreshes * refresh_s + factors * factor_s + (1 - refreshes - factors) * plain_s
+
+
+def _pair(quick: bool, told: Told) -> dict[str, Any]:
+    told("pair", "two workers on one GPU", 0.0)
+    found = run_ranks(2, pair, 60 if quick else 200, timeout_s=240.0, join=False)[0]
+    return {"pair": {name: found[name] for name in BALANCES}, "pair_limit_s": found["limit"]}
+
+
+def _unlike(quick: bool, told: Told) -> dict[str, Any]:
+    told("unlike", "a GPU beside a core", 0.0)
+    found = run_ranks(2, unlike, 20 if quick else 60, timeout_s=240.0, join=False, fresh=True)[0]
+    return {"unlike": found}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """For people."""
+    found = []
+    if "session_ratio" in result:
+        rows = []
+        for model, them in result["session_s"].items():
+            ratio = "{:.3f} ({:.3f} … {:.3f})".format(*result["session_ratio"][model])
+            rows.append((model, *(f"{one * 1e3:.2f}" for one in them.values()), ratio))
+        found.append(_table("A session's step", ("model", "plain ms", "session ms", "ratio"), rows))
+    for model, methods in result.get("second_order", {}).items():
+        rows = [
+            (
+                name,
+                *(f"{kinds[kind] * 1e3:.2f}" if kind in kinds else "" for kind in ("plain", "factor", "refresh")),
+                *(f"{one:.2f}" for one in result["second_order_vs_sgd"][model][name]),
+            )
+            for name, kinds in methods.items()
+        ]
+        columns = ("method", "plain ms", "factor ms", "refresh ms", "÷ SGD 1/10", "10/100")
+        found.append(_table(f"Second order, {model}", columns, rows))
+    for case, title in (("pair", "Two workers on one GPU, 3 : 1"), ("unlike", "A GPU beside a core")):
+        if case in result:
+            rows = [(name, f"{taken_s * 1e3:.1f}") for name, taken_s in result[case].items()]
+            rows += [("limit", f"{result['pair_limit_s'] * 1e3:.1f}")] if case == "pair" else []
+            found.append(_table(title, ("balance", "iteration ms"), rows))
+    return found
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
