@@ -280,9 +280,10 @@ def test_a_group_of_version_2_goes_with_everything_in_it() -> None:
 
 TALK = """
 import socket
+PORT = 29600  # at MASTER_PORT is the launcher's store
 text = sys.argv[1]
 if rank == 0:
-    with socket.create_server(("", int(os.environ["MASTER_PORT"]))) as server:
+    with socket.create_server(("", PORT)) as server:
         meet("listening")
         heard = []
         for _ in range(2):
@@ -292,7 +293,7 @@ if rank == 0:
     (run / "all-heard").touch()
 else:
     meet("listening")
-    with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as peer:
+    with socket.create_connection((os.environ["MASTER_ADDR"], PORT)) as peer:
         peer.sendall(text.encode())
     heard = []
 while not (Path(sys.argv[2]) / "all-heard").exists():  # the other emulation: both run at the same time

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uneven.cluster.spec import ClusterSpec
-from uneven.emulate.launcher import EmulatedLauncher
+from uneven.emulate.launcher import EmulatedLauncher, meeting_store
 from uneven.emulate.machines import Machines
 from uneven.errors import LaunchError
 from uneven.jobs import Command, Ending, Events, How
@@ -63,8 +63,6 @@ def environment(
 ) -> dict[str, str]:
     """What a worker finds in its environment: the user's own, what torch's launcher sets, what uneven sets.
 
-    The store in which workers meet is rank 0's own, not the launcher's, so that meeting uses the nodes' links.
-
     Args:
         node: where it runs, by place in the description.
         worker: its number: the same, but where workers come and go.
@@ -88,7 +86,7 @@ def environment(
         "TORCHELASTIC_RUN_ID": run_directory.name,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": str(error_file(run_directory, worker)),
         RUN_VARIABLE: str(run_directory),
         READY_VARIABLE: "1",
@@ -147,6 +145,7 @@ class Workers:
         self._run_directory = run_directory
         self._events = events
         self._launcher = launcher
+        self._store = meeting_store(machines) if launcher is None else launcher.store
         self._end_within_s = shutdown_within_s()
         self._all: list[EmulatedWorker] = []
         self._on: dict[int, EmulatedWorker] = {}  # the newest of each node
