@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uneven.focus.begin import Update
     from uneven.focus.query import VideoIndex
     from uneven.focus.truth import Truth
+    from uneven.focus.words import Embedding
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Find things in recorded video: cheap at ingest, exact at query."
@@ -74,10 +75,14 @@ def ingest(
 @app.command("query")
 def query(
     index: Folder,
-    name: Annotated[str, typer.Argument(metavar="CLASS", help="What to look for.")],
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="What to look for; with --words, in your words.")],
     truth: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The network that was the truth.")] = None,
     between: Annotated[str | None, typer.Option(metavar="08:00-09:00", help="Only then; or seconds, 10-20.")] = None,
     stream: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
+    words: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="A focus.Embedding, which knows pictures from texts.")
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="With --words: so many groups of objects, the nearest first.")] = 20,
     side: Side = 64,
 ) -> None:
     """Say where a class is, as soon as each place is known.
@@ -86,17 +91,25 @@ def query(
     Examples:
       uneven focus query monday car --truth mymodels:detector --between 08:00-09:00
       uneven focus query monday car        what earlier queries have settled
+      uneven focus query monday "a red car" --words mymodels:clip
     """
     from uneven import focus
 
     opened = focus.open(index, None if truth is None else _truth(truth, side))
     print("stream\tframe\ttime_s\tbox\tconfidence")
-    count = 0
-    for hit in opened.query(name, _between(between), stream):
+    count, between_ = 0, _between(between)
+    if words is None:
+        hits = opened.query(name, between_, stream)
+    else:
+        hits = opened.search(name, _embedding(words), most=most, between=between_, streams=stream)
+    for hit in hits:
         box = ",".join(map(str, hit.box))
         print(printable(f"{hit.stream}\t{hit.frame}\t{hit.time_s:.2f}\t{box}\t{hit.confidence:.3f}"), flush=True)
         count += 1
     cost = opened.cost
+    if words is not None:
+        typer.echo(f"{count} objects; {cost.embedded} centroids embedded now", err=True)
+        return
     typer.echo(
         f"{count} objects; {cost.candidates} clusters could hold it: {cost.checked} checked by the truth network, "
         f"{cost.known} known, {cost.sure} sure", err=True,
@@ -162,13 +175,28 @@ def report(
     print(output)
 
 
-def _truth(name: str, side: int) -> Truth:
+def _named(name: str, option: str) -> Any:
     from uneven.fleet.ensemble_file import named
-    from uneven.focus.truth import Truth
 
     sys.path.insert(0, str(Path.cwd()))
-    with located("--truth"):
-        made: Any = named(name)
+    with located(option):
+        return named(name)
+
+
+def _embedding(name: str) -> Embedding:
+    from uneven.focus.words import Embedding
+
+    made = _named(name, "--words")
+    found = made() if callable(made) else made
+    if not isinstance(found, Embedding):
+        raise ConfigError(f"--words {name} is a {type(found).__name__}: give a focus.Embedding, or what makes one")
+    return found
+
+
+def _truth(name: str, side: int) -> Truth:
+    from uneven.focus.truth import Truth
+
+    made = _named(name, "--truth")
     if isinstance(made, Truth):
         return made
     return Truth(made if hasattr(made, "classes") else made(), side=side)

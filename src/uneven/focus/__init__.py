@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from uneven.focus.truth import Truth
     from uneven.focus.tune import Wanted
     from uneven.focus.video import Frame, Video, VideoSource
+    from uneven.focus.words import Embedding
 
 __all__ = [
     "Clusters",
     "Drift",
+    "Embedding",
     "Frame",
     "Hit",
     "IngestOptions",
@@ -77,6 +79,7 @@ _HOMES = {
     "truth": ("Truth",),
     "tune": ("Wanted",),
     "video": ("Frame", "VideoSource", "Video"),
+    "words": ("Embedding",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

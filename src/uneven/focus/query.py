@@ -15,6 +15,7 @@ from uneven.errors import CheckpointError, ConfigError, UnknownNameError
 from uneven.focus.moment import Moment, seconds
 from uneven.focus.store import OTHER, ClusterRow, StreamStore
 from uneven.focus.truth import Crops, Truth
+from uneven.focus.words import Embedding, nearness
 
 Reject = Callable[[Crops], npt.NDArray[np.bool_]]
 """A cheap network for one query: uint8 [n, side, side, 3] → bool [n], True for what the truth network need not see."""
@@ -29,7 +30,8 @@ class Hit:
         frame: number of its frame, at the rate of ingest.
         time_s: since the stream began.
         box: left, top, right, bottom, in the frame's pixels.
-        confidence: the truth network's for its centroid, or the cheap network's where that was sure enough.
+        confidence: the truth network's for its centroid, or the cheap network's where that was sure enough; of a search
+            in words, the cosine of text and centroid.
     """
 
     stream: str
@@ -50,6 +52,7 @@ class QueryCost:
         known: of these, judged by an earlier query.
         rejected: of these, by a query's own filter.
         checked: of these, seen by the truth network.
+        embedded: centroids seen by an embedding network.
     """
 
     candidates: int = 0
@@ -57,6 +60,7 @@ class QueryCost:
     known: int = 0
     rejected: int = 0
     checked: int = 0
+    embedded: int = 0
     seconds: float = 0.0
 
 
@@ -128,13 +132,59 @@ class VideoIndex:
         """
         if name not in self.classes:
             raise UnknownNameError("class", name, self.classes)
+        label, chosen = self.classes.index(name), self._chosen(streams)
+        asked = {stream: Asked(label, seconds(between, store.fact("starts")), reject, skip) for stream, store in chosen}
+        return self._hits(chosen, asked)
+
+    def search(
+        self, text: str, by: Embedding, *, most: int = 20, between: tuple[Moment, Moment] | None = None,
+        streams: Sequence[str] | None = None,
+    ) -> Iterator[Hit]:  # fmt: skip
+        """Objects whose pictures are nearest to a text, cluster by cluster, the nearest first.
+
+        Each centroid is embedded once and kept; there is no target that a search has to reach, and the truth network is
+        not asked.
+
+        Args:
+            by: embeds pictures and texts.
+            most: clusters to return.
+
+        Returns:
+            Hits whose confidence is the cosine of text and centroid.
+
+        Raises:
+            UnknownNameError, ConfigError: as :meth:`query`; or ``most`` is below 1.
+            DataError: the network's answers are no rows of numbers of one width.
+        """
+        if most < 1:
+            raise ConfigError(f"most = {most!r}: a search returns at least 1 cluster")
+        chosen = [(stream, store, seconds(between, store.fact("starts"))) for stream, store in self._chosen(streams)]
+        wanted = by.of_text(text)
+        found: list[tuple[float, int, int]] = []
+        began_s = time.perf_counter()
+        for place, (_, store, between_s) in enumerate(chosen):
+            if clusters := store.within(between_s):
+                near = nearness(store, by, clusters, wanted, self._count_embedded)
+                found += [(float(-near[at]), place, clusters[at]) for at in np.argsort(-near, kind="stable")[:most]]
+        self.cost.seconds += time.perf_counter() - began_s
+        return self._near(chosen, sorted(found)[:most])
+
+    def _near(
+        self, chosen: Sequence[tuple[str, StreamStore, tuple[float, float]]], found: Sequence[tuple[float, int, int]]
+    ) -> Iterator[Hit]:
+        for far, place, cluster in found:
+            stream, store, between_s = chosen[place]
+            for member in store.members(cluster, between_s):
+                yield Hit(stream, member.frame, member.time_s, member.box, -far, cluster)
+
+    def _count_embedded(self, centroids: int) -> None:
+        self.cost.embedded += centroids
+
+    def _chosen(self, streams: Sequence[str] | None) -> list[tuple[str, StreamStore]]:
         for stream in streams or ():
             if stream not in self.streams:
                 raise UnknownNameError("stream", stream, self.streams)
-        label = self.classes.index(name)
-        chosen = [(stream, self.streams[stream]) for stream in streams or self.streams]
-        asked = {stream: Asked(label, seconds(between, store.fact("starts")), reject, skip) for stream, store in chosen}
-        return self._hits(chosen, asked)
+        return [(stream, self.streams[stream]) for stream in streams or self.streams]
 
     def _hits(self, chosen: Sequence[tuple[str, StreamStore]], asked: dict[str, Asked]) -> Iterator[Hit]:
         for stream, store in chosen:

@@ -51,6 +51,11 @@ CREATE TABLE verdicts (cluster INTEGER PRIMARY KEY, label INTEGER NOT NULL, scor
 CREATE TABLE progress (one INTEGER PRIMARY KEY CHECK (one = 0), counts TEXT NOT NULL, state BLOB NOT NULL);
 """
 
+_EMBEDDINGS = """
+CREATE TABLE IF NOT EXISTS embeddings (network TEXT, cluster INTEGER, numbers BLOB NOT NULL,
+                                       PRIMARY KEY (network, cluster)) WITHOUT ROWID
+"""
+
 _FIND = """
 SELECT clusters.id, clusters.network, entries.place, entries.confidence, verdicts.label, verdicts.score
 FROM entries JOIN clusters ON clusters.id = entries.cluster LEFT JOIN verdicts ON verdicts.cluster = clusters.id
@@ -192,6 +197,13 @@ class StreamStore:
         rows = self._db.execute(_FIND, (label, network, k, *between_s))
         return [ClusterRow(row[0], row[1], row[2], row[3], _verdict(row[4], row[5])) for row in rows]
 
+    def within(self, between_s: tuple[float, float]) -> list[int]:
+        """Clusters with an object in that time."""
+        rows = self._db.execute(
+            "SELECT DISTINCT cluster FROM objects WHERE time_s >= ? AND time_s < ? ORDER BY cluster", between_s
+        )
+        return [int(row[0]) for row in rows]
+
     def members(self, cluster: int, between_s: tuple[float, float]) -> Iterator[ObjectAt]:
         """Its objects in that time, in order."""
         rows = self._db.execute(
@@ -222,6 +234,18 @@ class StreamStore:
         rows = [(one, int(label), float(score)) for one, label, score in zip(clusters, labels, scores, strict=True)]
         with told_of_disk(self.folder), self.transaction():
             self._db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", rows)
+
+    def embeddings(self, network: str) -> dict[int, npt.NDArray[np.float32]]:
+        """What an embedding network has said of centroids, by cluster."""
+        self._db.execute(_EMBEDDINGS)
+        rows = self._db.execute("SELECT cluster, numbers FROM embeddings WHERE network = ?", (network,))
+        return {int(cluster): np.frombuffer(numbers, np.float32) for cluster, numbers in rows}
+
+    def keep_embeddings(self, network: str, clusters: Sequence[int], numbers: npt.NDArray[np.float32]) -> None:
+        """It is not asked again."""
+        rows = [(network, one, row.tobytes()) for one, row in zip(clusters, numbers, strict=True)]
+        with told_of_disk(self.folder), self.transaction():
+            self._db.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?, ?)", rows)
 
     def forget_verdicts(self) -> None:
         """The truth network is asked again; for when it is not the same any more."""
