@@ -97,6 +97,8 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
             continue
         if one.moment is Moment.BACKGROUND:
             return "an exchange beside the training is under way at no one step, at which it could be made anew"
+        if one.piece is not None:
+            return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
         if one.select is not None:
             return (
                 "what a site has moved and not sent yet is in its own replicas only, and no merge brings it to the "

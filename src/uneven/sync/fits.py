@@ -153,8 +153,8 @@ def _refused_of_copy(one: Exchange) -> str | None:
 def _refused(one: Exchange) -> str | None:
     if one.quorum is not None:
         return "it leaves who is late behind, which only a parameter server can do"
-    if one.piece is not None:
-        return "it exchanges a piece of the parameters at a time"
+    if one.piece is not None and (one.moment, one.parties, one.merge.combined) != (Moment.STEP, (), Combined.MEAN):
+        return "pieces of the parameters are averaged after the step, of each worker for itself"
     if one.select is not None:
         return _refused_picked(one)
     if one.payload is Payload.DELTA:

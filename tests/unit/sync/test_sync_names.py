@@ -180,7 +180,7 @@ SERVED = (
 )
 
 
-VIRTUAL = ("decoupled", "regional", "diloco:every=4,fragments=2", "diloco:every=4,delay=2")
+VIRTUAL = ("decoupled", "regional", "diloco:every=4,fragments=2,delay=1", "diloco:every=4,delay=2")
 
 
 @pytest.mark.parametrize("spec", VIRTUAL)

@@ -74,10 +74,9 @@ class Agreement:
         self._members = members
         self._plans = plans or Plans(policy, rank, members, sites)
         self._replica = replica
-        coming = {
-            one.merge for plan in first_plans(policy, members, sites) for one in plan.exchanges if one.select is None
-        }
-        replica.expect(coming, centre=policy.evaluated is Evaluated.CENTRE)
+        coming = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges if one.select is None]
+        cuts = [one.piece[1] for one in coming if one.piece is not None]
+        replica.expect({one.merge for one in coming}, centre=policy.evaluated is Evaluated.CENTRE, cuts=cuts)
         self._exchanges: Exchanges
         self.clock = 0
         self.threads = 1
@@ -268,6 +267,8 @@ class Agreement:
         equal = len(exchange.members) == len(self._members)  # now: members may change in it, on all alike
         if exchange.select is not None and not exchange.select.beside:
             equal = False  # each still has in it what it has not sent
+        if exchange.piece is not None:
+            equal = False  # the other pieces have gone on since theirs
         groups = None if all_meet else self._plans.groups(self.clock - 1, exchange.payload)
         self._exchanges.meet(self._order(exchange), groups)
         self.equal = equal

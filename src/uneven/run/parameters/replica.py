@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from uneven.core.actions import Combined, Exchange, Merge, Moment, StepPlan
+from uneven.core.actions import Combined, Exchange, Merge, Moment, Payload, StepPlan, span
 from uneven.core.plain import Misfit
 from uneven.errors import CheckpointError, ConfigError
 from uneven.merge import Kept
 from uneven.merge.flat import Flat
 from uneven.merge.shared import EXTRA, apart, average, contribution, mean_square_root, resting_in, weight_in
 from uneven.run.lines.groups import take_from_first
+from uneven.run.parameters import pieces
 from uneven.sync import SyncPolicy
 
 Total = Callable[[Tensor, Exchange], int]
@@ -79,21 +80,26 @@ class Replica:
         self._statistics = self.flat.size - self.flat.trained
         self._merge: Merge | None = None  # any of the kind that keeps something
         self._centred = False
+        self._pieces = 0  # in which what merges keep is exchanged; 0 where all of it is at once
         self._kept: Kept | None = None  # None before training begins
         self._outcome: tuple[Tensor, Tensor] | None = None  # of a mean that came last: parameters, statistics
         self._spoilt = False  # by a NaN or an infinity of another worker
         self._changing = threading.Lock()  # what merges keep; so that a checkpoint has all of one exchange
         self._rooms: dict[Moment, _Room] = {}  # one for each thread that exchanges
 
-    def expect(self, merges: Iterable[Merge], *, centre: bool) -> None:
+    def expect(self, merges: Iterable[Merge], *, centre: bool, cuts: Iterable[int] = ()) -> None:
         """Hear of the merges that are to come, as what they keep begins where training does.
 
         Args:
             centre: whether the point that the replicas last started from is the model to evaluate.
+            cuts: numbers of pieces in which parameters are exchanged, where they are.
 
         Raises:
-            ConfigError: more than one kind of them keeps something.
+            ConfigError: more than one kind of them keeps something, or parameters are cut in several ways.
         """
+        if len(ways := sorted(set(cuts))) > 1:
+            raise ConfigError(f"parameters are cut into {ways} pieces by one policy: cut them in one way")
+        self._pieces = ways[0] if ways else 0
         keeping = {type(one): one for one in merges if one.keeps}
         if len(keeping) > 1:
             names = " and ".join(sorted(kind.__name__ for kind in keeping))
@@ -106,6 +112,8 @@ class Replica:
             if one.select is None and one.merge.keeps and type(one.merge) is not type(self._merge):
                 kind = type(one.merge).__name__
                 return f"{kind} keeps something from the beginning on, and none of the first steps announced it"
+            if one.select is None and one.payload is not Payload.GRADIENT and (one.piece or (0, 0))[1] != self._pieces:
+                return f"it exchanges {one.piece or 'all parameters'}, where the first steps cut them otherwise"
         return None
 
     def begin(self) -> None:
@@ -123,7 +131,10 @@ class Replica:
         outcome = values[:trained].clone(), values[trained:].clone()
         if merge is None:
             return {}, outcome
-        kept = merge.begin(values if merge.whole else values[:trained])
+        if self._pieces:
+            kept = pieces.begin(merge, values[:trained], self._pieces)
+        else:
+            kept = merge.begin(values if merge.whole else values[:trained])
         if "centre" in kept:
             raise ConfigError(f"{merge!r} must not keep a 'centre': a mean's outcome is stored under that name")
         return kept, outcome if self._centred else None
@@ -155,6 +166,8 @@ class Replica:
         Raises:
             PeerError: somebody did not take part.
         """
+        if exchange.piece is not None:
+            return self._meet_in_piece(exchange, exchange.piece, samples, total)
         merge, room = exchange.merge, self._room(exchange.moment)
         own = self.flat.read(room.own)
         given = self._given(merge, own)
@@ -182,6 +195,32 @@ class Replica:
         else:
             self._write(exchange, own, average(vector))
         return Met(sent_bytes, distance, finite, resting_in(vector))
+
+    def _meet_in_piece(self, exchange: Exchange, piece: tuple[int, int], samples: float, total: Total) -> Met:
+        """In the foreground: a piece of the parameters, and beside it all statistics, which are averaged."""
+        assert self._kept is not None, "the replica has not begun"
+        merge, trained, own = exchange.merge, self.flat.trained, self.flat.read(self._room(exchange.moment).own)
+        cut, alone = span(piece, trained), len(exchange.members) == 1
+        kept = pieces.of_piece(self._kept, piece, trained)
+        contributed = merge.contribute(own[cut], kept)
+        given, length = torch.cat((contributed, own[trained:])), len(contributed)
+        vector = contribution(given, 1.0 if alone else merge.weight(samples))
+        sent_bytes = total(vector, exchange)
+        distance = merge.distance(mean_square_root(apart(given, vector)[:length]))
+        finite = math.isfinite(distance)
+        if not finite:
+            finite = self._spoilt = bool(torch.isfinite(own.sum())) or self._spoilt
+        weight = merge.weight(samples) if alone else weight_in(vector)
+        middle = average(vector)
+        with self._changing:
+            found, outcome = merge.combine(kept, middle[:length], weight, in_place=True)
+            pieces.put(self._kept, piece, trained, found)
+            own[cut], own[trained:] = outcome, middle[length:]
+            if self._outcome is not None:
+                self._outcome[0][cut].copy_(outcome)
+                self._outcome[1].copy_(middle[length:])
+        self.flat.write(own)
+        return Met(sent_bytes, distance, finite, 0)
 
     def _of(self, merge: Merge) -> Kept:
         assert self._kept is not None, "the replica has not begun"
