@@ -52,6 +52,7 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("topk", "has moved and not sent yet"),
         ("geo", "has moved and not sent yet"),
         ("shadow:ma", "under way at no one step"),
+        ("diloco:fragments=2", "exchanged in pieces"),
         ("easgd:together=true", "replicas stay apart"),
     ],
 )
