@@ -52,7 +52,7 @@ class SlowPost:
 
 
 class Roll:
-    def waiting(self, what: str) -> Any:
+    def waiting(self, what: str, place: str = "") -> Any:
         return torch.no_grad()  # any block will do
 
 

@@ -35,6 +35,9 @@ OWN = "entries-"
 HELD, BASE, WHOSE = f"{OWN}held", f"{OWN}base", f"{OWN}rank"
 """Names of what is saved, which all begin with the first."""
 
+_PLACE = "the exchange of entries"
+"""Where all are who wait for entries: one that comes back after a pause is a step behind the others, or ahead."""
+
 
 class Moved(NamedTuple):
     """What a worker brings to an exchange.
@@ -184,7 +187,7 @@ class EntriesExchange:
             messages[self._mine] = message
             self._sent_bytes = self._send(message)
             sent_bytes += self._sent_bytes
-        with self._roll.waiting(f"the exchange of entries after step {moved.clock}"):
+        with self._roll.waiting(f"the exchange of entries after step {moved.clock}", _PLACE):
             sent_bytes += self._gather(messages, speaks, beside)
         heard = {place: self._read(place, message, moved.clock, self._flat.size) for place, message in messages.items()}
         return self._written(self._outcome(exchange, own, base, heard), sent_bytes, finite)
@@ -194,7 +197,7 @@ class EntriesExchange:
         assert self._sums is not None
         party, before = self.parties[self._mine], sum(one.sent_bytes for one in self._traffic)
         speakers = [one[0] for one in self.parties]
-        with self._roll.waiting(f"the exchange of entries after step {clock}"):
+        with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
             if self._rank == party[0]:
                 self._sums.add(movement)
                 total = WholeSum(speakers, self._rank, self._tell, self._values).of(self._sums.held, clock)
@@ -241,7 +244,7 @@ class EntriesExchange:
     def _by_hubs(self, groups: Sequence[Party], picked: Picked | None, clock: int) -> Array:
         """The sum of what others have sent, on all of a party the same; shape (size,)."""
         party = self.parties[self._mine]
-        with self._roll.waiting(f"the exchange of entries after step {clock}"):
+        with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
             if picked is None:
                 return self._values(party[0], clock, self._flat.size).dense()
             others = Overlay(groups, self._rank, self._tell, self._by_rank).heard(picked, clock)
@@ -266,7 +269,7 @@ class EntriesExchange:
     def _heard(self, clock: int, due: int) -> Array:
         """The sum of what a party takes in now, on all of it the same; shape (size,)."""
         party = self.parties[self._mine]
-        with self._roll.waiting(f"entries of step {due}"):
+        with self._roll.waiting(f"entries of step {due}", _PLACE):
             if self._rank != party[0]:
                 self._mirrors.begin(due)  # as far as its speaker has heard at least
                 return self._values(party[0], clock, self._flat.size).dense()

@@ -2,6 +2,9 @@
 
 Every worker has a key pair of its own for the run; the public ones pass over the line on which workers compare their
 settings. A socket lets in nobody else, and who sent a message is told by its key, not by what it says.
+
+Where a line carries nothing for a while, TCP sends again what was under way. ZeroMQ makes a connection that was closed
+anew, without what was on it; messages are numbered, so that one is missed where it was lost.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ class Post:
         self._early: dict[int, deque[bytes]] = {peer: deque() for peer in self._fast}
         self._monitors = {peer: out.get_monitor_socket(zmq.EVENT_DISCONNECTED) for peer, out in self._out.items()}
         self._boxes: dict[int, deque[Any]] = {peer: deque() for peer in peers}
+        self._sent, self._heard = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)  # messages
+        self._broken: dict[int, str] = {}  # who cannot be heard any more, and why
         self._gone: set[int] = set()
         self._poller = zmq.Poller()
         for one in (self._in, self._guard, *self._monitors.values()):
@@ -85,7 +90,7 @@ class Post:
 
     def send(self, peer: int, message: bytes) -> None:
         """Returns at once; the message is on its way while the training goes on."""
-        self._out[peer].send_multipart([_MESSAGE, message], copy=False)
+        self._out[peer].send_multipart([self._numbered(peer, _MESSAGE), message], copy=False)
 
     def send_early(self, peer: int, message: bytes) -> None:
         """A short message that overtakes others, where there are two ways; returns at once."""
@@ -160,10 +165,14 @@ class Post:
         """Say it to all peers, and wait until all have said it."""
         for peer, out in self._out.items():
             if peer not in self._gone:
-                out.send_multipart([word, b""])
+                out.send_multipart([self._numbered(peer, word), b""])
         for peer in self._out:
             while self._next(peer)[0] != word:
                 pass
+
+    def _numbered(self, peer: int, kind: bytes) -> bytes:
+        self._sent[peer] += 1
+        return kind + self._sent[peer].to_bytes(8, "little")
 
     def _next(self, peer: int) -> tuple[bytes, Any]:
         box, limit_s = self._boxes[peer], time.monotonic() + self._timeout_s
@@ -172,6 +181,8 @@ class Post:
             now_s = time.monotonic()
             if peer in self._gone and not box:
                 limit_s = min(limit_s, now_s + _GRACE_S)
+            if peer in self._broken and not box:
+                raise RuntimeError(self._broken[peer])
             if now_s >= limit_s and not box:
                 gone = "its connection is closed" if peer in self._gone else f"within {self._timeout_s:g} s"
                 raise RuntimeError(f"no message from rank {peer} has come to rank {self._rank}: {gone}")
@@ -194,11 +205,23 @@ class Post:
                 if peer in self._early:
                     self._early[peer].append(frames[1].bytes)
             else:
-                self._boxes[peer].append((frames[0].bytes, frames[1].buffer))
+                self._take(peer, frames[0].bytes, frames[1].buffer)
         for peer, monitor in self._monitors.items():
             if monitor in ready:
                 recv_monitor_message(monitor)
                 self._gone.add(peer)
+
+    def _take(self, peer: int, head: bytes, message: Any) -> None:
+        """What has come of a peer; nothing any more once one of its messages is missing."""
+        number, expected = int.from_bytes(head[1:], "little"), self._heard[peer] + 1
+        if number == expected:
+            self._heard[peer] = number
+            self._boxes[peer].append((head[:1], message))
+        elif peer not in self._broken:
+            self._broken[peer] = (
+                f"message {expected} from rank {peer} to rank {self._rank} is lost, and number {number} has come: the "
+                f"connection between them was closed and made anew"
+            )
 
 
 def _own_address(meeting: str) -> str:
