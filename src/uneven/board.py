@@ -1,16 +1,13 @@
-"""What the members of an elastic run write for each other to read: a key-value store, and the keys in it."""
+"""What the members of an elastic run write for each other to read: the keys in their store."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from uneven.stores import Store
 
 NEWS, ASKED, WORKERS = "news", "asked", "workers"
 """Counters: of deaths and of members in a recovery; of workers that have asked to join; of all workers ever."""
@@ -30,17 +27,6 @@ nobody ever will; and what each member says there."""
 
 SESSION, OPEN, CLOSED = "session", "open", "closed"
 """What a worker writes there about its session. One that ends while it is open has not ended in order."""
-
-
-class Store(Protocol):
-    """What is needed of a store; torch's ``TCPStore`` and ``PrefixStore`` have it. Values are bytes."""
-
-    def get(self, key: str) -> bytes: ...
-    def set(self, key: str, value: str) -> None: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
-    def check(self, keys: list[str]) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -137,15 +123,25 @@ class Board:
 
     # ---------------------------------------------------------------- stores that may follow
     def offer(self, address: str) -> str:
-        """A launcher keeps a store there that may follow this one; the key to take that back with."""
-        key = f"{STANDBY}/{self.count(STANDBYS, 1)}"
-        self.write(key, address)
+        """A launcher keeps a store there that may follow this one; the key to take that back with. Twice is fine."""
+        keys = (key for key, one in self._offers().items() if one == address)
+        if (key := next(keys, "")) == "":
+            self.write(key := f"{STANDBY}/{self.count(STANDBYS, 1)}", address)
         return key
+
+    def offered(self, row: tuple[str, ...]) -> None:
+        """These were offered at the store before this one; to be called before anybody uses this one. Twice is fine."""
+        for place, address in enumerate(row, 1):
+            self.write_once(f"{STANDBY}/{place}", address)
+        self.write_once(STANDBYS, str(len(row)))
 
     def row(self) -> tuple[str, ...]:
         """Stores that may follow this one, in order."""
-        found = (self.look(f"{STANDBY}/{place}") for place in range(1, self.count(STANDBYS) + 1))
-        return tuple(one for one in found if one)
+        return tuple(self._offers().values())
+
+    def _offers(self) -> dict[str, str]:
+        keys = (f"{STANDBY}/{place}" for place in range(1, self.count(STANDBYS) + 1))
+        return {key: address for key in keys if (address := self.look(key))}
 
     # ---------------------------------------------------------------- newcomers
     def ask(self, worker: int, introduction: dict[str, Any]) -> str:
@@ -180,37 +176,3 @@ class Board:
                 self._answered.add(place)
                 del self._asks[place]
         return dict(self._asks.values())
-
-
-def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
-    """A connection to a store that another process keeps.
-
-    Args:
-        gone_s: after how many seconds without an answer of its machine the connection fails; 0 leaves that to the
-            kernel, which waits for minutes.
-
-    Raises:
-        RuntimeError: it cannot be reached within ``timeout_s``.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
-
-    store: Store = TCPStore(
-        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
-    )
-    if gone_s > 0.0:
-        _fail_after(port, gone_s)
-    return store
-
-
-def _fail_after(port: int, gone_s: float) -> None:
-    """torch does not say which descriptors its stores have: those of this process that lead to such a port."""
-    listing = Path("/proc/self/fd")
-    if not (listing.is_dir() and hasattr(socket, "TCP_USER_TIMEOUT")):
-        return
-    for name in os.listdir(listing):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as line:
-            if line.type == socket.SOCK_STREAM and line.family in _NETWORK and line.getpeername()[1] == port:
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * gone_s))
-
-
-_NETWORK = (socket.AF_INET, socket.AF_INET6)

@@ -47,11 +47,15 @@ def vote_of(text: str) -> Vote:
     return read(Vote, json.loads(text))
 
 
-def elected(votes: Mapping[int, Vote]) -> tuple[Generation, int] | None:
+def elected(votes: Mapping[int, Vote], store: str) -> tuple[Generation, int] | None:
     """The newest generation of those that have voted, from which they go on at the new store, and how many numbers
     workers have had; None while too few have come.
 
-    What is next is made at the new store, and needs more than half of this one: it owes itself.
+    What is next is made at the new store, and needs more than half of this one: it owes itself. What may follow that
+    store is what stands behind it in the row: those before it are gone or closed.
+
+    Args:
+        store: the new one, as it is in the row.
     """
     known = {one: generation_of(vote.generation) for one, vote in votes.items()}
     newest = max(known.values(), key=_age, default=None)
@@ -64,7 +68,8 @@ def elected(votes: Mapping[int, Vote]) -> tuple[Generation, int] | None:
     owed = () if any(votes[one].settled for one in alike) else newest.owed
     if not all(is_most(those, group) for group in (newest.members, *owed)):
         return None
-    goes_on = replace(newest, reign=newest.reign + 1, owed=_each_once((*owed, newest.members)))
+    row = newest.row[newest.row.index(store) + 1 :] if store in newest.row else ()
+    goes_on = replace(newest, reign=newest.reign + 1, owed=_each_once((*owed, newest.members)), row=row)
     return goes_on, max((vote.workers for vote in votes.values()), default=0)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError
 
-from uneven.board import RUN, WORKERS, Board, reach
+from uneven.board import RUN, WORKERS, Board
 from uneven.errors import LaunchError
 from uneven.folder import TemporaryFolder
 from uneven.jobs import Command, Ending, Events, How, Stop, end_all
@@ -31,6 +31,7 @@ from uneven.launch.spec import Launch, address, run_id
 from uneven.launch.standby import StandingBy
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
+from uneven.stores import reach
 from uneven.world import ELASTIC_VARIABLE, LEAVE_VARIABLE, is_loopback, signals_named
 
 _LOOK_EVERY_S = 0.2

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from uneven.board import ABANDONED, REIGN, RUN, Board, Store, reach
+from uneven.board import ABANDONED, REIGN, RUN, Board
 from uneven.launch.here import keep_store
+from uneven.stores import Store, Way, address_of, reached
+
+_Answer = TypeVar("_Answer")
 
 _REACHED_WITHIN_S = 1.0
 _DECIDED_WITHIN_S = 10.0
 """How long members may take to find a store silent or to decide at one, beyond the time of silence."""
 
 
-class StandingBy:
-    """See the module; stands where the store does (:class:`uneven.board.Store`).
+class StandingBy(Way):
+    """See the module; stands where the store does.
 
     Args:
         store: of the run.
@@ -78,60 +79,34 @@ class StandingBy:
                 self._store.set(self._offered, "")
 
     def _stand_by(self) -> None:
+        """Offer a store that may follow the present one: the one that was offered before, unless it was voted at."""
         if self._host is None:
             return
-        self._own = keep_store(self._host, 0)
-        self._own[0].set(RUN, json.dumps(self._run))
+        if self._own is None or self._own[0].check([REIGN]):
+            self._own = keep_store(self._host, 0)
+            self._own[0].set(RUN, json.dumps(self._run))
         with contextlib.suppress(RuntimeError):
             self._offered = Board(self).offer(f"{self._host} {self._own[1]}")
             self._row = Board(self).row()
 
     def _follows(self, text: str) -> bool:
-        host, _, port = text.rpartition(" ")
-        own = self._own is not None and (host, int(port)) == (self._host, self._own[1])
+        address = address_of(text)
+        own = self._own is not None and address == (self._host, self._own[1])
+        store = self._own[0] if own and self._own is not None else reached(address, _REACHED_WITHIN_S)
         try:
-            store = self._own[0] if own and self._own is not None else _reached(host, int(port))
-            if not store.check([REIGN]) or store.get(REIGN).decode() == ABANDONED:
+            if store is None or Board(store).look(REIGN) in (None, ABANDONED):
                 return False
-        except (OSError, RuntimeError):
+        except RuntimeError:
             return False
-        self._store, self.address, self.cut, self.keeps = store, (host, int(port)), None, own
+        self._store, self.address, self.cut, self.keeps = store, address, None, own
         if not own:
             self._stand_by()
         return True
 
-    # ---------------------------------------------------------------- the store
-    def get(self, key: str) -> bytes:
-        """See :class:`uneven.board.Store`, as all below."""
-        value: bytes = self._call(lambda: self._store.get(key))
-        return value
-
-    def set(self, key: str, value: str) -> None:
-        self._call(lambda: self._store.set(key, value))
-
-    def add(self, key: str, amount: int) -> int:
-        count: int = self._call(lambda: self._store.add(key, amount))
-        return count
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        value: bytes = self._call(lambda: self._store.compare_set(key, expected, desired))
-        return value
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._call(lambda: self._store.wait(keys, timeout))
-
-    def check(self, keys: list[str]) -> bool:
-        found: bool = self._call(lambda: self._store.check(keys))
-        return found
-
-    def _call(self, one: Callable[[], Any]) -> Any:
+    def call(self, ask: Callable[[Store], _Answer]) -> _Answer:
+        """See :class:`uneven.stores.Way`."""
         try:
-            return one()
+            return ask(self._store)
         except RuntimeError:
             self.cut = time.monotonic() if self.cut is None else self.cut
             raise
-
-
-def _reached(host: str, port: int) -> Store:
-    socket.create_connection((host, port), _REACHED_WITHIN_S).close()  # torch would go on trying
-    return reach(host, port, _REACHED_WITHIN_S, _REACHED_WITHIN_S)

@@ -24,16 +24,22 @@ def vote(of: Generation, *, settled: bool = True, workers: int = 0) -> Vote:
 
 def test_more_than_half_goes_on_at_the_next_store() -> None:
     old = generation(0, 1, 2, 3)
-    assert elected({one: vote(old) for one in (1, 2)}) is None
-    found = elected({one: vote(old, workers=one) for one in (1, 2, 3)})
-    assert found == (replace(old, reign=1, owed=(old.members,)), 3)
+    assert elected({one: vote(old) for one in (1, 2)}, "a 1") is None
+    found = elected({one: vote(old, workers=one) for one in (1, 2, 3)}, "a 1")
+    assert found == (replace(old, reign=1, owed=(old.members,), row=("b 1", "c 1")), 3)
+
+
+def test_stores_that_may_follow_another_one_stand_behind_it_in_the_row() -> None:
+    votes = {one: vote(generation(0, 1, 2)) for one in (0, 1)}
+    rows = [found[0].row for store in (*ROW, "d 1") if (found := elected(votes, store)) is not None]
+    assert rows == [("b 1", "c 1"), ("c 1",), (), ()]
 
 
 def test_who_has_not_heard_of_the_last_generation_is_outvoted_by_who_has() -> None:
     old, new = generation(0, 1, 2), generation(0, 1, number=4, owed=((0, 1, 2),))
-    assert elected({1: vote(old), 2: vote(old)}) is not None, "nobody here knows of the new one"
-    assert elected({1: vote(new, settled=False), 2: vote(old)}) is None, "1 of 2"
-    found = elected({0: vote(old), 1: vote(new, settled=False)})
+    assert elected({1: vote(old), 2: vote(old)}, "a 1") is not None, "nobody here knows of the new one"
+    assert elected({1: vote(new, settled=False), 2: vote(old)}, "a 1") is None, "1 of 2"
+    found = elected({0: vote(old), 1: vote(new, settled=False)}, "a 1")
     assert found is not None
     assert found[0].number == 4
     assert found[0].owed == ((0, 1, 2), (0, 1))
@@ -41,8 +47,8 @@ def test_who_has_not_heard_of_the_last_generation_is_outvoted_by_who_has() -> No
 
 def test_two_stores_that_were_both_tried_end_the_run() -> None:
     one, other = generation(0, 1, 2, reign=1), generation(1, 2, 3, reign=1)
-    assert elected({0: vote(one), 1: vote(one), 2: vote(one), 3: vote(one)}) is not None
-    assert elected({0: vote(one), 1: vote(one), 2: vote(other), 3: vote(other)}) is None
+    assert elected({0: vote(one), 1: vote(one), 2: vote(one), 3: vote(one)}, "b 1") is not None
+    assert elected({0: vote(one), 1: vote(one), 2: vote(other), 3: vote(other)}, "b 1") is None
 
 
 def test_those_that_keep_the_store_need_half() -> None:
@@ -135,7 +141,7 @@ class _World:
             asking[self.next_worker] = {}
             self.next_worker += 1
         if parent not in self.made_after:  # it is written once
-            self.made_after[parent] = successor(old, statements, gone, asking, 9, ended=self.ended[store], row=ROW)
+            self.made_after[parent] = successor(old, statements, gone, asking, 9, ended=self.ended[store], row=ROW[store:])
         made = self.made_after[parent]
         number = self.number(store, made, parent)
         if made.ends:
@@ -178,7 +184,7 @@ class _World:
     def count(self, store: int) -> None:
         """Somebody counts the votes there, perhaps not all; then those that are there follow."""
         if store not in self.reign:
-            found = elected(self.votes[store])
+            found = elected(self.votes[store], ROW[store - 1])
             if found is None:
                 if self.dice.random() < 0.05 and self.votes[store]:
                     self.reign[store] = None

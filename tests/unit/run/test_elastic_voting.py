@@ -46,7 +46,7 @@ def member(worker: int, gone: int, row: tuple[str, ...], size: int = 3) -> tuple
 
 def test_a_majority_meets_at_the_first_store_that_is_there(nobody: int) -> None:
     kept = kept_store()
-    row = (f"127.0.0.1 {nobody}", f"127.0.0.1 {kept.port}")
+    row = (f"127.0.0.1 {nobody}", f"127.0.0.1 {kept.port}", "127.0.0.1 1")
     ways = [member(worker, nobody, row) for worker in (1, 2)]
     threads = [threading.Thread(target=way.after, args=(0, RuntimeError("gone"))) for way, _ in ways]
     for one in threads:
@@ -57,7 +57,9 @@ def test_a_majority_meets_at_the_first_store_that_is_there(nobody: int) -> None:
         assert way.address == f"127.0.0.1:{kept.port}"
         assert [one.reign for one in adopted] == [1]
         assert adopted[0].owed == ((0, 1, 2),)
+        assert adopted[0].row == ("127.0.0.1 1",), "what may follow that store"
         board = way.board()
+        assert board.row() == ("127.0.0.1 1",), "its launcher need not offer it again"
         assert [board.look(f"through/{one}") for one in range(3)] == [None, "yes", "yes"]
         assert board.count(WORKERS, 1) > 5, "numbers 0 to 4 have been given"
         assert set(board.dead(range(5))) == {3, 4}, "who was no member cannot come"
@@ -117,15 +119,24 @@ def test_a_launcher_sees_that_its_own_store_was_chosen() -> None:
     assert ways.address == ("127.0.0.1", int(own.split()[1]))
 
 
-def test_a_launcher_follows_to_the_store_of_another_and_keeps_one_in_reserve_there() -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_launcher_follows_to_the_store_of_another_and_keeps_its_own_in_reserve_there(closed: bool) -> None:
+    """The same one as before, which the others know, unless it was closed."""
     first, other = kept_store(), kept_store()
     Board(first).offer(f"127.0.0.1 {other.port}")
     ways = StandingBy(first, ("127.0.0.1", first.port), {"founders": 1}, "127.0.0.1", 10.0)
+    own = Board(first).row()[1]
+    assert ways._own is not None
+    if closed:
+        ways._own[0].set(REIGN, ABANDONED)
     ways._store = Ended()  # type: ignore[assignment] # as above
+    Board(other).offered((own,))
     other.set(REIGN, "a generation")
     assert not ways.seeks
     assert ways.look() or ways.look()
     assert (ways.keeps, ways.address) == (False, ("127.0.0.1", other.port))
-    assert len(Board(other).row()) == 1
+    row = Board(other).row()
+    assert row[0] == own
+    assert len(row) == 1 + closed
     ways.close()
-    assert Board(other).row() == ()
+    assert Board(other).row() == row[: len(row) - 1]

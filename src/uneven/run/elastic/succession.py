@@ -7,17 +7,18 @@ stores that are both in use. Whoever sees that enough votes are there writes the
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from uneven.board import ABANDONED, DEAD, REIGN, VOTE, WORKERS, Board, Carried, Store, reach
+from uneven.board import ABANDONED, DEAD, REIGN, VOTE, WORKERS, Board, Carried
 from uneven.core.membership import Generation, Members, generation_of
 from uneven.core.succession import Vote, elected, vote_of
 from uneven.errors import PeerError
+from uneven.stores import Store, Way, address_of, reach, reached
+
+_Answer = TypeVar("_Answer")
 
 _REACHED_WITHIN_S = 3.0
 _LOOK_EVERY_S = 0.01
@@ -98,10 +99,9 @@ class Succession:
             if vote is None or not row:
                 raise error
             for address in row:
-                host, _, port = address.rpartition(" ")
-                goes_on = self._at(host, int(port), vote)
+                goes_on = self._at(address, vote)
                 if goes_on is not None:
-                    self._follow(goes_on, (host, int(port)))
+                    self._follow(goes_on, address_of(address))
                     return
             self._failed = PeerError(
                 f"worker {self._worker}: the store of the run is gone, and fewer than half of the last members, "
@@ -121,44 +121,39 @@ class Succession:
 
     def _answers(self) -> bool:
         """Whether only a connection is gone."""
-        store = _reached(*self._address)
+        store = reached(self._address, _REACHED_WITHIN_S)
         try:
             return store is not None and store.check([WORKERS])
         except RuntimeError:
             return False
 
-    def _at(self, host: str, port: int, vote: Vote) -> Generation | None:
+    def _at(self, address: str, vote: Vote) -> Generation | None:
         """The generation that goes on there; None if none does."""
-        store = _reached(host, port)
+        store = reached(address_of(address), _REACHED_WITHIN_S)
         if store is None:
             return None
+        board = Board(store)
         until_s = time.monotonic() + (self._silence_s or _REACHED_WITHIN_S) + _REACHED_WITHIN_S
         try:
-            store.set(f"{VOTE}/{self._worker}", vote.text())
-            while not store.check([REIGN]):
-                if (found := elected(_votes(store, generation_of(vote.generation).members))) is not None:
-                    goes_on, workers = found
-                    for one in {*range(workers)} - {*goes_on.members}:
-                        store.compare_set(f"{DEAD}/{one}", "", "it was no member when the run's store was lost")
-                    store.compare_set(WORKERS, "", str(workers))
-                    store.compare_set(f"generation/{goes_on.reign - 1}/{goes_on.number}", "", goes_on.text())
-                    store.compare_set(REIGN, "", goes_on.text())
+            board.write(f"{VOTE}/{self._worker}", vote.text())
+            while (text := board.look(REIGN)) is None:
+                if (found := elected(_votes(board, generation_of(vote.generation).members), address)) is not None:
+                    _begin(board, *found)
                 elif time.monotonic() > until_s:
-                    store.compare_set(REIGN, "", ABANDONED)
+                    board.write_once(REIGN, ABANDONED)
                 else:
                     time.sleep(_LOOK_EVERY_S)
-            text = store.get(REIGN).decode()
             if text == ABANDONED:
                 return None
             for key, kept in self.carried.kept.items():
-                store.compare_set(key, "", kept)
+                board.write_once(key, kept)
             return generation_of(text)
         except RuntimeError:
             return None  # it is gone, too
 
 
-class FollowedStore:
-    """See :class:`uneven.board.Store`: a connection of one thread, which moves on when its store is gone."""
+class FollowedStore(Way):
+    """A connection of one thread, which moves on when its store is gone."""
 
     def __init__(self, succession: Succession) -> None:
         self._succession = succession
@@ -171,41 +166,19 @@ class FollowedStore:
             KeyError: it was, but not in the store that has taken the place of that one.
         """
         moves = self._moves
-        value: bytes = self._call(lambda: self._store.get(key) if moves == self._moves else b"")
+        value = self.call(lambda store: store.get(key) if moves == self._moves else b"")
         if moves != self._moves:
             raise KeyError(key)
         return value
 
-    def set(self, key: str, value: str) -> None:
-        """Write it there."""
-        self._call(lambda: self._store.set(key, value))
-
-    def add(self, key: str, amount: int) -> int:
-        """A counter, after so many more."""
-        count: int = self._call(lambda: self._store.add(key, amount))
-        return count
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write it there if that is what is there; what is there then."""
-        value: bytes = self._call(lambda: self._store.compare_set(key, expected, desired))
-        return value
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Until all are written."""
-        self._call(lambda: self._store.wait(keys, timeout))
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all are written."""
-        found: bool = self._call(lambda: self._store.check(keys))
-        return found
-
-    def _call(self, one: Callable[[], Any]) -> Any:
+    def call(self, ask: Callable[[Store], _Answer]) -> _Answer:
+        """See :class:`uneven.stores.Way`."""
         tries = 0
         while True:
             if self._moves != self._succession.moves:
                 self._store, self._moves = self._succession.connect()
             try:
-                return one()
+                return ask(self._store)
             except RuntimeError as error:
                 tries += 1
                 if tries > _TRIES:
@@ -214,7 +187,17 @@ class FollowedStore:
                 self._store, self._moves = self._succession.connect()
 
 
-def _votes(store: Store, those: Members) -> dict[int, Vote]:
+def _begin(board: Board, goes_on: Generation, workers: int) -> None:
+    """Write down what goes on there. Others may do the same at that moment."""
+    for one in {*range(workers)} - {*goes_on.members}:
+        board.write_once(f"{DEAD}/{one}", "it was no member when the run's store was lost")
+    board.write_once(WORKERS, str(workers))
+    board.offered(goes_on.row)
+    board.write_once(f"generation/{goes_on.reign - 1}/{goes_on.number}", goes_on.text())
+    board.write_once(REIGN, goes_on.text())
+
+
+def _votes(board: Board, those: Members) -> dict[int, Vote]:
     """What these have said there, and the members of any newer generation that one of them names."""
     looked: set[int] = set()
     found: dict[int, Vote] = {}
@@ -222,18 +205,10 @@ def _votes(store: Store, those: Members) -> dict[int, Vote]:
     while missing := wanted - looked:
         for one in missing:
             looked.add(one)
-            if store.check([key := f"{VOTE}/{one}"]):
-                found[one] = vote_of(store.get(key).decode())
+            if (text := board.look(f"{VOTE}/{one}")) is not None:
+                found[one] = vote_of(text)
                 wanted |= {*generation_of(found[one].generation).members}
     return found
-
-
-def _reached(host: str, port: int) -> Store | None:
-    try:
-        socket.create_connection((host, port), _REACHED_WITHIN_S).close()  # torch would go on trying
-        return reach(host, port, _REACHED_WITHIN_S, _REACHED_WITHIN_S)
-    except (OSError, RuntimeError):
-        return None
 
 
 def _nobody() -> None:
