@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
@@ -100,9 +101,11 @@ def _fail_after(port: int, gone_s: float) -> None:
     if not (listing.is_dir() and hasattr(socket, "TCP_USER_TIMEOUT")):
         return
     for name in os.listdir(listing):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as line:
-            if line.type == socket.SOCK_STREAM and line.family in _NETWORK and line.getpeername()[1] == port:
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * gone_s))
+        with contextlib.suppress(OSError):  # it has been closed meanwhile, or is not connected
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as line:
+                    if line.type == socket.SOCK_STREAM and line.family in _NETWORK and line.getpeername()[1] == port:
+                        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * gone_s))
 
 
 _NETWORK = (socket.AF_INET, socket.AF_INET6)

@@ -3,9 +3,9 @@
 Usage: elastic_script.py FOLDER EPOCHS READERS [FAULT …]; a fault is kill@W:I (before the exchange of
 iteration I), after@W:I (dies right after it), late@W:I (takes its exchange for failed, once somebody is gone or has
 given it up), leave@W:I, until@W (there is one more epoch until W has left), till@W (until an epoch after W has come),
-door@I (nobody goes on before somebody asks to join), fell@N (once N take part, worker 0 dies before an exchange, and
-its launcher with it), stay@W (W says that it has come to an exchange, and never enters it), save@I (the first of them
-saves after the step of iteration I, and all end there), or resume.
+door@I (nobody goes on before somebody asks to join), fell@W:N (once N take part, of whom W is the first, W dies before
+an exchange, and its launcher with it), stay@W (W says that it has come to an exchange, and never enters it), save@I
+(the first of them saves after the step of iteration I, and all end there), or resume.
 """
 
 import json
@@ -79,7 +79,8 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
             loss = F.cross_entropy(net(x), y)
             if f"kill@{worker}:{at}" in faults:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if worker == 0 and at % 8 == 7 and f"fell@{len(elastic.members)}" in faults:
+            first = at % 8 == 7 and session.rank == 0
+            if first and f"fell@{worker}:{session.world_size}" in faults:
                 os.kill(os.getppid(), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
             if at % 8 == 7 and f"stay@{worker}" in faults:

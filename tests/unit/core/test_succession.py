@@ -141,7 +141,8 @@ class _World:
             asking[self.next_worker] = {}
             self.next_worker += 1
         if parent not in self.made_after:  # it is written once
-            self.made_after[parent] = successor(old, statements, gone, asking, 9, ended=self.ended[store], row=ROW[store:])
+            ended, row = self.ended[store], ROW[store:]
+            self.made_after[parent] = successor(old, statements, gone, asking, 9, ended=ended, row=row)
         made = self.made_after[parent]
         number = self.number(store, made, parent)
         if made.ends:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
@@ -18,6 +20,9 @@ from uneven.errors import PeerError
 from uneven.launch.standby import StandingBy
 from uneven.run.elastic import succession
 from uneven.run.elastic.succession import Succession
+from uneven.stores import reach
+
+OPEN_FILES = Path("/proc/self/fd")
 
 LIMIT = timedelta(seconds=60)
 
@@ -94,6 +99,20 @@ def test_a_connection_that_is_lost_is_made_again() -> None:
     way, adopted = member(1, kept.port, ("127.0.0.1 1",))
     way.after(0, RuntimeError("connection reset"))
     assert (way.moves, adopted) == (0, [])
+
+
+@pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="this system does not list open files")
+def test_a_connection_that_fails_in_time_costs_one_descriptor() -> None:
+    """Others of this process are looked at to find the one whose limit is to be set: files, and pipes, too."""
+    kept, (reads, writes) = kept_store(), os.pipe()
+    try:
+        before = len([*OPEN_FILES.iterdir()])
+        stores = [reach("127.0.0.1", kept.port, 60.0, gone_s=10.0) for _ in range(3)]
+        there = len([*OPEN_FILES.iterdir()]) - before
+    finally:
+        os.close(reads)
+        os.close(writes)
+    assert there == 2 * len(stores), "both ends are here"
 
 
 class Ended:
