@@ -26,7 +26,7 @@ class Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
-class Way(ABC):
+class WayToStore(ABC):
     """Stands where a store does; which one that is may change."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from uneven.board import ABANDONED, REIGN, RUN, Board
 from uneven.launch.here import keep_store
-from uneven.stores import Store, Way, address_of, reached
+from uneven.stores import Store, WayToStore, address_of, reached
 
 _Answer = TypeVar("_Answer")
 
@@ -23,7 +23,7 @@ _DECIDED_WITHIN_S = 10.0
 """How long members may take to find a store silent or to decide at one, beyond the time of silence."""
 
 
-class StandingBy(Way):
+class StandingBy(WayToStore):
     """See the module; stands where the store does.
 
     Args:
@@ -104,7 +104,7 @@ class StandingBy(Way):
         return True
 
     def call(self, ask: Callable[[Store], _Answer]) -> _Answer:
-        """See :class:`uneven.stores.Way`."""
+        """See :class:`uneven.stores.WayToStore`."""
         try:
             return ask(self._store)
         except RuntimeError:

@@ -16,7 +16,7 @@ from uneven.board import ABANDONED, DEAD, REIGN, VOTE, WORKERS, Board, Carried
 from uneven.core.membership import Generation, Members, generation_of
 from uneven.core.succession import Vote, elected, vote_of
 from uneven.errors import PeerError
-from uneven.stores import Store, Way, address_of, reach, reached
+from uneven.stores import Store, WayToStore, address_of, reach, reached
 
 _Answer = TypeVar("_Answer")
 
@@ -152,7 +152,7 @@ class Succession:
             return None  # it is gone, too
 
 
-class FollowedStore(Way):
+class FollowedStore(WayToStore):
     """A connection of one thread, which moves on when its store is gone."""
 
     def __init__(self, succession: Succession) -> None:
@@ -172,7 +172,7 @@ class FollowedStore(Way):
         return value
 
     def call(self, ask: Callable[[Store], _Answer]) -> _Answer:
-        """See :class:`uneven.stores.Way`."""
+        """See :class:`uneven.stores.WayToStore`."""
         tries = 0
         while True:
             if self._moves != self._succession.moves:
