@@ -56,7 +56,8 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
     binary = baselines.specialised(seen.learn, labels)
     rivals = [
         baselines.ingest_heavy(seen, labels), baselines.query_all(seen, labels),
-        *(baselines.cascade(seen, binary, targets, one) for one in (baselines.ByFrames(), baselines.ByObjects())),
+        *(baselines.cascade(seen, binary, targets, one, like)
+          for one in (baselines.ByFrames(), baselines.ByObjects()) for like in (None, focus)),
         baselines.representatives(seen, labels, targets, looked.feature, own_s),
     ]  # fmt: skip
     if find_spec("faiss") is not None:
