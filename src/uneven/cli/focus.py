@@ -39,6 +39,9 @@ def ingest(
     recall: Annotated[float, typer.Option(help="Share of the frames with a class that a query returns.")] = 0.99,
     precision: Annotated[float, typer.Option(help="Share of the returned frames that show it.")] = 0.99,
     policy: Annotated[str, typer.Option(help="balance, opt-ingest or opt-query.")] = "balance",
+    confidence: Annotated[
+        float, typer.Option(help="That the sample bears the settings out; 0 believes what it shows, which costs less.")
+    ] = 0.5,
     per_s: Annotated[float, typer.Option("--per-s", help="Frames looked at, of each second.")] = 1.0,
     sample_s: Annotated[float, typer.Option("--sample-s", help="Video looked at to choose the settings, in s.")] = 1800,
     same: Annotated[
@@ -62,7 +65,9 @@ def ingest(
 
     made = _truth(truth, side)
     sources = [focus.Video(video, follow=follow) for video in videos]
-    wanted = focus.Wanted(recall=recall, precision=precision, policy=_policy(policy), sample_s=sample_s)
+    wanted = focus.Wanted(
+        recall=recall, precision=precision, policy=_policy(policy), confidence=confidence, sample_s=sample_s
+    )
     options = focus.IngestOptions(per_s=per_s, same=same)
     try:
         index = focus.ingest(sources, made, into=into, starts=starts, wanted=wanted, options=options, show=_show())

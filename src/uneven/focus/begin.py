@@ -113,7 +113,7 @@ def retune(
     if index.truth is None:
         raise ConfigError("the settings are chosen by the truth network: open the index with it")
     same = replace(wanted or Wanted(), recall=store.fact("recall"), precision=store.fact("precision"),
-                   policy=Policy(store.fact("policy")))  # fmt: skip
+                   policy=Policy(store.fact("policy")), confidence=store.fact("confidence"))  # fmt: skip
     with contextlib.closing(FileHold(store.folder / "owner")):
         chosen = _tuned(source, store.side, index.truth, same, options or IngestOptions())
         store.add_network(chosen.setting(), chosen.weights())
@@ -140,7 +140,7 @@ def _prepare(
     store = StreamStore.create(
         folder, name=source.name, side=truth.side, classes=list(truth.classes), truth=truth.identity, starts=starts,
         per_s=options.per_s, recall=wanted.recall, precision=wanted.precision, policy=wanted.policy.value,
-        price=dict(chosen.price), truth_work=truth.work(),
+        confidence=wanted.confidence, price=dict(chosen.price), truth_work=truth.work(),
     )  # fmt: skip
     store.add_network(chosen.setting(), chosen.weights())
     store.close()

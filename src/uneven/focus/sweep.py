@@ -8,13 +8,21 @@ object (section 5 of the paper, *parameter selection*)::
     recall        = share of the frames with X that are returned      precision = share of the returned ones with X
     ingest        = work of the cheap network, as a share of the truth network on all objects
     query         = centroids to check, mean over classes, as a share of all objects
+
+A sample shows what went well in it, and few clusters show little: of twenty without an error one in seven may be wrong
+elsewhere. So of the settings that reach the targets those are taken whose leaps are borne out (ours)::
+
+    what K leaves out         of the clusters of X, which have it among the K likeliest     none where K is all outputs
+    what Skip_th lets pass    of those accepted unseen, which are X                         none where it is off
+    what T puts together      of the objects behind a centroid, which are of its class      none where T is 0
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -112,8 +120,33 @@ class Share:
         if trials == 0:
             return cls(1.0, 0.0)
         value = hits / trials
-        good = value * independent
-        return cls(value, float(beta.ppf(0.05, good, independent - good + 1)) if good > 0 else 0.0)
+        return cls(value, borne_out(value, independent, 0.95))
+
+
+@functools.lru_cache(maxsize=65536)
+def borne_out(value: float, trials: int, confidence: float) -> float:
+    """What a share is at least, with a confidence, where it was counted in so many independent trials; 0 of none."""
+    good = value * trials
+    return float(beta.ppf(1.0 - confidence, good, trials - good + 1)) if good > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """Where a query goes by something else than the truth network's word.
+
+    Attributes:
+        share: of what it returns, or ought to, that hangs on this.
+        right: of the trials.
+        trials: clusters, of which each is one, however many frames it is in.
+    """
+
+    share: float
+    right: float
+    trials: int
+
+    def risk(self, confidence: float) -> float:
+        """The share that may be wrong, with that confidence at most."""
+        return self.share * (1.0 - borne_out(self.right, self.trials, confidence)) if self.share else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +158,14 @@ class ClassResult:
     precision: Share
     checked: int
     """Centroids that the truth network looks at."""
+    left_out: Leap = Leap(0.0, 1.0, 0)
+    unseen: Leap = Leap(0.0, 1.0, 0)
+    put_together: Leap = Leap(0.0, 1.0, 0)
+
+    def risk(self, confidence: float) -> tuple[float, float]:
+        """What recall and precision may fall short of 1 by, with that confidence at most."""
+        together = self.put_together.risk(confidence)
+        return self.left_out.risk(confidence) + together, self.unseen.risk(confidence) + together
 
     def meets(self, recall: float, precision: float) -> bool:
         """Whether it reaches both targets."""
@@ -143,6 +184,11 @@ class Tried:
     def meets(self, recall: float, precision: float) -> bool:
         """Whether every class reaches both targets."""
         return all(result.meets(recall, precision) for result in self.results)
+
+    def borne_out(self, recall: float, precision: float, confidence: float) -> bool:
+        """Whether the sample is large enough to say so with that confidence; at 0 it always is."""
+        risks = [result.risk(confidence) for result in self.results] if confidence else []
+        return all(one <= 1.0 - recall and other <= 1.0 - precision for one, other in risks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +219,9 @@ class Grouped:
         order = np.argsort(-looked.confidence[self.centroid], axis=1, kind="stable")
         self.place = np.argsort(order, axis=1, kind="stable")  # [clusters, outputs]: how many outputs are likelier
         self.verdict = seen.label[self.centroid]
+        behind = np.ones(len(seen.label), bool)
+        behind[self.centroid] = False  # objects behind a centroid, and whether they are of its class
+        self.behind, self.same = behind, seen.label == self.verdict[self.cluster]
 
     def split(self, label: int, k: int, skip: float) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which clusters a query for a class accepts, and which of all it asks the truth network about."""
@@ -185,7 +234,32 @@ class Grouped:
     def ask(self, label: int, k: int, skip: float) -> ClassResult:
         """One class, on these clusters."""
         accepted, asked = self.split(label, k, skip)
-        return judged(self.seen, label, accepted[self.cluster], int(asked.sum()))
+        unseen = accepted & ~asked
+        result = judged(self.seen, label, accepted[self.cluster], int(asked.sum()))
+        return replace(
+            result, left_out=self._left_out(label, k), unseen=self._unseen(label, unseen, accepted),
+            put_together=self._put_together(unseen | (self.verdict == label)),
+        )  # fmt: skip
+
+    def _left_out(self, label: int, k: int) -> Leap:
+        is_it = self.verdict == label
+        near = (self.place[:, self.looked.output(label)] < k) & is_it
+        whole = k > len(self.looked.named)  # no cluster can be left out
+        return Leap(0.0 if whole else 1.0, _share(near.sum(), is_it.sum()), int(is_it.sum()))
+
+    def _unseen(self, label: int, unseen: npt.NDArray[np.bool_], accepted: npt.NDArray[np.bool_]) -> Leap:
+        right = (unseen & (self.verdict == label)).sum()
+        share = _share(unseen[self.cluster].sum(), accepted[self.cluster].sum()) if unseen.any() else 0.0
+        return Leap(share, _share(right, unseen.sum()), int(unseen.sum()))
+
+    def _put_together(self, those: npt.NDArray[np.bool_]) -> Leap:
+        behind = self.behind & those[self.cluster]
+        share = _share(behind.sum(), those[self.cluster].sum()) if behind.any() else 0.0
+        return Leap(share, _share(self.same[behind].sum(), behind.sum()), len(np.unique(self.cluster[behind])))
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part / whole) if whole else 1.0
 
 
 def judged(seen: LabelledObjects, label: int, returned: npt.NDArray[np.bool_], checked: int) -> ClassResult:
@@ -258,8 +332,13 @@ def pareto(points: Sequence[Tried]) -> tuple[Tried, ...]:
     return tuple(best)
 
 
-def choose(points: Sequence[Tried], recall: float, precision: float, policy: Policy) -> Tried:
+def choose(
+    points: Sequence[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0
+) -> Tried:
     """The setting that a policy takes.
+
+    Args:
+        confidence: that the sample bears it out; where it does for none, the setting with the least risk is taken.
 
     Raises:
         ConfigError: no setting reaches the targets; the message says what can be reached.
@@ -267,12 +346,17 @@ def choose(points: Sequence[Tried], recall: float, precision: float, policy: Pol
     viable = [point for point in points if point.meets(recall, precision)]
     if not viable:
         raise ConfigError(_out_of_reach(points, recall, precision))
-    front = pareto(viable)
+    sure = [point for point in viable if point.borne_out(recall, precision, confidence)]
+    front = pareto(sure or [min(viable, key=lambda point: _risk(point, confidence))])
     if policy is Policy.OPT_INGEST:
         return front[0]
     if policy is Policy.OPT_QUERY:
         return front[-1]
     return min(front, key=lambda point: point.ingest + point.query)
+
+
+def _risk(point: Tried, confidence: float) -> float:
+    return max(max(one.risk(confidence)) for one in point.results)
 
 
 def _out_of_reach(points: Sequence[Tried], recall: float, precision: float) -> str:

@@ -31,6 +31,8 @@ class Wanted:
     Attributes:
         recall, precision: in frames, of every class among those that make up 95 % of the objects.
         policy: which of the settings that no other beats in both costs.
+        confidence: that the sample bears out what is chosen by it, from 0 to below 1 (:mod:`uneven.focus.sweep`). At 0
+            what it shows is believed, as in the paper.
         sample_s: how much video is looked at to choose, in all; a half to train, a half to check.
         epochs: passes over the sampled objects in training.
         devices: where the candidates are trained, as ``fleet.train`` takes them.
@@ -39,6 +41,7 @@ class Wanted:
     recall: float = 0.99
     precision: float = 0.99
     policy: Policy = Policy.BALANCE
+    confidence: float = 0.5
     sample_s: float = 1800.0
     epochs: int = 12
     ladder: Sequence[LadderRung] = LADDER
@@ -51,6 +54,8 @@ class Wanted:
         for what, target in (("recall", self.recall), ("precision", self.precision)):
             if not 0 < target <= 1:
                 raise ConfigError(f"{what}={target}: give a share above 0 and at most 1, such as 0.99")
+        if not 0 <= self.confidence < 1:
+            raise ConfigError(f"confidence={self.confidence}: give 0 or more, below 1, such as 0.5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Tuned:
     point: Tried
     points: tuple[Tried, ...]
     targets: tuple[float, float]
+    confidence: float
     price: Mapping[str, float]
 
     @property
@@ -88,7 +94,8 @@ class Tuned:
         Raises:
             ConfigError: none of them reaches the targets.
         """
-        return replace(self, point=choose(self.points, recall, precision, policy), targets=(recall, precision))
+        point = choose(self.points, recall, precision, policy, self.confidence)
+        return replace(self, point=point, targets=(recall, precision))
 
     def setting(self) -> dict[str, Any]:
         """Plain data, as the index keeps it."""
@@ -154,13 +161,13 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
     trained_s = time.perf_counter()
     looked = [look(one, models[one.name], check.crops) for one in tried]
     points = tuple(sweep(seen, looked, truth.work(), wanted.grid))
-    point = choose(points, wanted.recall, wanted.precision, wanted.policy)
+    point = choose(points, wanted.recall, wanted.precision, wanted.policy, wanted.confidence)
     price = {
         "truth_calls": float(truth.calls - calls), "label_s": labelled_s - began_s, "train_s": trained_s - labelled_s,
         "sweep_s": time.perf_counter() - trained_s,
     }  # fmt: skip
     by_name = {one.name: one for one in tried}
-    return Tuned(by_name, models, point, points, (wanted.recall, wanted.precision), price)
+    return Tuned(by_name, models, point, points, (wanted.recall, wanted.precision), wanted.confidence, price)
 
 
 def _cheap(model: torch.nn.Module) -> Cheap:

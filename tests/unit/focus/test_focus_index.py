@@ -27,7 +27,7 @@ from uneven.focus.watch import over, table
 
 pytest.importorskip("av")
 SIDE = 16
-QUICK = focus.Wanted(sample_s=160, epochs=4, ladder=(LadderRung(4, 16),), named=(3,), devices=1)
+QUICK = focus.Wanted(sample_s=160, epochs=4, ladder=(LadderRung(4, 16),), named=(3,), devices=1, confidence=0)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def again(taken, folder: Path) -> StreamStore:
     """An empty index with the settings of another one."""
     before = taken.streams["sprites"]
     facts = {key: before.fact(key) for key in ("name", "side", "classes", "truth", "starts", "per_s", "recall",
-                                               "precision", "policy", "price", "truth_work")}  # fmt: skip
+                                               "precision", "policy", "confidence", "price", "truth_work")}  # fmt: skip
     store = StreamStore.create(folder, **facts)
     for number, setting in before.networks().items():
         store.add_network(setting, before.weights(number))

@@ -8,6 +8,7 @@ from uneven.focus.sweep import (
     OFF,
     Grouped,
     LabelledObjects,
+    Leap,
     Looked,
     Policy,
     Share,
@@ -86,6 +87,23 @@ def test_the_policies_take_points_of_the_front_and_targets_hold():
     total = [point.ingest + point.query for point in viable]
     assert chosen[Policy.BALANCE].ingest + chosen[Policy.BALANCE].query == min(total)
     assert not any(a.ingest <= b.ingest and a.query <= b.query for a in front for b in front if a is not b)
+
+
+def test_what_a_small_sample_shows_is_not_believed():
+    """Where few clusters bear a leap out it is not made, though the sample shows no error."""
+    leap, none = Leap(0.5, 1.0, 20), Leap(0.0, 1.0, 0)
+    assert leap.risk(0.8) == pytest.approx(0.5 * (1 - 0.2 ** (1 / 20)))
+    assert none.risk(0.8) == 0.0
+    assert Leap(0.5, 1.0, 0).risk(0.8) == 0.5
+    seen, network = looked(sharp=4.0)
+    points = list(sweep(seen, [network], truth_work=10.0))
+    believed = choose(points, 0.95, 0.95, Policy.BALANCE)
+    careful = choose(points, 0.95, 0.95, Policy.BALANCE, confidence=0.9)
+    assert careful.borne_out(0.95, 0.95, 0.9)
+    assert not believed.borne_out(0.95, 0.95, 0.9)
+    assert believed.query < careful.query
+    surest = choose(points, 1.0, 1.0, Policy.BALANCE, confidence=0.9).setting  # only what cannot be wrong
+    assert (surest.k, surest.threshold, surest.skip) == (len(network.named) + 1, 0.0, OFF)
 
 
 def test_targets_out_of_reach_say_what_can_be_reached():
