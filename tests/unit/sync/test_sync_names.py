@@ -168,7 +168,7 @@ CARRIED = (
     *("bsp", "local", "local:every=4,warmup=9", "local:every=9000", "diloco", "ma", "bmuf", "shuffle"),
     *("hierarchical", "blocks", "blocks:every=3,merge=block-momentum:momentum=0.5"),
     *("geo", "geo:bsp:threshold=0.1,schedule=sqrt,flush=9,bits=16", "sparse-local", "topk:density=0.2", "scout"),
-    *("geo:lead=2", "geo:bsp:hubs=true", "diloco:every=4,fragments=2"),
+    *("geo:lead=2", "geo:bsp:hubs=true", "diloco:every=4,fragments=2", "regional"),
 )
 SHADOWED = (
     *("easgd:together=true", "shadow:easgd:together=true", "shadow:ma", "shadow:bmuf"),
@@ -180,7 +180,7 @@ SERVED = (
 )
 
 
-VIRTUAL = ("decoupled", "regional", "diloco:every=4,fragments=2,delay=1", "diloco:every=4,delay=2")
+VIRTUAL = ("decoupled", "diloco:every=4,fragments=2,delay=1", "diloco:every=4,delay=2")
 
 
 @pytest.mark.parametrize("spec", VIRTUAL)

@@ -76,7 +76,9 @@ class Agreement:
         self._replica = replica
         coming = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges if one.select is None]
         cuts = [one.piece[1] for one in coming if one.piece is not None]
-        replica.expect({one.merge for one in coming}, centre=policy.evaluated is Evaluated.CENTRE, cuts=cuts)
+        moved = {one.merge for one in coming if one.payload is Payload.DELTA}
+        whole = {one.merge for one in coming if one.payload is not Payload.DELTA}
+        replica.expect(whole, centre=policy.evaluated is Evaluated.CENTRE, cuts=cuts, moved=moved)
         self._exchanges: Exchanges
         self.clock = 0
         self.threads = 1

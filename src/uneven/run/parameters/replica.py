@@ -19,7 +19,7 @@ from uneven.merge import Kept
 from uneven.merge.flat import Flat
 from uneven.merge.shared import EXTRA, apart, average, contribution, mean_square_root, resting_in, weight_in
 from uneven.run.lines.groups import take_from_first
-from uneven.run.parameters import pieces
+from uneven.run.parameters import movements, pieces
 from uneven.sync import SyncPolicy
 
 Total = Callable[[Tensor, Exchange], int]
@@ -81,22 +81,30 @@ class Replica:
         self._merge: Merge | None = None  # any of the kind that keeps something
         self._centred = False
         self._pieces = 0  # in which what merges keep is exchanged; 0 where all of it is at once
+        self._moving: Merge | None = None  # of what is exchanged of movements
+        self._movements: movements.Movements | None = None  # None before training begins
         self._kept: Kept | None = None  # None before training begins
         self._outcome: tuple[Tensor, Tensor] | None = None  # of a mean that came last: parameters, statistics
         self._spoilt = False  # by a NaN or an infinity of another worker
         self._changing = threading.Lock()  # what merges keep; so that a checkpoint has all of one exchange
         self._rooms: dict[Moment, _Room] = {}  # one for each thread that exchanges
 
-    def expect(self, merges: Iterable[Merge], *, centre: bool, cuts: Iterable[int] = ()) -> None:
+    def expect(
+        self, merges: Iterable[Merge], *, centre: bool, cuts: Iterable[int] = (), moved: Iterable[Merge] = ()
+    ) -> None:
         """Hear of the merges that are to come, as what they keep begins where training does.
 
         Args:
             centre: whether the point that the replicas last started from is the model to evaluate.
             cuts: numbers of pieces in which parameters are exchanged, where they are.
+            moved: merges of movements, of which there may be one.
 
         Raises:
             ConfigError: more than one kind of them keeps something, or parameters are cut in several ways.
         """
+        if len(kinds := set(moved)) > 1:
+            raise ConfigError(f"movements are merged by {sorted(map(repr, kinds))}: a policy merges them in one way")
+        self._moving = next(iter(kinds), None)
         if len(ways := sorted(set(cuts))) > 1:
             raise ConfigError(f"parameters are cut into {ways} pieces by one policy: cut them in one way")
         self._pieces = ways[0] if ways else 0
@@ -109,6 +117,10 @@ class Replica:
     def refused(self, plan: StepPlan) -> str | None:
         """Why a plan cannot be carried by what has been expected; None where it can."""
         for one in plan.exchanges:
+            if one.select is None and one.payload is Payload.DELTA:
+                if one.merge != self._moving:
+                    return f"movements are merged by {one.merge!r}, which none of the first steps announced"
+                continue
             if one.select is None and one.merge.keeps and type(one.merge) is not type(self._merge):
                 kind = type(one.merge).__name__
                 return f"{kind} keeps something from the beginning on, and none of the first steps announced it"
@@ -120,6 +132,11 @@ class Replica:
         """Training begins: what merges keep starts here, unless a checkpoint says where."""
         if self._kept is None:
             self._kept, self._outcome = self._first()
+        if self._movements is None:
+            self._movements = self._unmoved()
+
+    def _unmoved(self) -> movements.Movements | None:
+        return None if self._moving is None else movements.Movements(self.flat, self._moving, self.flat.read())
 
     def _first(self) -> tuple[Kept, tuple[Tensor, Tensor] | None]:
         """What is kept before the first exchange, and the outcome as if there had been one."""
@@ -166,6 +183,8 @@ class Replica:
         Raises:
             PeerError: somebody did not take part.
         """
+        if exchange.payload is Payload.DELTA:
+            return self._meet_moved(exchange, samples, total)
         if exchange.piece is not None:
             return self._meet_in_piece(exchange, exchange.piece, samples, total)
         merge, room = exchange.merge, self._room(exchange.moment)
@@ -194,7 +213,25 @@ class Replica:
             self.flat.add(away, -back.alpha)
         else:
             self._write(exchange, own, average(vector))
+        if self._movements is not None:
+            self._movements.goes_on_from(self.flat.read())
         return Met(sent_bytes, distance, finite, resting_in(vector))
+
+    def _meet_moved(self, exchange: Exchange, samples: float, total: Total) -> Met:
+        """In the foreground: the mean of what the steps of some replicas have moved."""
+        assert self._movements is not None, "the replica has not begun"
+        merge, alone = exchange.merge, len(exchange.members) == 1
+        own = self.flat.read()
+        given, vector = self._movements.contribution(own, 1.0 if alone else merge.weight(samples))
+        sent_bytes = total(vector, exchange)
+        with self._changing:
+            after, distance = self._movements.taken(exchange, given, vector, merge.weight(samples) if alone else None)
+            self._movements.goes_on_from(after)
+        finite = math.isfinite(distance)
+        if not finite:
+            finite = self._spoilt = bool(torch.isfinite(own.sum())) or self._spoilt
+        self.flat.write(after)
+        return Met(sent_bytes, distance, finite, 0)
 
     def _meet_in_piece(self, exchange: Exchange, piece: tuple[int, int], samples: float, total: Total) -> Met:
         """In the foreground: a piece of the parameters, and beside it all statistics, which are averaged."""
@@ -287,7 +324,11 @@ class Replica:
             vectors = {key: one.clone() for key, one in kept.items() if isinstance(one, Tensor)}
             if outcome is not None:
                 vectors["centre"] = self._centre(kept, outcome)
-            return vectors, {key: one for key, one in kept.items() if not isinstance(one, Tensor)}
+            numbers = {key: one for key, one in kept.items() if not isinstance(one, Tensor)}
+            if (moving := self._movements or self._unmoved()) is not None:
+                more, counted = moving.state()
+                vectors, numbers = vectors | more, numbers | counted
+            return vectors, numbers
 
     def check(self, vectors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         """See that :meth:`load_state_dict` can take this up; nothing at all always can be.
@@ -317,7 +358,11 @@ class Replica:
         if self._centred and (self._merge is None or self._merge.combined is Combined.MEAN):
             centre = kept.pop("centre")
             self._outcome = centre[: self.flat.trained], centre[self.flat.trained :]
-        self._kept = kept | numbers
+        moved, self._kept = movements.own(kept | numbers)
+        if moved:
+            self._movements = self._movements or self._unmoved()
+            assert self._movements is not None
+            self._movements.load(moved)
 
 
 def broadcast_from_first(model: nn.Module) -> None:
