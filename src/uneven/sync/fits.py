@@ -123,9 +123,6 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     if not served(plan):
         if plan.waits and not any(one.lead for one in plan.exchanges):
             return "it lets steps wait for clocks, which only a parameter server can tell"
-        moved = [one for one in plan.exchanges if one.payload is Payload.DELTA]
-        if len({one.select is None for one in moved}) > 1:
-            return "it exchanges movements in full and picked entries of them, and each knows of its own only"
         return next((why for one in plan.exchanges if (why := _refused(one))), None)
     members = plan.exchanges[0].members
     if len(plan.exchanges) > 1 or any(one.members != members for one in plan.waits):
@@ -161,9 +158,10 @@ def _refused(one: Exchange) -> str | None:
     if one.select is not None:
         return _refused_picked(one)
     if one.payload is Payload.DELTA:
-        if (one.moment, one.parties, one.merge.combined) == (Moment.STEP, (), Combined.MEAN):
+        mergeable = one.payload in one.merge.payloads and one.merge.combined is Combined.MEAN
+        if mergeable and one.moment is Moment.STEP and not one.parties:
             return None
-        return "of movements in full the mean is taken, after the step, of each worker for itself"
+        return "of movements in full the mean is merged, after the step, of each worker for itself"
     if one.payload is Payload.GRADIENT:
         return None if one.merge == Mean() and not one.parties else "gradients are merged by their weighted mean only"
     kind = type(one.merge).__name__

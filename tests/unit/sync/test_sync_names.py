@@ -26,6 +26,7 @@ from uneven.core.actions import (
 )
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.merge.movement import OuterMovement
 from uneven.run.checks import check_carried
 from uneven.sync import (
     BSP,
@@ -234,7 +235,9 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
     [
         (replace(_MEAN, via=Via.SERVER), "one exchange of all in a step"),
         (replace(_MEAN, quorum=1), "leaves who is late behind"),
-        (replace(_MEAN, payload=Payload.DELTA), "movements rather than parameters"),
+        (replace(_MEAN, payload=Payload.DELTA, moment=Moment.BACKGROUND), "of movements in full"),
+        (replace(_MEAN, payload=Payload.DELTA, merge=OuterMovement(), parties=((0,), (1,))), "each worker for itself"),
+        (replace(_MEAN, payload=Payload.DELTA, merge=Add()), "the mean is merged"),
         (replace(_MEAN, select=Significant(0.1)), "only of movements"),
         (replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1)), "parties that speak with one voice"),
         (replace(_PICKED, moment=Moment.BACKGROUND), "after the step"),

@@ -74,10 +74,16 @@ class Agreement:
         self._members = members
         self._plans = plans or Plans(policy, rank, members, sites)
         self._replica = replica
-        coming = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges if one.select is None]
+        all_coming = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges]
+        coming = [one for one in all_coming if one.select is None]
         cuts = [one.piece[1] for one in coming if one.piece is not None]
         moved = {one.merge for one in coming if one.payload is Payload.DELTA}
         whole = {one.merge for one in coming if one.payload is not Payload.DELTA}
+        if moved and any(one.select is not None or one.moment is Moment.BACKGROUND for one in all_coming):
+            raise ConfigError(
+                f"{policy!r} exchanges movements in full, and beside them picked entries or something in the "
+                f"background, which would count as moved by this worker: take one of both"
+            )
         replica.expect(whole, centre=policy.evaluated is Evaluated.CENTRE, cuts=cuts, moved=moved)
         self._exchanges: Exchanges
         self.clock = 0
