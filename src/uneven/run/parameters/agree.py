@@ -20,12 +20,13 @@ from uneven.core.plain import Amount, Count, loading, read
 from uneven.data.order import Cursor, Portion, Portions
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.run.own_pace.barrier import EvaluationBarrier
+from uneven.run.parameters.coming import announce
 from uneven.run.parameters.divided import DividedSteps
 from uneven.run.parameters.exchanges import Exchanges, Order, StepPosition
 from uneven.run.parameters.plans import Plans, at_moment
 from uneven.run.parameters.replica import Replica
 from uneven.run.parameters.saved import same_policy, taken
-from uneven.sync import Evaluated, Pace, SyncPolicy, first_plans, refused
+from uneven.sync import Evaluated, Pace, SyncPolicy, refused
 
 _AHEAD = 4096
 """Steps within which a policy that exchanges in the background is taken to plan an exchange."""
@@ -74,17 +75,7 @@ class Agreement:
         self._members = members
         self._plans = plans or Plans(policy, rank, members, sites)
         self._replica = replica
-        all_coming = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges]
-        coming = [one for one in all_coming if one.select is None]
-        cuts = [one.piece[1] for one in coming if one.piece is not None]
-        moved = {one.merge for one in coming if one.payload is Payload.DELTA}
-        whole = {one.merge for one in coming if one.payload is not Payload.DELTA}
-        if moved and any(one.select is not None or one.moment is Moment.BACKGROUND for one in all_coming):
-            raise ConfigError(
-                f"{policy!r} exchanges movements in full, and beside them picked entries or something in the "
-                f"background, which would count as moved by this worker: take one of both"
-            )
-        replica.expect(whole, centre=policy.evaluated is Evaluated.CENTRE, cuts=cuts, moved=moved)
+        announce(replica, policy, members, sites)
         self._exchanges: Exchanges
         self.clock = 0
         self.threads = 1

@@ -1,0 +1,30 @@
+"""Tells a replica what a policy's first steps announce, before training begins."""
+
+from __future__ import annotations
+
+from uneven.core.actions import Moment, Payload
+from uneven.errors import ConfigError
+from uneven.run.parameters.replica import Replica
+from uneven.sync import Evaluated, SyncPolicy, first_plans
+
+
+def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str]) -> None:
+    """Let it hear of the merges that are to come.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    everything = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges]
+    coming = [one for one in everything if one.select is None]
+    moved = {one.merge for one in coming if one.payload is Payload.DELTA}
+    if moved and any(one.select is not None or one.moment is Moment.BACKGROUND for one in everything):
+        raise ConfigError(
+            f"{policy!r} exchanges movements in full, and beside them picked entries or something in the background, "
+            f"which would count as moved by this worker: take one of both"
+        )
+    replica.expect(
+        {one.merge for one in coming if one.payload is not Payload.DELTA},
+        centre=policy.evaluated is Evaluated.CENTRE,
+        cuts=[one.piece[1] for one in coming if one.piece is not None],
+        moved=moved,
+    )
