@@ -187,6 +187,7 @@ VIRTUAL = ("decoupled", "diloco:every=4,fragments=2,delay=1", "diloco:every=4,de
 @pytest.mark.parametrize("spec", VIRTUAL)
 def test_what_only_virtual_time_plays_is_refused_by_name(spec: str) -> None:
     assert f"sync = '{spec}' cannot be carried by a real run yet" in str(carried(spec))
+    assert ("only without a delay" in str(carried(spec))) == ("delay" in spec)
 
 
 class _Some(SyncPolicy):
@@ -238,6 +239,7 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
         (replace(_MEAN, payload=Payload.DELTA, moment=Moment.BACKGROUND), "of movements in full"),
         (replace(_MEAN, payload=Payload.DELTA, merge=OuterMovement(), parties=((0,), (1,))), "each worker for itself"),
         (replace(_MEAN, payload=Payload.DELTA, merge=Add()), "the mean is merged"),
+        (replace(_MEAN, piece=(0, 2), parties=((0,), (1,))), "pieces of the parameters are averaged"),
         (replace(_MEAN, select=Significant(0.1)), "only of movements"),
         (replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1)), "parties that speak with one voice"),
         (replace(_PICKED, moment=Moment.BACKGROUND), "after the step"),
