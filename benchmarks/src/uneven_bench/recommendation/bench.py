@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from rich.table import Table
 
 from uneven import launch
 from uneven.embedding.host import PROGRAM, TABLES
-from uneven.errors import LaunchError
+from uneven.errors import LaunchError, UnknownNameError
 from uneven.server.process import ShardKeeper
 from uneven_bench.recommendation import worker
+from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.quality import quality
 
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -29,6 +31,7 @@ _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
 _SEEDS, _SAMPLES, _QUICK_SAMPLES = 3, 160_000, 24_000
 BATCHES = (128, 512, 2048)
+PARTS = ("speed", "quality", "killed", "checkpoint")
 Progress = Callable[[str, str, float], None]
 
 
@@ -89,15 +92,28 @@ def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
     """Measure.
 
     Args:
-        case: "speed" or "quality" alone.
+        case: one of :data:`PARTS` alone.
 
     Returns:
-        See :func:`judged` and :func:`uneven_bench.recommendation.quality.quality`.
+        See :func:`judged`, :func:`uneven_bench.recommendation.quality.quality`, and
+        :mod:`uneven_bench.recommendation.faults`.
+
+    Raises:
+        UnknownNameError: no such case.
     """
-    speed = _speed(quick, told) if case != "quality" else {"quick": quick}
-    if case == "speed":
-        return speed
-    return speed | quality(*((1, _QUICK_SAMPLES) if quick else (_SEEDS, _SAMPLES)), told)
+    if case is not None and case not in PARTS:
+        raise UnknownNameError("case", case, PARTS)
+    rounds = 1 if quick else _SEEDS
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "speed": lambda: _speed(quick, told),
+        "quality": lambda: quality(rounds, _QUICK_SAMPLES if quick else _SAMPLES, told),
+        "killed": lambda: killed(rounds, _QUICK_SAMPLES if quick else _SAMPLES, partial(told, "killed")),
+        "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(told, "checkpoint")),
+    }
+    found: dict[str, Any] = {"quick": quick}
+    for name in PARTS if case is None else (case,):
+        found |= parts[name]()
+    return found
 
 
 def _speed(quick: bool, told: Progress) -> dict[str, Any]:
@@ -110,7 +126,7 @@ def _speed(quick: bool, told: Progress) -> dict[str, Any]:
             told("measuring", f"{name}, round {number + 1} of {rounds}", done)
             found[name].append(measure(CASES[name], window_s))
     told("measuring", "done", 1.0)
-    return judged(found) | {"rounds": rounds, "window_s": window_s, "quick": quick}
+    return judged(found) | {"rounds": rounds, "window_s": window_s}
 
 
 def _is_here(way: str) -> bool:
@@ -238,8 +254,9 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
+    more = [_faults(result)] if {"killed", "checkpoint"} & result.keys() else []
     if "examples_per_s" not in result:
-        return [_quality(result)]
+        return [*([_quality(result)] if "quality" in result else []), *more]
     rates = Table(title=f"{result['rounds']} rounds of {result['window_s']:g} s", box=SIMPLE_HEAD)
     for heading in ("", "examples/s"):
         rates.add_column(heading, justify="right" if rates.columns else "left")
@@ -264,7 +281,25 @@ def tables(result: dict[str, Any]) -> list[Table]:
             ratios.add_row(f"two trainers and a server ÷ TorchRec, batch {batch}", f"{measured:.2f}", bar)
     for (shares, measured), bar in zip(result["vs_torchrec_unequal"].items(), ("≥ 3.5", "≥ 5"), strict=False):
         ratios.add_row(f"÷ TorchRec on {shares} at equal processor time", f"{measured:.2f}", bar)
-    return [rates, ratios, *([_quality(result)] if "quality" in result else [])]
+    return [rates, ratios, *([_quality(result)] if "quality" in result else []), *more]
+
+
+def _faults(result: dict[str, Any]) -> Table:
+    shown = Table(title="shards that are killed, shards that save", box=SIMPLE_HEAD)
+    for heading in ("", "measured", "bar"):
+        shown.add_column(heading, justify="right" if shown.columns else "left")
+    if one := result.get("killed"):
+        shown.add_row(f"log loss after {one['kills']} kills", f"{one['logloss_vs_undisturbed']:+.2%}", "≤ +1 %")
+        shown.add_row("examples/s outside of them ÷ undisturbed", f"{one['eps_outside']:.2f}", "≥ 0.9")
+        shown.add_row("a batch in which a shard is away, s", f"{one['away_s']:.2f}", "")
+        shown.add_row(f"updates lost, of {one['updates']}", ", ".join(map(str, one["lost"])), "")
+    if one := result.get("checkpoint"):
+        shown.add_row("GB of tables in a shard", f"{one['gigabytes']:.2f}", "")
+        shown.add_row("more memory while it saves, MB", f"{one['more_bytes'] / 2**20:.0f}", "no second copy")
+        shown.add_row("a save, s", f"{one['took_s']:.1f}", "")
+        shown.add_row("examples/s meanwhile ÷ else", f"{one['eps_while']:.2f}", "")
+        shown.add_row("a save a minute costs", f"{one['stall']:.1%}", "≤ 2 %")
+    return shown
 
 
 def _quality(result: dict[str, Any]) -> Table:

@@ -9,7 +9,7 @@ import typer
 
 def recommendation(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")] = False,
-    case: Annotated[str | None, typer.Option("--case", help="speed or quality alone.")] = None,
+    case: Annotated[str | None, typer.Option("--case", help="One of speed, quality, killed, checkpoint alone.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
     """Trainers with embedding tables on a server.
@@ -17,7 +17,8 @@ def recommendation(
     Examples a second by the number of trainers at a fifth of a core each, on unequal shares, and against one process,
     DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and server. Then log loss
     after one pass in virtual time, against one process, a synchronous batch of the same size and foreground twins, on
-    the flights in UNEVEN_DATA, else on a made log.
+    the flights in UNEVEN_DATA, else on a made log. Then a run in which a shard of two is killed thrice, and a shard
+    of two gigabytes that saves while a trainer goes on.
 
     --quick, one round of a few cases and one seed, two minutes. The full cases have not been timed.
     """

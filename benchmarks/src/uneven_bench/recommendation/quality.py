@@ -67,7 +67,9 @@ class Learned:
     per_unit: float
 
 
-class _Net(nn.Module):
+class Net(nn.Module):
+    """DLRM of the quality cases: bottom of two layers, products of all pairs, top of two."""
+
     pairs: Tensor
 
     def __init__(self, fields: int, numbers: int) -> None:
@@ -77,6 +79,7 @@ class _Net(nn.Module):
         self.top = nn.Sequential(nn.Linear(self.pairs.shape[1] + DIM, 128), nn.ReLU(), nn.Linear(128, 1))
 
     def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
+        """Scores, shape (n,), from pooled rows, (n, fields · dim), and numbers, (n, k)."""
         dense = self.bottom(numbers)
         vectors = torch.cat([dense, pooled], 1).view(len(dense), -1, DIM)
         products = vectors @ vectors.transpose(1, 2)
@@ -111,7 +114,7 @@ class OnePass:
         self._order = self._held + random.permutation(len(data.clicked) - self._held)
         self._random = random
         torch.manual_seed(seed)
-        self._net = _Net(len(data.rows), data.numbers.shape[1])
+        self._net = Net(len(data.rows), data.numbers.shape[1])
         self._params = list(self._net.parameters())
         start = nn.utils.parameters_to_vector(self._params).detach()
         self._trainers = [_Trainer(start.clone(), torch.zeros_like(start)) for _ in range(way.trainers)]

@@ -1,0 +1,207 @@
+"""A table shard that is killed in the midst of a run, and one that writes gigabytes while a trainer goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
+from uneven.embedding.host import PROGRAM, TABLES
+from uneven.errors import LaunchError
+from uneven.server.process import ShardKeeper
+from uneven.world import RUN_VARIABLE
+from uneven_bench.recommendation.clicks import Clicks, clicks
+from uneven_bench.recommendation.quality import BATCH, DIM, HELD, Net
+
+KILLS, SAVE_EVERY_S = 3, 1.0
+_GIVES_UP_S = 60.0
+_RATE = RowwiseAdagrad(lr=0.05)
+_LOOKED_UP = 26
+"""Rows of a sample, for the tables of gigabytes."""
+
+
+@contextmanager
+def _servers(shards: int) -> Iterator[ShardKeeper]:
+    """Table servers for a trainer in this process."""
+    before = os.environ.get(RUN_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="uneven-tables-") as folder:
+        os.environ[RUN_VARIABLE] = folder
+        try:
+            with ShardKeeper(Path(folder) / TABLES, shards, 1, program=PROGRAM) as keeper:
+                yield keeper
+        finally:
+            if before is None:
+                del os.environ[RUN_VARIABLE]
+            else:
+                os.environ[RUN_VARIABLE] = before
+
+
+@dataclass(slots=True)
+class OneRun:
+    """One pass over the log.
+
+    Attributes:
+        took_s: of each batch.
+        broken: batches in which a shard was away.
+    """
+
+    log_loss: float = float("nan")
+    took_s: list[float] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    lost: int = 0
+    restarts: int = 0
+
+    @property
+    def per_s(self) -> float:
+        """Examples a second, batches in which a shard was away left out; medians, as the machine has other work."""
+        return BATCH / statistics.median(one for at, one in enumerate(self.took_s) if at not in self.broken)
+
+
+def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dict[str, Any]:
+    """A run in which a shard of two is killed three times, and one that nothing disturbs, in turns.
+
+    Returns:
+        ``killed``: ``logloss_vs_undisturbed`` (relative), ``eps_outside`` (÷ the undisturbed run's), ``away_s`` (median
+        of the batches in which a shard was away), ``lost`` (updates, by run), ``updates`` (of a run).
+    """
+    data, found = clicks(samples), []
+    for number in range(rounds):
+        pair = []
+        for place, kills in enumerate((0, KILLS)):
+            told(f"{kills} kills, round {number + 1} of {rounds}", (2 * number + place) / rounds / 2)
+            pair.append(_one_pass(data, number, kills))
+        found.append(pair)
+    away_s = [hit.took_s[at] for _, hit in found for at in hit.broken]
+    return {
+        "killed": {
+            "logloss_vs_undisturbed": statistics.median(hit.log_loss / calm.log_loss - 1 for calm, hit in found),
+            "eps_outside": statistics.median(hit.per_s / calm.per_s for calm, hit in found),
+            "away_s": statistics.median(away_s), "lost": [hit.lost for _, hit in found],
+            "updates": 2 * len(found[0][1].took_s), "kills": KILLS, "save_every_s": SAVE_EVERY_S,
+        }
+    }  # fmt: skip
+
+
+def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
+    """Two shards, one trainer; each batch asks both."""
+    held = len(data.clicked) // HELD
+    order = held + np.random.default_rng(seed).permutation(len(data.clicked) - held)
+    batches = [order[at : at + BATCH] for at in range(0, len(order) - BATCH + 1, BATCH)]
+    struck = {len(batches) * one // (kills + 1): one % 2 for one in range(1, kills + 1)}
+    bases = np.cumsum([0, *data.rows[:-1]])
+    run = OneRun()
+    with _servers(2) as servers:
+        torch.manual_seed(seed)
+        net = Net(len(data.rows), data.numbers.shape[1])
+        dense = torch.optim.Adagrad(net.parameters(), lr=0.01)
+        tables = EmbeddingBagCollection(
+            [Table(f"t{place}", many, DIM) for place, many in enumerate(data.rows)], optimizer=_RATE, seed=seed,
+            save_every_s=SAVE_EVERY_S,
+        )  # fmt: skip
+
+        def loss_of(rows: Any) -> Tensor:
+            ids = torch.from_numpy(data.ids[rows].astype(np.int64) - bases)
+            score = net(tables(ids).values(), torch.from_numpy(data.numbers[rows]))
+            return F.binary_cross_entropy_with_logits(score, torch.from_numpy(data.clicked[rows]))
+
+        for at, rows in enumerate(batches):
+            if at in struck:
+                _wait_saved(tables)
+                os.kill(servers.pids()[struck[at]], signal.SIGKILL)
+                run.broken.append(at)
+            began_s = time.perf_counter()
+            loss_of(rows).backward()
+            dense.step()
+            dense.zero_grad()
+            run.took_s.append(time.perf_counter() - began_s)
+        tables.flush()
+        with torch.no_grad():
+            run.log_loss = float(np.mean([loss_of(np.arange(at, min(at + 4096, held))).item()
+                                          for at in range(0, held, 4096)]))  # fmt: skip
+        stats = tables.stats()
+        run.lost, run.restarts = stats.lost, stats.restarts
+        tables.close()
+    if run.restarts != kills:
+        raise LaunchError(f"{kills} shards were killed, and {run.restarts} were found to have been started again")
+    return run
+
+
+def _wait_saved(tables: EmbeddingBagCollection) -> None:
+    """Until something of it lies on the disk: from nothing a shard would begin anew."""
+    until_s = time.monotonic() + _GIVES_UP_S
+    while not tables.stats().counts["saved"]:
+        if time.monotonic() > until_s:
+            raise LaunchError(f"no shard has saved within {_GIVES_UP_S:g} s")
+        time.sleep(0.05)
+
+
+def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], None]) -> dict[str, Any]:
+    """One shard with tables of so many gigabytes, one trainer; it saves while that goes on.
+
+    Returns:
+        ``checkpoint``: ``gigabytes`` held, ``took_s``, ``more_bytes`` (the most that the shard held above what it had
+        before, while it saved), ``eps_while`` (examples a second while it saved ÷ before and after), ``stall`` (what a
+        save a minute costs: the part of a minute's examples).
+    """
+    many = int(gigabytes * 2**30 / 4 / 16)
+    draw = np.random.default_rng(0)
+    with _servers(1) as servers, tempfile.TemporaryDirectory(prefix="uneven-tables-saved-") as folder:
+        told("make the tables", 0.0)
+        tables = EmbeddingBagCollection([Table("t", many, 16, features=[f"f{i}" for i in range(_LOOKED_UP)])],
+                                        optimizer=_RATE)  # fmt: skip
+        net = torch.nn.Linear(16 * _LOOKED_UP, 1)
+
+        def batch() -> None:
+            ids = torch.from_numpy(draw.integers(0, many, (BATCH, _LOOKED_UP)))
+            net(tables(ids).values()).square().mean().backward()
+
+        for _ in range(50):
+            batch()
+        shard = psutil.Process(servers.pids()[0])
+        ends: list[float] = []
+        held = shard.memory_info().rss
+        most, saved = [held], threading.Event()
+        span: list[float] = []
+
+        def save() -> None:
+            span.append(time.perf_counter())
+            tables.save(folder)
+            span.append(time.perf_counter())
+            saved.set()
+
+        saver = threading.Thread(target=save)
+        began_s = time.perf_counter()
+        while not saved.is_set() or time.perf_counter() < span[1] + window_s:
+            batch()
+            ends.append(time.perf_counter())
+            most.append(shard.memory_info().rss)
+            if not span and not saver.is_alive() and ends[-1] > began_s + window_s:
+                told("save beside the training", 0.5)
+                saver.start()
+        saver.join()
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+        tables.close()
+    inside = sum(span[0] < one <= span[1] for one in ends) / (span[1] - span[0])
+    outside = (len(ends) - sum(span[0] < one <= span[1] for one in ends)) / (ends[-1] - began_s - (span[1] - span[0]))
+    return {
+        "checkpoint": {
+            "gigabytes": held / 2**30, "written_gigabytes": size / 2**30, "took_s": span[1] - span[0],
+            "more_bytes": max(most) - held, "eps_while": inside / outside,
+            "stall": max(0.0, 1 - inside / outside) * (span[1] - span[0]) / 60.0,
+        }
+    }  # fmt: skip
