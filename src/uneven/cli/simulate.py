@@ -58,6 +58,12 @@ def command(
         accuracy("With --train: end at this accuracy, for instance 0.9, and say when that was.", _LEARN),
     ] = None,
     preconditioner: options.Preconditioner = None,
+    tables: Annotated[
+        int | None, played("Servers of the description's [tables]. [default: as `uneven plan` says]", metavar="K")
+    ] = None,
+    ahead: Annotated[
+        int | None, played("Batches whose rows trainers ask for ahead. [default: likewise]", metavar="N")
+    ] = None,
     search: options.Searched = None,
     trials: options.SearchedTrials = None,
     graph: options.GraphParts = None,
@@ -84,6 +90,7 @@ def command(
       uneven simulate --costs runs/NAME --balance even     a recorded run, played again another way
       uneven simulate lb_bsp_gpu16 --iterations 1000 --no-journal
       uneven simulate lb_bsp_cpu32 --train digits --until-accuracy 0.9 --sync local:every=8
+      uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
       uneven simulate demo4 --search runs/search     how long a recorded search takes there
       uneven simulate demo4 --graph parts --exchange cd-r:r=5     epochs on a cut graph
     """
@@ -102,6 +109,7 @@ def command(
 
     lesson = learning.lesson(train, until_accuracy, "--until-accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs, preconditioner)
+    scenario = _with_tables(scenario, tables, ahead)
     if pause is not None:
         scenario = replace(scenario, pause_s=pause)
     reason = compatible(sync, balance)
@@ -159,6 +167,23 @@ def _scenario(
         sync=sync,
         versions={"uneven": uneven.__version__},
     )
+
+
+def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> Scenario:
+    """Servers of embedding tables, where the description has any: so many, or as many as a plan takes."""
+    from uneven.errors import ConfigError
+    from uneven.plan.table_servers import planned
+    from uneven.simulate import TableServers
+
+    if not scenario.spec.tables.features:
+        if servers is not None or ahead is not None:
+            raise ConfigError(
+                f"--tables and --ahead: {scenario.spec.name} has no [tables]; see docs/how-to/describe-a-cluster.md"
+            )
+        return scenario
+    best = planned(scenario.spec).best
+    how = TableServers(best.servers if servers is None else servers, best.ahead if ahead is None else ahead)
+    return replace(scenario, tables=how)
 
 
 def recorded_costs(run: Path, spec: ClusterSpec | None) -> RecordedCosts:

@@ -13,7 +13,7 @@ from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds, span
 
 if TYPE_CHECKING:
-    from uneven.simulate import Outcome, Scenario
+    from uneven.simulate import Outcome, Scenario, TableOutcome
     from uneven.virtual import Goal, Learnt
 
 _ROWS = 40
@@ -84,6 +84,15 @@ def _table(scenario: Scenario, outcome: Outcome) -> Table:
     return table
 
 
+def _tables(found: TableOutcome) -> str:
+    servers = f"{found.servers} table server{'s' if found.servers > 1 else ''}"
+    batches = f"{found.ahead} batch{'' if found.ahead == 1 else 'es'} ahead"
+    return (
+        f"{servers}, {batches}: trainers waited for rows {percent(found.rows_wait_share)} of their "
+        f"time; servers' processors were busy {percent(found.processor_share)}, their links {percent(found.link_share)}"
+    )
+
+
 def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
     outcome = played.outcome
     what = f"{scenario.balance} under {scenario.sync}"
@@ -93,6 +102,7 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
         f"{span(outcome.ended_at_s)} of training simulated in {seconds(played.took_s)} "
         f"({count(outcome.happened / played.took_s)} events/s)",
         *([] if not outcome.own else [preconditioning(scenario.spec, outcome.own)]),
+        *([] if outcome.tables is None else [_tables(outcome.tables)]),
         *(
             []
             if played.goodput is None

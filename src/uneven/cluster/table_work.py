@@ -9,7 +9,7 @@ from uneven.cluster.checks import not_negative, positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """Embedding tables on servers; for ``uneven plan``.
+    """Embedding tables on servers; for ``uneven plan`` and ``uneven simulate``.
 
     Attributes:
         features: bags of each sample; 0 is a model without tables.
@@ -38,6 +38,10 @@ class TableWork:
             not_negative("tables", one.name, getattr(self, one.name))
         for key in ("dim", "number_bytes", "server_core_s", "server_cores"):
             positive("tables", key, getattr(self, key))
+
+    def message_s(self, batch: float, servers: int) -> float:
+        """What a lookup of so many samples and its gradient take one of so many servers."""
+        return (self.message_core_s + batch * self.server_core_s / servers) / self.server_cores
 
     @property
     def up_bytes(self) -> float:

@@ -66,7 +66,7 @@ def forecast(spec: ClusterSpec, servers: int, ahead: int) -> TableForecast:
     """With so many servers and batches ahead."""
     work, nodes = spec.tables, [node for node in spec.nodes if node.name in spec.initial_members]
     batch = max(1.0, spec.workload.global_batch / len(nodes))
-    message_s = (work.message_core_s + batch * work.server_core_s / servers) / work.server_cores
+    message_s = work.message_s(batch, servers)
     found = [_trainer(spec, node, batch, ahead, message_s) for node in nodes]
     wanted = sum(rate for rate, _ in found)
     processors = servers * work.server_cores / (work.server_core_s + servers * work.message_core_s / batch)

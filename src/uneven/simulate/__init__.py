@@ -9,6 +9,7 @@ from uneven.simulate.costs import RecordedCosts, costs_from_journal, described, 
 from uneven.simulate.preconditioning import OwnOutcome
 from uneven.simulate.speeds import with_recorded_speeds
 from uneven.simulate.stream import streamed
+from uneven.simulate.table_servers import TableOutcome, TableServers
 from uneven.simulate.tally import Outcome, WorkerOutcome
 from uneven.simulate.world import Scenario, Sink, simulate
 
@@ -19,6 +20,8 @@ __all__ = [
     "RecordedCosts",
     "Scenario",
     "Sink",
+    "TableOutcome",
+    "TableServers",
     "WorkerOutcome",
     "costs_from_journal",
     "described",

@@ -19,6 +19,7 @@ from uneven.simulate.exchanges import VirtualExchanges
 from uneven.simulate.preconditioning import VirtualPreconditioner
 from uneven.simulate.shares import Shares
 from uneven.simulate.stage import Stage
+from uneven.simulate.table_servers import VirtualTables
 from uneven.simulate.worker import Worker
 from uneven.sync import SyncPolicy
 
@@ -36,6 +37,7 @@ class Steps:
         record: called with every step that has ended.
         over: called when a worker takes no more steps.
         preconditioner: what turns gradients before each step, if anything does.
+        tables: whose rows a step waits for, if there are any.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Steps:
         record: Callable[[StepRecord], None],
         over: Callable[[Worker], None],
         preconditioner: VirtualPreconditioner | None = None,
+        tables: VirtualTables | None = None,
     ) -> None:
         self._stage = stage
         self._exchanges = exchanges
@@ -66,6 +69,7 @@ class Steps:
         self._record = record
         self._over = over
         self._preconditioner = preconditioner
+        self._tables = tables
         self._sites = dict(enumerate(stage.topology.sites))
 
     def begin(self, worker: Worker) -> None:
@@ -131,6 +135,8 @@ class Steps:
         if self._left() <= 0:  # others have taken the last samples while this worker waited
             self._over(worker)
             return
+        if self._waits_for_rows(worker):
+            return
         stage, machine, clock = self._stage, worker.machine, worker.clock
         worker.batch, worker.first = self._shares.part(worker.rank, clock)
         first = self._first(worker)
@@ -145,6 +151,20 @@ class Steps:
             self._exchanges.overlap(worker, exchanges[0])
         else:
             stage.when_done(worker, 1.0, self._computed, worker)
+
+    def _waits_for_rows(self, worker: Worker) -> bool:
+        """Whether it goes on later, when its rows are there."""
+        if self._tables is None:
+            return False
+        now_s = self._stage.queue.now_s
+        batch = self._shares.part(worker.rank, worker.clock).batch
+        there_s = self._tables.rows_s(worker.rank, worker.clock, batch, now_s)
+        if there_s <= now_s:
+            return False
+        self._tables.waited(worker.rank, there_s - now_s)
+        worker.rows_s += there_s - now_s
+        self._stage.queue.at(there_s, self._compute, worker)
+        return True
 
     def _first(self, worker: Worker) -> int:
         """Position of the first sample of this step in the endless order of the data."""
@@ -201,7 +221,7 @@ class Steps:
         clock = worker.clock
         worker.clock = max(clock + 1, worker.skip_to if worker.late else 0)
         worker.stepped = worker.late = False
-        worker.transfer_s = worker.own_s = worker.refresh_s = 0.0
+        worker.transfer_s = worker.own_s = worker.refresh_s = worker.rows_s = 0.0
         worker.counted = None
         self._exchanges.tell_clock(worker)
         self._shares.ended(worker, clock, self._stage.newest)
@@ -217,9 +237,9 @@ class Steps:
             epoch=worker.clock * load.global_batch // load.epoch_samples,
             batch=0 if worker.late else worker.batch,
             global_batch=load.global_batch if worker.counted is None else worker.counted,
-            data_s=0.0,
+            data_s=worker.rows_s,
             compute_s=computed_s + more_s,
-            exchange_s=max(0.0, now_s - worker.began_s - computed_s - worker.own_s),
+            exchange_s=max(0.0, now_s - worker.began_s - computed_s - worker.own_s - worker.rows_s),
             control_s=0.0,
             ended_at_s=now_s,
             transfer_s=worker.transfer_s,

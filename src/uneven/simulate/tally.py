@@ -16,6 +16,7 @@ import numpy as np
 
 from uneven.core.records import StepRecord
 from uneven.simulate.preconditioning import OwnOutcome
+from uneven.simulate.table_servers import TableOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class Outcome:
         ended_at_s: when the last step ended.
         happened: appointments of virtual time that were kept and steps that were ended, for the simulator's own speed.
         own: what each worker did for a preconditioner, where there is one.
+        tables: what the servers of embedding tables did, where there are any.
     """
 
     iterations: int
@@ -81,6 +83,7 @@ class Outcome:
     happened: int
     workers: tuple[WorkerOutcome, ...]
     own: tuple[OwnOutcome, ...] = ()
+    tables: TableOutcome | None = None
 
 
 @dataclass(slots=True)

@@ -48,6 +48,7 @@ class Worker:
         own_s, refresh_s: what its preconditioner's work behind the exchanges takes in this step, and of that a refresh,
             which serves the steps after it, too.
         factors_s: of its computing, what taking factors for that takes.
+        rows_s: that it waits for rows of embedding tables in this step.
         unread: exchanges with the parameter server whose outcome it reads before it computes again.
         flying: exchanges in the background that are under way, with the first step that they make known.
         owing: those that could not start for that, with the first step that is not sent yet.
@@ -76,6 +77,7 @@ class Worker:
     own_s: float = 0.0
     refresh_s: float = 0.0
     factors_s: float = 0.0
+    rows_s: float = 0.0
     event: Handle | None = None
     awaited: tuple[float, Action, tuple[object, ...]] | None = None
     unread: list[Exchange] = field(default_factory=list)

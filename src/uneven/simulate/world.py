@@ -26,6 +26,7 @@ from uneven.simulate.routes import Topology
 from uneven.simulate.shares import Shares, Terms
 from uneven.simulate.stage import Stage
 from uneven.simulate.steps import Steps
+from uneven.simulate.table_servers import TableServers, VirtualTables
 from uneven.simulate.tally import Outcome, Tally
 from uneven.simulate.worker import Machine, Worker
 from uneven.sync import SyncPolicy
@@ -57,6 +58,7 @@ class Scenario:
         budget: as in a run; measuring and deciding take no time here, so it hardly matters.
         exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
             workload says.
+        tables: servers and batches ahead, where embedding tables are on servers; None leaves them out.
         pause_s: for how long all workers stand still before the first step of other members, under a policy that
             averages gradients; what it was in real elastic runs by default.
         balance, sync: what balancer and policy are called in the journal; by default they describe themselves.
@@ -72,6 +74,7 @@ class Scenario:
     lookahead: int = 0
     budget: float = 0.005
     exchange_s: Mapping[int, float] = field(default_factory=dict)
+    tables: TableServers | None = None
     pause_s: float = PAUSE_S
     balance: str = ""
     sync: str = ""
@@ -144,6 +147,7 @@ class _World:
         told = self._sink if len(spec.nodes) <= _FORETOLD_UP_TO else None
         shares = Shares(terms, history.newest, on_split=self._split, on_complaint=self._complain, on_forecast=told)
         self._preconditioner = preconditioner = preconditioner_of(stage, spec)
+        self._tables = tables = None if scenario.tables is None else VirtualTables(spec, scenario.tables)
         exchanges = VirtualExchanges(stage, preconditioner)
         self._steps = Steps(
             stage,
@@ -157,6 +161,7 @@ class _World:
             record=self._record,
             over=self._over,
             preconditioner=preconditioner,
+            tables=tables,
         )
         self._faults = Faults(spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell,
                               changed=self._members_changed)  # fmt: skip
@@ -190,7 +195,11 @@ class _World:
         stage = self._stage
         clocks = {rank: worker.clock for rank, worker in stage.workers.items()}
         own = () if self._preconditioner is None else self._preconditioner.outcome()
-        return replace(self._tally.outcome(stage.queue.happened, clocks), own=own)
+        outcome = replace(self._tally.outcome(stage.queue.happened, clocks), own=own)
+        if self._tables is None:
+            return outcome
+        present_s = sum(worker.present_s for worker in outcome.workers)
+        return replace(outcome, tables=self._tables.outcome(present_s, outcome.ended_at_s))
 
     def _hire(self, rank: int, clock: int) -> Worker:
         stage = self._stage

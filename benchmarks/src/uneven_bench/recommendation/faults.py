@@ -26,7 +26,7 @@ from uneven.errors import LaunchError
 from uneven.server.process import ShardKeeper
 from uneven.world import RUN_VARIABLE
 from uneven_bench.recommendation.clicks import Clicks, clicks
-from uneven_bench.recommendation.quality import BATCH, DIM, HELD, Net
+from uneven_bench.recommendation.quality import BATCH, DIM, HELD, ClickNet
 
 KILLS, SAVE_EVERY_S = 3, 1.0
 _GIVES_UP_S = 60.0
@@ -107,7 +107,7 @@ def _one_pass(data: Clicks, seed: int, kills: int) -> OneRun:
     run = OneRun()
     with _servers(2) as servers:
         torch.manual_seed(seed)
-        net = Net(len(data.rows), data.numbers.shape[1])
+        net = ClickNet(len(data.rows), data.numbers.shape[1])
         dense = torch.optim.Adagrad(net.parameters(), lr=0.01)
         tables = EmbeddingBagCollection(
             [Table(f"t{place}", many, DIM) for place, many in enumerate(data.rows)], optimizer=_RATE, seed=seed,
@@ -162,7 +162,7 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
     draw = np.random.default_rng(0)
     with _servers(1) as servers, tempfile.TemporaryDirectory(prefix="uneven-tables-saved-") as folder:
         told("make the tables", 0.0)
-        tables = EmbeddingBagCollection([Table("t", many, 16, features=[f"f{i}" for i in range(_LOOKED_UP)])],
+        tables = EmbeddingBagCollection([Table("t", many, 16, features=tuple(f"f{i}" for i in range(_LOOKED_UP)))],
                                         optimizer=_RATE)  # fmt: skip
         net = torch.nn.Linear(16 * _LOOKED_UP, 1)
 

@@ -67,7 +67,7 @@ class Learned:
     per_unit: float
 
 
-class Net(nn.Module):
+class ClickNet(nn.Module):
     """DLRM of the quality cases: bottom of two layers, products of all pairs, top of two."""
 
     pairs: Tensor
@@ -114,7 +114,7 @@ class OnePass:
         self._order = self._held + random.permutation(len(data.clicked) - self._held)
         self._random = random
         torch.manual_seed(seed)
-        self._net = Net(len(data.rows), data.numbers.shape[1])
+        self._net = ClickNet(len(data.rows), data.numbers.shape[1])
         self._params = list(self._net.parameters())
         start = nn.utils.parameters_to_vector(self._params).detach()
         self._trainers = [_Trainer(start.clone(), torch.zeros_like(start)) for _ in range(way.trainers)]

@@ -1,0 +1,130 @@
+"""Embedding tables on servers in a simulated run: a step begins to compute when its rows are there. Pure.
+
+Rows of a batch are asked for ``ahead`` batches before. A question and the gradients of an earlier batch go up the
+trainer's link, each server reads its part and answers, rows come down::
+
+    step k begins ─► asks for batch k + ahead: up ─► each server's link, processor, link ─► down ─► there
+    step k computes when what was asked for batch k is there
+
+Links and processors serve one after the other, in the order in which trainers ask. The dense part's exchanges do not
+share these links with them: what is in [tables] is counted by itself, as in :mod:`uneven.plan.table_servers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from uneven.cluster.spec import ClusterSpec
+from uneven.errors import ConfigError
+
+
+class TableServers(NamedTuple):
+    """How many, and how many batches ahead trainers ask."""
+
+    servers: int
+    ahead: int
+
+
+class TableOutcome(NamedTuple):
+    """What the servers did.
+
+    Attributes:
+        rows_wait_share: part of all trainers' time in which they waited for rows.
+        processor_share, link_share: parts of the time in which a server's processor, and its link, was busy, means.
+        asked: batches.
+    """
+
+    servers: int
+    ahead: int
+    rows_wait_share: float
+    processor_share: float
+    link_share: float
+    asked: int
+
+
+@dataclass(slots=True)
+class _InTurn:
+    """Something that serves one after the other."""
+
+    free_s: float = 0.0
+    busy_s: float = 0.0
+
+    def serve(self, from_s: float, takes_s: float) -> float:
+        """When it is done with one more."""
+        self.busy_s += takes_s
+        self.free_s = max(self.free_s, from_s) + takes_s
+        return self.free_s
+
+
+@dataclass(slots=True)
+class _Server:
+    down: _InTurn = field(default_factory=_InTurn)
+    processor: _InTurn = field(default_factory=_InTurn)
+    up: _InTurn = field(default_factory=_InTurn)
+
+
+class VirtualTables:
+    """Says when rows are there.
+
+    Raises:
+        ConfigError: no server, or less than no batch ahead.
+    """
+
+    def __init__(self, spec: ClusterSpec, how: TableServers) -> None:
+        if how.servers < 1 or how.ahead < 0:
+            raise ConfigError(f"tables on {how.servers} servers, {how.ahead} batches ahead: at least 1, and 0 or more")
+        self._spec = spec
+        self._how = how
+        self._servers = [_Server() for _ in range(how.servers)]
+        self._links = [(_InTurn(), _InTurn()) for _ in spec.nodes]  # up, down
+        self._there: dict[int, dict[int, float]] = {}  # rank → step → when
+        self._waited_s: dict[int, float] = {}
+        self.asked = 0
+
+    def rows_s(self, rank: int, clock: int, batch: int, now_s: float) -> float:
+        """When the rows of this step of this worker are there; it asks for those of a later one, too, once."""
+        there = self._there.setdefault(rank, {})
+        for step in range(clock, clock + self._how.ahead + 1):
+            if step not in there:
+                there[step] = self._ask(rank, batch, now_s)
+        for step in [one for one in there if one < clock]:
+            del there[step]
+        return there[clock]
+
+    def waited(self, rank: int, seconds: float) -> None:
+        """A worker has waited for rows."""
+        self._waited_s[rank] = self._waited_s.get(rank, 0.0) + seconds
+
+    def outcome(self, present_s: float, ended_s: float) -> TableOutcome:
+        """See :class:`TableOutcome`.
+
+        Args:
+            present_s: of all trainers together.
+            ended_s: of the run.
+        """
+        many, whole = len(self._servers), max(ended_s, 1e-12)
+        return TableOutcome(
+            *self._how,
+            sum(self._waited_s.values()) / max(present_s, 1e-12),
+            sum(one.processor.busy_s for one in self._servers) / many / whole,
+            sum(max(one.up.busy_s, one.down.busy_s) for one in self._servers) / many / whole,
+            self.asked,
+        )
+
+    def _ask(self, rank: int, batch: int, now_s: float) -> float:
+        work, node, framing = self._spec.tables, self._spec.nodes[rank], self._spec.workload.framing
+        self.asked += 1
+        up, down = self._links[rank]
+        latency_s = node.latency_s + work.server_latency_s
+        moved = framing * batch * work.up_bytes, framing * batch * work.down_bytes
+        sent_s = up.serve(now_s, 0.0 if node.up_bit_per_s is None else 8 * moved[0] / node.up_bit_per_s.at(now_s))
+        rate = work.server_bit_per_s * self._how.servers
+        part_s = [8 * one / rate if rate else 0.0 for one in moved]
+        read_s = work.message_s(batch, self._how.servers)
+        answered_s = 0.0
+        for server in self._servers:
+            heard_s = server.down.serve(sent_s + latency_s, part_s[0])
+            answered_s = max(answered_s, server.up.serve(server.processor.serve(heard_s, read_s), part_s[1]))
+        came_s = 0.0 if node.down_bit_per_s is None else 8 * moved[1] / node.down_bit_per_s.at(now_s)
+        return down.serve(answered_s + latency_s, came_s)
