@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         address = "" if is_loopback(own_address) else f":{own_address}"
         ways = StandingBy(
             store, (host, port), {key: run[key] for key in _TOLD}, own_address if _in_reserve(launch, run) else None,
-            silence_s := float(run["elastic"].split(":")[2]),
+            silence_s := _silence_of(run),
         )  # fmt: skip
         stack.callback(ways.close)
         board = Board(ways)
@@ -235,6 +235,11 @@ def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) ->
         events.wait(_LOOK_EVERY_S)
 
 
+def _silence_of(run: Mapping[str, Any]) -> float:
+    """How long members may be silent, in seconds; 0 is for ever."""
+    return float(run["elastic"].split(":")[2])
+
+
 def _in_reserve(launch: Launch, run: dict[str, Any]) -> bool:
     """Whether this launcher keeps a store that may follow the run's own."""
     return bool(launch.join and run["succession"])
@@ -292,11 +297,8 @@ def _join(launch: Launch) -> tuple[Any, str, int, dict[str, Any]]:
     assert launch.join is not None
     host, port = address(launch.join, launch.join)
     # The time-out is not heeded where somebody has answered who says nothing more.
-    store = within(
-        JOINED_WITHIN_S,
-        lambda: reach(host, port, JOINED_WITHIN_S),
-    )
-    run = json.loads(store.get(RUN))
+    run = json.loads(within(JOINED_WITHIN_S, lambda: reach(host, port, JOINED_WITHIN_S)).get(RUN))
+    store = reach(host, port, JOINED_WITHIN_S, _silence_of(run))  # a line that is cut says nothing
     if store.check(["over"]):
         raise LaunchError(f"--join {launch.join}: the run has come to its end")
     own = [store.add(WORKERS, 1) - 1 for _ in range(local_workers(launch))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,13 +11,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined] # its stubs say: private
 
-from uneven.board import CLOSED, OPEN, SESSION, WORKERS, Board
+from uneven.board import CLOSED, OPEN, RUN, SESSION, WORKERS, Board
 from uneven.errors import ConfigError, LaunchError
 from uneven.jobs import Events, end_all
 from uneven.launch import Launch, before, members
+from uneven.launch.here import keep_store
 from uneven.launch.others import Others
 from uneven.launch.silence import stopped
 from uneven.testing.scripts import run_script
@@ -220,3 +223,18 @@ def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: mem
     assert started.cut
     assert started.finished == [0]
     assert [one.rank for one in started.lost] == [3]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system waits as long as it likes")
+def test_a_launcher_that_joins_finds_out_in_time_that_its_line_is_cut(script: str) -> None:
+    """Else it would wait for an answer of the store, and not see that others have gone on with its own."""
+    kept, port = keep_store("127.0.0.1", 0)
+    kept.set(RUN, json.dumps({"elastic": "1:4:7.5"}))
+    way, *_ = members._join(Launch(target=(script,), join=f"127.0.0.1:{port}"))
+    assert way.check([RUN])
+    limits = set()
+    for one in psutil.Process().net_connections("tcp"):
+        if one.raddr and one.raddr.port == port:
+            with socket.socket(fileno=os.dup(one.fd)) as line:
+                limits.add(line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    assert limits == {7500}

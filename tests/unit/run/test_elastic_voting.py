@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
-from uneven.board import ABANDONED, REIGN, WORKERS, Board
+from uneven.board import ABANDONED, REIGN, VOTE, WORKERS, Board
 from uneven.core.membership import Generation, first_generation, generation_of
 from uneven.core.succession import Vote
 from uneven.errors import PeerError
@@ -85,6 +85,16 @@ def test_a_minority_ends_by_name_and_nobody_uses_that_store_any_more(
     with pytest.raises(PeerError):
         late.after(0, RuntimeError("gone"))
     assert not adopted, "with the vote of 1 it would be a majority"
+
+
+def test_who_comes_to_know_while_it_votes_that_all_have_entered_its_generation_says_so(nobody: int) -> None:
+    """Another thread makes the group of all members meanwhile. Without that, worker 0 would be needed as well."""
+    kept = kept_store()
+    way, adopted = member(1, nobody, (f"127.0.0.1 {kept.port}",))
+    mine = Generation(number=1, members=(1,), came={}, why={}, row=(f"127.0.0.1 {kept.port}",), owed=((0,),))
+    way.vote = lambda: Vote(generation=mine.text(), settled=kept.check([f"{VOTE}/1"]), workers=2)
+    way.after(0, RuntimeError("gone"))
+    assert [one.owed for one in adopted] == [((1,),)]
 
 
 def test_without_a_row_the_store_is_gone(nobody: int) -> None:

@@ -52,7 +52,6 @@ class Membership:
 
     Attributes:
         generation: the newest that this worker takes part in.
-        settled: whether all of its members have entered it, as far as this one knows.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Membership:
         self.generation: Generation = first_generation(founders)
         self.history: dict[int, Members] = {0: self.generation.members}
         self.succession = succession
-        self.settled = False
+        self._settled: tuple[int, int, int] | None = None  # reign and number of a generation, and moves before it
         self.board = succession.board()
         self.board.write(f"{SESSION}/{worker}", OPEN, keep=True)
         self._interface = interface
@@ -82,6 +81,11 @@ class Membership:
     def joins_later(self) -> bool:
         """Whether the run began without this worker."""
         return self.worker >= self.founders
+
+    @property
+    def settled(self) -> bool:
+        """Whether all members of the generation have entered it, as far as this worker knows."""
+        return self._settled == (self.generation.reign, self.generation.number, self.succession.moves)
 
     @property
     def members(self) -> Members:
@@ -209,14 +213,11 @@ class Membership:
     def enter(self, new: Generation) -> None:
         """This worker takes part in it."""
         with self.succession.lock:
-            moves = self.succession.moves
-            if (new.reign, new.number, moves) != (self.generation.reign, self.generation.number, self._moves):
-                self.settled = False  # a newcomer enters again with the state that it has been given
-            self.generation = new
+            self.generation = new  # a newcomer enters again with the state that it has been given
             self.history[new.number] = new.members
             self.watch.members = new.members
             self._news, self._lost = -1, False
-            self._moves, self._member = moves, True
+            self._moves, self._member = self.succession.moves, True
 
     def circle(
         self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None
@@ -248,8 +249,8 @@ class Membership:
             raise
         except TimeoutError as error:
             raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
-        with self.succession.lock:
-            self.settled = self.settled or (whole and self._moves == self.succession.moves)
+        if whole:  # without the lock, which is held while another thread votes: it shall say so
+            self._settled = new.reign, new.number, self._moves
         return circle
 
     def missing(self, what: str, exchange: int) -> PeerError:
@@ -401,7 +402,6 @@ class Membership:
                 f"worker {self.worker} was left out: the others have gone on with another store, from generation "
                 f"{goes_on.number}, and it was in {mine.number}"
             )
-        self.settled = False
         if not behind:
             self.generation = goes_on
 

@@ -135,8 +135,11 @@ class Succession:
         board = Board(store)
         until_s = time.monotonic() + (self._silence_s or _REACHED_WITHIN_S) + _REACHED_WITHIN_S
         try:
-            board.write(f"{VOTE}/{self._worker}", vote.text())
+            said = ""
             while (text := board.look(REIGN)) is None:
+                vote = self.vote() or vote  # it may have come to know that all have entered its generation
+                if vote.text() != said:
+                    board.write(f"{VOTE}/{self._worker}", said := vote.text())
                 if (found := elected(_votes(board, generation_of(vote.generation).members), address)) is not None:
                     _begin(board, *found)
                 elif time.monotonic() > until_s:
