@@ -98,7 +98,8 @@ class TableShard:
     _began_s: float | None = None
     _saved_s: float = 0.0
     _saving: Iterator[None] | None = None
-    _asked: TableMessage | None = None  # for what is being saved; None for the shard itself
+    _asked: TableMessage | None = None  # for what is being saved, or was last; None for the shard itself
+    _why_not: str = ""  # of the save before, "" where it went well
     _crew: dict[int, KnownTrainer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -187,6 +188,8 @@ class TableShard:
         if m.table != self.holding.spec.fingerprint:
             raise Refused(Refusal.TABLE)
         trainer.here = True
+        if self._saving is None and self._asked is not None and self._asked.rank == m.rank:
+            self._asked = None  # perhaps another process now, which counts its questions anew
         return self._to(m, Say.WELCOME, sequence=trainer.sequence)
 
     def _go_on(self, holding: Holding) -> None:
@@ -204,6 +207,10 @@ class TableShard:
                     self._crew[rank].sequence = sequence
 
     def _begin_saving(self, m: TableMessage | None, holding: Holding) -> list[TableMessage]:
+        asked = self._asked
+        if m is not None and asked is not None and (m.rank, m.number, m.text) == (asked.rank, asked.number, asked.text):
+            # Whoever waits asks again, in case the question was lost.
+            return [] if self._saving is not None else [self._to(m, Say.DONE, text=self._why_not)]
         if self._saving is not None:
             return [] if m is None else [self._to(m, Say.DONE, text="it is saving already; ask again later")]
         numbers = SavedNumbers(self.version, {rank: one.sequence for rank, one in self._crew.items()})
@@ -229,8 +236,8 @@ class TableShard:
         except OSError as error:
             failed = str(error)
             self.counts["not saved"] += 1
-        asked, self._saving, self._asked = self._asked, None, None
-        return [] if asked is None else [self._to(asked, Say.DONE, text=failed)]
+        self._saving, self._why_not = None, failed
+        return [] if self._asked is None else [self._to(self._asked, Say.DONE, text=failed)]
 
     def _load(self, folder: str, holding: Holding) -> str:
         """Why rows cannot be had from there; "" where they have been."""

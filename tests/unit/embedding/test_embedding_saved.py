@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from test_embedding_shard import tables, train
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.place import MeasuredTables
+from uneven.embedding.wire import Say
 from uneven.errors import CheckpointError, ConfigError
 
 TABLES = [Table("a", 300, 8, ["left", "right"]), Table("b", 7000, 8), Table("c", 40, 4)]
@@ -141,3 +143,35 @@ def test_the_next_start_places_tables_by_what_was_measured(tmp_path: Path) -> No
         EmbeddingBagCollection(tables, placed_by=tmp_path / "none")
     with pytest.raises(ConfigError, match="no measurements"):
         MeasuredTables.read("[]")
+
+
+def test_a_save_that_lasts_is_asked_for_again_and_done_once(tmp_path: Path) -> None:
+    """A beat asks again for whatever has not been answered, and a save of gigabytes takes many beats."""
+    shards = MemoryShards(1)
+    shard, client = shards.shards[0], shards.client()
+
+    def asked(folder: str) -> dict[int, int]:
+        with client._changed:
+            return {0: client._request(0, Say.SAVE, text=str(tmp_path / folder))}
+
+    number = asked("here")
+    for _ in range(3):
+        shards.beat()
+        assert client._answers[0, number[0]] is None, "it is still at it"
+    while shard.busy:
+        shards.tick()
+    assert client.outcome(number, "save")[0].text == ""
+    assert shard.counts["saved"] == 1
+
+    shards.loses = lambda message: message.kind is Say.DONE
+    number = asked("there")
+    while shard.busy:
+        shards.tick()
+    shards.loses = lambda message: False
+    shards.beat()  # and asks again, for the answer was lost
+    assert client.outcome(number, "save")[0].text == ""
+    assert (shard.counts["saved"], shard.busy) == (2, False)
+    again = client._links[0]._new(Say.SAVE, text=str(tmp_path / "there"))
+    shards.client()  # another process of this rank, whose questions have the same numbers
+    shards.hand(0, replace(again, number=number[0]))
+    assert shard.busy

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.host import PROGRAM, TABLES
-from uneven.errors import LaunchError
+from uneven.errors import CheckpointError, LaunchError
 from uneven.server.process import ShardKeeper
 from uneven.world import RUN_VARIABLE
 from uneven_bench.recommendation.clicks import Clicks, clicks
@@ -177,10 +177,14 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
         held = shard.memory_info().rss
         most, saved = [held], threading.Event()
         span: list[float] = []
+        failed: list[CheckpointError] = []
 
         def save() -> None:
             span.append(time.perf_counter())
-            tables.save(folder)
+            try:
+                tables.save(folder)
+            except CheckpointError as error:
+                failed.append(error)
             span.append(time.perf_counter())
             saved.set()
 
@@ -194,6 +198,8 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
                 told("save beside the training", 0.5)
                 saver.start()
         saver.join()
+        if failed:
+            raise failed[0]
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         tables.close()
     inside = sum(span[0] < one <= span[1] for one in ends) / (span[1] - span[0])
