@@ -77,7 +77,7 @@ def test_a_minority_ends_by_name_and_nobody_uses_that_store_any_more(
     monkeypatch.setattr(succession, "_REACHED_WITHIN_S", 0.3)
     kept = kept_store()
     way, adopted = member(1, nobody, (f"127.0.0.1 {kept.port}",))
-    with pytest.raises(PeerError, match=r"worker 1: the store of the run is gone, and fewer than half"):
+    with pytest.raises(PeerError, match=r"worker 1: the store of the run is gone, and no more than half"):
         way.after(0, RuntimeError("gone"))
     assert kept.get(REIGN).decode() == ABANDONED
     assert not adopted

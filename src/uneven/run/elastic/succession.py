@@ -104,7 +104,7 @@ class Succession:
                     self._follow(goes_on, address_of(address))
                     return
             self._failed = PeerError(
-                f"worker {self._worker}: the store of the run is gone, and fewer than half of the last members, "
+                f"worker {self._worker}: the store of the run is gone, and no more than half of the last members, "
                 f"{generation_of(vote.generation).members}, have come to another one ({', '.join(row)}): they may go "
                 f"on elsewhere, so this worker ends"
             )
