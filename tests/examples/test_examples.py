@@ -111,10 +111,11 @@ def test_fleet(tmp_path: Path) -> None:
     assert accuracy > 0.8
 
 
-def test_recommendation(tmp_path: Path) -> None:
-    printed = forked(RECOMMENDATION, "--samples", 8_000, directory=tmp_path, UNEVEN_DATA="")
+@pytest.mark.parametrize("model", ["dlrm", "deepfm"])
+def test_recommendation(model: str, tmp_path: Path) -> None:
+    printed = forked(RECOMMENDATION, "--model", model, "--samples", 8_000, directory=tmp_path, UNEVEN_DATA="")
     (auc,) = re.findall(r"AUC (0\.\d+)", printed)
-    assert float(auc) > 0.6  # 0.69 was seen
+    assert float(auc) > 0.6  # 0.70 and 0.72 were seen
 
 
 def test_threads(tmp_path: Path) -> None:
