@@ -97,6 +97,8 @@ class Exchange:
         groups: of picked entries that are added up, the first of each party, by groups: inside one everybody tells
             everybody, and the first, its hub, tells the other hubs what it has heard and sent, and its group what they
             have told it. Empty: all parties tell all.
+        delay: of a piece: steps that members, all in step, take while it is under way. The step after these waits for
+            it, and its outcome m enters then: x + m − s, where s is what the replica had contributed. 0 waits at once.
         load: in the background, the part of its time that these exchanges may cost a worker's training; one that would
             cost more is not started yet. 1 is back to back.
     """
@@ -115,6 +117,7 @@ class Exchange:
     groups: tuple[tuple[int, ...], ...] = ()
     barrier_bytes: float = 0.0
     piece: tuple[int, int] | None = None
+    delay: int = 0
     load: float = 1.0
 
     def __post_init__(self) -> None:
@@ -130,6 +133,13 @@ class Exchange:
             )
         if self.piece is not None and not (self.payload is Payload.PARAMETERS and 0 <= self.piece[0] < self.piece[1]):
             raise ConfigError(f"piece {self.piece} of {self.payload.value}: only parameters are cut, from piece 0 on")
+        if self.delay and (
+            self.delay < 0 or self.piece is None or self.moment is not Moment.STEP or self.via is not Via.GROUP
+        ):  # fmt: skip
+            raise ConfigError(
+                f"a delay of {self.delay} of {self.payload.value} at the moment {self.moment.value!r}: what a piece "
+                f"of the parameters comes to among the workers can enter some steps later, and nothing else"
+            )
         if self.quorum is not None and not 1 <= self.quorum <= len(self.members):
             most = len(self.members)
             raise ConfigError(f"a quorum of {self.quorum} does not fit {most} members: use 1 to {most}")
@@ -139,6 +149,11 @@ class Exchange:
             raise ConfigError(f"groups {self.groups} do not divide the first of each of the parties {self.parties}")
         if self.parties and sorted(rank for party in self.parties for rank in party) != sorted(self.members):
             raise ConfigError(f"parties {self.parties} do not divide the members {self.members}")
+
+    @property
+    def beside(self) -> bool:
+        """Whether workers go on while it is under way."""
+        return self.moment is Moment.BACKGROUND or self.lead > 0 or self.delay > 0
 
 
 def span(piece: tuple[int, int] | None, size: int) -> slice:

@@ -94,6 +94,7 @@ def _agree(
         roll=context.connection.roll,
         timeout_s=context.config.timeout_s,
         shadowed=Moment.BACKGROUND in out.moments,
+        delayed=out.delayed,
         book=context.connection.traffic,
         observer=observer,
         on_record=context.scribe.write,

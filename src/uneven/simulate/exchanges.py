@@ -29,14 +29,9 @@ def kind_of(one: Exchange) -> ExchangeShape:
         return ExchangeShape.TOGETHER
     if one.via is Via.SERVER:
         return ExchangeShape.TOGETHER if one.merge.combined is Combined.MEAN else ExchangeShape.APART
-    if beside(one) and one.merge.combined is Combined.SUM:
+    if one.beside and one.merge.combined is Combined.SUM:
         return ExchangeShape.TELL
     return ExchangeShape.RING
-
-
-def beside(one: Exchange) -> bool:
-    """Whether the workers go on while it is under way."""
-    return one.moment is Moment.BACKGROUND or one.lead > 0
 
 
 class VirtualExchanges:
@@ -62,8 +57,7 @@ class VirtualExchanges:
 
     def begin(self, worker: Worker, one: Exchange) -> bool:
         """Begin an exchange after the computing; whether the worker may go on at once."""
-        aside = beside(one)
-        if aside and not self._takes_off(worker, one):
+        if one.beside and not self._takes_off(worker, one):
             return True
         kind = kind_of(one)
         if kind is ExchangeShape.RING:
@@ -74,7 +68,7 @@ class VirtualExchanges:
             self._servers.apart(worker, one)
         else:
             self._servers.together(worker, one, computing=False)
-        return aside
+        return one.beside
 
     def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
         """Read back what an exchange with the parameter server brought about, then go on."""
@@ -160,7 +154,7 @@ class VirtualExchanges:
         stage.arithmetic.merges(one, ranks)
         counted = self._counted(meeting) if one.payload is Payload.GRADIENT else None
         for worker in list(meeting.arrived.values()):
-            if one.moment is Moment.BACKGROUND:
+            if one.beside:
                 self._landed(worker, one, meeting.group)
             elif not worker.gone:
                 worker.counted = counted

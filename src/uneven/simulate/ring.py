@@ -151,7 +151,7 @@ class Rings:
             if worker.machine.exchange_work_s:
                 busy_s, end_s = worker.own_side(now_s, messages)
                 meeting.own_end_s = max(meeting.own_end_s, end_s)
-                if meeting.exchange.moment is not Moment.BACKGROUND:
+                if not meeting.exchange.beside:
                     worker.transfer_s += busy_s
 
     def _sent(self, meeting: Round) -> None:

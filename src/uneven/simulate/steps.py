@@ -110,8 +110,9 @@ class Steps:
 
     def _start(self, worker: Worker) -> None:
         worker.began_s = self._stage.queue.now_s
-        if worker.plan.waits:
-            self._wait(worker, worker.plan.waits)
+        late = worker.due.pop(worker.clock, None)
+        if waits := (*worker.plan.waits, *(() if late is None else (late,))):
+            self._wait(worker, waits)
         else:
             self._compute(worker)
 
@@ -190,6 +191,8 @@ class Steps:
             if not worker.stepped and one.moment is not Moment.BACKWARD:
                 self._optimize(worker)
             worker.todo += 1
+            if one.delay:
+                worker.due[worker.clock + 1 + one.delay] = Wait(one.members, worker.clock + 1)
             if not self._exchanges.begin(worker, one):
                 return
         if self._preconditioner is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from uneven.core.actions import Exchange, StepPlan
+from uneven.core.actions import Exchange, StepPlan, Wait
 from uneven.core.cost import Cost
 from uneven.simulate.compute import Jitter, Processor
 from uneven.simulate.events import Action, Handle
@@ -52,6 +52,7 @@ class Worker:
         unread: exchanges with the parameter server whose outcome it reads before it computes again.
         flying: exchanges in the background that are under way, with the first step that they make known.
         owing: those that could not start for that, with the first step that is not sent yet.
+        due: clock → what the step there waits for, as an outcome is to enter then.
         paid_s: from when on its processor can afford another one, by the load of the exchange.
         fetching: whether the parameters that it starts from are still on their way.
         stepped: whether the optimizer has, in this step.
@@ -83,6 +84,7 @@ class Worker:
     unread: list[Exchange] = field(default_factory=list)
     flying: dict[object, int] = field(default_factory=dict)
     owing: dict[object, int] = field(default_factory=dict)
+    due: dict[int, Wait] = field(default_factory=dict)
     paid_s: float = 0.0
     dead: bool = False
     fetching: bool = False

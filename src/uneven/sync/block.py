@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uneven.core.actions import BlockMomentum, Exchange, Moment, Payload, StepPlan, Wait
+from uneven.core.actions import BlockMomentum, Exchange, Moment, Payload, StepPlan
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.merge.outer import Outer, OuterOptimizer
@@ -55,8 +55,9 @@ class DiLoCo(Blocks):
     keeps its state. Outer lr 1 and momentum 0 is local SGD.
 
     With ``fragments`` the vector is cut into P pieces, each of which is exchanged every ``every`` steps, every / P
-    steps after the one before; with ``delay`` an exchange may be under way for so many steps while the workers go on
-    (Streaming DiLoCo, 2025). What is learnt meanwhile is kept: x += outcome − what was sent.
+    steps after the one before; with ``delay`` an exchange is under way for so many steps while the workers go on
+    (Streaming DiLoCo, 2025), and its outcome enters after them. What is learnt meanwhile is kept:
+    x += outcome − what was sent.
 
     Args:
         every: inner steps of a block. OpenDiLoCo's runs took 500; the default of 100 is exogym's.
@@ -93,21 +94,17 @@ class DiLoCo(Blocks):
             )
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One exchange after the last step of a block, or of a part of it; and a wait where one is due."""
+        """One exchange after the last step of a block, or of a part of it."""
         if self.fragments == 1 and not self.delay:
             return super().plan(view)
         turn, step = divmod(view.clock + 1, self._turn)
-        began = view.clock - self.delay - 1  # the step after which the exchange left that has to be through now
-        due = self.delay and began >= 0 and (began + 1) % self._turn == 0
-        waits = (Wait(view.members, began + 1),) if due and len(view.members) > 1 else ()
         if step:
-            return StepPlan(waits=waits) if waits else NOTHING
-        moment = Moment.BACKGROUND if self.delay else Moment.STEP
+            return NOTHING
         one = Exchange(
-            payload=Payload.PARAMETERS, members=view.members, merge=self._merge, moment=moment,
-            piece=((turn - 1) % self.fragments, self.fragments),
+            payload=Payload.PARAMETERS, members=view.members, merge=self._merge, moment=Moment.STEP,
+            piece=((turn - 1) % self.fragments, self.fragments), delay=self.delay,
         )  # fmt: skip
-        return StepPlan(exchanges=(one,), waits=waits)
+        return StepPlan(exchanges=(one,))
 
     @property
     def constant(self) -> bool:
@@ -120,7 +117,7 @@ class DiLoCo(Blocks):
         facts = super().facts
         if self.fragments == 1 and not self.delay:
             return facts
-        late = f", at most {self.delay} steps later" if self.delay else ""
+        late = f", {self.delay} steps later" if self.delay else ""
         return replace(
             facts,
             every=self._turn,

@@ -153,9 +153,9 @@ def _refused_of_copy(one: Exchange) -> str | None:
 def _refused(one: Exchange) -> str | None:
     if one.quorum is not None:
         return "it leaves who is late behind, which only a parameter server can do"
-    if one.piece is not None and one.moment is Moment.BACKGROUND:
-        return "it lets an exchange be under way for some steps: only without a delay is it carried"
-    if one.piece is not None and (one.parties or one.merge.combined is not Combined.MEAN):
+    if one.piece is not None and (
+        one.moment is not Moment.STEP or one.parties or one.merge.combined is not Combined.MEAN
+    ):
         return "pieces of the parameters are averaged after the step, of each worker for itself"
     if one.select is not None:
         return _refused_picked(one)

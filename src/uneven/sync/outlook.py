@@ -21,6 +21,7 @@ _PROBES = 4096
 class Outlook:
     """Attributes:
     payloads, moments: of all exchanges of the first steps; also the payloads that the policy itself names.
+    delayed: whether outcomes of any exchange enter some steps later.
     gradient_groups: who shares gradients with whom in the first step in which any do, each group once, by its first
         rank.
     """
@@ -28,6 +29,7 @@ class Outlook:
     payloads: frozenset[Payload]
     moments: frozenset[Moment]
     gradient_groups: tuple[Members, ...]
+    delayed: bool = False
 
     def gradients_of_all(self, members: Members) -> bool:
         """Whether nothing is exchanged but the gradients of everybody."""
@@ -48,6 +50,7 @@ def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outl
         payloads=frozenset((*said, *(one.payload for one in exchanges))),
         moments=frozenset(one.moment for one in exchanges),
         gradient_groups=tuple(sorted(groups)),
+        delayed=any(one.delay for one in exchanges),
     )
 
 

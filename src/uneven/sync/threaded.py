@@ -43,6 +43,11 @@ def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, w
             f"together; use sync = {_of_parameters(facts)!r} or, so that nobody waits, sync = 'shadow:ma', or "
             f"threads = 1"
         )
+    if any(one.delay for one in exchanges):
+        return (
+            f"{said}: what an exchange comes to enters after one step, which threads side by side take at no one "
+            f"moment; leave the delay out, or take threads = 1"
+        )
     if splitting.adapts:
         return (
             f"balance = {describe(balancer)} with threads = {threads}: shares follow the speed of workers that take "

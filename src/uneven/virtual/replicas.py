@@ -66,6 +66,7 @@ class VirtualReplica:
         carried: how much of what it has moved was carried by exchanges of movements, or is not its own to send.
         gradient: of the step that it is in.
         fresh: samples since its last exchange of parameters or movements.
+        coming, left: what enters before its next step once it has taken so many more.
     """
 
     state: ModelState
@@ -76,6 +77,8 @@ class VirtualReplica:
     gradient: LazyGradient | None = None
     fresh: int = 0
     divided: tuple[float, float] = (1.0, 1.0)
+    coming: Tensor | None = None
+    left: int = 0
 
 
 class SampleOrder:

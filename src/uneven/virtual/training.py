@@ -79,7 +79,10 @@ class Training(Arithmetic):
         here = state.parameters
         start, centre, kept = (here, here, {}) if known is None else (known.start, known.centre, known.kept)
         # What is unsent, others have to send.
-        self._replicas[rank] = VirtualReplica(state, start, centre, carried=state.moved, kept=dict(kept))
+        replica = VirtualReplica(state, start, centre, carried=state.moved, kept=dict(kept))
+        if known is not None:
+            replica.coming, replica.left = known.coming, known.left
+        self._replicas[rank] = replica
         self._live.add(rank)
 
     def parameters(self, rank: int) -> Tensor:
@@ -91,9 +94,11 @@ class Training(Arithmetic):
         """The gradient is left open until somebody needs it."""
         if rank in self._coming:
             self._arrive(rank)
+        replica = self._replicas[rank]
+        if replica.coming is not None and not replica.left:
+            replica.state, replica.coming = _moved(replica.state, replica.coming), None
         if self._visits is not None:
             self._visits.begins(iteration, self.parameters)
-        replica = self._replicas[rank]
         replica.gradient = LazyGradient(replica.state.parameters, self._sgd.order.drawn(rank, samples))
 
     def divides(self, rank: int, rate: float, weight: float) -> None:
@@ -109,6 +114,7 @@ class Training(Arithmetic):
         replica.state = self._last = self._sgd.step(replica.state, gradient, *replica.divided)
         replica.gradient = None
         replica.fresh += batch
+        replica.left = max(0, replica.left - 1)
         if self._board.due(batch):
             self.enough = self._board.look(self._model(rank), min(self._live), iteration, at_s)
 
@@ -133,7 +139,7 @@ class Training(Arithmetic):
         if exchange.payload is Payload.DELTA:
             value = self._movement(rank, exchange)
         self._sent[key_of(rank, exchange)] = Sent(value, replica.state.parameters, replica.fresh)
-        replica.fresh = 0
+        replica.fresh, replica.left = 0, exchange.delay
         self._count(rank, exchange)
 
     def _count(self, rank: int, exchange: Exchange) -> None:
@@ -260,6 +266,9 @@ class Training(Arithmetic):
             if piece is not None:  # the rest is as it was sent, and so moves nothing
                 cut = span(piece, len(replica.centre))
                 replica.centre = _with(replica.centre, cut, outcome)
+                if exchange.delay:
+                    replica.coming = _with(sent[rank].parameters, cut, outcome) - sent[rank].parameters
+                    continue
                 self._take_over(rank, _with(sent[rank].parameters, cut, outcome), sent[rank], exchange.write_back)
                 continue
             replica.centre = outcome

@@ -53,6 +53,7 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("geo", "has moved and not sent yet"),
         ("shadow:ma", "under way at no one step"),
         ("diloco:fragments=2", "exchanged in pieces"),
+        ("diloco:delay=2", "exchanged in pieces"),
         ("easgd:together=true", "replicas stay apart"),
     ],
 )

@@ -19,6 +19,11 @@ def test_averages_of_parameters_go_with_threads() -> None:
     assert threaded("bsp", "lb-bsp", 2, 1) is None  # alone there is nothing to exchange
 
 
+def test_an_outcome_that_enters_after_one_step_does_not_go_with_threads() -> None:
+    assert "leave the delay out" in str(threaded("diloco:every=4,delay=2", "even", 2, 2))
+    assert threaded("diloco:every=4,fragments=2", "even", 2, 2) is None
+
+
 @pytest.mark.parametrize(
     ("policy", "balancer", "offered"),
     [

@@ -139,7 +139,7 @@ class Agreement:
         """Take a plan apart, which seldom is another than that of the step before."""
         self._plan = plan
         self._after, self._beside = at_moment(plan, Moment.STEP), at_moment(plan, Moment.BACKGROUND)
-        waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND)
+        waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND and not one.delay)
         self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
 
     def open(self) -> None:
@@ -152,8 +152,7 @@ class Agreement:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         if not self._begun:
             self._begin()
-        if self._owed:
-            self._make_up()
+        self._make_up()
 
     def _begin(self) -> None:
         if not self._begun:
@@ -197,6 +196,7 @@ class Agreement:
             self._exchanges.paused()
             self._owed = self._after
             return False
+        entered = self._exchanges.enter(self.clock)
         for exchange in self._after:
             self._meet(exchange)
         for exchange in self._beside:
@@ -204,7 +204,7 @@ class Agreement:
                 self._exchanges.begin(self._order(exchange))
             else:
                 self._dropped += 1
-        return self._all_met()
+        return self._all_met() or entered
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         """See :class:`.together.Exchanging`."""
@@ -258,6 +258,7 @@ class Agreement:
         return self._waits_for_all
 
     def _make_up(self) -> None:
+        self._exchanges.enter(self.clock)
         owed, self._owed = self._owed, ()
         for exchange in owed:
             self._meet(exchange)

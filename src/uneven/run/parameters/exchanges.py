@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Exchange, Moment
+from uneven.core.actions import Exchange
 from uneven.core.membership import Meeting
 from uneven.core.records import ExchangeRecord
 from uneven.run.elastic.recovery import Recovery
@@ -26,6 +26,7 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.observer import ExchangeObserver
+from uneven.run.parameters.late import LateOutcomes, split
 from uneven.run.parameters.overhead import PATIENCE_S
 from uneven.run.parameters.replica import Met, Replica
 from uneven.run.parameters.shadow import ShadowThread
@@ -84,6 +85,7 @@ class Exchanges:
     Args:
         roll: names the missing; None for a worker that is alone.
         shadowed: whether any exchange is to take place in the background.
+        delayed: whether outcomes of any are to enter some steps later.
         book: counts what passes on the lines.
         clock: steps that this worker has taken, now.
         recovery: makes the exchanges, where members come and go; else None.
@@ -101,6 +103,7 @@ class Exchanges:
         roll: RollCall | None,
         timeout_s: float,
         shadowed: bool,
+        delayed: bool = False,
         book: TrafficBook,
         observer: ExchangeObserver,
         clock: Callable[[], int],
@@ -122,8 +125,9 @@ class Exchanges:
             self._line = RecoveredVectors(recovery, book.open("parameters"))
         if roll is not None:
             self._line = VectorCarrier(roll, timeout_s, book.open("parameters"))
-            self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if shadowed else None
+            self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if shadowed or delayed else None
         self.shadowed = shadowed
+        self._late = LateOutcomes(replica) if delayed else None
         # Half of what the others, whom it may cost less, are ready to wait for it.
         patience_s = min(PATIENCE_S, timeout_s / 2)
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather, patience_s)
@@ -175,11 +179,37 @@ class Exchanges:
             TrainingError: somebody takes part with another step.
         """
         began_s = time.perf_counter()
+        if order.exchange.delay:
+            self._begin_late(order)
+            return
         self._observer.ready()
         met = self._met(order, groups)
         self._observer.done()
-        self._land(order, met, began_s)
+        self._land(order, met, time.perf_counter() - began_s)
         self.write_down()
+
+    def _begin_late(self, order: Order) -> None:
+        assert self._late is not None, "none was announced"
+
+        def total(vector: Tensor) -> int:
+            return self._in_step(order.place, vector, order.exchange, self._aside)
+
+        self._late.begin(order.exchange, order.weight, order.clock, total, partial(self._land, order))
+
+    def enter(self, clock: int) -> bool:
+        """After so many steps: let what is due enter the replica, waiting for it; whether anything was.
+
+        Raises:
+            PeerError: somebody did not take part.
+            TrainingError: somebody takes part with another step.
+        """
+        if self._late is None or not self._late.due(clock):
+            return False
+        self._observer.ready()
+        self._late.enter()
+        self._observer.done()
+        self.write_down()
+        return True
 
     def _met(self, order: Order, groups: Meeting | None) -> Met:
         exchange = order.exchange
@@ -208,6 +238,8 @@ class Exchanges:
         """The replica has become another one."""
         if self._entries is not None:
             self._entries.forget()
+        if self._late is not None:
+            self._late.forget()
 
     @property
     def picks(self) -> bool:
@@ -220,7 +252,9 @@ class Exchanges:
         Args:
             shown: whether the model to evaluate is in the replica's place, which holds what all sites hold back.
         """
+        change, due = ({}, {}) if self._late is None else self._late.state(shown)  # first: it changes what merges keep
         vectors, kept = self._replica.state_dict()
+        vectors, kept = vectors | change, kept | due
         if self._entries is None or shown:
             return vectors, kept
         return vectors | self._entries.state_dict(), {**kept, WHOSE: float(self._rank)}
@@ -234,7 +268,11 @@ class Exchanges:
         held, vectors = apart(vectors)
         if self._entries is not None:
             self._entries.check(held)
-        self._replica.check(vectors, apart(kept)[1])
+        kept = apart(kept)[1]
+        if self._late is not None:
+            late, vectors, kept = split(vectors, kept)
+            self._late.check(late)
+        self._replica.check(vectors, kept)
 
     def load_state_dict(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
         """Inverse of :meth:`state_dict`."""
@@ -242,6 +280,9 @@ class Exchanges:
         own, kept = apart(kept)
         if self._entries is not None:
             self._entries.load_state_dict(held, round(own.get(WHOSE, -1.0)))
+        if self._late is not None:
+            late, vectors, kept = split(vectors, kept)
+            self._late.load(late)
         self._replica.load_state_dict(vectors, kept)
 
     def begin(self, order: Order) -> None:
@@ -257,6 +298,9 @@ class Exchanges:
         """Let no entries be under way, on any worker; whether something else may be, in the background."""
         if self._entries is not None:
             self._entries.catch_up()
+        if self._late is not None:
+            self._late.arrive()
+            self.write_down()
         return self.shadowed
 
     def mean(self, everybody: Exchange, place: StepPosition | None) -> Tensor:
@@ -296,39 +340,44 @@ class Exchanges:
         began_s = time.perf_counter()
         met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
         if order.weight or not resting:
-            self._land(order, met, began_s)
+            self._land(order, met, time.perf_counter() - began_s)
         if resting:
             order.weight = 0.0  # what it had to say is said
         return met.resting == len(order.exchange.members)
 
-    def _in_step(self, place: StepPosition | None, vector: Tensor, exchange: Exchange) -> int:
-        """In the foreground nobody rests, so the number for that holds a mark of where everybody is."""
+    def _in_step(
+        self, place: StepPosition | None, vector: Tensor, exchange: Exchange, line: VectorCarrier | None = None
+    ) -> int:
+        """Where all take the same steps nobody rests, so the number for that holds a mark of where everybody is.
+
+        Args:
+            line: in another thread, its own; else that of the foreground.
+        """
         ranks = exchange.members
         if isinstance(self._line, RecoveredVectors):
             return self._line.total(vector, self._named(exchange), place)
-        if place is None or self._line is None or exchange.parties or len(ranks) == 1:
-            return self._total(self._line, vector, exchange)
+        line = line or self._line
+        if place is None or line is None or exchange.parties or len(ranks) == 1:
+            return self._total(line, vector, exchange)
         index = ranks.index(self._rank)
         vector[-1] = mark(place.epoch, place.number, index, len(ranks), vector.dtype)
-        sent = self._total(self._line, vector, exchange)
+        sent = self._total(line, vector, exchange)
         if vector[-1]:
-            total = partial(self._line.total, members=ranks)
+            total = partial(line.total, members=ranks)
             raise out_of_step(total, place.epoch, place.iteration, index, ranks)
         return sent
 
     def _named(self, exchange: Exchange) -> str:
-        beside = exchange.moment is Moment.BACKGROUND
-        return f"the exchange of parameters {'beside' if beside else 'after'} step {self._clock()}"
+        return f"the exchange of parameters {'beside' if exchange.beside else 'after'} step {self._clock()}"
 
     def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
         if line is None:
             return 0
-        what, beside = self._named(exchange), exchange.moment is Moment.BACKGROUND
         # Beside the training each has come to another step.
-        place = "the exchange of parameters beside the training" if beside else ""
-        return line.total(vector, exchange.members, exchange.parties, what, place)
+        place = "the exchange of parameters beside the training" if exchange.beside else ""
+        return line.total(vector, exchange.members, exchange.parties, self._named(exchange), place)
 
-    def _land(self, order: Order, met: Met, began_s: float) -> None:
+    def _land(self, order: Order, met: Met, took_s: float) -> None:
         record = ExchangeRecord(
             rank=self._rank,
             iteration=order.iteration,
@@ -338,7 +387,7 @@ class Exchanges:
             samples=order.samples,
             gap=order.gap,
             late=self._clock() - order.clock,
-            took_s=time.perf_counter() - began_s,
+            took_s=took_s,
             sent_bytes=met.sent_bytes,
             distance=met.distance,
             dropped=order.dropped,

@@ -45,6 +45,27 @@ class Met:
     picked: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a worker puts into the mean of a piece, and of the statistics beside it.
+
+    Attributes:
+        own: the replica as it was, shape (size,).
+        values: what it contributes; the statistics come last.
+        length: of the piece.
+        vector: what goes into the sum, which replaces it.
+        weight: samples of a worker whom nobody meets; else None.
+        kept: a copy of what the merge keeps of the piece.
+    """
+
+    own: Tensor
+    values: Tensor
+    length: int
+    vector: Tensor
+    weight: float | None
+    kept: Kept
+
+
 class _Room:
     """Memory in which one thread works its exchanges out.
 
@@ -186,7 +207,10 @@ class Replica:
         if exchange.payload is Payload.DELTA:
             return self._meet_moved(exchange, samples, total)
         if exchange.piece is not None:
-            return self._meet_in_piece(exchange, exchange.piece, samples, total)
+            piece = self.gives(exchange, samples, self._room(exchange.moment).own)
+            met = self.takes(exchange, piece, total(piece.vector, exchange))
+            self.flat.write(piece.own)
+            return met
         merge, room = exchange.merge, self._room(exchange.moment)
         own = self.flat.read(room.own)
         given = self._given(merge, own)
@@ -233,30 +257,40 @@ class Replica:
         self.flat.write(after)
         return Met(sent_bytes, distance, finite, 0)
 
-    def _meet_in_piece(self, exchange: Exchange, piece: tuple[int, int], samples: float, total: Total) -> Met:
-        """In the foreground: a piece of the parameters, and beside it all statistics, which are averaged."""
+    def gives(self, exchange: Exchange, samples: float, into: Tensor | None = None) -> Given:
+        """What this worker puts into the mean of a piece of the parameters, and of all statistics beside it.
+
+        Args:
+            samples: see :meth:`meet`.
+            into: memory for the replica, shape (size,); None for new memory.
+        """
         assert self._kept is not None, "the replica has not begun"
-        merge, trained, own = exchange.merge, self.flat.trained, self.flat.read(self._room(exchange.moment).own)
-        cut, alone = span(piece, trained), len(exchange.members) == 1
-        kept = pieces.of_piece(self._kept, piece, trained)
-        contributed = merge.contribute(own[cut], kept)
-        given, length = torch.cat((contributed, own[trained:])), len(contributed)
-        vector = contribution(given, 1.0 if alone else merge.weight(samples))
-        sent_bytes = total(vector, exchange)
-        distance = merge.distance(mean_square_root(apart(given, vector)[:length]))
+        merge, trained, own = exchange.merge, self.flat.trained, self.flat.read(into)
+        alone = len(exchange.members) == 1
+        kept = pieces.of_piece(self._kept, exchange.piece or (0, 1), trained)
+        contributed = merge.contribute(own[span(exchange.piece, trained)], kept)
+        values = torch.cat((contributed, own[trained:]))
+        vector = contribution(values, 1.0 if alone else merge.weight(samples))
+        return Given(own, values, len(contributed), vector, merge.weight(samples) if alone else None, kept)
+
+    def takes(self, exchange: Exchange, given: Given, sent_bytes: int) -> Met:
+        """Merge the sum of what all gave; ``given.own`` is then the replica with the outcome in it."""
+        assert self._kept is not None, "the replica has not begun"
+        merge, trained, own, piece = exchange.merge, self.flat.trained, given.own, exchange.piece or (0, 1)
+        cut, length, vector = span(piece, trained), given.length, given.vector
+        distance = merge.distance(mean_square_root(apart(given.values, vector)[:length]))
         finite = math.isfinite(distance)
         if not finite:
             finite = self._spoilt = bool(torch.isfinite(own.sum())) or self._spoilt
-        weight = merge.weight(samples) if alone else weight_in(vector)
+        weight = weight_in(vector) if given.weight is None else given.weight
         middle = average(vector)
         with self._changing:
-            found, outcome = merge.combine(kept, middle[:length], weight, in_place=True)
+            found, outcome = merge.combine(given.kept, middle[:length], weight, in_place=True)
             pieces.put(self._kept, piece, trained, found)
             own[cut], own[trained:] = outcome, middle[length:]
             if self._outcome is not None:
                 self._outcome[0][cut].copy_(outcome)
                 self._outcome[1].copy_(middle[length:])
-        self.flat.write(own)
         return Met(sent_bytes, distance, finite, 0)
 
     def _of(self, merge: Merge) -> Kept:
