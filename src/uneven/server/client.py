@@ -13,7 +13,9 @@ back to where it was, even while the worker computes.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -67,6 +69,7 @@ class Client:
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._replies: dict[tuple[int, int], Reply] = {}
+        self._heard_s = dict.fromkeys(range(line.shards), -math.inf)
         self._used = [shard for shard in range(line.shards) if table.elements(shard)]
         try:
             first = {shard: Held(0, self._packed(shard, arrays)) for shard in self._used}
@@ -153,6 +156,25 @@ class Client:
             self._start(Kind.GRADIENT, step, weight, packed, quorum)
             return self.mean(step)
 
+    def movement(
+        self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int, momentum: float, grace: float
+    ) -> Reply:
+        """Contribute to the merge that is open, which is over when ``quorum`` have; the reply is the copy after it.
+
+        The copy takes an outer step with Nesterov momentum on the mean of the movements, by weight. Nobody comes too
+        late: what does not count in one merge counts in the next. However long that takes, it is waited for as long as
+        the shards give signs of life.
+
+        Args:
+            grace: how much longer a quorum waits for others, as a part of the time that its first has waited.
+
+        Raises:
+            ConfigError, PeerError: as :meth:`push`; a weight that is not above 0.
+        """
+        if not weight > 0:
+            raise ConfigError(f"a weight of {weight} is not above 0")
+        return self._update(Kind.MOVEMENT, step + 1, weight, arrays, quorum, momentum=momentum, grace=grace)
+
     def mean(self, step: int) -> Reply:
         """The mean of ``step``, without contributing; a shard keeps the last few."""
         return self._ask(Kind.RESULT, step, self.timeout_s)
@@ -178,6 +200,7 @@ class Client:
         if shard not in self._links:
             return
         with self._changed:
+            self._heard_s[shard] = time.monotonic()
             out, answers = self._links[shard].receive(message)
             self.line.post(shard, out)
             for number, answer in answers:
@@ -200,39 +223,53 @@ class Client:
             self._error = error
             self._changed.notify_all()
 
-    def wait(self, done: Callable[[], bool], missing: Callable[[], list[int]], what: str) -> None:
+    def wait(
+        self, done: Callable[[], bool], missing: Callable[[], list[int]], what: str, *, patient: bool = False
+    ) -> None:
         """Until ``done``.
+
+        Args:
+            patient: for as long as the missing shards give signs of life.
 
         Raises:
             PeerError: the line has ended, or the time is over; naming the ``missing`` shards.
         """
+        limit_s = self.timeout_s + min(_GRACE_S, self.timeout_s)
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: done() or self._error is not None, self.timeout_s + min(_GRACE_S, self.timeout_s)
-            ):
+            until_s = time.monotonic() + limit_s
+            while not self._changed.wait_for(lambda: done() or self._error is not None, until_s - time.monotonic()):
+                heard_s = min(self._heard_s[shard] for shard in missing())
+                if patient and heard_s + limit_s > time.monotonic():
+                    until_s = heard_s + limit_s
+                    continue
                 names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing())
                 raise PeerError(f"rank {self.rank}: no answer to {what} within {self.timeout_s:g} s from {names}")
             if self._error is not None and not done():
                 raise PeerError(f"rank {self.rank}: the line to the shards has ended: {self._error}") from self._error
 
     def _update(
-        self, kind: Kind, clock: int, value: float, arrays: Sequence[Array], extra: int = 0, wait_ms: int = 0
-    ) -> Reply:
+        self, kind: Kind, clock: int, value: float, arrays: Sequence[Array], extra: int = 0, wait_ms: int = 0,
+        momentum: float = 0.0, grace: float = 0.0,
+    ) -> Reply:  # fmt: skip
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
-        return self._start(kind, clock, value, packed, extra, wait_ms)
+        return self._start(kind, clock, value, packed, extra, wait_ms, momentum, grace)
 
     def _ask(self, kind: Kind, clock: int, value: float) -> Reply:
         return self._start(kind, clock, value, dict.fromkeys(self._used, ()))
 
     def _start(
-        self, kind: Kind, clock: int, value: float, packed: dict[int, Vector], extra: int = 0, wait_ms: int = 0
-    ) -> Reply:
+        self, kind: Kind, clock: int, value: float, packed: dict[int, Vector], extra: int = 0, wait_ms: int = 0,
+        momentum: float = 0.0, grace: float = 0.0,
+    ) -> Reply:  # fmt: skip
         reply = Reply(self, kind, clock, packed, value)
         with self._changed:
             for shard, link in self._links.items():
                 vector = packed[shard]
-                number, out = link.request(kind, clock=clock, value=value, extra=extra, version=wait_ms, vector=vector)
+                number, out = link.request(
+                    kind, clock=clock, value=value, extra=extra, version=wait_ms, vector=vector, momentum=momentum,
+                    grace=grace,
+                )  # fmt: skip
                 self._replies[shard, number] = reply
                 reply.numbers[shard] = number
                 self.line.post(shard, out)
@@ -322,7 +359,8 @@ class Reply:
 
     def _wait(self) -> None:
         try:
-            self._client.wait(lambda: self.done, lambda: [s for s in self._sent if s not in self.answers], self._what)
+            missing = lambda: [shard for shard in self._sent if shard not in self.answers]  # noqa: E731
+            self._client.wait(lambda: self.done, missing, self._what, patient=self._kind is Kind.MOVEMENT)
         except PeerError:
             self._client.forget(self.numbers)
             raise

@@ -86,8 +86,9 @@ class Link:
     _known: bool = False  # whether a shard has ever welcomed it
 
     def request(
-        self, kind: Kind, *, clock: int, value: float, extra: int = 0, version: int = 0, vector: Vector = ()
-    ) -> tuple[int, list[Message]]:
+        self, kind: Kind, *, clock: int, value: float, extra: int = 0, version: int = 0, vector: Vector = (),
+        momentum: float = 0.0, grace: float = 0.0,
+    ) -> tuple[int, list[Message]]:  # fmt: skip
         """A new request.
 
         Returns:
@@ -112,6 +113,8 @@ class Link:
             life=self.life,
             value=value,
             extra=extra,
+            momentum=momentum,
+            grace=grace,
             table=self.table,
             dtype=self.dtype,
             elements=self.elements if vector else 0,
@@ -236,8 +239,8 @@ class Link:
     def _lost_after(self, sequence: int, before: int, parked: int) -> tuple[list[Message], list[tuple[int, Message]]]:
         """Send again what was sent before the message ``before``, is neither in the copy nor parked nor answered."""
         answers = self._arrived(sequence)
-        again = {one.number: one for seq, one in self.kept.items() if seq > sequence and one.number < before}
-        again |= {number: one for number, one in self.waiting.items() if number < before and number != parked}
+        kept = {one.number: one for seq, one in self.kept.items() if seq > sequence}
+        again = {number: one for number, one in (kept | self.waiting).items() if number < before and number != parked}
         return [replace(again[number], life=self.life) for number in sorted(again)], answers
 
     def _hello(self) -> Message:

@@ -18,11 +18,10 @@ from typing import Any
 
 from uneven.server import vectors
 from uneven.server.known import KnownWorker, Patience
+from uneven.server.movements import MovementMerges
 from uneven.server.rounds import Done, Rounds
+from uneven.server.sense import check_numbers
 from uneven.server.wire import CHANGING, MOST_ENTRIES, Entry, Kind, Message, Refusal, Refused, Vector, decode
-
-MOST_STEPS = 1 << 48
-"""A clock beyond is no clock."""
 
 _LEAVING = frozenset({Kind.PING, Kind.MEET, Kind.BURY})
 """What a member may say without being waited for again."""
@@ -55,11 +54,13 @@ class Shard:
     vector: Vector = ()
     version: int = 0
     rounds: Rounds = field(default_factory=Rounds)
+    movements: MovementMerges = field(default_factory=MovementMerges)
     _table: tuple[int, int, int] | None = None
     _asked: int | None = None
     _greetings: dict[int, Message] = field(default_factory=dict)
     _line: frozenset[int] = frozenset()  # who had greeted when this life began
     _began_s: float | None = None
+    _now_s: float = 0.0
     _crew: dict[int, KnownWorker] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Shard:
             The member that sent it (None if it was none), and messages to the members that their ``rank`` names.
         """
         rank: int | None = None
-        number = 0
+        number, self._now_s = 0, now_s
         try:
             message = decode(frames)
             if message.kind >= Kind.WELCOME:
@@ -121,6 +122,7 @@ class Shard:
     def tick(self, now_s: float) -> list[Message]:
         """What the passing of time brings: members fall silent, waits end. Call it a few times a second."""
         out: list[Message] = []
+        self._now_s = now_s
         silence_s = self._bounded(self.patience.silence_s)
         if not self.serving and self._began_s is not None:
             holds = any(one.version for one in self._greetings.values())
@@ -188,7 +190,8 @@ class Shard:
             entry = Entry(m.extra, False, one.sequence, one.clock)
             return [replace(self._to(m, Kind.BURIED), entries=(entry,)), *out]
         if m.kind is Kind.PING:
-            parked = member.parked[0].number if member.parked else 0
+            held = member.parked[0] if member.parked else self.movements.open.get(m.rank)
+            parked = held.number if held else 0
             return [self._to(m, Kind.PONG, sequence=member.sequence, extra=parked), *self._wake()]
         member.parked = (m, now_s + m.value)
         return self._wake()
@@ -200,18 +203,7 @@ class Shard:
             raise Refused(Refusal.TABLE)
         if m.kind is Kind.HELLO and not m.elements:
             raise Refused(Refusal.TABLE)
-        if max(m.clock, m.version, m.extra) > MOST_STEPS:
-            raise Refused(Refusal.STEP)
-        if m.value < 0:
-            raise Refused(Refusal.SCALE)
-        if m.kind not in CHANGING:
-            return
-        if not m.sequence:
-            raise Refused(Refusal.SEQUENCE)
-        if m.kind is not Kind.GRADIENT and not 0 < m.value <= (1 if m.kind is Kind.EXCHANGE else m.value):
-            raise Refused(Refusal.SCALE)
-        if m.kind is Kind.GRADIENT and not 1 <= m.extra <= len(self._crew):
-            raise Refused(Refusal.QUORUM)
+        check_numbers(m, len(self._crew))
 
     def _greet(self, m: Message, now_s: float) -> list[Message]:
         member = self._crew[m.rank]
@@ -274,6 +266,9 @@ class Shard:
             return self._again(m, member, now_s)
         if m.kind is Kind.GRADIENT:
             return self._contribute(m, member)
+        if m.kind is Kind.MOVEMENT:  # counted as applied when its merge is over: until then the worker keeps it
+            self.movements.add(m, now_s)
+            return self._wake()
         before = self.vector
         change = m.vector if m.kind is Kind.PUSH else vectors.difference(m.vector, before, m.value)
         after = vectors.add(before, m.value if m.kind is Kind.PUSH else 1.0, change)
@@ -303,6 +298,8 @@ class Shard:
         """An update that is in the copy already; its answer was lost."""
         if _asks(m):
             return self._then_pull(m, member, now_s)
+        if m.kind is Kind.MOVEMENT:
+            return [self._copy(m, Kind.COPY, self.vector)]
         if m.kind is not Kind.EXCHANGE:
             return [self._to(m, Kind.APPLIED, sequence=m.sequence)]
         if member.answer is not None and member.answer.sequence == m.sequence:
@@ -326,9 +323,23 @@ class Shard:
         self.vector = self.rounds.close(self._entries())
         self.version = self.rounds.newest + 1
 
-    def _nobody_comes(self) -> bool:
-        """Whether the open step has contributions, and no quorum of them can be: the rest is gone or through."""
-        given = self.rounds.given
+    def _merged(self) -> list[Message]:
+        """Answers to those of a merge that is over."""
+        if not self.movements.ready(self._now_s, all_here=self._nobody_comes(set(self.movements.open))):
+            return []
+        given, after = self.movements.close(self.vector)
+        if after is None:
+            self.counts[Refusal.VALUE.value] += len(given)
+            reason = list(Refusal).index(Refusal.VALUE)
+            return [self._to(one, Kind.REFUSED, extra=reason) for one in given]
+        self.vector, self.version = after, self.version + 1
+        for one in given:
+            self._advance(one, self._crew[one.rank])
+        self.counts["applied"] += len(given)
+        return [self._copy(one, Kind.COPY, self.vector) for one in given]
+
+    def _nobody_comes(self, given: set[int]) -> bool:
+        """Whether there are contributions, and no quorum of them can be: the rest is gone or through."""
         if not given:
             return False
         epochs = max(self._crew[rank].through for rank in given)
@@ -341,9 +352,9 @@ class Shard:
 
     def _wake(self) -> list[Message]:
         """Answers to what was parked and need not wait any longer."""
-        if self._nobody_comes():
+        if self._nobody_comes(self.rounds.given):
             self._close()
-        out = []
+        out = self._merged()
         for member in self._crew.values():
             if member.parked is None:
                 continue

@@ -36,7 +36,7 @@ MOST_ENTRIES = 1 << 16
 
 DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f4"), np.dtype("<f8"))
 
-_HEADER = struct.Struct("<4sHBBIIIIQQQQQQQdQQQ")
+_HEADER = struct.Struct("<4sHBBIIIIQQQQQQQdQdd")
 _ENTRY = struct.Struct("<IIQQ")
 HEADER_BYTES = _HEADER.size
 ENTRY_BYTES = _ENTRY.size
@@ -56,6 +56,7 @@ class Kind(IntEnum):
     LEAVE = 9
     MEET = 10  # give everybody the copy when all who are here have met so often; who waits here keeps nobody waiting
     BURY = 11  # the member named by ``extra`` is gone: take nothing more from it, and say what of it is in the copy
+    MOVEMENT = 12  # what I have moved, for the merge that is open; answered with the copy when that is over
     WELCOME = 33  # you are known; your updates up to this number are in the copy; with ``extra`` yours is a stray
     WANT = 34  # offer me your copy
     WHO = 35  # I have been started again since: greet me
@@ -71,10 +72,12 @@ class Kind(IntEnum):
     BURIED = 45  # with the entry of the member that was buried, which stays as it is
 
 
-CARRYING = frozenset({Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.COPY, Kind.BEFORE, Kind.MEAN})
+CARRYING = frozenset(
+    {Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT, Kind.COPY, Kind.BEFORE, Kind.MEAN}
+)
 """Messages with a vector. The others carry none, though HELLO says how long the sender's is."""
 
-CHANGING = frozenset({Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT})
+CHANGING = frozenset({Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT})
 """Messages that change the shard's state, each with a sequence number."""
 
 
@@ -137,6 +140,8 @@ class Message:
         version: updates in the copy; of a push that pulls, how long the pull may wait, in ms.
         life: of the shard; another one after each start.
         value: scale, α, weight or seconds; of HELLO, how long the sender waits for an answer.
+        momentum, grace: of a movement: μ of the outer step, and how much longer a quorum waits for others, as a part of
+            the time that its first has waited; 0 in all other messages.
         extra: quorum, the number of what is parked, the newest step, or 1 + the clock of a push's pull.
         table: fingerprint of the tensors and how they are divided.
         dtype: place in ``DTYPES``.
@@ -152,6 +157,8 @@ class Message:
     life: int = 0
     value: float = 0.0
     extra: int = 0
+    momentum: float = 0.0
+    grace: float = 0.0
     table: int = 0
     dtype: int = 0
     elements: int = 0
@@ -187,8 +194,8 @@ def encode(message: Message) -> list[Any]:
         size,
         message.value,
         message.extra,
-        0,
-        0,
+        message.momentum,
+        message.grace,
     )
     entries = b"".join(_ENTRY.pack(one.rank, one.here, one.sequence, one.clock) for one in message.entries)
     return [header, entries, *message.vector]
@@ -210,16 +217,16 @@ def decode(frames: Sequence[Any]) -> Message:
         raise Refused(Refusal.HEADER)
     fields = _HEADER.unpack(header)
     magic, version, kind, dtype, rank, table, members, pad = fields[:8]
-    number, sequence, clock, copy, life, elements, size, value, extra, pad2, pad3 = fields[8:]
+    number, sequence, clock, copy, life, elements, size, value, extra, momentum, grace = fields[8:]
     if magic != MAGIC:
         raise Refused(Refusal.MAGIC)
     if version != VERSION:
         raise Refused(Refusal.VERSION)
-    if kind not in _KINDS or pad or pad2 or pad3:
+    if kind not in _KINDS or pad or ((momentum or grace) and kind != Kind.MOVEMENT):
         raise Refused(Refusal.KIND)
     if dtype >= len(DTYPES):
         raise Refused(Refusal.DTYPE)
-    if not math.isfinite(value):
+    if not (math.isfinite(value) and math.isfinite(momentum) and math.isfinite(grace)):
         raise Refused(Refusal.VALUE)
     what = Kind(kind)
     return Message(
@@ -232,6 +239,8 @@ def decode(frames: Sequence[Any]) -> Message:
         life=life,
         value=value,
         extra=extra,
+        momentum=momentum,
+        grace=grace,
         table=table,
         dtype=dtype,
         elements=elements,

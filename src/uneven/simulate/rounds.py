@@ -157,6 +157,15 @@ class Groups:
             found = group.rounds[key] = Round(group, exchange, number, group.active)
         return found
 
+    def join(self, group: Group, worker: Worker, exchange: Exchange) -> Round:
+        """The round of this payload that is open when a worker's contribution comes, whichever it missed."""
+        number = group.newest.get(exchange.payload, (-1, 0))[0] + 1
+        key = exchange.payload, number
+        if key not in group.rounds:
+            gone = worker.rank not in self._active  # it takes no more steps, and this is its last contribution
+            group.rounds[key] = Round(group, exchange, number, group.active + gone)
+        return group.rounds[key]
+
     def skip(self, group: Group, worker: Worker, payload: Payload) -> int:
         """Let a worker that was left behind meet the others next after the newest closed round; its next clock."""
         number, clock = group.newest[payload]

@@ -2,7 +2,7 @@
 
 Apart: each member pushes and pulls on its own (a sum, a centre). Together: the copy gathers what the members
 push, and when enough have come it answers all of them with the outcome; who comes later is dropped and takes over
-the newest state.
+the newest state. In the background nobody is too late: what comes later counts in the next outcome.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Servers:
         """Push a contribution, bucket by bucket if it becomes ready by and by."""
         stage = self._stage
         group = stage.group(worker, one.members)
-        errand = Errand(worker, one, worker.clock, group, stage.groups.meet(group, worker, one))
+        meeting = None if one.beside else stage.groups.meet(group, worker, one)
+        errand = Errand(worker, one, worker.clock, group, meeting)
         if computing:
             errand.parts = (1.0,) if one.select else stage.buckets
             self._await(errand)
@@ -84,6 +85,8 @@ class Servers:
         """All of it is at the parameter server."""
         if errand.worker.dead:
             return
+        if errand.exchange.quorum is not None and errand.meeting is None:
+            errand.meeting = self._stage.groups.join(errand.group, errand.worker, errand.exchange)
         if errand.meeting is not None:
             self._contribute(errand, errand.meeting)
             return
@@ -100,7 +103,7 @@ class Servers:
             meeting.opened_s = self._stage.queue.now_s
         meeting.arrive(errand.worker, errand.clock)
         if late:
-            errand.worker.late = errand.exchange.moment is not Moment.BACKGROUND
+            errand.worker.late = True
             self._pull(errand, self._catch_up)
         else:
             meeting.errands.append(errand)

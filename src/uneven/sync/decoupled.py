@@ -15,8 +15,9 @@ class Decoupled(SyncPolicy):
 
     Every ``every`` steps a learner sends what it has moved and trains on. When ``quorum`` of them have come, the copy
     waits a grace window longer, takes one outer step with Nesterov momentum on their mean, weighted by samples, and
-    answers them: x ← copy + what the learner has moved since it sent. Who comes after that takes over the copy as well,
-    and what it had sent counts in the next merge. So nothing is lost, and nobody waits.
+    answers them: x ← copy + what the learner has moved since it sent. Who comes after that counts in the next merge,
+    and is answered by it. So nothing is lost, and nobody waits; a learner whose answer is still to come goes on, and
+    sends more at the end of the block in which it has come.
 
     The window is ``grace`` times as long as the first of a quorum has waited for its last, and ends when all are there.
     No code of the method is public; the window, and what becomes of late ones, are ours.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Combined, Exchange, Merge, Moment, Payload, WriteBack, span
+from uneven.core.actions import Combined, Exchange, Merge, Payload, WriteBack, span
 from uneven.entries import HEADER_BYTES, Picked, packed_bytes
 from uneven.entries.pack import shortest
 from uneven.entries.picked import WHOLE
@@ -350,13 +350,8 @@ class Training(Arithmetic):
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
         """The state after the newest round, as who keeps the copy knows it."""
         replica = self._replicas[rank]
-        sent = self._sent.pop(key_of(rank, exchange), None)
+        self._sent.pop(key_of(rank, exchange), None)
         self._answers.pop(key_of(rank, exchange), None)
-        if sent is not None and exchange.moment is Moment.BACKGROUND:
-            if exchange.payload is Payload.DELTA:  # it was not taken in, and so comes with the next one
-                replica.carried, replica.fresh = replica.carried - sent.value, replica.fresh + sent.samples
-            self._take_over(rank, self._centre, sent, exchange.write_back)
-            return
         if exchange.payload is Payload.GRADIENT:
             replica.state, replica.gradient = self._rounds[exchange.members], None
         else:

@@ -50,6 +50,14 @@ class Net:
         self.post(rank, out)
         return number
 
+    def movement(self, rank: int, clock: int, value: float) -> int:
+        """For a merge of its own."""
+        number, out = self.links[rank].request(
+            Kind.MOVEMENT, clock=clock, value=1.0, extra=1, vector=vector(value, 0, 1), momentum=0.0
+        )
+        self.post(rank, out)
+        return number
+
     def ask(self, rank: int, clock: int = 0) -> int:
         number, out = self.links[rank].request(Kind.PULL, clock=clock, value=1e9)
         self.post(rank, out)

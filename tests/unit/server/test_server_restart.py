@@ -26,7 +26,10 @@ def test_every_update_arrives_exactly_once(seed: int) -> None:
             clocks[rank] += 1
             value = rng.randint(1, 9)
             total += value
-            if rng.random() < 0.5:
+            how = rng.random()
+            if how < 0.3:
+                net.movement(rank, clocks[rank], float(value))
+            elif how < 0.6:
                 net.push(rank, clocks[rank], float(value))
             else:
                 net.push_pull(rank, clocks[rank], float(value), wait=max(0, min(clocks) - 1))

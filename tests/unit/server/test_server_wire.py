@@ -65,10 +65,10 @@ def test_a_vector_is_a_view_of_its_frames() -> None:
     assert np.shares_memory(decode(frames).vector[0], np.frombuffer(frames[2], np.uint8))
 
 
-FORM = "<4sHBBIIIIQQQQQQQdQQQ"
+FORM = "<4sHBBIIIIQQQQQQQdQdd"
 FIELDS = [
     *("magic", "version", "kind", "dtype", "rank", "table", "members", "pad", "number", "sequence", "clock"),
-    *("copy", "life", "elements", "size", "value", "extra", "pad2", "pad3"),
+    *("copy", "life", "elements", "size", "value", "extra", "momentum", "grace"),
 ]
 
 
@@ -91,6 +91,8 @@ def header(**change: object) -> list[bytes]:
         (header(version=2), Refusal.VERSION),
         (header(kind=0), Refusal.KIND),
         (header(pad=1), Refusal.KIND),
+        (header(grace=1.0), Refusal.KIND),
+        (header(momentum=float("inf"), kind=int(Kind.MOVEMENT)), Refusal.VALUE),
         (header(dtype=2), Refusal.DTYPE),
         (header(value=float("nan")), Refusal.VALUE),
         (header(members=1), Refusal.ENTRIES),

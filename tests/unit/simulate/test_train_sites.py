@@ -229,11 +229,11 @@ def test_learners_never_wait_and_what_comes_late_counts_in_the_next_merge() -> N
     )
     assert len(ends_s[0]) > 2 * len(ends_s[2])
     centre = trained.training._centre
-    unsent_ = torch.stack([unsent(trained, rank) for rank in range(3)])
     assert bool(centre.isfinite().all())
     whole = Trained(spec, task, "decoupled:every=2,quorum=3,outer_lr=1.0,outer_momentum=0.0", iterations=20)
     assert not torch.equal(whole.training._centre, centre)
-    assert float(unsent_[2].abs().sum()) > 0
+    assert any(2 in ranks for ranks in trained.training.merged), "a slow learner is late for many, and in others"
+    assert all(len(ranks) >= 2 for ranks in trained.training.merged[:-2]), "until the fast ones have no more to send"
 
 
 def test_the_first_merge_of_all_without_momentum_is_that_of_local_sgd() -> None:

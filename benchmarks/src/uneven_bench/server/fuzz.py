@@ -17,7 +17,8 @@ _LIFE = 5
 _TABLE = 7
 _MEMBERS = 4
 _VECTOR = (np.arange(6, dtype=np.float32),)
-_UP = (Kind.HELLO, Kind.OFFER, Kind.PUSH, Kind.PULL, Kind.EXCHANGE, Kind.GRADIENT, Kind.RESULT, Kind.PING)
+_UP = (Kind.HELLO, Kind.OFFER, Kind.PUSH, Kind.PULL, Kind.EXCHANGE, Kind.GRADIENT, Kind.RESULT, Kind.PING,
+       Kind.MOVEMENT)  # fmt: skip
 
 
 def fuzz(messages: int, seed: int) -> Counter[str]:
@@ -77,7 +78,7 @@ def _carrying(kind: Kind, rank: int) -> Message:
 def _good(rng: random.Random) -> Message:
     kind, rank = rng.choice(_UP), rng.randrange(_MEMBERS)
     whole = _carrying(kind, rank)
-    if kind in (Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT):
+    if kind in (Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT):
         return whole
     return replace(whole, vector=(), elements=6 if kind is Kind.HELLO else 0)
 
@@ -125,7 +126,7 @@ def _magic(rng: random.Random) -> list[bytes]:
 def _numbers(rng: random.Random) -> list[bytes]:
     bad = _VECTOR[0].copy()
     bad[rng.randrange(6)] = rng.choice((np.nan, np.inf, -np.inf))
-    kind = rng.choice((Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT))
+    kind = rng.choice(_MOVING)
     return _raw(replace(_carrying(kind, rng.randrange(_MEMBERS)), vector=(bad,)))
 
 
@@ -151,11 +152,11 @@ def _unasked(rng: random.Random) -> list[bytes]:
     return _raw(_carrying(Kind.OFFER, rng.randrange(_MEMBERS)))
 
 
-_MOVING = (Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT)
+_MOVING = (Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT)
 _WAYS: tuple[Callable[[random.Random], list[bytes]], ...] = (
     *(_noise, _cut, _frames, _magic, _numbers, _twice, _entries, _unasked),
     _patch(4, "<H", lambda rng: rng.randint(2, 65535)),  # version
-    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(12, 32), rng.randint(46, 255)))),  # no kind
+    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(13, 32), rng.randint(46, 255)))),  # no kind
     _patch(6, "<B", lambda rng: rng.choice((34, 35, 36, 40, 41, 42, 43, 44))),  # what only shards say
     _patch(7, "<B", lambda rng: rng.randint(2, 255)),  # kind of numbers
     _patch(16, "<I", lambda rng: rng.randint(1, 2**32 - 1)),  # members announced
@@ -169,8 +170,11 @@ _WAYS: tuple[Callable[[random.Random], list[bytes]], ...] = (
     _wrong(lambda rng: {"extra": rng.randint(2**48 + 1, 2**64 - 1)}, Kind.PUSH),
     _wrong(lambda rng: {"table": rng.choice((0, rng.randint(8, 2**32 - 1)))}, *_MOVING),
     _wrong(lambda rng: {"sequence": 0}, *_MOVING),
-    _wrong(lambda rng: {"value": 0.0}, Kind.PUSH, Kind.EXCHANGE),
+    _wrong(lambda rng: {"value": 0.0}, Kind.PUSH, Kind.EXCHANGE, Kind.MOVEMENT),
     _wrong(lambda rng: {"value": 1.0 + 1e-6 + rng.random()}, Kind.EXCHANGE),
-    _wrong(lambda rng: {"extra": rng.choice((0, rng.randint(_MEMBERS + 1, 2**40)))}, Kind.GRADIENT),
+    _wrong(lambda rng: {"extra": rng.choice((0, rng.randint(_MEMBERS + 1, 2**40)))}, Kind.GRADIENT, Kind.MOVEMENT),
+    _wrong(lambda rng: {"momentum": rng.choice((-rng.random() - 1e-9, 1.0 + rng.random(), np.nan))}, Kind.MOVEMENT),
+    _wrong(lambda rng: {"grace": rng.choice((-rng.random() - 1e-9, np.inf))}, Kind.MOVEMENT),
+    _wrong(lambda rng: {"momentum": rng.random() + 1e-9}, Kind.PULL, Kind.PUSH, Kind.GRADIENT),
     _wrong(lambda rng: {"clock": rng.randint(1, 2**40)}, Kind.GRADIENT),
 )
