@@ -88,8 +88,9 @@ def _tables(found: TableOutcome) -> str:
     servers = f"{found.servers} table server{'s' if found.servers > 1 else ''}"
     batches = f"{found.ahead} batch{'' if found.ahead == 1 else 'es'} ahead"
     return (
-        f"{servers}, {batches}: trainers waited for rows {percent(found.rows_wait_share)} of their "
-        f"time; servers' processors were busy {percent(found.processor_share)}, their links {percent(found.link_share)}"
+        f"{servers}, {batches}: trainers waited for rows {percent(found.rows_wait_share)} of their time; servers' "
+        f"processors were busy {percent(found.processor_share)}, their links {percent(found.link_share)}, "
+        f"trainers' links {percent(found.trainer_link_share)}; the limit is {found.limit}"
     )
 
 

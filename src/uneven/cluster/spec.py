@@ -104,6 +104,11 @@ class Node:
         share = self.share.at(time_s)
         return share * (self.threads / (self.threads + rivals))
 
+    def link_bit_per_s(self, time_s: float) -> tuple[float | None, float | None]:
+        """Of its link at a time, up and down; None is not limited."""
+        up, down = (None if each is None else each.at(time_s) for each in (self.up_bit_per_s, self.down_bit_per_s))
+        return up, down
+
     def next_change_s(self, time_s: float) -> float:
         """When :meth:`available` may change next."""
         return min(self.share.next_change_s(time_s), self.load.next_change_s(time_s))

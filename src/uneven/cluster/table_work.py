@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 from uneven.cluster.checks import not_negative, positive
 
+LIMITS = ("trainers' processors", "latency", "trainers' links", "servers' processors", "servers' links")
+"""What can hold up trainers whose tables are on servers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
@@ -52,3 +55,9 @@ class TableWork:
     def down_bytes(self) -> float:
         """To a trainer, a sample."""
         return float(self.features * self.dim * self.number_bytes)
+
+    def link_s(self, samples: float, up_bit_per_s: float | None, down_bit_per_s: float | None) -> tuple[float, float]:
+        """What a lookup of so many samples and its gradient take a link, up and down; 0 and None are not limited."""
+        ways = (self.up_bytes, up_bit_per_s), (self.down_bytes, down_bit_per_s)
+        up_s, down_s = (8 * samples * moved / rate if rate else 0.0 for moved, rate in ways)
+        return up_s, down_s

@@ -8,13 +8,16 @@
     FOLDER/TABLE-START-STOP.taken.npy   others; and which of them are in use
     FOLDER/shard-N.json                 written last: the tables, the ranges, and which updates are in them at least
 
-Rows of a shard that goes on stepping while it writes are of different moments, each of them whole.
+Rows of a shard that goes on stepping while it writes are of different moments, each of them whole. A block is copied
+between two messages and written by a thread while the shard answers the next one: it waits only where the disk is
+slower than its workers.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +62,8 @@ class TableFiles:
         for one in maps:
             one.held = True
         try:
-            yield from _all_written(where, holding)
+            with ThreadPoolExecutor(1, thread_name_prefix="saving") as beside:
+                yield from _all_written(where, holding, beside)
         finally:
             for one in maps:
                 one.held = False
@@ -123,7 +127,7 @@ def _stem(held: HeldRange) -> str:
     return f"{held.table}-{held.start}-{held.stop}"
 
 
-def _all_written(where: Path, holding: Holding) -> Iterator[None]:
+def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[None]:
     for held in holding:
         arrays: dict[str, np.ndarray] = {"rows": held.rows, "sums": held.sums}
         if held.map is not None:  # nothing goes while it is held, and what comes meanwhile is left out
@@ -133,7 +137,7 @@ def _all_written(where: Path, holding: Holding) -> Iterator[None]:
             arrays = {name: array[:used] for name, array in arrays.items()}
             arrays |= {"ids": held.map.ids[:used].copy(), "taken": taken}
         for name, array in arrays.items():
-            yield from _written(where / f"{_stem(held)}.{name}.npy", array)
+            yield from _written(where / f"{_stem(held)}.{name}.npy", array, beside)
 
 
 def _said(folder: Path, number: int) -> dict[str, Any]:
@@ -144,14 +148,24 @@ def _said(folder: Path, number: int) -> dict[str, Any]:
     return found
 
 
-def _written(path: Path, array: np.ndarray) -> Iterator[None]:
+def _written(path: Path, array: np.ndarray, beside: Executor) -> Iterator[None]:
+    """Two blocks in turn: one is written while the next is copied."""
+    each = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
+    blocks = np.empty((2, min(each, len(array)), *array.shape[1:]), array.dtype)
+    under_way: Future[int] | None = None
     with path.open("wb") as file:
         header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
         np.lib.format.write_array_header_1_0(file, header)
-        each = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
-        for start in range(0, len(array), each):
-            file.write(array[start : start + each].data)
+        for place, start in enumerate(range(0, len(array), each)):
+            taken = array[start : start + each]
+            block = blocks[place % 2, : len(taken)]
+            block[:] = taken
+            if under_way is not None:
+                under_way.result()
+            under_way = beside.submit(file.write, block.data)
             yield
+        if under_way is not None:
+            under_way.result()
 
 
 def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray:

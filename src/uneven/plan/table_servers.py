@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uneven.cluster.spec import ClusterSpec, Node
+from uneven.cluster.table_work import LIMITS
 
 MOST_SERVERS, MOST_AHEAD = 64, 8
 _ENOUGH = 0.98
 """Part of the most that there is to have, with which fewer servers or batches ahead are enough."""
-
-LIMITS = ("trainers' processors", "latency", "trainers' links", "servers' processors", "servers' links")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ def forecast(spec: ClusterSpec, servers: int, ahead: int) -> TableForecast:
     found = [_trainer(spec, node, batch, ahead, message_s) for node in nodes]
     wanted = sum(rate for rate, _ in found)
     processors = servers * work.server_cores / (work.server_core_s + servers * work.message_core_s / batch)
-    moved = spec.workload.framing * max(work.up_bytes, work.down_bytes)
-    links = servers * work.server_bit_per_s / 8 / moved if work.server_bit_per_s and moved else float("inf")
+    a_sample_s = max(work.link_s(spec.workload.framing, work.server_bit_per_s, work.server_bit_per_s))
+    links = servers / a_sample_s if a_sample_s else float("inf")
     per_s = min(wanted, processors, links)
     if per_s < wanted:
         limit = LIMITS[3] if processors <= links else LIMITS[4]
@@ -83,12 +82,9 @@ def forecast(spec: ClusterSpec, servers: int, ahead: int) -> TableForecast:
 
 def _trainer(spec: ClusterSpec, node: Node, batch: float, ahead: int, message_s: float) -> tuple[float, str]:
     """Samples a second of one trainer, and what binds it."""
-    work, framing = spec.tables, spec.workload.framing
+    work = spec.tables
     compute_s = spec.cost(node).seconds(round(batch)) / max(node.available(0.0), 1e-9)
-    up_s, down_s = (
-        0.0 if link is None else 8 * framing * batch * each / link.at(0.0)
-        for link, each in ((node.up_bit_per_s, work.up_bytes), (node.down_bit_per_s, work.down_bytes))
-    )
+    up_s, down_s = work.link_s(spec.workload.framing * batch, *node.link_bit_per_s(0.0))
     there_and_back_s = 2 * (node.latency_s + work.server_latency_s) + up_s + down_s + message_s
     each_s = {
         LIMITS[0]: compute_s,

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uneven.cluster.spec import ClusterSpec
+from uneven.cluster.table_work import LIMITS
 from uneven.errors import ConfigError
+
+_BUSY = 0.95
+"""Part of the time from which on something that is busy is the limit."""
+_WAITS = 0.05
+"""Part of the time from which on waits for rows are, where nothing is that busy: they are latency."""
 
 
 class TableServers(NamedTuple):
@@ -32,6 +38,7 @@ class TableOutcome(NamedTuple):
     Attributes:
         rows_wait_share: part of all trainers' time in which they waited for rows.
         processor_share, link_share: parts of the time in which a server's processor, and its link, was busy, means.
+        trainer_link_share: likewise of the trainers' links.
         asked: batches.
     """
 
@@ -40,7 +47,17 @@ class TableOutcome(NamedTuple):
     rows_wait_share: float
     processor_share: float
     link_share: float
+    trainer_link_share: float
     asked: int
+
+    @property
+    def limit(self) -> str:
+        """One of LIMITS: what holds trainers up most."""
+        busy = dict(zip(LIMITS[2:], (self.trainer_link_share, self.processor_share, self.link_share), strict=True))
+        most = max(busy, key=lambda name: busy[name])
+        if busy[most] > _BUSY:
+            return most
+        return LIMITS[1] if self.rows_wait_share > _WAITS else LIMITS[0]
 
 
 @dataclass(slots=True)
@@ -109,6 +126,7 @@ class VirtualTables:
             sum(self._waited_s.values()) / max(present_s, 1e-12),
             sum(one.processor.busy_s for one in self._servers) / many / whole,
             sum(max(one.up.busy_s, one.down.busy_s) for one in self._servers) / many / whole,
+            sum(max(up.busy_s, down.busy_s) for up, down in self._links) / len(self._links) / whole,
             self.asked,
         )
 
@@ -117,14 +135,11 @@ class VirtualTables:
         self.asked += 1
         up, down = self._links[rank]
         latency_s = node.latency_s + work.server_latency_s
-        moved = framing * batch * work.up_bytes, framing * batch * work.down_bytes
-        sent_s = up.serve(now_s, 0.0 if node.up_bit_per_s is None else 8 * moved[0] / node.up_bit_per_s.at(now_s))
-        rate = work.server_bit_per_s * self._how.servers
-        part_s = [8 * one / rate if rate else 0.0 for one in moved]
+        sent_s, came_s = work.link_s(framing * batch, *node.link_bit_per_s(now_s))
+        part_s = work.link_s(framing * batch / self._how.servers, work.server_bit_per_s, work.server_bit_per_s)
         read_s = work.message_s(batch, self._how.servers)
-        answered_s = 0.0
+        at_s, answered_s = up.serve(now_s, sent_s) + latency_s, 0.0
         for server in self._servers:
-            heard_s = server.down.serve(sent_s + latency_s, part_s[0])
+            heard_s = server.down.serve(at_s, part_s[0])
             answered_s = max(answered_s, server.up.serve(server.processor.serve(heard_s, read_s), part_s[1]))
-        came_s = 0.0 if node.down_bit_per_s is None else 8 * moved[1] / node.down_bit_per_s.at(now_s)
         return down.serve(answered_s + latency_s, came_s)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from uneven_bench.recommendation import faults
 from uneven_bench.recommendation.bench import CASES, QUICK, MeasuredTrainers, _measured, judged, tables
 from uneven_bench.recommendation.clicks import Clicks
 from uneven_bench.recommendation.quality import WAYS, OnePass
@@ -60,3 +61,34 @@ def test_a_pass_in_virtual_time_learns_and_a_shadow_never_waits() -> None:
     assert found["asynchronous"].per_unit > 1.1 * found["easgd-5"].per_unit, "twins wait for the sync server"
     assert found["asynchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.15)
     assert found["synchronous"].per_unit == pytest.approx(8 * found["sequential"].per_unit, rel=0.3)
+
+
+def test_both_runs_go_first_in_turn_and_kills_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[int] = []
+
+    def one(_: Clicks, seed: int, kills: int) -> faults.OneRun:
+        played.append(kills)
+        took_s = [0.1, 9.0, 0.1, 0.3] if kills else [0.1] * 4
+        return faults.OneRun(0.51 if kills else 0.5, took_s, [1] if kills else [], lost=seed)
+
+    monkeypatch.setattr(faults, "_one_pass", one)
+    monkeypatch.setattr(faults, "clicks", a_log)
+    found = faults.killed(2, 10, lambda *_: None)["killed"]
+    assert played == [0, faults.KILLS, faults.KILLS, 0]
+    assert found["logloss_vs_undisturbed"] == pytest.approx(0.02)
+    assert found["eps_outside"] == pytest.approx([0.6, 0.6]), "a slow batch after a kill counts"
+    assert (found["away_s"], found["lost"], found["updates"]) == (9.0, [0, 1], 8)
+    assert len(tables({"killed": found})) == 1
+
+
+def test_a_shard_of_a_pass_is_killed_and_one_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real servers: two in a short pass, one of 10 MB."""
+    monkeypatch.setattr(faults, "SAVE_EVERY_S", 0.1)
+    hit = faults._one_pass(a_log(3000), 0, 1)
+    assert (hit.restarts, len(hit.broken)) == (1, 1)
+    assert hit.log_loss < 1.0
+    saved = faults.checkpoint(0.01, 0.1, lambda *_: None)["checkpoint"]
+    assert saved["gigabytes"] == pytest.approx(0.01, rel=0.01)
+    assert saved["written_gigabytes"] == pytest.approx(0.01 * 17 / 16, rel=0.01), "and Adagrad's sums"
+    assert saved["more_bytes"] >= 0
+    assert len(tables({"checkpoint": saved})) == 1

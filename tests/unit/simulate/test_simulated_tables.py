@@ -52,6 +52,7 @@ def test_what_a_plan_says_comes_true(name: str) -> None:
     found, said = played(spec, servers, ahead), forecast(spec, servers, ahead)
     assert found.samples_per_s == pytest.approx(said.per_s, rel=0.03)
     assert found.tables is not None
+    assert found.tables.limit == said.limit
     assert found.tables.processor_share == pytest.approx(said.server_load, rel=0.05)
     assert found.tables.asked == len(spec.nodes) * (200 + ahead)
 

@@ -290,7 +290,9 @@ def _faults(result: dict[str, Any]) -> Table:
         shown.add_column(heading, justify="right" if shown.columns else "left")
     if one := result.get("killed"):
         shown.add_row(f"log loss after {one['kills']} kills", f"{one['logloss_vs_undisturbed']:+.2%}", "≤ +1 %")
-        shown.add_row("examples/s outside of them ÷ undisturbed", f"{one['eps_outside']:.2f}", "≥ 0.9")
+        outside = one["eps_outside"]
+        spread = f" ({min(outside):.2f} to {max(outside):.2f})" if len(outside) > 1 else ""
+        shown.add_row("examples/s outside of them ÷ undisturbed", f"{statistics.median(outside):.2f}{spread}", "≥ 0.9")
         shown.add_row("a batch in which a shard is away, s", f"{one['away_s']:.2f}", "")
         shown.add_row(f"updates lost, of {one['updates']}", ", ".join(map(str, one["lost"])), "")
     if one := result.get("checkpoint"):

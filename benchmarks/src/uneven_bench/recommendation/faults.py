@@ -68,29 +68,30 @@ class OneRun:
 
     @property
     def per_s(self) -> float:
-        """Examples a second, batches in which a shard was away left out; medians, as the machine has other work."""
-        return BATCH / statistics.median(one for at, one in enumerate(self.took_s) if at not in self.broken)
+        """Examples a second over all batches but those in which a shard was away."""
+        return BATCH / statistics.fmean(one for at, one in enumerate(self.took_s) if at not in self.broken)
 
 
 def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dict[str, Any]:
     """A run in which a shard of two is killed three times, and one that nothing disturbs, in turns.
 
     Returns:
-        ``killed``: ``logloss_vs_undisturbed`` (relative), ``eps_outside`` (÷ the undisturbed run's), ``away_s`` (median
-        of the batches in which a shard was away), ``lost`` (updates, by run), ``updates`` (of a run).
+        ``killed``: ``logloss_vs_undisturbed`` (relative), ``eps_outside`` (÷ the undisturbed run's; each round),
+        ``away_s`` (median of the batches in which a shard was away), ``lost`` (updates, by run), ``updates`` (of a
+        run).
     """
     data, found = clicks(samples), []
     for number in range(rounds):
-        pair = []
-        for place, kills in enumerate((0, KILLS)):
+        pair: dict[int, OneRun] = {}
+        for place, kills in enumerate((0, KILLS) if number % 2 == 0 else (KILLS, 0)):  # each goes first in turn
             told(f"{kills} kills, round {number + 1} of {rounds}", (2 * number + place) / rounds / 2)
-            pair.append(_one_pass(data, number, kills))
-        found.append(pair)
+            pair[kills] = _one_pass(data, number, kills)
+        found.append((pair[0], pair[KILLS]))
     away_s = [hit.took_s[at] for _, hit in found for at in hit.broken]
     return {
         "killed": {
             "logloss_vs_undisturbed": statistics.median(hit.log_loss / calm.log_loss - 1 for calm, hit in found),
-            "eps_outside": statistics.median(hit.per_s / calm.per_s for calm, hit in found),
+            "eps_outside": [hit.per_s / calm.per_s for calm, hit in found],
             "away_s": statistics.median(away_s), "lost": [hit.lost for _, hit in found],
             "updates": 2 * len(found[0][1].took_s), "kills": KILLS, "save_every_s": SAVE_EVERY_S,
         }
@@ -154,9 +155,9 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
     """One shard with tables of so many gigabytes, one trainer; it saves while that goes on.
 
     Returns:
-        ``checkpoint``: ``gigabytes`` held, ``took_s``, ``more_bytes`` (the most that the shard held above what it had
-        before, while it saved), ``eps_while`` (examples a second while it saved ÷ before and after), ``stall`` (what a
-        save a minute costs: the part of a minute's examples).
+        ``checkpoint``: ``gigabytes`` of rows, ``took_s``, ``more_bytes`` (the most that the shard's process held
+        while it saved, as the kernel has it, above what it held before), ``eps_while`` (examples a second while it
+        saved ÷ before and after), ``stall`` (what a save a minute costs: the part of a minute's examples).
     """
     many = int(gigabytes * 2**30 / 4 / 16)
     draw = np.random.default_rng(0)
@@ -174,8 +175,8 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
             batch()
         shard = psutil.Process(servers.pids()[0])
         ends: list[float] = []
-        held = shard.memory_info().rss
-        most, saved = [held], threading.Event()
+        saved = threading.Event()
+        held = 0
         span: list[float] = []
         failed: list[CheckpointError] = []
 
@@ -193,11 +194,12 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
         while not saved.is_set() or time.perf_counter() < span[1] + window_s:
             batch()
             ends.append(time.perf_counter())
-            most.append(shard.memory_info().rss)
             if not span and not saver.is_alive() and ends[-1] > began_s + window_s:
                 told("save beside the training", 0.5)
+                held = _peak_from_now(shard.pid)
                 saver.start()
         saver.join()
+        most = _peak_bytes(shard.pid)
         if failed:
             raise failed[0]
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
@@ -206,8 +208,19 @@ def checkpoint(gigabytes: float, window_s: float, told: Callable[[str, float], N
     outside = (len(ends) - sum(span[0] < one <= span[1] for one in ends)) / (ends[-1] - began_s - (span[1] - span[0]))
     return {
         "checkpoint": {
-            "gigabytes": held / 2**30, "written_gigabytes": size / 2**30, "took_s": span[1] - span[0],
-            "more_bytes": max(most) - held, "eps_while": inside / outside,
+            "gigabytes": 4 * 16 * many / 2**30, "written_gigabytes": size / 2**30, "took_s": span[1] - span[0],
+            "more_bytes": most - held, "eps_while": inside / outside,
             "stall": max(0.0, 1 - inside / outside) * (span[1] - span[0]) / 60.0,
         }
     }  # fmt: skip
+
+
+def _peak_from_now(pid: int) -> int:
+    """Bytes that a process holds; from now on the kernel keeps the greatest number anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+    return _peak_bytes(pid)
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
