@@ -49,6 +49,11 @@ def test_another_number_of_shards_goes_on_just_as_one_would_have(tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"cannot save .*file"):
         whole.save(tmp_path / "file")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a-0-300.rows.npy").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match="No space left"):
+        whole.save(tmp_path / "full")
+    assert not list((tmp_path / "full").glob("shard-*.json"))
     for one in (whole, rest, other, wider):
         one.close()
     with pytest.raises(ConfigError, match="save_every_s=0"):
