@@ -15,13 +15,15 @@ namespace {
 
 constexpr int64_t kAhead = 16;  // edges between a prefetch and its use
 constexpr int kChunks = 64;
+constexpr int64_t kNear = 16 << 20;  // bytes of x that one pass over the edges reads: most last-level caches keep them
+constexpr int64_t kOwn = 2 << 20;    // bytes of y above which it is written past the caches, which then keep x
 
 #ifdef UNEVEN_X86
 // N vectors of a row in registers while its neighbours are added; the last one is masked.
 template <int N, bool Weighted>
 __attribute__((target("avx512f"))) void rows512(const int32_t* starts, const int32_t* columns, int64_t begin, int64_t end,
                                                  const float* x, int64_t ldx, float* y, int64_t ldy, const float* scale,
-                                                 const float* weight, int64_t left) {
+                                                 const float* weight, int64_t left, bool past) {
   const __mmask16 last = __mmask16((1u << left) - 1);
   const int64_t ones = starts[end];
   for (int64_t v = begin; v < end; ++v) {
@@ -44,6 +46,10 @@ __attribute__((target("avx512f"))) void rows512(const int32_t* starts, const int
       const __m512 by = _mm512_set1_ps(scale[v]);
       for (int k = 0; k < N; ++k) sum[k] = _mm512_mul_ps(sum[k], by);
     }
+    if (past) {
+      for (int k = 0; k < N; ++k) _mm512_stream_ps(out + 16 * k, sum[k]);
+      continue;
+    }
     for (int k = 0; k < N - 1; ++k) _mm512_storeu_ps(out + 16 * k, sum[k]);
     _mm512_mask_storeu_ps(out + 16 * (N - 1), last, sum[N - 1]);
   }
@@ -52,7 +58,7 @@ __attribute__((target("avx512f"))) void rows512(const int32_t* starts, const int
 template <int N, bool Weighted>
 __attribute__((target("avx2"))) void rows256(const int32_t* starts, const int32_t* columns, int64_t begin, int64_t end,
                                               const float* x, int64_t ldx, float* y, int64_t ldy, const float* scale,
-                                              const float* weight, int64_t left) {
+                                              const float* weight, int64_t left, bool past) {
   alignas(32) int32_t bits[8];
   for (int k = 0; k < 8; ++k) bits[k] = k < left ? -1 : 0;
   const __m256i last = _mm256_load_si256(reinterpret_cast<const __m256i*>(bits));
@@ -77,13 +83,17 @@ __attribute__((target("avx2"))) void rows256(const int32_t* starts, const int32_
       const __m256 by = _mm256_set1_ps(scale[v]);
       for (int k = 0; k < N; ++k) sum[k] = _mm256_mul_ps(sum[k], by);
     }
+    if (past) {
+      for (int k = 0; k < N; ++k) _mm256_stream_ps(out + 8 * k, sum[k]);
+      continue;
+    }
     for (int k = 0; k < N - 1; ++k) _mm256_storeu_ps(out + 8 * k, sum[k]);
     _mm256_maskstore_ps(out + 8 * (N - 1), last, sum[N - 1]);
   }
 }
 
 using Rows = void (*)(const int32_t*, const int32_t*, int64_t, int64_t, const float*, int64_t, float*, int64_t,
-                      const float*, const float*, int64_t);
+                      const float*, const float*, int64_t, bool);
 template <bool W>
 const Rows kRows512[] = {rows512<1, W>,  rows512<2, W>,  rows512<3, W>,  rows512<4, W>,  rows512<5, W>,  rows512<6, W>,
                          rows512<7, W>,  rows512<8, W>,  rows512<9, W>,  rows512<10, W>, rows512<11, W>, rows512<12, W>,
@@ -110,13 +120,17 @@ int uneven_level() {
   return 0;
 }
 
-// y[v] = scale[v] · Σ weight[u] · x[u] over the row v; scale and weight may be null, which is 1. bounds are those of
-// kChunks pieces of rows that take about equally long.
+// y[v] = scale[v] · Σ weight[u] · x[u] over the row v; scale and weight may be null, which is 1. sources are x's rows,
+// bounds those of kChunks pieces of rows that take about equally long.
 void uneven_sums(int level, const int32_t* starts, const int32_t* columns, const int32_t* bounds, const float* x,
-                 int64_t ldx, float* y, int64_t ldy, int64_t width, const float* scale, const float* weight) {
+                 int64_t sources, int64_t ldx, float* y, int64_t ldy, int64_t width, const float* scale,
+                 const float* weight) {
 #ifdef UNEVEN_X86
   const int64_t lane = level == 2 ? 16 : 8, most = level == 2 ? 16 : 8;
-  const int64_t vectors = (width + lane - 1) / lane, parts = (vectors + most - 1) / most;
+  const int64_t vectors = (width + lane - 1) / lane, far = (sources * width * 4 + kNear - 1) / kNear;
+  const bool past = width % lane == 0 && ldy % lane == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0 &&
+                    bounds[kChunks] * width * 4 > kOwn;
+  const int64_t parts = std::max((vectors + most - 1) / most, std::min(far, vectors * lane / 64));
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t job = 0; job < parts * kChunks; ++job) {
     const int64_t part = job / kChunks, chunk = job % kChunks;
@@ -126,7 +140,8 @@ void uneven_sums(int level, const int32_t* starts, const int32_t* columns, const
     float* out = y + from * lane;
     const Rows* all = weight ? (level == 2 ? kRows512<true> : kRows256<true>)
                              : (level == 2 ? kRows512<false> : kRows256<false>);
-    all[n - 1](starts, columns, bounds[chunk], bounds[chunk + 1], in, ldx, out, ldy, scale, weight, left);
+    all[n - 1](starts, columns, bounds[chunk], bounds[chunk + 1], in, ldx, out, ldy, scale, weight, left, past);
+    if (past) _mm_sfence();  // before others read it
   }
 #endif
 }

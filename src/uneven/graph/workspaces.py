@@ -32,7 +32,7 @@ class Workspaces:
         if size < LEAST:
             return torch.empty(rows, width)
         free = self.free.setdefault(size, [])
-        buffer = free.pop() if free else np.empty(size, np.float32)
+        buffer = free.pop() if free else torch.empty(size).numpy()  # on a line of the cache, as numpy's are not
         lent = buffer.view()  # dies with the last tensor on it
         weakref.finalize(lent, free.append, buffer).atexit = False
         return torch.from_numpy(lent).view(rows, width)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from uneven.errors import ConfigError
 from uneven_bench.recommendation import faults
-from uneven_bench.recommendation.bench import CASES, QUICK, MeasuredTrainers, _measured, judged, tables
+from uneven_bench.recommendation.bench import CASES, QUICK, MeasuredTrainers, _measured, judged, run
 from uneven_bench.recommendation.clicks import Clicks
+from uneven_bench.recommendation.page import scaling_page, tables
 from uneven_bench.recommendation.quality import WAYS, OnePass
 
 
@@ -31,7 +34,13 @@ def test_ratios_are_of_the_same_round_and_medians() -> None:
     assert result["trainer_cpu_ratio"] == pytest.approx(1.1)
     assert result["vs_torchrec"] == {"128": pytest.approx(3.0)}, "the faster of its two ways"
     assert result["vs_torchrec_unequal"] == {"0.8/0.4/0.2/0.2": pytest.approx(780 / 200 * 1.6 / 1.6039)}
-    assert len(tables(result | {"rounds": 3, "window_s": 4.0})) == 2
+    result |= {"rounds": 3, "window_s": 4.0}
+    assert len(tables(result)) == 2
+    page = scaling_page(result)
+    assert "Of 4 trainers each does 95% of what one alone does." in page
+    assert "Examples a second of each trainer, on 0.8, 0.4, 0.2, 0.2 of a core" in page
+    with pytest.raises(ConfigError, match="--case killed does not measure them"):
+        run(True, lambda *_: None, "killed", Path("page.html"))
     assert set(QUICK) <= set(CASES)
 
 

@@ -68,6 +68,21 @@ def test_sums_are_those_of_torch(level: int, width: int) -> None:
     assert native.sums(rows, x.double()) is None
 
 
+@needs_file
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(("vertices", "width"), [(40_000, 128), (40_000, 120), (9_000, 64)])
+def test_sums_that_fit_in_no_cache_are_made_in_slices_and_written_past_them(
+    level: int, vertices: int, width: int
+) -> None:
+    if native.level() < level:
+        pytest.skip("this processor has no such vectors")
+    edges = edges_of(some_graph(vertices, 3 * vertices), vertices)
+    rows = Adjacency.of(edges.source, edges.target, vertices).into
+    x, scale = torch.randn(vertices, width), torch.rand(vertices)
+    found = native.sums(rows, x, scale, at=level)
+    torch.testing.assert_close(found, bag_sums(rows, x, scale), rtol=1e-5, atol=1e-5)
+
+
 def test_without_the_file_all_works(monkeypatch: pytest.MonkeyPatch) -> None:
     edges = edges_of(some_graph(), 60)
     rows, x = Adjacency.of(edges.source, edges.target, 60).into, features(60, 33).float()

@@ -67,7 +67,7 @@ def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, A
 
 
 def _kernel(found: dict[str, Any], quick: bool, progress: Progress) -> None:
-    rounds, widths = (9, BAR_WIDTHS) if quick else (25, (16, 64, 128, 256, 602))
+    rounds, widths = (5, BAR_WIDTHS) if quick else (25, (16, 64, 128, 256, 602))
     cells: dict[str, Any] = {"forward": {}, "forward_backward": {}}
     with _threads(1):
         for place, name in enumerate(FILES):
@@ -167,7 +167,7 @@ def _played(what: str, name: str, quick: bool, progress: Progress) -> dict[str, 
     """A task of four workers on one graph."""
     one = bench_graph(name)
     task: dict[str, Any] = {"graph": name, "hidden": 64, "mbit_per_s": [], "cores": CORES}
-    task |= {"epochs": 20 if quick else 100, "blocks": 3 if quick else 8, "each": 5}
+    task |= {"epochs": 20 if quick else 100, "blocks": 3 if quick else 8, "each": 2 if quick else 5}
     if what == "unequal":
         task |= {"hidden": 256}  # with 64, most of a step on a tenth of a core is Python's
     if what == "links":

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from uneven import launch
 from uneven.embedding.host import PROGRAM, TABLES
-from uneven.errors import LaunchError, UnknownNameError
+from uneven.errors import ConfigError, LaunchError, UnknownNameError
 from uneven.server.process import ShardKeeper
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
+from uneven_bench.recommendation.page import scaling_page
 from uneven_bench.recommendation.quality import quality
 
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -88,11 +87,12 @@ class MeasuredTrainers:
     server_us: float
 
 
-def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
+def run(quick: bool, told: Progress, case: str | None = None, report: Path | None = None) -> dict[str, Any]:
     """Measure.
 
     Args:
         case: one of :data:`PARTS` alone.
+        report: where to write pictures of how examples a second grow, one HTML file.
 
     Returns:
         See :func:`judged`, :func:`uneven_bench.recommendation.quality.quality`, and
@@ -100,9 +100,12 @@ def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
 
     Raises:
         UnknownNameError: no such case.
+        ConfigError: a report without the speed that it shows.
     """
     if case is not None and case not in PARTS:
         raise UnknownNameError("case", case, PARTS)
+    if report is not None and case not in (None, "speed"):
+        raise ConfigError(f"--report shows examples a second, and --case {case} does not measure them")
     rounds = 1 if quick else _SEEDS
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "speed": lambda: _speed(quick, told),
@@ -113,6 +116,9 @@ def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"quick": quick}
     for name in PARTS if case is None else (case,):
         found |= parts[name]()
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(scaling_page(found))
     return found
 
 
@@ -199,10 +205,11 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
     """Medians over the rounds.
 
     Returns:
-        ``examples_per_s`` (case → median), ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share,
-        least ÷ greatest), ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on
-        one), ``vs_ddp_sparse``, ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session
-        with the tables in its process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them),
+        ``examples_per_s`` (case → median), ``trainers_per_s`` (case of unequal trainers → share and median of each),
+        ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share, least ÷ greatest),
+        ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on one),
+        ``vs_ddp_sparse``, ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session with
+        the tables in its process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them),
         ``server_us_per_sample``, ``vs_torchrec`` (batch → two trainers and a server ÷ TorchRec with its pipeline or
         without, whichever is faster), ``vs_torchrec_unequal`` (shares → the same at equal total processor time:
         examples a second and core, the server's part of one included). Without TorchRec these two are empty.
@@ -232,8 +239,14 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         return min(ratio(mine, one) for one in there)
 
     unequal = {"unequal": _UNEQUAL, "steep": _STEEP}
+
+    def of_each(name: str) -> list[dict[str, float]]:
+        rates = zip(*(one.per_s for one in found[name]), strict=True)
+        return [{"share": a, "per_s": statistics.median(b)} for a, b in zip(unequal[name], rates, strict=True)]
+
     return {
         "examples_per_s": {name: statistics.median(total(name)) for name in found},
+        "trainers_per_s": {name: of_each(name) for name in unequal if name in found},
         "scaling": {
             str(trainers): ratio(name, SCALING[1]) / trainers for trainers, name in SCALING.items() if name in found
         },
@@ -250,69 +263,3 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         },
         "server_us_per_sample": statistics.median(of("two trainers", lambda one: one.server_us)),
     }
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
-    more = [_faults(result)] if {"killed", "checkpoint"} & result.keys() else []
-    if "examples_per_s" not in result:
-        return [*([_quality(result)] if "quality" in result else []), *more]
-    rates = Table(title=f"{result['rounds']} rounds of {result['window_s']:g} s", box=SIMPLE_HEAD)
-    for heading in ("", "examples/s"):
-        rates.add_column(heading, justify="right" if rates.columns else "left")
-    for name, rate in result["examples_per_s"].items():
-        rates.add_row(name, f"{rate:,.0f}")
-    ratios = Table(title="what follows", box=SIMPLE_HEAD)
-    for heading in ("", "measured", "bar"):
-        ratios.add_column(heading, justify="right" if ratios.columns else "left")
-    for trainers, scale in result["scaling"].items():
-        ratios.add_row(f"EPS({trainers}) ÷ {trainers} EPS(1)", f"{scale:.2f}", "≥ 0.94" if trainers == "8" else "")
-    for key, words, bar in (
-        ("share_evenness", "examples/s ÷ share, least ÷ greatest", "≥ 0.8"),
-        ("vs_one_process", "two trainers and a server ÷ the best process on one core", "≥ 1.5"),
-        ("vs_ddp_sparse", "the same ÷ DDP with sparse gradients", "≥ 8"),
-        ("trainer_cpu_ratio", "a trainer's processor time ÷ with tables in its process", "≤ 1.15"),
-        ("trainer_cpu_ratio_bare", "the same ÷ a bare loop's with tables in its process", ""),
-        ("server_us_per_sample", "µs of the server a sample", "≤ 10"),
-    ):
-        ratios.add_row(words, f"{result[key]:.2f}", bar)
-    for batch, bar in zip(BATCHES, ("≥ 2.5", "≥ 1.5", "≥ 1.1"), strict=True):
-        if (measured := result["vs_torchrec"].get(str(batch))) is not None:
-            ratios.add_row(f"two trainers and a server ÷ TorchRec, batch {batch}", f"{measured:.2f}", bar)
-    for (shares, measured), bar in zip(result["vs_torchrec_unequal"].items(), ("≥ 3.5", "≥ 5"), strict=False):
-        ratios.add_row(f"÷ TorchRec on {shares} at equal processor time", f"{measured:.2f}", bar)
-    return [rates, ratios, *([_quality(result)] if "quality" in result else []), *more]
-
-
-def _faults(result: dict[str, Any]) -> Table:
-    shown = Table(title="shards that are killed, shards that save", box=SIMPLE_HEAD)
-    for heading in ("", "measured", "bar"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
-    if one := result.get("killed"):
-        shown.add_row(f"log loss after {one['kills']} kills", f"{one['logloss_vs_undisturbed']:+.2%}", "≤ +1 %")
-        outside = one["eps_outside"]
-        spread = f" ({min(outside):.2f} to {max(outside):.2f})" if len(outside) > 1 else ""
-        shown.add_row("examples/s outside of them ÷ undisturbed", f"{statistics.median(outside):.2f}{spread}", "≥ 0.9")
-        shown.add_row("a batch in which a shard is away, s", f"{one['away_s']:.2f}", "")
-        shown.add_row(f"updates lost, of {one['updates']}", ", ".join(map(str, one["lost"])), "")
-    if one := result.get("checkpoint"):
-        shown.add_row("GB of tables in a shard", f"{one['gigabytes']:.2f}", "")
-        shown.add_row("more memory while it saves, MB", f"{one['more_bytes'] / 2**20:.0f}", "no second copy")
-        shown.add_row("a save, s", f"{one['took_s']:.1f}", "")
-        shown.add_row("examples/s meanwhile ÷ else", f"{one['eps_while']:.2f}", "")
-        shown.add_row("a save a minute costs", f"{one['stall']:.1%}", "≤ 2 %")
-    return shown
-
-
-def _quality(result: dict[str, Any]) -> Table:
-    shown = Table(title="one pass in virtual time", box=SIMPLE_HEAD)
-    for heading in ("", "log loss", "AUC"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
-    for name, each in result["quality"].items():
-        loss, auc = (statistics.fmean(each[key]) for key in ("log_loss", "auc"))
-        shown.add_row(name, f"{loss:.4f}", f"{auc:.4f}")
-    for other, bar in (("synchronous", "≤ +1 %"), ("sequential", "≤ +3 %")):
-        shown.add_row(f"asynchronous, worse than {other} by", f"{result[f'logloss_vs_{other}']:+.2%}", bar)
-    for name, twin in result["foreground_twins"].items():
-        shown.add_row(f"S-EASGD ÷ FR-{name}, examples a unit of time", f"{twin['eps_ratio']:.2f}", "")
-    return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,9 @@ import typer
 def recommendation(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")] = False,
     case: Annotated[str | None, typer.Option("--case", help="One of speed, quality, killed, checkpoint alone.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Draw how it scales: one HTML file.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
 ) -> None:
     """Trainers with embedding tables on a server.
@@ -22,7 +26,8 @@ def recommendation(
 
     --quick, one round of a few cases and one seed, two minutes. The full cases have not been timed.
     """
-    from uneven_bench.recommendation.bench import run, tables
+    from uneven_bench.recommendation.bench import run
+    from uneven_bench.recommendation.page import tables
     from uneven_bench.show import show
 
-    show(lambda told: run(quick, told, case), tables, json)
+    show(lambda told: run(quick, told, case, report), tables, json)
