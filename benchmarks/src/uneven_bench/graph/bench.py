@@ -97,7 +97,7 @@ def _step(found: dict[str, Any], quick: bool, progress: Progress) -> None:
         one = bench_graph(name)
         for kind in ("sage", "gcn"):
             progress("step", f"{kind} on {name}", 0.0)
-            found["step"][f"{name} {kind}"] = step_cell(one, kind, 7 if quick else 15, plain_pyg=not quick)
+            found["step"][f"{name} {kind}"] = step_cell(one, kind, 5 if quick else 15, plain_pyg=not quick)
     for key, which, rival in (
         ("step_vs_dgl", "ratios", "dgl"),
         ("step_vs_pyg_csr", "ratios", "pyg csr"),
@@ -167,7 +167,7 @@ def _played(what: str, name: str, quick: bool, progress: Progress) -> dict[str, 
     """A task of four workers on one graph."""
     one = bench_graph(name)
     task: dict[str, Any] = {"graph": name, "hidden": 64, "mbit_per_s": [], "cores": CORES}
-    task |= {"epochs": 20 if quick else 100, "blocks": 3 if quick else 8, "each": 2 if quick else 5}
+    task |= {"epochs": 15 if quick else 100, "blocks": 3 if quick else 8, "each": 5}
     if what == "unequal":
         task |= {"hidden": 256}  # with 64, most of a step on a tenth of a core is Python's
     if what == "links":
