@@ -105,7 +105,7 @@ class Node:
         return share * (self.threads / (self.threads + rivals))
 
     def link_bit_per_s(self, time_s: float) -> tuple[float | None, float | None]:
-        """Of its link at a time, up and down; None is not limited."""
+        """What its link carries at a time, up and down; None is not limited."""
         up, down = (None if each is None else each.at(time_s) for each in (self.up_bit_per_s, self.down_bit_per_s))
         return up, down
 

@@ -91,8 +91,8 @@ def sums(
         x, weight = x * weight[:, None], None
     width, out = _wide(x.shape[1]), WORKSPACES.tensor(rows.rows, x.shape[1])
     found.uneven_sums(
-        height, _at(rows.starts), _at(rows.columns), _at(rows.chunks), _at(x), _wide(len(x)), width, _at(out), width, width,
-        None if scale is None else _at(scale), None if weight is None else _at(weight),
+        height, _at(rows.starts), _at(rows.columns), _at(rows.chunks), _at(x), _wide(len(x)), width, _at(out), width,
+        width, None if scale is None else _at(scale), None if weight is None else _at(weight),
     )  # fmt: skip
     return out
 

@@ -50,17 +50,18 @@ def scaling_page(result: dict[str, Any]) -> str:
     lead = f"{result['rounds']} rounds, medians; the server runs beside them."
     page = Page("Trainers with their tables on a server", lead)
     alone = result["examples_per_s"]["1 at 0.2 core"]
-    counts = [int(one) for one in result["scaling"]]
+    counts = [float(one) for one in result["scaling"]]
+    most = list(result["scaling"])[-1]
     measured = [int(count) * scale * alone for count, scale in result["scaling"].items()]
     page.figure(
         "Examples a second over the number of trainers",
         _drawn(counts, measured, [count * alone for count in counts], "trainers of 0.2 core"),
-        f"Of {counts[-1]} trainers each does {result['scaling'][str(counts[-1])]:.0%} of what one alone does.",
+        f"Of {most} trainers each does {result['scaling'][most]:.0%} of what one alone does.",
     )
     for rows in result["trainers_per_s"].values():
         shares, rates = [one["share"] for one in rows], [one["per_s"] for one in rows]
         per_core = sum(rates) / sum(shares)
-        numbers = list(range(len(rows)))
+        numbers = [float(place) for place in range(len(rows))]
         page.figure(
             f"Examples a second of each trainer, on {', '.join(f'{one:g}' for one in shares)} of a core",
             _drawn(numbers, rates, [share * per_core for share in shares], "trainer"),
@@ -69,7 +70,7 @@ def scaling_page(result: dict[str, Any]) -> str:
     return page.html()
 
 
-def _drawn(x: list[int], measured: list[float], proportional: list[float], what: str) -> Figure:
+def _drawn(x: list[float], measured: list[float], proportional: list[float], what: str) -> Figure:
     shown = layout("examples/s", x_title=what)
     shown["yaxis"]["rangemode"] = "tozero"
     shown["xaxis"]["tickvals"] = x
