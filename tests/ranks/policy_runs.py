@@ -39,7 +39,8 @@ class Run:
         self.model = loader.pop("model", net)()
         self.optimizer = make(self.model)
         self.session.setup(self.model, self.optimizer)
-        self.loader = self.session.loader(Numbered(), X, **loader)
+        data, batch = loader.pop("data", Numbered)(), loader.pop("batch", X)
+        self.loader = self.session.loader(data, batch, **loader)
         self.exchanges: list[ExchangeRecord] = []
         self.agreement = self.session._loop.model.agreement
         if self.agreement is not None:

@@ -6,7 +6,6 @@ import os
 from functools import partial
 from typing import Any
 
-import policy_runs
 import torch
 from policy_runs import Run, everybodys, flat
 from session_parts import net, tensors
@@ -78,10 +77,9 @@ def as_in_virtual_time(results: list[Any]) -> None:
 @ranks(2, check=as_in_virtual_time)
 def test_real_workers_come_to_what_virtual_time_says(me: RankContext) -> list[list[float]]:
     os.environ["UNEVEN_SITE"] = ("east", "west")[me.rank]
-    policy_runs.X = X
     found = []
     for sync in PLANS:
-        run = Run(sync, SHARES, model=Double)
+        run = Run(sync, SHARES, model=Double, batch=X)
         run.epoch(STEPS)
         run.agreement.open()  # who leaves a loop begins the last exchange when the next step would
         found.append(flat(run.model).tolist())
@@ -93,13 +91,13 @@ def test_real_workers_come_to_what_virtual_time_says(me: RankContext) -> list[li
         assert {one.late for one in run.exchanges} <= {0, 1, 2}
         assert run.exchanges[0].late == (1 if sync is PIECES else 2), "steps that were taken meanwhile"
 
-    first = Run(PIECES, SHARES, model=Double)
+    first = Run(PIECES, SHARES, model=Double, batch=X)
     first.epoch(2)
     first.agreement.open()
     state = first.session.state_dict()
     assert set(state["vectors"]) == {"copy", "delta", "start", "centre", "late-change"}
     assert state["vectors"]["late-change"].abs().sum() > 0, "it has an outcome that is still to enter"
-    resumed = Run(PIECES, SHARES, model=Double)
+    resumed = Run(PIECES, SHARES, model=Double, batch=X)
     resumed.model.load_state_dict(first.model.state_dict())
     resumed.optimizer.load_state_dict(first.optimizer.state_dict())
     resumed.session.load_state_dict(state)
@@ -112,7 +110,7 @@ def test_real_workers_come_to_what_virtual_time_says(me: RankContext) -> list[li
     first.session.close()
     resumed.session.close()
 
-    normed = Run(PIECES, SHARES, model=Normed)
+    normed = Run(PIECES, SHARES, model=Normed, batch=X)
     normed.epoch(4)
     normed.agreement.open()
     layer = normed.model.inner[0]  # type: ignore[union-attr,index]

@@ -135,6 +135,14 @@ class Merge(ABC):
         """
         return None
 
+    def served_step(self) -> tuple[float, float] | None:
+        """Momentum μ and learning rate η of the outer step that a real parameter server takes on the mean of movements;
+        None where it takes none.
+
+        With G that mean, by samples, V ← μ V + G and the copy moves by η (G + μ V).
+        """
+        return None
+
     @property
     def keeps(self) -> bool:
         """Whether anything is kept from one exchange to the next."""

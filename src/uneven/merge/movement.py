@@ -28,6 +28,10 @@ class OuterMovement(Merge):
         """V is zero, flat like ``start``."""
         return {"velocity": start.new_zeros(start.shape)}
 
+    def served_step(self) -> tuple[float, float]:
+        """As it is."""
+        return self.momentum, self.learning_rate
+
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
         """What the copy moves by; ``given``, shape (size,), is the mean of the movements."""
         velocity = self.momentum * kept["velocity"] + given

@@ -93,6 +93,8 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
     members = tuple(range(_TRIED))
     sites = {one: str(one % 2) for one in members}
     for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
+        if one.via is Via.SERVER and one.payload is Payload.DELTA and one.quorum is not None:
+            return "what a worker has moved and no merge has taken in yet is in its own replica only"
         if one.via is Via.SERVER:  # what has been given stays there, whoever goes
             continue
         if one.moment is Moment.BACKGROUND:

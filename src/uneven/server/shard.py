@@ -330,8 +330,7 @@ class Shard:
         given, after = self.movements.close(self.vector)
         if after is None:
             self.counts[Refusal.VALUE.value] += len(given)
-            reason = list(Refusal).index(Refusal.VALUE)
-            return [self._to(one, Kind.REFUSED, extra=reason) for one in given]
+            return [self._to(one, Kind.REFUSED, extra=list(Refusal).index(Refusal.VALUE)) for one in given]
         self.vector, self.version = after, self.version + 1
         for one in given:
             self._advance(one, self._crew[one.rank])
@@ -365,7 +364,8 @@ class Shard:
         return out
 
     def _now(self, m: Message, member: KnownWorker) -> Message | None:
-        if member.sequence < m.sequence:  # what it sent before has been lost on the way
+        waits = self.movements.open.get(m.rank)  # it is here, and in no copy yet
+        if max(member.sequence, waits.sequence if waits else 0) < m.sequence:  # what it sent before has been lost
             return self._to(m, Kind.GAP, sequence=member.sequence + 1)
         if m.kind is Kind.PULL:
             return self._copy(m, Kind.COPY, self.vector) if self._least_for(member) >= m.clock else None

@@ -142,7 +142,12 @@ def _refused_of_copy(one: Exchange) -> str | None:
     if one.quorum is not None:
         if one.payload is Payload.GRADIENT and one.merge == Mean():
             return None
-        return "the first so many of a step are averaged by the parameter server only if they are gradients, by samples"
+        if one.payload is Payload.DELTA and one.moment is Moment.BACKGROUND and one.merge.served_step() is not None:
+            return None
+        return (
+            "of the first so many the parameter server averages gradients, by samples, and in the background takes an "
+            "outer step on movements"
+        )
     if one.payload is Payload.GRADIENT:
         return "gradients are averaged by a parameter server only where the first so many of a step are"
     if (one.payload, one.merge.combined) in _SERVED and one.merge.served(one.payload) is not None:

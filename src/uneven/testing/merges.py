@@ -76,6 +76,13 @@ class MergeContract(ABC):
         if factor is not None:
             assert merge.combined is Combined.SUM
             torch.testing.assert_close(merge.combine(kept, value, 1.0)[1], centre + factor * value)
+        step = merge.served_step()
+        if step is not None:
+            (momentum, rate), velocity = step, torch.zeros_like(centre)
+            for given in (value, centre):
+                velocity = momentum * velocity + given
+                kept, outcome = merge.combine(kept, given, 1.0)
+                torch.testing.assert_close(outcome, rate * (given + momentum * velocity))
         factor = merge.served(Payload.PARAMETERS)
         if factor is not None:
             assert merge.combined is Combined.CENTRE

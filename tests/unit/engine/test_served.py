@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from uneven.core.records import ExchangeRecord
 from uneven.core.views import SyncView
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
 from uneven.merge import Kept, Merge
+from uneven.merge.movement import OuterMovement
 from uneven.server.client import Client, Reply
 from uneven.sync import Evaluated, SyncPolicy
 
@@ -145,6 +147,40 @@ def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() 
         torch.testing.assert_close(worker.model[0].weight, own, rtol=1e-5, atol=1e-6)  # type: ignore[index]
     assert {one.moment for one in worker.records} == {"background"}
     assert sum(one.samples for one in worker.records) == N
+    worker.session.close()
+
+
+def group_net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 6), nn.GroupNorm(2, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def test_outer_steps_are_taken_on_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"running statistics \('1'\).*use group norm"):
+        Worker("decoupled")
+    monkeypatch.setattr(f"{__name__}.net", group_net)
+    worker, reference = Worker("decoupled:every=1,quorum=1,outer_lr=1.0,outer_momentum=0.0"), group_net()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.5)
+    agreement: Any = worker.session._loop.model.agreement
+    for place, (x, y) in enumerate(worker.loader):
+        assert torch.equal(x, data()[X * place : X * (place + 1)][0])
+        for model, stepping in ((worker.model, worker.optimizer), (reference, optimizer)):
+            step(model, stepping, x, y)
+        while not agreement._shadow.idle:
+            time.sleep(0.001)
+    with worker.session.evaluated():
+        for one, other in zip(worker.model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert {one.moment for one in worker.records} == {"background"}
+    worker.session.close()
+
+
+def test_a_merge_that_takes_another_outer_step_than_it_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.net", group_net)
+    monkeypatch.setattr(OuterMovement, "served_step", lambda merge: (0.5, 1.0))
+    worker = Worker("decoupled:every=1,quorum=1,outer_momentum=0.9")
+    with pytest.raises(ConfigError, match=r"OuterMovement.*its own combine comes to something else"):
+        worker.epoch()
     worker.session.close()
 
 

@@ -54,6 +54,7 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("shadow:ma", "under way at no one step"),
         ("diloco:fragments=2", "exchanged in pieces"),
         ("diloco:delay=2", "exchanged in pieces"),
+        ("decoupled", "no merge has taken in yet"),
         ("easgd:together=true", "replicas stay apart"),
     ],
 )

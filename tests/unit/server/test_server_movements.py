@@ -84,6 +84,10 @@ def test_what_is_in_no_copy_yet_is_sent_again_to_a_shard_that_starts_anew_and_co
     (pong,) = crew.shard.take(encode(one.beat()), 0.0)[1]
     assert one.receive(pong) == ([], []), "it is there, and waits: sent once"
     assert crew.shard.take(encode(sent), 0.0)[1] == [], "and a second time it is the same"
+    _, (pull,) = one.request(Kind.PULL, clock=0, value=100.0)
+    (copy,) = crew.shard.take(encode(pull), 0.0)[1]
+    assert told([copy]) == {0: 0.0}, "the copy as it is meanwhile"
+    one.receive(copy)
 
     crew = Crew(2)
     again, _ = one.receive(Message(kind=Kind.WELCOME, life=7))

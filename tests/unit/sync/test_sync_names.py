@@ -178,16 +178,8 @@ SHADOWED = (
 )
 SERVED = (
     *("asp", "asp:scale=1", "ssp", "ssp:staleness=0", "easgd", "easgd:every=1000", "shadow", "shadow:asp"),
-    *("backup", "backup:spares=0"),
+    *("backup", "backup:spares=0", "decoupled", "decoupled:every=2,quorum=1"),
 )
-
-
-VIRTUAL = ("decoupled",)
-
-
-@pytest.mark.parametrize("spec", VIRTUAL)
-def test_what_only_virtual_time_plays_is_refused_by_name(spec: str) -> None:
-    assert f"sync = '{spec}' cannot be carried by a real run yet" in str(carried(spec))
 
 
 class _Some(SyncPolicy):
@@ -206,7 +198,7 @@ def some() -> Iterator[str]:
 
 
 def test_what_workers_exchange_among_themselves_is_carried_by_a_real_run() -> None:
-    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED, *VIRTUAL)} == set(policies)
+    assert {spec.split(":")[0] for spec in (*CARRIED, *SERVED)} == set(policies)
     for spec in (*CARRIED, *SHADOWED):
         assert not any(served(plan) for plan in first_plans(policies.resolve(spec), (0, 1, 2), {}))
     for spec in SERVED:
@@ -272,7 +264,11 @@ _PUSH = Exchange(payload=Payload.DELTA, members=(0, 1), merge=Add(0.5), moment=M
         (StepPlan(exchanges=(_PUSH, _PUSH)), "one exchange of all in a step"),
         (StepPlan(exchanges=(_PUSH,), waits=(Wait((1,), 3),)), "waits are for all"),
         (StepPlan(exchanges=(replace(_PUSH, merge=Mean()),)), "movements that are added, and parameters"),
-        (StepPlan(exchanges=(replace(_PUSH, quorum=1),)), "only if they are gradients, by samples"),
+        (StepPlan(exchanges=(replace(_PUSH, quorum=1),)), "of the first so many the parameter server averages"),
+        (
+            StepPlan(exchanges=(replace(_PUSH, merge=OuterMovement(), quorum=1),)),
+            "in the background takes an outer step on movements",
+        ),
         (
             StepPlan(exchanges=(replace(_PUSH, payload=Payload.GRADIENT, merge=Mean(), moment=Moment.BACKWARD),)),
             "only where the first so many of a step are",

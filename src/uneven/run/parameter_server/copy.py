@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -19,6 +20,15 @@ Values = npt.NDArray[Any]
 
 _NOTHING = 2.0**-40
 """A weight beside which every number of samples is everything; alone it is exact, being a power of two."""
+
+
+class OuterStep(TypedDict):
+    """How a movement is merged; see :meth:`uneven.server.Client.movement`."""
+
+    weight: float
+    quorum: int
+    momentum: float
+    grace: float
 
 
 class SharedCopy:
@@ -163,6 +173,32 @@ class SharedCopy:
             self._note((self.client.pull() if late else reply).into([outcome]))
         self.base = outcome
         return outcome, self._version - step if late else 0
+
+    def moved(self, own: Values) -> Values:
+        """What the replica has moved since the copy that came last; shape (size,)."""
+        assert self.base is not None, "pulled before the first step"
+        return own - self.base
+
+    def merge(self, step: int, given: Values, how: OuterStep) -> Values:
+        """Give a movement for the outer step that the copy takes next, with a quorum of workers.
+
+        Args:
+            step: of this worker, the last one in the movement.
+            given: shape (size,).
+
+        Returns:
+            The copy after it, shape (size,).
+
+        Raises:
+            NonFiniteError: the copy refuses what was given.
+            PeerError: a shard gives no sign of life.
+        """
+        outcome = np.empty_like(given)
+        with self._traffic.waiting():
+            self._note(self.client.movement(step, [given], **how).into([outcome]))
+        self._traffic.sent_bytes += given.nbytes
+        self.base = outcome
+        return outcome
 
     def _given(self, merge: Merge, movement: Values) -> Values:
         """What goes to the copy of a movement; that of running statistics goes as it is, unless the merge wants it."""

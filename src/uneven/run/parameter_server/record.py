@@ -26,7 +26,7 @@ def record_of(order: Order, rank: int, moved: Values, late: int, sent_bytes: int
         rank=rank,
         iteration=order.iteration,
         at_s=time.time(),
-        moment=(Moment.STEP if exchange.quorum is not None else exchange.moment).value,
+        moment=(Moment.STEP if exchange.moment is Moment.BACKWARD else exchange.moment).value,
         members=len(exchange.members),
         samples=order.samples,
         gap=order.gap,

@@ -21,6 +21,17 @@ class _ServedNumbers(TypedDict):
     samples: Count
 
 
+def numbers_of(policy: SyncPolicy, clock: int, gap: int, samples: int) -> dict[str, Any]:
+    """What is saved beside the copy."""
+    return {
+        "policy": repr(policy),
+        "own": policy.state_dict(),
+        "clock": clock,
+        "gap": max(0, gap),
+        "samples": max(0, samples),
+    }
+
+
 def check_saved(
     policy: SyncPolicy, copy: SharedCopy, numbers: dict[str, Any], vectors: dict[str, Tensor], size: int
 ) -> bool:

@@ -7,7 +7,9 @@ back is in the replica before the next one begins:
   the next step waits for clocks, the pull does;
 * parameters that are drawn together (EASGD): one exchange, which moves copy and replica by the same d;
 * gradients of which the first so many count (backup workers): each worker's optimizer makes its step, and the copy
-  becomes the mean of what the first have made of it; who comes later goes on from that.
+  becomes the mean of what the first have made of it; who comes later goes on from that;
+* movements of which the first so many make an outer step (decoupled): pushed while the worker trains on, x ← the copy
+  after that step, and what was learnt since.
 
 A worker that finds no more samples in an epoch says so: who still has some does not wait for its clock.
 """
@@ -34,8 +36,9 @@ from uneven.run.own_pace.claimed import ClaimedSamples, Unclaimed
 from uneven.run.own_pace.shared import OwnPace
 from uneven.run.parameter_server.copy import SharedCopy, Values
 from uneven.run.parameter_server.home import Home
+from uneven.run.parameter_server.outer import OuterMerges
 from uneven.run.parameter_server.record import record_of
-from uneven.run.parameter_server.saved import centre_of, check_saved
+from uneven.run.parameter_server.saved import centre_of, check_saved, numbers_of
 from uneven.run.parameters.exchanges import Order
 from uneven.run.parameters.plans import Plans, at_moment
 from uneven.run.parameters.replica import Replica
@@ -67,21 +70,11 @@ class Served:
     """
 
     def __init__(
-        self,
-        policy: SyncPolicy,
-        members: tuple[int, ...],
-        sites: dict[int, str],
-        replica: Replica,
-        *,
-        home: Home,
-        own_pace: OwnPace,
-        timeout_s: float,
-        traffic: Traffic,
-        observer: ExchangeObserver,
-        on_record: Callable[[ExchangeRecord], None],
-        on_lost: Callable[[int], None],
+        self, policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str], replica: Replica, *, home: Home,
+        own_pace: OwnPace, timeout_s: float, traffic: Traffic, observer: ExchangeObserver,
+        on_record: Callable[[ExchangeRecord], None], on_lost: Callable[[int], None],
         on_nonfinite: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._policy = policy
         self._replica = replica
         self._plans = Plans(policy, own_pace.rank, members, sites)
@@ -95,6 +88,7 @@ class Served:
         self._on_lost = on_lost
         self._on_nonfinite = on_nonfinite
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
+        self._outer = OuterMerges(self.copy, policy, members, sites)
         self._landed: deque[ExchangeRecord] = deque()  # of the shadow
         self._refused = False  # an update of the shadow's
         self._loaded: Values | None = None  # the copy to begin with
@@ -104,6 +98,7 @@ class Served:
         self._plan = StepPlan()
         self._in_step: tuple[Exchange, ...] = ()  # the plan's, after the step
         self._background: tuple[Exchange, ...] = ()  # and in the background
+        self._rests: tuple[Exchange, ...] = ()  # what it has last planned there
         self._moves = self._quorum = False  # whether the plan pushes movements, and waits for the first so many
         self.followed = False
         self.threads = 1
@@ -128,8 +123,7 @@ class Served:
 
     def _due(self) -> int:
         """Steps that everybody must have finished before this worker's next one."""
-        waits = self._plans.at(self.clock).waits
-        return max(one.clock for one in waits) if waits else 0
+        return max((one.clock for one in self._plans.at(self.clock).waits), default=0)
 
     def before(self, part: Portion, plan: StepPlan) -> None:
         """See :class:`Exchanging`.
@@ -152,7 +146,9 @@ class Served:
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
             self._following &= not self._quorum
         self._shadow.resumed()
-        if self._moves:
+        if self._outer.wanted:
+            self._outer.begin()
+        elif self._moves:
             due = self._due()
             known = self.copy.base is not None and (self._following or bool(self._background))
             if not (known and self.copy.least >= due):
@@ -164,6 +160,7 @@ class Served:
         self._plan = plan
         self._in_step = (*at_moment(plan, Moment.BACKWARD), *at_moment(plan, Moment.STEP))
         self._background = at_moment(plan, Moment.BACKGROUND)
+        self._rests = self._background[:1] or self._rests
         self._moves = any(one.payload is not Payload.PARAMETERS for one in plan.exchanges)
         self._quorum = any(one.quorum is not None for one in plan.exchanges)
 
@@ -235,6 +232,7 @@ class Served:
             if self._shadow.free(exchange.load):
                 order = self._order(exchange)
                 self._gives(order)
+                self._outer.order(exchange)
                 self._shadow.offer(order, exchange.load)
             else:
                 self._dropped += 1
@@ -309,6 +307,7 @@ class Served:
         self.claims.gave()
         self.copy.write(outcome)
         self._observer.done()
+        late = 0 if order.exchange.moment is Moment.BACKGROUND else late
         self._on_record(self._record(order, own, outcome, late, began_s))
 
     def _beside(self, order: Order, resting: bool) -> bool:
@@ -316,9 +315,8 @@ class Served:
         if resting:
             return True
         began_s = time.perf_counter()
-        own = self.copy.read()
         try:
-            outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, 0)
+            own, outcome = self._outer.carry(order) or self._swapped(order)
         except NonFiniteError:
             self._refused = True
             self.claims.gave()
@@ -326,15 +324,16 @@ class Served:
             return False
         self.claims.gave()
         meanwhile = self.clock - order.clock
-        self._landed.append(self._record(order, own, outcome, late, began_s, meanwhile))
+        self._landed.append(self._record(order, own, outcome, meanwhile, began_s))
         self._replica.flat.add(self.copy.tensor(outcome - own), 1.0)
         return False
 
-    def _record(
-        self, order: Order, own: Values, outcome: Values, late: int, began_s: float, meanwhile: int = 0
-    ) -> ExchangeRecord:
+    def _swapped(self, order: Order) -> tuple[Values, Values]:
+        own = self.copy.read()
+        return own, self.copy.swap(order.exchange, order.clock - 1, own, 0)[0]
+
+    def _record(self, order: Order, own: Values, outcome: Values, late: int, began_s: float) -> ExchangeRecord:
         moved = (outcome - own)[: self._replica.flat.trained]
-        late = meanwhile if order.exchange.moment is Moment.BACKGROUND else late
         return record_of(order, self._rank, moved, late, own.nbytes, began_s)
 
     def _write_down(self) -> None:
@@ -357,7 +356,8 @@ class Served:
         self._make_up()
         self._settle()
         for exchange in self._plan.exchanges:  # of a step in hand, or of those that no shadow knows of
-            if exchange.payload is Payload.DELTA and (self._in_hand or exchange.moment is Moment.BACKGROUND):
+            moved = exchange.payload is Payload.DELTA and exchange.quorum is None
+            if moved and (self._in_hand or exchange.moment is Moment.BACKGROUND):
                 self._meet(self._order(exchange), 0)
         if not bool(torch.isfinite(self._replica.flat.read()).all()):
             self._on_nonfinite()  # in this replica alone, as no exchange has taken it along since
@@ -386,8 +386,8 @@ class Served:
     def _settle(self) -> None:
         """Let nothing be under way beside the training."""
         self._shadow.paused()
-        if self._background:
-            self._shadow.rest(Order(self._background[0], self.clock, self._iteration, 0, 0, 1.0))
+        if self._rests:
+            self._shadow.rest(Order(self._rests[0], self.clock, self._iteration, 0, 0, 1.0))
         self._write_down()
 
     # ---------------------------------------------------------------- checkpoints and the end
@@ -395,13 +395,8 @@ class Served:
         """Numbers, and vectors of shape (size,); see ``Agreement``."""
         more, less = taken(parts, unused)
         samples = sum(part.batch(self._rank) for part in more) - sum(part.batch(self._rank) for part in less)
-        numbers = {
-            "policy": repr(self._policy),
-            "own": self._policy.state_dict(),
-            "clock": self.clock + len(more) - len(less),
-            "gap": max(0, self._gap + len(more) - len(less)),
-            "samples": max(0, self._samples + samples),
-        }
+        steps = len(more) - len(less)
+        numbers = numbers_of(self._policy, self.clock + steps, self._gap + steps, self._samples + samples)
         return numbers, {"centre": self.copy.tensor(self._now())}
 
     def _now(self) -> Values:

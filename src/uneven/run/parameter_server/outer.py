@@ -1,0 +1,120 @@
+"""Outer steps that the shards take on what the first so many workers have moved: this worker's part in them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from uneven.core.actions import Exchange, Merge, Payload
+from uneven.errors import ConfigError
+from uneven.registry import describe
+from uneven.run.parameter_server.copy import OuterStep, SharedCopy, Values
+from uneven.run.parameters.exchanges import Order
+from uneven.skew.norms import batch_norms
+from uneven.sync import SyncPolicy, first_plans
+
+Members = tuple[int, ...]
+
+_LEAST = 2.0**-40
+"""Weight of a movement without samples."""
+
+
+class OuterMerges:
+    """What this worker's exchanges of movements come to, where a policy has any.
+
+    Args:
+        copy: whose base they count from.
+
+    Attributes:
+        wanted: whether it has.
+    """
+
+    def __init__(self, copy: SharedCopy, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
+        self.wanted = _any(policy, members, sites)
+        self._copy = copy
+        self._checked: Merge | None = None  # the merge that came last
+        self._sent: Values | None = None  # the replica as the order under way found it
+
+    def begin(self) -> None:
+        """A step begins: what the replica moves counts from the copy on that it was last."""
+        if self._copy.base is None:
+            self._copy.follow(0)
+
+    def order(self, exchange: Exchange) -> None:
+        """An exchange is about to begin, of the replica as it is now.
+
+        Raises:
+            ConfigError: the shards would do something else than the merge.
+        """
+        if not _is_one(exchange):
+            return
+        self._sent = self._copy.read()
+        if exchange.merge is not self._checked:
+            check_served_step(exchange.merge, torch.from_numpy(self._sent))
+            self._checked = exchange.merge
+
+    def carry(self, order: Order) -> tuple[Values, Values] | None:
+        """One exchange; None if this is none of them.
+
+        Returns:
+            The replica as it was sent, and the copy after the merge, each of shape (size,).
+
+        Raises:
+            NonFiniteError, PeerError: as of :meth:`SharedCopy.merge`.
+        """
+        exchange, own = order.exchange, self._sent
+        if own is None or not _is_one(exchange):
+            return None
+        served = exchange.merge.served_step()
+        assert served is not None, "refused before it came here"
+        momentum, rate = served
+        weight = max(exchange.merge.weight(order.samples), _LEAST)
+        how = OuterStep(weight=weight, quorum=exchange.quorum or 1, momentum=momentum, grace=exchange.grace)
+        return own, self._copy.merge(order.clock - 1, rate * self._copy.moved(own), how)
+
+
+def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
+    """Refuse a model that no outer step of the shards can be taken on.
+
+    Raises:
+        ConfigError: it has running statistics.
+    """
+    if (layers := batch_norms(model)) and _any(policy, members, sites):
+        raise ConfigError(
+            f"the model has running statistics ({layers[0]!r}), on which sync = {describe(policy)} would take outer "
+            f"steps with momentum, as on parameters: use group norm, as torch.nn.GroupNorm(2, channels), or "
+            f"sync = 'diloco', which averages them beside"
+        )
+
+
+def _any(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
+    return any(_is_one(one) for plan in first_plans(policy, members, sites) for one in plan.exchanges)
+
+
+def _is_one(exchange: Exchange) -> bool:
+    return exchange.quorum is not None and exchange.payload is Payload.DELTA
+
+
+def check_served_step(merge: Merge, own: Tensor) -> None:
+    """Refuse a merge that comes to something else than the shards, which take an outer step of one kind.
+
+    Args:
+        own: numbers to try it on, shape (n,).
+
+    Raises:
+        ConfigError: naming the merge.
+    """
+    served = merge.served_step()
+    assert served is not None, "refused before it came here"
+    momentum, rate = served
+    start = torch.linspace(-1.0, 1.0, len(own), dtype=own.dtype)
+    kept, velocity = merge.begin(start), torch.zeros_like(own)
+    for given in (own, 0.5 * own + start):
+        kept, outcome = merge.combine(kept, given, 1.0)
+        velocity = momentum * velocity + given
+        if not torch.allclose(outcome, rate * (given + momentum * velocity), equal_nan=True):
+            raise ConfigError(
+                f"{merge!r} says that a parameter server takes an outer step with momentum {momentum:g} and learning "
+                f"rate {rate:g} in its place, but its own combine comes to something else: let served_step() answer "
+                f"None, and simulate it instead"
+            )
