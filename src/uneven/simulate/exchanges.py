@@ -130,7 +130,7 @@ class VirtualExchanges:
         parties = one.parties or tuple((rank,) for rank in one.members)
         here = ([rank for rank in party if not stage.workers[rank].dead] for party in parties)
         others = [party for party in here if party and worker.rank not in party]
-        stage.arithmetic.sends(worker.rank, one)
+        stage.sends(worker.rank, one)
         route, size_bytes = stage.topology.tell(worker.rank, others), stage.size_bytes(worker.rank, one)
         stage.network.start(route, size_bytes, self._told, worker, one, stage.group(worker, one.members))
 

@@ -42,7 +42,7 @@ class Rings:
             meeting.overlapped = True
             self._computing[worker] = meeting
         else:
-            stage.arithmetic.sends(worker.rank, one)
+            stage.sends(worker.rank, one)
         begun = meeting.launched
         meeting.arrive(worker, worker.clock)
         if begun:  # it left and came back, and nobody has waited for it
@@ -147,7 +147,7 @@ class Rings:
         for worker in meeting.arrived.values():
             self._computing.pop(worker, None)
             if meeting.overlapped:
-                self._stage.arithmetic.sends(worker.rank, meeting.exchange)
+                self._stage.sends(worker.rank, meeting.exchange)
             if worker.machine.exchange_work_s:
                 busy_s, end_s = worker.own_side(now_s, messages)
                 meeting.own_end_s = max(meeting.own_end_s, end_s)

@@ -59,7 +59,7 @@ class Servers:
         worker.event = worker.awaited = None
         sent = parts[bucket - 1] if bucket else 0.0
         if bucket == len(parts) - 1:
-            stage.arithmetic.sends(worker.rank, errand.exchange)
+            stage.sends(worker.rank, errand.exchange)
             self._own_side(errand)
         size_bytes = stage.size_bytes(worker.rank, errand.exchange) * (parts[bucket] - sent)
         stage.network.start(self._way(errand, stage.topology.push), size_bytes, self._pushed, errand)

@@ -9,6 +9,7 @@ from uneven.cluster.spec import Workload
 from uneven.core.actions import Exchange
 from uneven.entries import estimated_bytes
 from uneven.simulate.arithmetic import Arithmetic
+from uneven.simulate.bandwidths import Bandwidths
 from uneven.simulate.events import Action, EventQueue
 from uneven.simulate.links import Network
 from uneven.simulate.members import Clocks, MemberHistory
@@ -40,6 +41,7 @@ class Stage:
     go_on: Callable[[Worker], None]
     clocks: Clocks = field(default_factory=Clocks)
     groups: Groups = field(default_factory=Groups)
+    bandwidths: Bandwidths = field(default_factory=Bandwidths)
     machines: Sequence[Machine] = ()
     workers: dict[int, Worker] = field(default_factory=dict)
     newest: int = -1
@@ -58,6 +60,13 @@ class Stage:
         """What the whole model takes on a link."""
         return self.workload.gradient_bytes * self.workload.framing
 
+    def sends(self, rank: int, exchange: Exchange) -> None:
+        """What a worker contributes leaves it now."""
+        within = self.bandwidths.within(rank, exchange, self.queue.now_s)
+        self.arithmetic.sends(rank, within)
+        if exchange.select is not None:
+            self.bandwidths.sent(rank, exchange, self.size_bytes(rank, exchange))
+
     def size_bytes(self, rank: int, exchange: Exchange) -> float:
         """What one member puts on its link in an exchange.
 
@@ -69,7 +78,8 @@ class Stage:
         part = self.arithmetic.sent_part(rank, exchange)
         if part is None:
             entries = self.workload.gradient_bytes / _NUMBER_BYTES
-            picked_bytes = estimated_bytes(exchange.select, entries, self.workload.significant, _NUMBER_BYTES)
+            significant = self.workload.significant * self.bandwidths.passes(rank, exchange)
+            picked_bytes = estimated_bytes(exchange.select, entries, significant, _NUMBER_BYTES)
             part = picked_bytes / max(1, self.workload.gradient_bytes)
         return whole * part
 

@@ -1,0 +1,84 @@
+"""A site keeps within its bandwidth in virtual time: its threshold goes up where it sends more, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from quadratics import Quadratic, Trained, Watched
+from small_world import Ran, cluster, node
+
+from uneven.cluster.spec import ClusterSpec, SiteLink, steady
+from uneven.core.actions import Exchange, Significant
+from uneven.core.records import LineRecord
+from uneven.entries import estimated_bytes
+from uneven.simulate import Arithmetic
+
+
+def sited(*sites: str, **workload: Any) -> ClusterSpec:
+    pairs = {tuple(sorted((a, b))) for a in sites for b in sites if a < b}
+    links = tuple(SiteLink(between=pair, bit_per_s=steady(1e9)) for pair in sorted(pairs))
+    return cluster(*[node(f"n{place}", site=site) for place, site in enumerate(sites)], links=links, **workload)
+
+
+class Noted(Arithmetic):
+    """Which threshold each worker takes for each of its exchanges."""
+
+    def __init__(self) -> None:
+        self.thresholds: dict[int, list[float]] = {}
+
+    def sends(self, rank: int, exchange: Exchange) -> None:
+        if isinstance(exchange.select, Significant):
+            self.thresholds.setdefault(rank, []).append(round(exchange.select.threshold, 9))
+
+
+def played(policy: str, spec: ClusterSpec, iterations: int) -> tuple[dict[int, list[float]], Ran]:
+    """Thresholds by rank, and what happened."""
+    noted = Noted()
+    ran = Ran(spec, policy, iterations=iterations, arithmetic=noted)
+    return noted.thresholds, ran
+
+
+def sent_bytes(ran: Ran) -> int:
+    return sum(one.sent_bytes for one in ran.records if isinstance(one, LineRecord))
+
+
+def test_the_threshold_goes_up_until_a_site_keeps_within_its_bandwidth() -> None:
+    """A quarter of a megabyte's entries and where they are: 281 kB a step of one second, and 125 kB may be sent."""
+    spec = sited("a", "b", significant=0.25)
+    thresholds, ran = played("geo:bsp:threshold=0.05,mbit=1,most=0.3", spec, 60)
+    own = thresholds[0]
+    assert own[:4] == [0.05, 0.055, 0.06, 0.065]
+    assert own[-1] == own[-2] > 0.1, "it stays where it has come to"
+    step_s = ran.ends_s(0)[-1] - ran.ends_s(0)[-2]
+    assert 0.9 < estimated_bytes(Significant(own[-1]), 250_000, 0.25 * 0.05 / own[-1]) / step_s / 125e3 < 1.1
+    assert thresholds[1] == own, "each site for itself, and these are alike"
+    few, _ = played("geo:bsp:threshold=0.05,mbit=1,most=0.08", spec, 60)
+    assert max(few[0]) == few[0][-1] == 0.08
+    loose, _ = played("geo:bsp:threshold=0.05,mbit=100,most=0.3", spec, 60)
+    assert set(loose[0]) == {0.05}
+
+
+def test_a_limit_saves_bytes_and_time() -> None:
+    spec = sited("a", "a", "b", significant=0.25)
+    thresholds, within = played("geo:bsp:threshold=0.05,mbit=1,most=0.3", spec, 40)
+    assert set(thresholds[1]) == {0.05}, "who does not speak for its site asks for what the policy says"
+    _, free = played("geo:bsp:threshold=0.05", spec, 40)
+    assert sent_bytes(within) < 0.7 * sent_bytes(free)
+
+
+@pytest.mark.parametrize("lead", [0, 2])
+def test_real_gradients_are_picked_by_the_threshold_of_the_site(lead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[float] = []
+    sends = Watched.sends
+
+    def noting(training: Watched, rank: int, exchange: Exchange) -> None:
+        if rank == 0 and isinstance(exchange.select, Significant):
+            taken.append(round(exchange.select.threshold, 9))
+        sends(training, rank, exchange)
+
+    monkeypatch.setattr(Watched, "sends", noting)
+    policy = f"geo:bsp:threshold=0.01,mbit=0.001,most=0.3,lead={lead}"
+    trained = Trained(sited("a", "b"), Quadratic.random(64), policy, iterations=20)
+    assert taken[:3] == [0.01, 0.015, 0.02]
+    assert bool(trained.replicas().isfinite().all())
