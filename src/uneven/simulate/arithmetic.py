@@ -22,6 +22,7 @@ class Arithmetic:
         computes ─► steps ─► sends ─► merges ─┐                           moment STEP, over the parameter server
         answers ─► reads ─► computes …       ◄┘ when the next step starts
         computes ─► steps ─► sends … merges … answers … reads             moment BACKGROUND, while it computes again
+        computes ─► steps ─► writes … hears … hears                       with a lead, one site after the other
 
     Attributes:
         enough: there is nothing more to be learnt: the simulation ends with the appointment that it is keeping.
@@ -45,6 +46,12 @@ class Arithmetic:
 
     def sends(self, rank: int, exchange: Exchange) -> None:
         """What this worker contributes leaves it now; what its replica does from here on is not in it."""
+
+    def writes(self, rank: int, exchange: Exchange) -> object:
+        """As :meth:`sends`, of what other sites hear one by one: it is handed back to :meth:`hears`."""
+
+    def hears(self, exchange: Exchange, content: object, ranks: Sequence[int]) -> None:
+        """These workers, of one site, hear now what somebody has written."""
 
     def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
         """The contributions of these workers are merged now.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from uneven.core.actions import Combined, Exchange, Moment, Payload, Via
+from uneven.simulate.letters import Letters
 from uneven.simulate.preconditioning import VirtualPreconditioner
 from uneven.simulate.ring import Rings
 from uneven.simulate.rounds import Errand, Group, Round
@@ -39,11 +40,15 @@ class VirtualExchanges:
 
     Args:
         preconditioner: whose exchanges come behind, if there is one.
+
+    Attributes:
+        letters: what is under way between sites with a lead.
     """
 
     def __init__(self, stage: Stage, preconditioner: VirtualPreconditioner | None = None) -> None:
         self._stage = stage
         self._preconditioner = preconditioner
+        self.letters = Letters(stage)
         self._rings = Rings(stage, self._through)
         self._servers = Servers(stage, self._served)
 
@@ -57,6 +62,9 @@ class VirtualExchanges:
 
     def begin(self, worker: Worker, one: Exchange) -> bool:
         """Begin an exchange after the computing; whether the worker may go on at once."""
+        if one.lead and kind_of(one) is ExchangeShape.TELL:
+            self._write(worker, one)
+            return True
         if one.beside and not self._takes_off(worker, one):
             return True
         kind = kind_of(one)
@@ -93,6 +101,8 @@ class VirtualExchanges:
                 carrier.lose(meeting, worker.rank)
             else:
                 carrier.recheck(meeting)
+        if worker.dead:
+            self.letters.lose(worker.rank)
         if not worker.flying:
             self._finish(worker)
 
@@ -125,11 +135,18 @@ class VirtualExchanges:
         workers = self._stage.workers
         return next((rank for rank in party if not workers[rank].dead), party[0])
 
-    def _tell(self, worker: Worker, one: Exchange) -> None:
-        stage = self._stage
+    def _write(self, worker: Worker, one: Exchange) -> None:
+        party = next((party for party in one.parties if worker.rank in party), (worker.rank,))
+        if worker.rank == self._speaker(party):
+            self.letters.write(worker, one, self._others(worker, one))
+
+    def _others(self, worker: Worker, one: Exchange) -> list[list[int]]:
         parties = one.parties or tuple((rank,) for rank in one.members)
-        here = ([rank for rank in party if not stage.workers[rank].dead] for party in parties)
-        others = [party for party in here if party and worker.rank not in party]
+        here = ([rank for rank in party if not self._stage.workers[rank].dead] for party in parties)
+        return [party for party in here if party and worker.rank not in party]
+
+    def _tell(self, worker: Worker, one: Exchange) -> None:
+        stage, others = self._stage, self._others(worker, one)
         stage.sends(worker.rank, one)
         route, size_bytes = stage.topology.tell(worker.rank, others), stage.size_bytes(worker.rank, one)
         stage.network.start(route, size_bytes, self._told, worker, one, stage.group(worker, one.members))

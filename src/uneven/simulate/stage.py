@@ -62,8 +62,16 @@ class Stage:
 
     def sends(self, rank: int, exchange: Exchange) -> None:
         """What a worker contributes leaves it now."""
-        within = self.bandwidths.within(rank, exchange, self.queue.now_s)
-        self.arithmetic.sends(rank, within)
+        self.arithmetic.sends(rank, self.bandwidths.within(rank, exchange, self.queue.now_s))
+        self._note(rank, exchange)
+
+    def writes(self, rank: int, exchange: Exchange) -> object:
+        """What a worker tells others leaves it now, for the arithmetic's ``hears``."""
+        content = self.arithmetic.writes(rank, self.bandwidths.within(rank, exchange, self.queue.now_s))
+        self._note(rank, exchange)
+        return content
+
+    def _note(self, rank: int, exchange: Exchange) -> None:
         if exchange.select is not None:
             self.bandwidths.sent(rank, exchange, self.size_bytes(rank, exchange))
 

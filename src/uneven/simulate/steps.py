@@ -111,10 +111,7 @@ class Steps:
     def _start(self, worker: Worker) -> None:
         worker.began_s = self._stage.queue.now_s
         late = worker.due.pop(worker.clock, None)
-        if waits := (*worker.plan.waits, *(() if late is None else (late,))):
-            self._wait(worker, waits)
-        else:
-            self._compute(worker)
+        self._wait(worker, (*worker.plan.waits, *(() if late is None else (late,))))
 
     def _wait(self, worker: Worker, waits: tuple[Wait, ...]) -> None:
         if worker.gone:
@@ -124,6 +121,10 @@ class Steps:
             if not clocks.holds(wait.members, wait.clock):
                 clocks.when(wait.members, wait.clock, partial(self._wait, worker, waits))
                 return
+        letters = self._exchanges.letters
+        if letters.blocks(worker.rank, max((wait.clock for wait in waits), default=0)):
+            letters.when_heard(worker.rank, partial(self._wait, worker, waits))
+            return
         self._compute(worker)
 
     def _compute(self, worker: Worker) -> None:

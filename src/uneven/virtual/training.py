@@ -142,6 +142,18 @@ class Training(Arithmetic):
         replica.fresh, replica.left = 0, exchange.delay
         self._count(rank, exchange)
 
+    def writes(self, rank: int, exchange: Exchange) -> object:
+        """What is picked of the site's movement."""
+        check(exchange)
+        value, self._replicas[rank].fresh = self._movement(rank, exchange), 0
+        self._count(rank, exchange)
+        return exchange.merge.contribute(value, {})
+
+    def hears(self, exchange: Exchange, content: object, ranks: Sequence[int]) -> None:
+        """Added to the replicas of a site."""
+        assert isinstance(content, Tensor)
+        self._tell_all([rank for rank in ranks if rank in self._live], exchange.merge, content)
+
     def _count(self, rank: int, exchange: Exchange) -> None:
         if self._traffic is not None:
             self._traffic.sends(rank, exchange, self._parts.get(rank, 1.0))

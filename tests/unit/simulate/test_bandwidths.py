@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from quadratics import Quadratic, Trained, Watched
 from small_world import Ran, cluster, node
+from torch import Tensor
 
 from uneven.cluster.spec import ClusterSpec, SiteLink, steady
 from uneven.core.actions import Exchange, Significant
@@ -70,14 +71,15 @@ def test_a_limit_saves_bytes_and_time() -> None:
 @pytest.mark.parametrize("lead", [0, 2])
 def test_real_gradients_are_picked_by_the_threshold_of_the_site(lead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
-    sends = Watched.sends
+    movement = Watched._movement
 
-    def noting(training: Watched, rank: int, exchange: Exchange) -> None:
-        if rank == 0 and isinstance(exchange.select, Significant):
+    def noting(training: Watched, rank: int, exchange: Exchange) -> Tensor:
+        assert isinstance(exchange.select, Significant)
+        if rank == 0:
             taken.append(round(exchange.select.threshold, 9))
-        sends(training, rank, exchange)
+        return movement(training, rank, exchange)
 
-    monkeypatch.setattr(Watched, "sends", noting)
+    monkeypatch.setattr(Watched, "_movement", noting)
     policy = f"geo:bsp:threshold=0.01,mbit=0.001,most=0.3,lead={lead}"
     trained = Trained(sited("a", "b"), Quadratic.random(64), policy, iterations=20)
     assert taken[:3] == [0.01, 0.015, 0.02]
