@@ -77,8 +77,8 @@ def test_both_runs_go_first_in_turn_and_kills_are_left_out(monkeypatch: pytest.M
 
     def one(_: Clicks, seed: int, kills: int) -> faults.OneRun:
         played.append(kills)
-        took_s = [0.1, 9.0, 0.1, 0.3] if kills else [0.1] * 4
-        return faults.OneRun(0.51 if kills else 0.5, took_s, [1] if kills else [], lost=seed)
+        took_s = [7.0] * faults._WARM + ([0.1, 9.0, 0.1, 0.3] if kills else [0.1] * 4)
+        return faults.OneRun(0.51 if kills else 0.5, took_s, [faults._WARM + 1] if kills else [], lost=seed)
 
     monkeypatch.setattr(faults, "_one_pass", one)
     monkeypatch.setattr(faults, "clicks", a_log)
@@ -86,7 +86,7 @@ def test_both_runs_go_first_in_turn_and_kills_are_left_out(monkeypatch: pytest.M
     assert played == [0, faults.KILLS, faults.KILLS, 0]
     assert found["logloss_vs_undisturbed"] == pytest.approx(0.02)
     assert found["eps_outside"] == pytest.approx([0.6, 0.6]), "a slow batch after a kill counts"
-    assert (found["away_s"], found["lost"], found["updates"]) == (9.0, [0, 1], 8)
+    assert (found["away_s"], found["lost"], found["updates"]) == (9.0, [0, 1], 2 * (faults._WARM + 4))
     assert len(tables({"killed": found})) == 1
 
 

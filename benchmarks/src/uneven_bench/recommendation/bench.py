@@ -56,6 +56,7 @@ CASES = {
     "two trainers": TrainerCase("served", 2),
     "one trainer": TrainerCase("served", 1),
     "one process, flat": TrainerCase("flat", 1),
+    "two processes, flat": TrainerCase("flat", 2),
     "one process, modules": TrainerCase("modules", 1),
     "DDP, sparse": TrainerCase("ddp", 2),
     "one trainer, tables in it": TrainerCase("held", 1),
@@ -68,7 +69,7 @@ CASES = {
 }
 QUICK = (
     "1 at 0.2 core", "4 at 0.2 core", "unequal", "two trainers", "one trainer", "one trainer, tables in it",
-    "one process, flat", "DDP, sparse", "TorchRec, batch 128",
+    "one process, flat", "two processes, flat", "DDP, sparse", "TorchRec, batch 128",
 )  # fmt: skip
 
 
@@ -208,6 +209,7 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         ``examples_per_s`` (case → median), ``trainers_per_s`` (case of unequal trainers → share and median of each),
         ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share, least ÷ greatest),
         ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on one),
+        ``of_two_cores`` (the same ÷ two such processes at a time, which share nothing: what the machine gives),
         ``vs_ddp_sparse``, ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session with
         the tables in its process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them),
         ``server_us_per_sample``, ``vs_torchrec`` (batch → two trainers and a server ÷ TorchRec with its pipeline or
@@ -252,6 +254,7 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         },
         "share_evenness": statistics.median(min(one) / max(one) for one in shares),
         "vs_one_process": ratio("two trainers", "one process, flat"),
+        "of_two_cores": ratio("two trainers", "two processes, flat"),
         "vs_ddp_sparse": ratio("two trainers", "DDP, sparse"),
         "trainer_cpu_ratio": statistics.median(a / b for a, b in zip(remote, local, strict=True)),
         "trainer_cpu_ratio_bare": statistics.median(a / b for a, b in zip(remote, bare, strict=True)),

@@ -30,6 +30,8 @@ from uneven_bench.recommendation.quality import BATCH, DIM, HELD, ClickNet
 
 KILLS, SAVE_EVERY_S = 3, 1.0
 _GIVES_UP_S = 60.0
+_WARM = 20
+"""Batches in which servers load what is compiled."""
 _RATE = RowwiseAdagrad(lr=0.05)
 _LOOKED_UP = 26
 """Rows of a sample, for the tables of gigabytes."""
@@ -68,8 +70,9 @@ class OneRun:
 
     @property
     def per_s(self) -> float:
-        """Examples a second over all batches but those in which a shard was away."""
-        return BATCH / statistics.fmean(one for at, one in enumerate(self.took_s) if at not in self.broken)
+        """Examples a second over all batches but the first, which warm up, and those in which a shard was away."""
+        counted = [one for at, one in enumerate(self.took_s) if at >= _WARM and at not in self.broken]
+        return BATCH / statistics.fmean(counted)
 
 
 def killed(rounds: int, samples: int, told: Callable[[str, float], None]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     for key, words, bar in (
         ("share_evenness", "examples/s ÷ share, least ÷ greatest", "≥ 0.8"),
         ("vs_one_process", "two trainers and a server ÷ the best process on one core", "≥ 1.5"),
+        ("of_two_cores", "the same ÷ two such processes, which share nothing", ""),
         ("vs_ddp_sparse", "the same ÷ DDP with sparse gradients", "≥ 8"),
         ("trainer_cpu_ratio", "a trainer's processor time ÷ with tables in its process", "≤ 1.15"),
         ("trainer_cpu_ratio_bare", "the same ÷ a bare loop's with tables in its process", ""),

@@ -107,7 +107,8 @@ def _torchrec(asked: argparse.Namespace) -> None:
 def _plain(asked: argparse.Namespace) -> None:
     if asked.way == "ddp":
         dist.init_process_group("gloo")
-    rank, size = (dist.get_rank(), dist.get_world_size()) if asked.way == "ddp" else (0, 1)
+    world = uneven.world.discover()
+    rank, size = world.rank, world.size
     tables = FlatTables() if asked.way == "flat" else ModuleTables()
     bare = DLRM(tables)
     dense = [*bare.bottom.parameters(), *bare.top.parameters()]
