@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from uneven.cli.options import Engine
 from uneven.core.text import printable
 from uneven.errors import ConfigError, access
 from uneven.tables import located
@@ -50,6 +51,10 @@ def ingest(
     starts: Annotated[str | None, typer.Option(metavar="HH:MM", help="Time of day at which the videos begin.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="The files still grow.")] = False,
     side: Side = 64,
+    engine: Engine = "local",
+    devices: Annotated[
+        int | None, typer.Option(help="Cores that take videos in. [default: all]", show_default=False)
+    ] = None,
 ) -> None:
     """Take videos in, so that they can be asked for what they show.
 
@@ -60,6 +65,7 @@ def ingest(
     Examples:
       uneven focus ingest cam1.mp4 cam2.mp4 --truth mymodels:detector --into monday
       uneven focus ingest rtsp://10.0.0.7/cam1 --truth mymodels:detector --sample-s 600
+      uneven focus ingest cam*.mp4 --truth mymodels:detector --engine ray --into /shared/monday
     """
     from uneven import focus
 
@@ -70,7 +76,10 @@ def ingest(
     )
     options = focus.IngestOptions(per_s=per_s, same=same)
     try:
-        index = focus.ingest(sources, made, into=into, starts=starts, wanted=wanted, options=options, show=_show())
+        index = focus.ingest(
+            sources, made, into=into, starts=starts, wanted=wanted, options=options, show=_show(), engine=engine,
+            devices=devices,
+        )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; the same command goes on with what is kept in {into}", err=True)
         raise typer.Exit(130) from None

@@ -13,6 +13,7 @@
     video.py ─► moving.py ─► networks.py ─► clusters.py ─► store.py        taking.py drives them, in threads (stages.py)
     frames      boxes        a cheap one     incremental    SQLite, crops
     begin.py    chooses the settings (tune.py: sample, train, sweep.py: choose), then a process a stream (supervise.py)
+    cameras.py  which machine takes in which stream
     query.py    classes → clusters → truth network on centroids → frames
 
 A name is imported when it is first touched. The extra ``focus`` brings what reads videos.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any
 from uneven.errors import ConfigError
 from uneven.focus.query import VideoIndex, check_truth
 from uneven.focus.store import FileHold, StreamStore
-from uneven.focus.supervise import supervise
+from uneven.focus.supervise import Cameras, supervise
 from uneven.focus.sweep import Policy
 from uneven.focus.taking import Counts, IngestOptions
 from uneven.focus.truth import Truth
 from uneven.focus.tune import Tuned, Wanted, sampled, tune
 from uneven.focus.video import Video, VideoSource
+from uneven.jobs.devices import Devices
+from uneven.jobs.engines import place_for
+from uneven.jobs.processes import usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ def ingest(
     wanted: Wanted | None = None,
     options: IngestOptions | None = None,
     show: Show = lambda update: None,
+    engine: str = "local",
+    devices: Devices | None = None,
 ) -> VideoIndex:
     """Take videos in, each in a process of its own, so that they can be asked for what they show.
 
@@ -62,9 +69,13 @@ def ingest(
         recall, precision: targets, in frames, for every class that counts; see :class:`Wanted` for more.
         policy: "balance", "opt-ingest" or "opt-query".
         starts: time of day at which the videos begin, for queries by the clock.
+        engine: "local", or "ray" for the machines of a Ray cluster, which all reach ``into`` and the videos: each
+            stream is given one by its measured cost and the machine's measured speed, and another if that is lost.
+        devices: how many take videos in, each a core, and files one at a time; by default all that there are.
 
     Raises:
-        ConfigError: settings that cannot be used, targets that cannot be reached, another ingest into the same stream.
+        ConfigError: settings that cannot be used, targets that cannot be reached, another ingest into the same stream,
+            machines that cannot be.
         DataError: a video that cannot be read, a disk that is full; what was written before is kept.
         TrainingError: a process was killed again and again.
     """
@@ -79,9 +90,16 @@ def ingest(
             owned.enter_context(contextlib.closing(FileHold(folder / "owner")))
         for name, source in sources.items():
             _prepare(source, folders[name], judge, wishes, options or IngestOptions(), starts, show)
-        supervise(
-            sources, folders, options or IngestOptions(), lambda name, counts: show(Update(name, "ingest", counts))
+        where = owned.enter_context(
+            contextlib.closing(place_for(engine, devices or ("auto" if engine == "ray" else usable_cores())))
         )
+        if not where.shares_memory:
+            where.enter(Path(into))  # all machines reach it
+        cameras = Cameras(
+            sources=sources, folders=folders, options=options or IngestOptions(),
+            cost={name: _cost(folder) for name, folder in folders.items()},
+        )  # fmt: skip
+        supervise(cameras, where, lambda name, counts: show(Update(name, "ingest", counts)))
     return VideoIndex(Path(into), judge)
 
 
@@ -148,8 +166,20 @@ def _prepare(
 
 
 def _tuned(source: VideoSource, side: int, truth: Truth, wanted: Wanted, options: IngestOptions) -> Tuned:
+    began_s = time.process_time()
     learn, check = sampled(source, options.per_s, wanted, side, options.detector)
-    return tune(learn, check, truth, wanted)
+    spent_s, video_s = time.process_time() - began_s, (learn.frames + check.frames) / options.per_s
+    found = tune(learn, check, truth, wanted)
+    return replace(found, price={**found.price, "a_second_s": spent_s / max(video_s, 1.0)})
+
+
+def _cost(folder: Path) -> float:
+    """What a second of a stream takes a core: as it was taken in so far, else as the sample was read."""
+    with contextlib.closing(StreamStore(folder)) as store:
+        counts, _ = store.progress()
+        if counts:
+            return max(math.fsum(counts["seconds"].values()) / max(counts["time_s"], 1.0), 1e-9)
+        return max(float(store.fact("price").get("a_second_s", 1.0)), 1e-9)
 
 
 def policy_named(policy: str | Policy) -> Policy:

@@ -180,7 +180,7 @@ class StreamStore:
         """A network's weights, as ``torch.save`` writes them."""
         return bytes(self._db.execute("SELECT weights FROM networks WHERE id = ?", (network,)).fetchone()[0])
 
-    def progress(self) -> tuple[dict[str, float], dict[str, npt.NDArray[np.generic]]]:
+    def progress(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.generic]]]:
         """Counts so far, and the state from which ingest goes on; both empty at the beginning."""
         row = self._db.execute("SELECT counts, state FROM progress").fetchone()
         if row is None:

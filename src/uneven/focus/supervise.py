@@ -1,9 +1,15 @@
-"""A process for each stream; one that is killed is begun again where it had written last."""
+"""A process for each stream, on the machines that there are.
+
+One that is killed is begun again where it had written last; one whose machine is lost, on another machine. Which takes
+which is :func:`~uneven.focus.cameras.place`'s choice, anew whenever a stream ends or a machine goes. A stream that is
+live begins at once; of files each core takes one at a time.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +17,15 @@ from typing import Any
 import torch
 
 from uneven.errors import TrainingError
+from uneven.focus.cameras import place
 from uneven.focus.store import StreamStore
 from uneven.focus.taking import Counts, Ingest, IngestOptions
 from uneven.focus.video import VideoSource
 from uneven.jobs import Ending, How, Kept, Stop, end_all
-from uneven.jobs.local import Local
 from uneven.jobs.place import Linked, Place, ProcessLine
+
+_LOOK_S = 0.2
+_PROBE_S = 0.5
 
 
 def take_in(line: ProcessLine, folder: Path, source: VideoSource, options: IngestOptions) -> None:
@@ -29,68 +38,133 @@ def take_in(line: ProcessLine, folder: Path, source: VideoSource, options: Inges
         store.close()
 
 
-class _Streams:
-    """Those that wait, those that are being taken in, and those that could not be."""
+def probe(line: ProcessLine) -> None:
+    """In a process of its own: how often a core of this machine does in a second what a cheap network does."""
+    torch.set_num_threads(1)
+    layer, crops = torch.nn.Conv2d(3, 32, 3), torch.rand(32, 3, 32, 32)
+    with torch.no_grad():
+        layer(crops)
+        began_s, count = time.perf_counter(), 0
+        while time.perf_counter() < began_s + _PROBE_S:
+            layer(crops)
+            count += 1
+    line.send(count / (time.perf_counter() - began_s))
 
-    def __init__(
-        self, place: Place, sources: Mapping[str, VideoSource], folders: Mapping[str, Path], options: IngestOptions,
-        show: Callable[[str, Counts], None],
-    ) -> None:  # fmt: skip
-        self._place = place
-        self._sources = sources
-        self._folders = folders
-        self._options = options
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cameras:
+    """What is taken in.
+
+    Attributes:
+        cost: stream → seconds of a core for each second of video; those that nobody has measured are alike.
+    """
+
+    sources: Mapping[str, VideoSource]
+    folders: Mapping[str, Path]
+    options: IngestOptions = field(default_factory=IngestOptions)
+    cost: Mapping[str, float] = field(default_factory=dict)
+
+    def costs(self, names: Mapping[str, Any]) -> dict[str, float]:
+        """Those of some streams."""
+        known = [self.cost[name] for name in names if name in self.cost]
+        usual = sum(known) / len(known) if known else 1.0
+        return {name: self.cost.get(name, usual) for name in names}
+
+
+class _Taken:
+    """Streams that are not at their end, and those that could not be taken in."""
+
+    def __init__(self, cameras: Cameras, where: Place, show: Callable[[str, Counts], None]) -> None:
+        self._cameras = cameras
+        self._where = where
         self._show = show
-        self.waiting = list(sources)
+        self._speed = _speeds(where)
+        self.left = dict(cameras.sources)
         self.running: dict[str, Kept[Any]] = {}
         self.failed: list[tuple[str, Ending]] = []
+        self._at: dict[str, str] = {}
 
-    def fill(self) -> None:
-        """Begin as many as there are cores."""
-        while self.waiting and len(self.running) < max(1, self._place.cores):
-            name = self.waiting.pop(0)
-            self.running[name] = Kept(partial(self._start, name), told=partial(self._told, name))
+    def deal(self) -> None:
+        """Begin what has a place.
 
-    def _start(self, name: str, ended: Callable[[Any], None]) -> Linked:
+        Raises:
+            ConfigError: no machine is left.
+        """
+        gone = self._where.gone()
+        speed = {str(device): one for device, one in self._speed.items() if device not in gone}
+        placed = place(self._cameras.costs(self.left), speed, self._at)
+        for name, device in placed.machine.items():
+            free = self.left[name].live or device not in self._at.values()
+            if name not in self.running and free:
+                self._at[name] = device
+                self.running[name] = Kept(partial(self._start, name, int(device)), told=partial(self._told, name))
+
+    def _start(self, name: str, device: int, ended: Callable[[Any], None]) -> Linked:
         def over(process: Any) -> None:
             if process.ending.how is How.ENDED:
-                del self.running[name]
+                self._leave(name)
+                del self.left[name]
+            elif process.ending.how is How.LOST or device in self._where.gone():
+                self._leave(name)
             elif process.ending.how is How.FAILED:  # an error would come again
                 self._told(name, process.ending, False)
             else:
                 ended(process)
 
-        return self._place.start(
-            f"ingest of {name}", take_in, (self._folders[name], self._sources[name], self._options), ended=over,
-            heard=lambda process, plain: self._show(name, Counts(**plain)),
+        cameras = self._cameras
+        return self._where.start(
+            f"ingest of {name}", take_in, (cameras.folders[name], cameras.sources[name], cameras.options), ended=over,
+            heard=lambda process, plain: self._show(name, Counts(**plain)), device=device,
         )  # fmt: skip
 
     def _told(self, name: str, ending: Ending, again: bool) -> None:
         if not again:
-            self.running.pop(name, None)
+            self._leave(name)
             self.failed.append((name, ending))
 
+    def _leave(self, name: str) -> None:
+        self.running.pop(name, None)
+        self._at.pop(name, None)
 
-def supervise(
-    sources: Mapping[str, VideoSource], folders: Mapping[str, Path], options: IngestOptions,
-    show: Callable[[str, Counts], None],
-) -> None:  # fmt: skip
+
+def _speeds(where: Place) -> dict[int, float]:
+    """Of each device, measured on each machine where there are several."""
+    devices = list(range(len(where.devices)))
+    nodes = where.nodes(devices)
+    if len(nodes) < 2:
+        return dict.fromkeys(devices, 1.0)
+    told: dict[int, float] = {}
+
+    def asked(node: list[int]) -> Linked:
+        def heard(process: Any, rate: float) -> None:
+            told.update(dict.fromkeys(node, rate))
+
+        return where.start("probe", probe, (), device=node[0], heard=heard, ended=lambda process: None)
+
+    probes = [asked(node) for node in nodes]
+    while not all(one.ending for one in probes):
+        where.wait(_LOOK_S)
+    return told  # a machine that was lost meanwhile takes nothing
+
+
+def supervise(cameras: Cameras, where: Place, show: Callable[[str, Counts], None] = lambda name, counts: None) -> None:
     """Take all streams in.
 
     Raises:
         TrainingError: one raised, or was killed again and again; what was written is kept.
+        ConfigError: no machine is left.
         KeyboardInterrupt: it was asked to stop.
     """
-    with contextlib.closing(Local()) as place, Stop(lambda number: place.wake()) as stop:
-        streams = _Streams(place, sources, folders, options, show)
+    with Stop() as stop:
+        taken = _Taken(cameras, where, show)
         try:
-            while streams.waiting or streams.running:
-                streams.fill()
-                place.wait(0.5)
+            while taken.left:
+                taken.deal()
+                where.wait(_LOOK_S)
                 if stop.requests:
                     raise KeyboardInterrupt
-                if streams.failed:
-                    name, ending = streams.failed[0]
+                if taken.failed:
+                    name, ending = taken.failed[0]
                     raise TrainingError(f"taking in {name} {ending.words}")
         finally:
-            end_all([kept.process for kept in streams.running.values()])
+            end_all([kept.process for kept in taken.running.values()])

@@ -21,9 +21,10 @@ from uneven.focus import taking
 from uneven.focus.networks import LadderRung
 from uneven.focus.report import page
 from uneven.focus.store import FileHold, StreamStore
-from uneven.focus.supervise import supervise
+from uneven.focus.supervise import Cameras, supervise
 from uneven.focus.taking import Counts, Ingest, IngestOptions
 from uneven.focus.watch import over, table
+from uneven.jobs.local import Local
 
 pytest.importorskip("av")
 SIDE = 16
@@ -182,8 +183,9 @@ def test_a_killed_process_is_begun_again_where_it_had_written(taken, tmp_path):
     Ingest(again(taken, tmp_path / "whole"), sprites(900)).run()
     again(taken, tmp_path / "killed").close()
     told = []
-    folders = {"s": tmp_path / "killed"}
-    supervise({"s": Deadly(sprites(900), tmp_path)}, folders, IngestOptions(), lambda name, counts: told.append(counts))
+    cameras = Cameras(sources={"s": Deadly(sprites(900), tmp_path)}, folders={"s": tmp_path / "killed"})
+    with closing(Local()) as here:
+        supervise(cameras, here, lambda name, counts: told.append(counts))
     assert len(list(tmp_path.glob("killed at *"))) == 2
     assert told[-1].done
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
@@ -259,8 +261,8 @@ def test_a_failure_in_a_stage_is_the_streams_failure(taken, tmp_path):
 
     with pytest.raises(DataError, match="the lens is covered"):
         Ingest(again(taken, tmp_path / "broken"), sprites(50), IngestOptions(detector=broken)).run()
-    with pytest.raises(TrainingError, match="taking in x ended with"):
-        supervise({"x": sprites(50)}, {"x": tmp_path / "nowhere"}, IngestOptions(), lambda name, counts: None)
+    with closing(Local()) as here, pytest.raises(TrainingError, match="taking in x ended with"):
+        supervise(Cameras(sources={"x": sprites(50)}, folders={"x": tmp_path / "nowhere"}), here)
 
 
 def test_the_page_and_the_table_show_the_stream(taken):

@@ -116,6 +116,20 @@ def test_cd_r_is_cd_0_for_the_bin_of_the_epoch(tmp_path: Path, r: int) -> None:
         assert sent == both_ways // 2 * 6 + both_ways // 2 * 5
 
 
+def test_messages_that_have_passed_keep_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "p")
+    post, kept = CloneExchange.post, []
+
+    def counted(self: CloneExchange, handle: Any, tensor: torch.Tensor) -> None:
+        post(self, handle, tensor)
+        kept.append(len(self._posted))
+
+    monkeypatch.setattr(CloneExchange, "post", counted)
+    on_threads(tmp_path / "p", 3, partial(late, epochs=80), exchange="cd-r:r=2")
+    assert len(kept) > 3 * 80
+    assert max(kept) <= 4 * 3 * 2 * 3, "of one layer, two bins and three workers"
+
+
 def test_faithful_bins_are_each_worker_s_own(tmp_path: Path) -> None:
     store = write(tmp_path / "p")
     now = on_threads(tmp_path / "p", 3, partial(late, epochs=1), exchange="cd-0")

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from uneven.errors import TrainingError
-from uneven.focus import Frame, IngestOptions, LadderRung, Sprites, Truth, open
+from uneven.focus import Frame, LadderRung, Sprites, Truth, open
 from uneven.focus.networks import Candidate
 from uneven.focus.store import StreamStore
-from uneven.focus.supervise import supervise
+from uneven.focus.supervise import Cameras, supervise
 from uneven.focus.taking import Ingest
+from uneven.jobs.local import Local
 from uneven_bench.focus.speed import untrained
 
 _COLOURS = np.array([[220, 30, 30], [30, 200, 30], [30, 30, 220], [250, 250, 250]])
@@ -87,10 +88,10 @@ def kills(each: int) -> dict[str, Any]:
         marks = folder / "marks"
         marks.mkdir()
         at = tuple(int(one) for one in np.linspace(300, _STREAM.seconds - 300, each))
+        deadly = Cameras(sources={"stream": _Deadly(marks, at)}, folders={"stream": folder / "killed" / "stream"})
         while len(list(marks.iterdir())) < each or not _done(folder / "killed"):
-            with contextlib.suppress(TrainingError):  # it gives up on one that is killed again and again
-                supervise({"stream": _Deadly(marks, at)}, {"stream": folder / "killed" / "stream"}, IngestOptions(),
-                          lambda name, counts: None)  # fmt: skip
+            with contextlib.suppress(TrainingError), contextlib.closing(Local()) as here:
+                supervise(deadly, here)  # it gives up on one that is killed again and again
         same = _rows(folder / "whole" / "stream") == _rows(folder / "killed" / "stream")
         query_kills, judged = _killed_queries(folder / "killed", each)
         hits = {label: list(open(folder / "killed").query(label)) for label in Colours.classes}

@@ -64,7 +64,6 @@ class CloneExchange:
         self.own_degree = (carrier.part.adjacency.into.starts.diff()).float()
         self._layers: list[LateSums] = []
         self._posted: deque[tuple[Handle, Tensor]] = deque()
-        self._most = 64 * sum(self.bins) * 2 + 64
         self._turn = 0
         self._dealt: tuple[list[list[Tensor]], list[list[Tensor]]] | None = None
 
@@ -132,9 +131,10 @@ class CloneExchange:
         return self.carrier.line
 
     def post(self, handle: Handle, tensor: Tensor) -> None:
-        """Keep a message's memory until it has passed: for as long as any pair's delay."""
+        """Keep a message's memory until it has passed: for as long as any pair's delay, there and back."""
         self._posted.append((handle, tensor))
-        while len(self._posted) > self._most:
+        most = 4 * len(self.bins) * len(self._layers) * 2 * (max(self.bins) + 1)
+        while len(self._posted) > most:
             self._posted.popleft()[0].wait()
 
 

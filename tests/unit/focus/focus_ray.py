@@ -1,0 +1,81 @@
+"""What the test of streams on several machines looks at, run in a program of its own. Its last line is JSON.
+
+Usage: focus_ray.py FOLDER. Two nodes with a CPU slot each take in a stream each; one of them is lost in the midst.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from colours import sprites
+
+from ray_world import cluster
+from uneven.focus import Frame, taking
+from uneven.focus.supervise import Cameras, supervise
+from uneven.focus.taking import Counts, Ingest
+from uneven.jobs.ray import Cluster
+from uneven_bench.focus import kills
+
+SECONDS, WRITTEN, WAITS_AT = 900, 400, 600
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Says where it is read, and waits at one frame until a machine is lost; every chunk is written at once."""
+
+    folder: Path
+    name: str
+    waits: bool = True
+    live: bool = False
+
+    def length_s(self) -> float:
+        return SECONDS
+
+    def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
+        taking._WRITE_EVERY_S = 0.0
+        if self.waits:
+            (self.folder / f"{self.name}.node").write_text(ray.get_runtime_context().get_node_id())
+        for frame in sprites(SECONDS, seed=ord(self.name)).frames(per_s, first):
+            while self.waits and frame.number == WAITS_AT and not (self.folder / "lost").exists():
+                time.sleep(0.05)
+            yield frame
+
+
+def main(folder: Path) -> None:
+    """Lose the second node when the stream on it has written something."""
+    names, moved = ("a", "b"), []
+    for name in names:
+        kills._empty(folder / "index" / name).close()
+        with closing(kills._empty(folder / "whole" / name)) as store:
+            Ingest(store, Slow(folder, name, waits=False)).run()
+    with cluster(1, 1) as there:
+        ray.init(address=there.address, log_to_driver=False, logging_level=logging.CRITICAL)
+        second = there.list_all_nodes()[1]
+
+        def show(name: str, counts: Counts) -> None:
+            node = (folder / f"{name}.node").read_text()
+            if not moved and node == second.node_id and counts.next_frame > WRITTEN:
+                moved.append(name)
+                there.remove_node(second, allow_graceful=False)
+                (folder / "lost").touch()
+
+        sources = {name: Slow(folder, name) for name in names}
+        with closing(Cluster("auto")) as where:
+            where.enter(folder / "index")
+            supervise(Cameras(sources=sources, folders={one: folder / "index" / one for one in names}), where, show)
+            lost = len(where.gone())
+        ray.shutdown()
+    same = [kills._rows(folder / "index" / one) == kills._rows(folder / "whole" / one) for one in names]
+    print(json.dumps({"moved": moved, "same": same, "lost": lost}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
