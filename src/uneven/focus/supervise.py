@@ -128,7 +128,7 @@ class _Taken:
 
 
 def _speeds(where: Place) -> dict[int, float]:
-    """Of each device, measured on each machine where there are several."""
+    """How fast each device is, measured on each machine where there are several."""
     devices = list(range(len(where.devices)))
     nodes = where.nodes(devices)
     if len(nodes) < 2:
