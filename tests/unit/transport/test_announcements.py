@@ -108,6 +108,23 @@ def test_where_little_is_under_way_a_site_leads_as_far_as_it_may() -> None:
             assert values[1 : max(0, step - 3) + 1] == [2.0] * max(0, step - 3)
 
 
+def test_an_exchange_takes_no_new_memory_for_the_replica_and_for_what_moved() -> None:
+    (mine, first), (other, second) = speakers(SlowLine())
+    places: list[set[int]] = [set(), set()]
+    for clock in range(1, 8):
+        with torch.no_grad():
+            mine[clock] += 1.0
+        for place, entries in enumerate((first, second)):
+            entries.meet(far(0.0), Moved(clock, 1.0))
+            assert entries._base is not None
+            assert entries._movement is not None
+            places[place] |= {entries._base.data_ptr(), entries._movement.ctypes.data}
+    assert [len(one) for one in places] == [3, 3], "two of the replica, in turn, and one of what moved"
+    first.catch_up()
+    second.catch_up()
+    assert torch.equal(mine, other)
+
+
 def test_a_line_that_keeps_up_is_told_nothing() -> None:
     line, posts = SlowLine(), []
     for rank in range(2):

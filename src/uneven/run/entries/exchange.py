@@ -87,6 +87,9 @@ class EntriesExchange:
         self._announced: Announcements | None = None
         self._clock = -1  # of the last exchange after which something may be under way
         self._base: torch.Tensor | None = None  # the replica after the last exchange
+        # New pages of memory cost the processor more than what is done with them: 21 of 31 ms for 10,000,000 entries.
+        self._spare: torch.Tensor | None = None  # that after the one before, whose memory is free
+        self._movement: Array | None = None
         self._sums: Accumulator | None = None
         self._picked = 1.0
         self._control: BandwidthControl | None = None
@@ -116,7 +119,7 @@ class EntriesExchange:
     def forget(self) -> None:
         """The replica has become another one: nothing is held any more, and nothing is under way."""
         self._clock = -1
-        self._base = self._sums = None
+        self._base = self._sums = self._spare = None
         self._saved = -1, {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -166,8 +169,8 @@ class EntriesExchange:
         assert self._base is not None
         assert self._sums is not None
         assert exchange.select is not None
-        base, own = self._base.cpu().numpy(), self._flat.read().cpu().numpy()
-        movement = np.subtract(own, base)
+        base, own = self._base.cpu().numpy(), self._flat.read(self._spare).cpu().numpy()
+        movement = self._movement = np.subtract(own, base, out=self._movement)
         if moved.part != 1.0:
             movement *= own.dtype.type(moved.part)
             np.add(base, movement, out=own)
@@ -305,7 +308,7 @@ class EntriesExchange:
         assert self._sums is not None
         after = torch.from_numpy(outcome).to(self._flat.device)
         self._flat.write(after)
-        self._base = after
+        self._spare, self._base = self._base, after
         held = self._sums.held
         distance = math.sqrt(float(np.dot(held, held)) / max(1, len(held)))
         return Met(sent_bytes, distance, finite, 0, self._picked)
@@ -335,7 +338,7 @@ class EntriesExchange:
         change = np.zeros_like(base)
         for place, weight in zip(places, weights, strict=True):
             heard[place].picked.add_to(change, weight / total if total > 0 else 1 / len(places))
-        return base + change
+        return np.add(base, change, out=own)
 
     # ---------------------------------------------------------------- messages
     def _send(self, message: bytes) -> int:
