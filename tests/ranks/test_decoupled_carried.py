@@ -207,6 +207,7 @@ def test_epochs_evaluations_checkpoints_and_ends_wait_for_no_quorum_that_cannot_
             losses.append(float(F.cross_entropy(run.model(x), y)))
             assert (everybodys(shown) == shown).all()
             assert torch.equal(state["vectors"]["centre"], shown)
+            assert state["vectors"]["velocity"].abs().sum() > 0
     assert losses[-1] < losses[0]
     assert run.session.state_dict()["vectors"]["centre"].numel() == len(shown), "also beside what is under way"
     assert {one.moment for one in run.exchanges} == {"background"}
@@ -221,4 +222,6 @@ def test_epochs_evaluations_checkpoints_and_ends_wait_for_no_quorum_that_cannot_
     resumed.session.load_state_dict(state)
     with resumed.session.evaluated():
         assert torch.equal(flat(resumed.model), shown), "it begins where the checkpoint ends"
+        found = resumed.session.state_dict()["vectors"]
+        assert all(torch.equal(found[name], one) for name, one in state["vectors"].items()), "with its momentum"
     resumed.session.close()

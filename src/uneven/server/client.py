@@ -175,6 +175,19 @@ class Client:
             raise ConfigError(f"a weight of {weight} is not above 0")
         return self._update(Kind.MOVEMENT, step + 1, weight, arrays, quorum, momentum=momentum, grace=grace)
 
+    def kept(self, wanted: Sequence[Array] = ()) -> Reply:
+        """What outer steps keep: their velocity, shaped as the copy.
+
+        Args:
+            wanted: what they are to go on from, where none has been taken; as many arrays as the copy, or none.
+
+        Raises:
+            ConfigError: the arrays are not those of the table.
+        """
+        if not wanted:
+            return self._ask(Kind.ASK, 0, 0.0)
+        return self._start(Kind.KEEP, 0, 0.0, {shard: self._packed(shard, wanted) for shard in self._used})
+
     def mean(self, step: int) -> Reply:
         """The mean of ``step``, without contributing; a shard keeps the last few."""
         return self._ask(Kind.RESULT, step, self.timeout_s)

@@ -181,7 +181,7 @@ class Link:
         return [], self._answered(m)
 
     def _answered(self, m: Message) -> list[tuple[int, Message]]:
-        if m.vector:
+        if m.vector and m.kind is not Kind.KEPT:
             self._hold(m)
         if m.kind is Kind.APPLIED:
             return self._arrived(m.sequence)

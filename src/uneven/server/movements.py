@@ -42,6 +42,22 @@ class MovementMerges:
             self._opened_s, self._due_s = now_s, math.nan
         self.open.setdefault(m.rank, m)
 
+    def kept(self, copy: Vector, wanted: Vector = ()) -> Vector:
+        """V, of the copy's shape.
+
+        Args:
+            wanted: what it is to be, where no merge is over yet.
+
+        Raises:
+            Refused: that has a number that is not finite.
+        """
+        if wanted and not self.merged and not self._velocity:
+            taken = vectors.add(vectors.zeros(copy), 1.0, wanted)
+            if taken is None:
+                raise Refused(Refusal.VALUE)
+            self._velocity = taken
+        return self._velocity or vectors.zeros(copy)
+
     def ready(self, now_s: float, *, all_here: bool) -> bool:
         """Whether the merge is to be closed now.
 

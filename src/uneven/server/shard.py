@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from uneven.server import vectors
 from uneven.server.known import KnownWorker, Patience
@@ -71,10 +71,7 @@ class Shard:
         """Whether it has a copy."""
         return bool(self.vector)
 
-    @property
-    def busy(self) -> bool:
-        """Never: all that it does is an answer."""
-        return False
+    busy: ClassVar[bool] = False  # all that it does is an answer
 
     @property
     def least_clock(self) -> int:
@@ -182,6 +179,8 @@ class Shard:
             self.counts["returned"] += 1
         if m.kind in CHANGING:
             return self._change(m, member, now_s)
+        if m.kind in (Kind.ASK, Kind.KEEP):
+            return [self._copy(m, Kind.KEPT, self.movements.kept(self.vector, m.vector))]
         if m.kind in (Kind.PING, Kind.MEET):
             member.met, member.through = max(member.met, m.clock), max(member.through, m.extra)
         if m.kind is Kind.BURY:
@@ -266,8 +265,8 @@ class Shard:
             return self._again(m, member, now_s)
         if m.kind is Kind.GRADIENT:
             return self._contribute(m, member)
-        if m.kind is Kind.MOVEMENT:  # counted as applied when its merge is over: until then the worker keeps it
-            self.movements.add(m, now_s)
+        if m.kind is Kind.MOVEMENT:
+            self.movements.add(m, now_s)  # counted as applied when its merge is over: until then the worker keeps it
             return self._wake()
         before = self.vector
         change = m.vector if m.kind is Kind.PUSH else vectors.difference(m.vector, before, m.value)

@@ -57,6 +57,8 @@ class Kind(IntEnum):
     MEET = 10  # give everybody the copy when all who are here have met so often; who waits here keeps nobody waiting
     BURY = 11  # the member named by ``extra`` is gone: take nothing more from it, and say what of it is in the copy
     MOVEMENT = 12  # what I have moved, for the merge that is open; answered with the copy when that is over
+    ASK = 13  # what do outer steps keep?
+    KEEP = 14  # let them go on from that, if there has been none yet
     WELCOME = 33  # you are known; your updates up to this number are in the copy; with ``extra`` yours is a stray
     WANT = 34  # offer me your copy
     WHO = 35  # I have been started again since: greet me
@@ -69,12 +71,14 @@ class Kind(IntEnum):
     PONG = 42
     MISSING = 43  # I waited as long as you asked; these members are behind
     REFUSED = 44
+    KEPT = 46  # what outer steps keep
     BURIED = 45  # with the entry of the member that was buried, which stays as it is
 
 
 CARRYING = frozenset(
-    {Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT, Kind.COPY, Kind.BEFORE, Kind.MEAN}
-)
+    {Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT, Kind.KEEP, Kind.COPY, Kind.BEFORE, Kind.MEAN,
+     Kind.KEPT}
+)  # fmt: skip
 """Messages with a vector. The others carry none, though HELLO says how long the sender's is."""
 
 CHANGING = frozenset({Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT})

@@ -112,6 +112,26 @@ def test_numbers_that_are_not_finite_are_refused_with_all_that_they_would_spoil(
     assert (crew.shard.version, crew.shard.movements.merged) == (0, 0)
 
 
+def test_outer_steps_go_on_from_what_they_are_given_before_the_first_and_say_what_they_keep() -> None:
+    crew = Crew(2)
+    kept = {"elements": ELEMENTS, "vector": vector(4, 0, 0)}
+    (reply,) = crew.say(Kind.KEEP, 1, **kept)
+    assert (reply.kind, float(reply.vector[0][0])) == (Kind.KEPT, 4.0)
+    crew.move(0, 2.0)
+    assert told(crew.move(1, 2.0)) == {0: 4.0, 1: 4.0}, "G = 2, V = 0.5 × 4 + 2: 0 + 2 + 4 / 2"
+    for kind, more in ((Kind.KEEP, kept), (Kind.ASK, {})):
+        (reply,) = crew.say(kind, 1, **more)
+        assert float(reply.vector[0][0]) == 4.0, "V; nobody sets it any more"
+    one = Link(0, TABLE, 0, ELEMENTS, Held(0, vector(0, 0, 0)), life=7)
+    number, _ = one.request(Kind.ASK, clock=0, value=0.0)
+    answer = Message(kind=Kind.KEPT, number=number, life=7, version=9, elements=ELEMENTS, vector=vector(4, 0, 0))
+    assert one.receive(answer) == ([], [(number, answer)])
+    assert one.held.version == 0, "it is no copy"
+    fresh = Crew(1)
+    (refused,) = fresh.say(Kind.KEEP, 0, elements=ELEMENTS, vector=vector(float("inf"), 0, 0))
+    assert refused.kind is Kind.REFUSED
+
+
 WRONG = ({"momentum": 1.0}, {"momentum": -0.1}, {"grace": -1.0}, {"value": 0.0}, {"extra": 3})
 
 

@@ -167,7 +167,7 @@ def test_a_shard_outlives_what_a_member_may_send(directory: Path, shard: ShardHo
     with dealer(shard.endpoint, keys.public, keys.secret, keys.other) as member:
         for frames in malformed(3, 500):
             member.send_multipart(frames or [b""])
-        while sum(shard.stored().counts.values()) < 490:  # the rest is of another life, and asked who it is
+        while sum(shard.stored().counts.values()) < 480:  # the rest is of another life, and asked who it is
             time.sleep(0.01)
         one = client(directory)
         one.push(0, marked()).result()

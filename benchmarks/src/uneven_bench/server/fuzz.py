@@ -18,7 +18,7 @@ _TABLE = 7
 _MEMBERS = 4
 _VECTOR = (np.arange(6, dtype=np.float32),)
 _UP = (Kind.HELLO, Kind.OFFER, Kind.PUSH, Kind.PULL, Kind.EXCHANGE, Kind.GRADIENT, Kind.RESULT, Kind.PING,
-       Kind.MOVEMENT)  # fmt: skip
+       Kind.MOVEMENT, Kind.ASK, Kind.KEEP)  # fmt: skip
 
 
 def fuzz(messages: int, seed: int) -> Counter[str]:
@@ -78,7 +78,7 @@ def _carrying(kind: Kind, rank: int) -> Message:
 def _good(rng: random.Random) -> Message:
     kind, rank = rng.choice(_UP), rng.randrange(_MEMBERS)
     whole = _carrying(kind, rank)
-    if kind in (Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT):
+    if kind in (Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT, Kind.KEEP):
         return whole
     return replace(whole, vector=(), elements=6 if kind is Kind.HELLO else 0)
 
@@ -126,7 +126,7 @@ def _magic(rng: random.Random) -> list[bytes]:
 def _numbers(rng: random.Random) -> list[bytes]:
     bad = _VECTOR[0].copy()
     bad[rng.randrange(6)] = rng.choice((np.nan, np.inf, -np.inf))
-    kind = rng.choice(_MOVING)
+    kind = rng.choice((*_MOVING, Kind.KEEP))
     return _raw(replace(_carrying(kind, rng.randrange(_MEMBERS)), vector=(bad,)))
 
 
@@ -156,8 +156,8 @@ _MOVING = (Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT)
 _WAYS: tuple[Callable[[random.Random], list[bytes]], ...] = (
     *(_noise, _cut, _frames, _magic, _numbers, _twice, _entries, _unasked),
     _patch(4, "<H", lambda rng: rng.randint(2, 65535)),  # version
-    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(13, 32), rng.randint(46, 255)))),  # no kind
-    _patch(6, "<B", lambda rng: rng.choice((34, 35, 36, 40, 41, 42, 43, 44))),  # what only shards say
+    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(15, 32), rng.randint(47, 255)))),  # no kind
+    _patch(6, "<B", lambda rng: rng.choice((34, 35, 36, 40, 41, 42, 43, 44, 45))),  # what only shards say
     _patch(7, "<B", lambda rng: rng.randint(2, 255)),  # kind of numbers
     _patch(16, "<I", lambda rng: rng.randint(1, 2**32 - 1)),  # members announced
     _patch(20, "<I", lambda rng: rng.randint(1, 2**32 - 1)),  # padding

@@ -37,6 +37,7 @@ class SharedCopy:
     Attributes:
         client: to the shards, once it has begun.
         base: the copy that the replica has moved away from since; None before the first pull.
+        velocity: what outer steps go on from, shape (size,); None where they begin.
         least: steps that everybody who is counted had finished in the copy that came last.
     """
 
@@ -50,6 +51,7 @@ class SharedCopy:
         self._version = 0  # of the copy that came last
         self._checked: Merge | None = None  # the merge that came last
         self.base: Values | None = None
+        self.velocity: Values | None = None
         self.least = 0
 
     @property
@@ -75,6 +77,8 @@ class SharedCopy:
             table = table_of([values.shape], values.dtype.name, self._home.shards)
             line = self._home.line()
             self._client = Client(self._rank, table, [values], line, clock=clock, timeout_s=self._timeout_s)
+            if self.velocity is not None:
+                self._client.kept([self.velocity]).result()
             self._home.begun()
 
     @property
@@ -173,6 +177,17 @@ class SharedCopy:
             self._note((self.client.pull() if late else reply).into([outcome]))
         self.base = outcome
         return outcome, self._version - step if late else 0
+
+    def kept(self) -> Values:
+        """The velocity of outer steps, shape (size,).
+
+        Raises:
+            PeerError: as of the client.
+        """
+        values = np.zeros_like(self.read()) if self.velocity is None else self.velocity
+        if self._client is not None:
+            self._client.kept().into([values := values.copy()])
+        return values
 
     def moved(self, own: Values) -> Values:
         """What the replica has moved since the copy that came last; shape (size,)."""

@@ -15,6 +15,8 @@ from uneven.sync import SyncPolicy, first_plans
 
 Members = tuple[int, ...]
 
+VELOCITY = "velocity"
+
 _LEAST = 2.0**-40
 """Weight of a movement without samples."""
 
@@ -34,6 +36,20 @@ class OuterMerges:
         self._copy = copy
         self._checked: Merge | None = None  # the merge that came last
         self._sent: Values | None = None  # the replica as the order under way found it
+
+    def state(self) -> dict[str, Tensor]:
+        """What is saved of them beside the copy: vectors of shape (size,)."""
+        return {VELOCITY: self._copy.tensor(self._copy.kept())} if self.wanted else {}
+
+    def load(self, vectors: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """Inverse of :meth:`state`, before training begins."""
+        if self.wanted:
+            self._copy.velocity = vectors[VELOCITY].detach().to("cpu", dtype, copy=True).numpy()
+
+    @property
+    def names(self) -> set[str]:
+        """Of the vectors that are saved, the copy's among them."""
+        return {"centre", VELOCITY} if self.wanted else {"centre"}
 
     def begin(self) -> None:
         """A step begins: what the replica moves counts from the copy on that it was last."""

@@ -33,12 +33,14 @@ def numbers_of(policy: SyncPolicy, clock: int, gap: int, samples: int) -> dict[s
 
 
 def check_saved(
-    policy: SyncPolicy, copy: SharedCopy, numbers: dict[str, Any], vectors: dict[str, Tensor], size: int
-) -> bool:
+    policy: SyncPolicy, copy: SharedCopy, numbers: dict[str, Any], vectors: dict[str, Tensor], size: int,
+    names: set[str],
+) -> bool:  # fmt: skip
     """See that a state fits.
 
     Args:
         size: numbers of the model.
+        names: of the vectors that there must be.
 
     Returns:
         Whether it is one of this policy's, and not empty.
@@ -55,11 +57,11 @@ def check_saved(
         return False
     with loading("the agreement"):
         read(_ServedNumbers, numbers)
-        if set(vectors) != {"centre"}:
-            raise Misfit(sorted(vectors), "centre or nothing", "vectors")
-    if len(vectors["centre"]) != size:
+        if set(vectors) != names:
+            raise Misfit(sorted(vectors), f"{', '.join(sorted(names))} or nothing", "vectors")
+    if (found := next((len(one) for one in vectors.values() if len(one) != size), size)) != size:
         raise CheckpointError(
-            f"the server in the checkpoint has {len(vectors['centre'])} numbers, that of this model {size}: resume "
+            f"the server in the checkpoint has {found} numbers, that of this model {size}: resume "
             f"with the model that the run began with"
         )
     return True

@@ -397,7 +397,7 @@ class Served:
         samples = sum(part.batch(self._rank) for part in more) - sum(part.batch(self._rank) for part in less)
         steps = len(more) - len(less)
         numbers = numbers_of(self._policy, self.clock + steps, self._gap + steps, self._samples + samples)
-        return numbers, {"centre": self.copy.tensor(self._now())}
+        return numbers, {"centre": self.copy.tensor(self._now()), **self._outer.state()}
 
     def _now(self) -> Values:
         if self._shown is not None:
@@ -412,7 +412,7 @@ class Served:
         Raises:
             CheckpointError: the copy does not fit the model, a number is damaged, or training has begun.
         """
-        check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size)
+        check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size, self._outer.names)
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Inverse of :meth:`state_dict`, before the first step; also with other workers. Another policy starts afresh.
@@ -420,9 +420,10 @@ class Served:
         Raises:
             CheckpointError: see :meth:`check`.
         """
-        if not check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size):
+        if not check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size, self._outer.names):
             return
         self._loaded = centre_of(vectors, self._replica.flat.dtype)
+        self._outer.load(vectors, self._replica.flat.dtype)
         self.clock, self._gap, self._samples = numbers["clock"], numbers["gap"], numbers["samples"]
         self._policy.load_state_dict(numbers["own"])
 
