@@ -48,7 +48,7 @@ class OuterMerges:
 
     @property
     def names(self) -> set[str]:
-        """Of the vectors that are saved, the copy's among them."""
+        """What the vectors that are saved are called, the copy among them."""
         return {"centre", VELOCITY} if self.wanted else {"centre"}
 
     def begin(self) -> None:
