@@ -125,6 +125,12 @@ def test_hubs_hand_on_what_their_group_has_sent(me: RankContext) -> None:
     sent = everybodys(torch.tensor([lines[""], lines[",hubs=true"]], dtype=torch.float64))
     assert sent[1, 1] < sent[1, 0], "who is no hub tells nobody of another group"
     assert sent[3].tolist() == [0, 0]
+    limited = Run("geo:bsp:threshold=0.05,hubs=true,mbit=0.000001,most=0.3", balance=Moving(), make=momentum)
+    limited.epoch()
+    control = limited.agreement._exchanges._entries._control  # type: ignore[union-attr]
+    assert (control is None) == (me.rank == 3), "each site's own"
+    assert control is None or control.added > 0, "what was sent by way of a hub counts"
+    limited.session.close()
 
 
 @ranks(3)

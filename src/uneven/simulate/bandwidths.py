@@ -11,8 +11,7 @@ from uneven.entries import BandwidthControl
 class Bandwidths:
     """Follows the rule of :class:`~uneven.entries.BandwidthControl`, the first of each site for itself.
 
-    As in a real run, what was sent from the beginning of one exchange to that of the next counts; what hubs hand on
-    does not.
+    As in a real run, all that was sent from the beginning of one exchange to that of the next counts, handed on or own.
     """
 
     def __init__(self) -> None:
@@ -23,7 +22,7 @@ class Bandwidths:
     def within(self, rank: int, exchange: Exchange, now_s: float) -> Exchange:
         """The exchange that a worker begins now, with the threshold that it takes for it."""
         select = exchange.select
-        if not isinstance(select, Significant) or exchange.groups or not self._speaks(rank, exchange):
+        if not isinstance(select, Significant) or not self._speaks(rank, exchange):
             return exchange
         control = self._controls.get(rank)
         if control is None:
@@ -36,10 +35,15 @@ class Bandwidths:
         return replace(exchange, select=replace(select, threshold=select.threshold + added)) if added else exchange
 
     def sent(self, rank: int, exchange: Exchange, size_bytes: float) -> None:
-        """So large is what a worker sends each other site in the exchange that it has begun."""
-        if rank in self._controls and self._speaks(rank, exchange):
-            since_s, _ = self._since[rank]
-            self._since[rank] = since_s, size_bytes * (len(exchange.parties) - 1)
+        """So large is what a worker sends each other site, where no hub hands it on, in the exchange that it begins."""
+        if not exchange.groups and self._speaks(rank, exchange):
+            self.more(rank, size_bytes * (len(exchange.parties) - 1))
+
+    def more(self, rank: int, sent_bytes: float) -> None:
+        """A worker sends so much more to other sites."""
+        if rank in self._controls:
+            since_s, before = self._since[rank]
+            self._since[rank] = since_s, before + sent_bytes
 
     def passes(self, rank: int, exchange: Exchange) -> float:
         """Entries that pass the raised threshold, as a part of those that pass the one that was asked for.

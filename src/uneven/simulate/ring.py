@@ -134,6 +134,8 @@ class Rings:
                 for hub in told
             }
             sends = [(group[0], rank, rest[group[0]]) for group in groups for rank in group[1:]]
+        for rank, _, size_bytes in sends if one.groups else ():
+            stage.bandwidths.more(rank, size_bytes)
         if meeting.bucket == len(meeting.parts) - 1:
             self._own_sides(meeting)
         meeting.event = None

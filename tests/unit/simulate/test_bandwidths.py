@@ -68,6 +68,12 @@ def test_a_limit_saves_bytes_and_time() -> None:
     assert sent_bytes(within) < 0.7 * sent_bytes(free)
 
 
+def test_what_hubs_hand_on_counts_as_theirs() -> None:
+    spec = sited("eu/a", "us/a", "us/b", significant=0.05)
+    thresholds, _ = played("geo:bsp:threshold=0.05,mbit=1.2,most=0.3,hubs=true", spec, 30)
+    assert thresholds[1][-1] > thresholds[2][-1] == 0.05, "the hub of two sites sends more than the other one of them"
+
+
 @pytest.mark.parametrize("lead", [0, 2])
 def test_real_gradients_are_picked_by_the_threshold_of_the_site(lead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []

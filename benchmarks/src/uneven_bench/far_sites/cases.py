@@ -121,6 +121,7 @@ ARMS: dict[str, str] = {
     "topk 1%": "even topk:density=0.01",
     "local 4": "even local:every=4",
     "diloco 20": "even diloco:every=20",
+    "diloco 20, 4 pieces": "even diloco:every=20,fragments=4,delay=2",
     "torchft-diloco 20": "torchft-diloco:every=20",
     "sparse-local 4, 10%": "even sparse-local:every=4,density=0.1,bits=2",
     "sparse-local 8, 10%": "even sparse-local:every=8,density=0.1,bits=2",

@@ -225,7 +225,9 @@ class EntriesExchange:
             picked = self._sums.take(self._within(exchange.select), own, moved.rate)
             self._picked = picked.part
         if exchange.groups:
+            far = self._far_bytes()
             own += self._by_hubs(exchange.groups, picked, moved.clock)
+            self._sent_bytes = self._far_bytes() - far
         else:
             if self._clock < 0:
                 self._mirrors.begin(moved.clock - 1)
@@ -237,6 +239,10 @@ class EntriesExchange:
                 self._sent_bytes = self._send(message)
             own += self._heard(moved.clock, moved.clock - exchange.lead)
         return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
+
+    def _far_bytes(self) -> int:
+        """Sent to other parties since the run began."""
+        return sum(one.sent_bytes for place, one in enumerate(self._traffic) if place != self._mine)
 
     def _announcing(self, most_bytes: float) -> Announcements:
         if self._announced is None:
