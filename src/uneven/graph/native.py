@@ -22,7 +22,7 @@ from uneven.graph.workspaces import WORKSPACES
 
 LIBRARY = Path(__file__).with_name("_native.so")
 SOURCE = Path(__file__).with_name("native.cpp")
-_WIDE = 128
+_WIDE = 64
 """Columns from which on a factor is looked up for each edge; below, one pass over the sources is sooner done."""
 _OPENMP = re.compile(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^\s]*)")
 
