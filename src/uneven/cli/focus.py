@@ -126,7 +126,7 @@ def query(
         return
     typer.echo(
         f"{count} objects; {cost.candidates} clusters could hold it: {cost.checked} checked by the truth network, "
-        f"{cost.known} known, {cost.sure} sure", err=True,
+        f"{cost.alike} like one of these, {cost.known} known, {cost.sure} sure", err=True,
     )  # fmt: skip
 
 

@@ -12,9 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
+from uneven.focus.clusters import leaders
 from uneven.focus.moment import Moment, seconds
+from uneven.focus.networks import run
 from uneven.focus.store import OTHER, ClusterRow, StreamStore
 from uneven.focus.truth import Crops, Truth
+from uneven.focus.tune import restored
 from uneven.focus.words import Embedding, nearness
 
 Reject = Callable[[Crops], npt.NDArray[np.bool_]]
@@ -50,6 +53,7 @@ class QueryCost:
         candidates: clusters that could hold the class.
         sure: of these, accepted on the cheap network's word.
         known: of these, judged by an earlier query.
+        alike: of these, as near to the centroid of another one as the members of a cluster, and judged with it.
         rejected: of these, by a query's own filter.
         checked: of these, seen by the truth network.
         embedded: centroids seen by an embedding network.
@@ -58,6 +62,7 @@ class QueryCost:
     candidates: int = 0
     sure: int = 0
     known: int = 0
+    alike: int = 0
     rejected: int = 0
     checked: int = 0
     embedded: int = 0
@@ -195,6 +200,7 @@ class VideoIndex:
 
     def _accepted(self, stream: str, store: StreamStore, asked: Asked) -> Iterator[tuple[int, float]]:
         """Clusters whose centroid is of the class, with how sure that is."""
+        known: list[ClusterRow] = []
         open_: list[ClusterRow] = []
         for number, setting in store.networks().items():
             named = asked.label in setting["named"]
@@ -203,6 +209,7 @@ class VideoIndex:
                 self.cost.candidates += 1
                 if cluster.verdict is not None:
                     self.cost.known += 1
+                    known += [cluster] if cluster.leader is None else []
                     if cluster.verdict[0] == asked.label:
                         yield cluster.id, cluster.verdict[1]
                 elif named and cluster.confidence > skip:
@@ -210,21 +217,32 @@ class VideoIndex:
                     yield cluster.id, cluster.confidence
                 else:
                     open_.append(cluster)
-        yield from self._judged(stream, store, asked, open_)
+        if open_:
+            open_.sort(key=lambda one: (one.place, -one.confidence))  # the likeliest first, so that hits come early
+            began_s = time.perf_counter()
+            groups = _together(store, known, open_)
+            self.cost.seconds += time.perf_counter() - began_s
+            yield from self._judged(stream, store, asked, groups)
 
     def _judged(
-        self, stream: str, store: StreamStore, asked: Asked, clusters: list[ClusterRow]
+        self, stream: str, store: StreamStore, asked: Asked, groups: dict[ClusterRow, list[int]]
     ) -> Iterator[tuple[int, float]]:
-        """The likeliest first, so that hits come early; verdicts are kept batch by batch."""
-        if not clusters:
+        """Group by group: one centroid is looked at, and speaks for the others. Verdicts are kept batch by batch."""
+        known = {one: groups.pop(one) for one in list(groups) if one.verdict is not None}
+        if any(known.values()):
+            store.keep_verdicts([], [], [], {one.id: alike for one, alike in known.items()})
+        for one, alike in known.items():
+            self.cost.alike += len(alike)
+            if one.verdict is not None and one.verdict[0] == asked.label:
+                yield from ((cluster, one.verdict[1]) for cluster in alike)
+        if not groups:
             return
         if self.truth is None:
             raise ConfigError(
-                f"{len(clusters)} centroids of {stream} were never judged: open the index with its truth network"
+                f"{len(groups)} centroids of {stream} were never judged: open the index with its truth network"
             )
-        clusters = sorted(clusters, key=lambda one: (one.place, -one.confidence))
-        size = self.truth.at_once
-        for part in (clusters[at : at + size] for at in range(0, len(clusters), size)):
+        every, size = list(groups), self.truth.at_once
+        for part in (every[at : at + size] for at in range(0, len(every), size)):
             began_s = time.perf_counter()
             crops = store.crops([one.id for one in part])
             if asked.reject is not None:
@@ -232,17 +250,41 @@ class VideoIndex:
                 self.cost.rejected += int((~keep).sum())
                 part, crops = [one for one, kept in zip(part, keep, strict=True) if kept], crops[keep]
             labels, scores = self.truth.label(crops)
-            store.keep_verdicts([one.id for one in part], labels, scores)
+            alike_of = {one.id: groups[one] for one in part}
+            store.keep_verdicts(list(alike_of), labels, scores, alike_of)
             self.cost.checked += len(part)
             self.cost.seconds += time.perf_counter() - began_s
             for one, label, score in zip(part, labels, scores, strict=True):
+                self.cost.alike += len(groups[one])
                 if label == asked.label:
-                    yield one.id, float(score)
+                    yield from ((cluster, float(score)) for cluster in (one.id, *groups[one]))
 
     def close(self) -> None:
         """Let go of the files."""
         for store in self.streams.values():
             store.close()
+
+
+def _together(
+    store: StreamStore, known: Sequence[ClusterRow], open_: Sequence[ClusterRow]
+) -> dict[ClusterRow, list[int]]:
+    """Clusters by the one whose verdict is theirs, too; those that were judged themselves speak first.
+
+    Sealing saves memory while a stream is taken in; what comes again afterwards begins another cluster. Here those
+    whose centroids are at most T apart are one again.
+    """
+    found: dict[ClusterRow, list[int]] = {}
+    for number in sorted({one.network for one in open_}):
+        first = [one for one in known if one.network == number]
+        rows = [*first, *(one for one in open_ if one.network == number)]
+        setting = store.networks()[number]
+        _, model = restored(setting, store.weights(number))
+        _, features = run(model, store.crops([one.id for one in rows]))
+        for row, leader in zip(rows, leaders(features, setting["threshold"], len(first)), strict=True):
+            group = found.setdefault(rows[leader], [])
+            if row is not rows[leader]:
+                group.append(row.id)
+    return found
 
 
 def check_truth(store: StreamStore, truth: Truth | None) -> None:

@@ -17,7 +17,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +56,12 @@ CREATE TABLE IF NOT EXISTS embeddings (network TEXT, cluster INTEGER, numbers BL
                                        PRIMARY KEY (network, cluster)) WITHOUT ROWID
 """
 
+_ALIKE = "CREATE TABLE IF NOT EXISTS alike (cluster INTEGER PRIMARY KEY, leader INTEGER NOT NULL)"
+
 _FIND = """
-SELECT clusters.id, clusters.network, entries.place, entries.confidence, verdicts.label, verdicts.score
-FROM entries JOIN clusters ON clusters.id = entries.cluster LEFT JOIN verdicts ON verdicts.cluster = clusters.id
+SELECT clusters.id, clusters.network, entries.place, entries.confidence, verdicts.label, verdicts.score, alike.leader
+FROM entries JOIN clusters ON clusters.id = entries.cluster LEFT JOIN alike ON alike.cluster = clusters.id
+LEFT JOIN verdicts ON verdicts.cluster = COALESCE(alike.leader, clusters.id)
 WHERE entries.class = ? AND clusters.network = ? AND entries.place < ?
 AND EXISTS (SELECT 1 FROM objects WHERE objects.cluster = clusters.id AND time_s >= ? AND time_s < ?)
 ORDER BY clusters.id
@@ -72,7 +75,8 @@ class ClusterRow:
     Attributes:
         place: how many outputs of the cheap network are likelier for its centroid.
         confidence: of the output asked for.
-        verdict: what the truth network has said of the centroid, if it was asked: class and score.
+        verdict: what the truth network has said of the centroid, or of its leader's, if it was asked: class and score.
+        leader: the cluster whose verdict is this one's, too; None where it speaks for itself.
     """
 
     id: int
@@ -80,6 +84,7 @@ class ClusterRow:
     place: int
     confidence: float
     verdict: tuple[int, float] | None
+    leader: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +199,9 @@ class StreamStore:
 
     def find(self, label: int, network: int, k: int, between_s: tuple[float, float]) -> list[ClusterRow]:
         """Clusters of a network with an object in that time and a class among the centroid's K likeliest."""
+        self._db.execute(_ALIKE)
         rows = self._db.execute(_FIND, (label, network, k, *between_s))
-        return [ClusterRow(row[0], row[1], row[2], row[3], _verdict(row[4], row[5])) for row in rows]
+        return [ClusterRow(*row[:4], verdict=_verdict(row[4], row[5]), leader=row[6]) for row in rows]
 
     def within(self, between_s: tuple[float, float]) -> list[int]:
         """Clusters with an object in that time."""
@@ -229,11 +235,20 @@ class StreamStore:
         except (OSError, ValueError, IndexError) as error:
             raise CheckpointError(f"{self.folder / 'crops.bin'} does not hold what the index names: {error}") from error
 
-    def keep_verdicts(self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float]) -> None:
-        """What the truth network has said of centroids; it is not asked again."""
+    def keep_verdicts(
+        self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float],
+        alike: Mapping[int, Sequence[int]],
+    ) -> None:  # fmt: skip
+        """What the truth network has said of centroids; it is not asked again, nor of those that are alike.
+
+        Args:
+            alike: cluster → others of which its verdict holds as well.
+        """
         rows = [(one, int(label), float(score)) for one, label, score in zip(clusters, labels, scores, strict=True)]
+        pairs = [(one, leader) for leader, others in alike.items() for one in others]
         with told_of_disk(self.folder), self.transaction():
             self._db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", rows)
+            self._db.executemany("INSERT OR REPLACE INTO alike VALUES (?, ?)", pairs)
 
     def embeddings(self, network: str) -> dict[int, npt.NDArray[np.float32]]:
         """What an embedding network has said of centroids, by cluster."""
@@ -250,7 +265,9 @@ class StreamStore:
     def forget_verdicts(self) -> None:
         """The truth network is asked again; for when it is not the same any more."""
         with told_of_disk(self.folder):
+            self._db.execute(_ALIKE)
             self._db.execute("DELETE FROM verdicts")
+            self._db.execute("DELETE FROM alike")
 
     def judged(self, label: int) -> list[int]:
         """Clusters that the truth network has found to be of a class."""

@@ -91,6 +91,24 @@ def test_a_second_query_makes_no_call_of_the_truth_network(taken):
     assert list(without.query("green")) == again
 
 
+def test_clusters_that_were_sealed_and_begun_again_are_asked_about_once(taken, tmp_path):
+    folder = tmp_path / "few" / "sprites"
+    Ingest(again(taken, folder), sprites(), IngestOptions(most_active=2)).run()
+    index = focus.open(folder.parent, taken.truth)
+    assert index.streams["sprites"].clusters() > 2 * taken.streams["sprites"].clusters()
+    for name in NAMES:
+        hits = list(index.query(name))
+        frames, truth = {hit.frame for hit in hits}, frames_with(name, sprites())
+        assert len(frames & truth) >= 0.95 * max(len(truth), len(frames))
+        calls = taken.truth.calls
+        assert sorted(focus.open(folder.parent).query(name), key=repr) == sorted(hits, key=repr), "without the network"
+        assert sorted(index.query(name), key=repr) == sorted(hits, key=repr)
+        assert taken.truth.calls == calls
+    cost = index.cost
+    assert cost.alike > cost.checked
+    assert cost.checked <= 1.2 * taken.streams["sprites"].clusters()
+
+
 def test_a_time_range_asks_only_for_what_is_in_it(taken, tmp_path):
     later = [hit for hit in taken.query("red") if 100 <= hit.time_s < 200]
     assert sorted(taken.query("red", between=(100, 200)), key=repr) == sorted(later, key=repr)
