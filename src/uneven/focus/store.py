@@ -201,7 +201,7 @@ class StreamStore:
         """Clusters of a network with an object in that time and a class among the centroid's K likeliest."""
         self._db.execute(_ALIKE)
         rows = self._db.execute(_FIND, (label, network, k, *between_s))
-        return [ClusterRow(*row[:4], _verdict(row[4], row[5]), row[6]) for row in rows]
+        return [ClusterRow(row[0], row[1], row[2], row[3], _verdict(row[4], row[5]), row[6]) for row in rows]
 
     def within(self, between_s: tuple[float, float]) -> list[int]:
         """Clusters with an object in that time."""
