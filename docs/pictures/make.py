@@ -159,6 +159,14 @@ def fleet_plan(runs: Path) -> str:
     return parts(page, "one device each, shared (Homogeneous)", "one pipeline per member (Baseline)", "FLEET-G")
 
 
+def recommendation(runs: Path) -> str:
+    page = runs / "recommendation.html"
+    if not page.is_file():
+        uneven("bench", "recommendation", "--case", "scaling", "--quick", "--report", str(page))
+    first = "Examples a second over the number of trainers"
+    return parts(page, first, "Examples a second of each trainer, on 0.8, 0.4, 0.2, 0.2 of a core")
+
+
 MADE: dict[str, Callable[[Path], str]] = {
     "start": start,
     "read-a-run": read_a_run,
@@ -168,6 +176,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "change": change,
     "plan": plan,
     "fleet-plan": fleet_plan,
+    "recommendation": recommendation,
 }
 
 

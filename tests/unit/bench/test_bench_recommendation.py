@@ -10,7 +10,7 @@ import pytest
 
 from uneven.errors import ConfigError
 from uneven_bench.recommendation import faults
-from uneven_bench.recommendation.bench import CASES, QUICK, MeasuredTrainers, _measured, judged, run
+from uneven_bench.recommendation.bench import CASES, QUICK, SPEED, MeasuredTrainers, _measured, judged, run
 from uneven_bench.recommendation.clicks import Clicks
 from uneven_bench.recommendation.page import scaling_page, tables
 from uneven_bench.recommendation.quality import WAYS, OnePass
@@ -39,9 +39,14 @@ def test_ratios_are_of_the_same_round_and_medians() -> None:
     page = scaling_page(result)
     assert "Of 4 trainers each does 95% of what one alone does." in page
     assert "Examples a second of each trainer, on 0.8, 0.4, 0.2, 0.2 of a core" in page
-    with pytest.raises(ConfigError, match="--case killed does not measure them"):
+    part = judged({name: found[name] for name in ("1 at 0.2 core", "4 at 0.2 core", "unequal")})
+    assert part["scaling"] == result["scaling"]
+    assert (part["share_evenness"], part["vs_one_process"]) == (result["share_evenness"], None)
+    assert len(tables(part | {"rounds": 3, "window_s": 4.0})) == 2
+    with pytest.raises(ConfigError, match="--case killed does not measure that"):
         run(True, lambda *_: None, "killed", Path("page.html"))
     assert set(QUICK) <= set(CASES)
+    assert {name for names in SPEED.values() for name in names} == set(CASES), "each is in a case"
 
 
 def test_only_the_time_in_which_all_trained_counts() -> None:

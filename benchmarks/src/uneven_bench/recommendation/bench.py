@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,6 @@ _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
 _SEEDS, _SAMPLES, _QUICK_SAMPLES = 3, 160_000, 24_000
 BATCHES = (128, 512, 2048)
-PARTS = ("speed", "quality", "killed", "checkpoint")
 Progress = Callable[[str, str, float], None]
 
 
@@ -67,6 +66,19 @@ CASES = {
     "TorchRec, unequal": TrainerCase("torchrec", 4, shares=_UNEQUAL),
     "TorchRec, steep": TrainerCase("torchrec", 4, shares=_STEEP),
 }
+SPEED = {
+    "scaling": (*SCALING.values(), "unequal"),
+    "processes": (
+        "two trainers", "one trainer", "one trainer, tables in it", "one process, flat", "one process, modules",
+        "two processes, flat", "DDP, sparse",
+    ),
+    "torchrec": (
+        "two trainers", "unequal", "steep",
+        *(name for name in CASES if name.startswith(("TorchRec", "two trainers, "))),
+    ),
+}  # fmt: skip
+"""What is measured in one case; in each round one after the other."""
+PARTS = (*SPEED, "quality", "killed", "checkpoint")
 QUICK = (
     "1 at 0.2 core", "4 at 0.2 core", "unequal", "two trainers", "one trainer", "one trainer, tables in it",
     "one process, flat", "two processes, flat", "DDP, sparse", "TorchRec, batch 128",
@@ -105,17 +117,19 @@ def run(quick: bool, told: Progress, case: str | None = None, report: Path | Non
     """
     if case is not None and case not in PARTS:
         raise UnknownNameError("case", case, PARTS)
-    if report is not None and case not in (None, "speed"):
-        raise ConfigError(f"--report shows examples a second, and --case {case} does not measure them")
+    if report is not None and case not in (None, "scaling"):
+        raise ConfigError(f"--report shows how examples a second grow, and --case {case} does not measure that")
     rounds = 1 if quick else _SEEDS
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "speed": lambda: _speed(quick, told),
         "quality": lambda: quality(rounds, _QUICK_SAMPLES if quick else _SAMPLES, told),
         "killed": lambda: killed(rounds, _QUICK_SAMPLES if quick else _SAMPLES, partial(told, "killed")),
         "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(told, "checkpoint")),
     }
     found: dict[str, Any] = {"quick": quick}
-    for name in PARTS if case is None else (case,):
+    wanted = PARTS if case is None else (case,)
+    if names := {name: None for one in wanted if one in SPEED for name in SPEED[one]}:
+        found |= _speed([name for name in names if case or not quick or name in QUICK], quick, told)
+    for name in (one for one in wanted if one in parts):
         found |= parts[name]()
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -123,8 +137,8 @@ def run(quick: bool, told: Progress, case: str | None = None, report: Path | Non
     return found
 
 
-def _speed(quick: bool, told: Progress) -> dict[str, Any]:
-    names = [name for name in (QUICK if quick else CASES) if _is_here(CASES[name].way)]
+def _speed(names: Sequence[str], quick: bool, told: Progress) -> dict[str, Any]:
+    names = [name for name in names if _is_here(CASES[name].way)]
     rounds, window_s = (QUICK_ROUNDS, _QUICK_WINDOW_S) if quick else (ROUNDS, _WINDOW_S)
     found: dict[str, list[MeasuredTrainers]] = {name: [] for name in names}
     for number in range(rounds):
@@ -214,7 +228,8 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         the tables in its process), ``trainer_cpu_ratio_bare`` (÷ that of a bare loop with them),
         ``server_us_per_sample``, ``vs_torchrec`` (batch → two trainers and a server ÷ TorchRec with its pipeline or
         without, whichever is faster), ``vs_torchrec_unequal`` (shares → the same at equal total processor time:
-        examples a second and core, the server's part of one included). Without TorchRec these two are empty.
+        examples a second and core, the server's part of one included). Without TorchRec these two are empty; what was
+        not measured is None.
     """
 
     def of(name: str, value: Callable[[MeasuredTrainers], float]) -> list[float]:
@@ -226,10 +241,21 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
     def ratio(one: str, other: str) -> float:
         return statistics.median(a / b for a, b in zip(total(one), total(other), strict=True))
 
-    shares = [[rate / share for rate, share in zip(one.per_s, _UNEQUAL, strict=True)] for one in found["unequal"]]
-    ways = ("one trainer", "one trainer, tables in it", "one process, flat")
-    remote, local, bare = (of(name, lambda one: one.trainer_us) for name in ways)
+    def evenness() -> float:
+        shares = [[rate / share for rate, share in zip(one.per_s, _UNEQUAL, strict=True)] for one in found["unequal"]]
+        return statistics.median(min(one) / max(one) for one in shares)
 
+    def cpu_ratio(other: str) -> float:
+        mine, theirs = (of(name, lambda one: one.trainer_us) for name in ("one trainer", other))
+        return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+
+    def where(what: Callable[[], float], *names: str) -> float | None:
+        return what() if set(names) <= found.keys() else None
+
+    def against(other: str) -> float | None:
+        return where(lambda: ratio("two trainers", other), "two trainers", other)
+
+    held, flat = "one trainer, tables in it", "one process, flat"
     def equal_time(mine: str, other: str, asked: tuple[float, ...]) -> float:
         ours = [sum(one.per_s) / (sum(asked) + 1e-6 * one.server_us * sum(one.per_s)) for one in found[mine]]
         theirs = [rate / sum(asked) for rate in total(other)]
@@ -252,17 +278,18 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         "scaling": {
             str(trainers): ratio(name, SCALING[1]) / trainers for trainers, name in SCALING.items() if name in found
         },
-        "share_evenness": statistics.median(min(one) / max(one) for one in shares),
-        "vs_one_process": ratio("two trainers", "one process, flat"),
-        "of_two_cores": ratio("two trainers", "two processes, flat"),
-        "vs_ddp_sparse": ratio("two trainers", "DDP, sparse"),
-        "trainer_cpu_ratio": statistics.median(a / b for a, b in zip(remote, local, strict=True)),
-        "trainer_cpu_ratio_bare": statistics.median(a / b for a, b in zip(remote, bare, strict=True)),
+        "share_evenness": where(evenness, "unequal"),
+        "vs_one_process": against(flat),
+        "of_two_cores": against("two processes, flat"),
+        "vs_ddp_sparse": against("DDP, sparse"),
+        "trainer_cpu_ratio": where(lambda: cpu_ratio(held), "one trainer", held),
+        "trainer_cpu_ratio_bare": where(lambda: cpu_ratio(flat), "one trainer", flat),
+        "server_us_per_sample": where(lambda: statistics.median(of("two trainers", lambda one: one.server_us)),
+                                      "two trainers"),
         "vs_torchrec": {str(batch): fastest(batch) for batch in BATCHES if f"TorchRec, batch {batch}" in found},
         "vs_torchrec_unequal": {
             "/".join(f"{one:g}" for one in asked): equal_time(name, f"TorchRec, {name}", asked)
             for name, asked in unequal.items()
             if f"TorchRec, {name}" in found
         },
-        "server_us_per_sample": statistics.median(of("two trainers", lambda one: one.server_us)),
     }

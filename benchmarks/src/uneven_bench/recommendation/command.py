@@ -10,7 +10,7 @@ import typer
 
 def recommendation(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.")] = False,
-    case: Annotated[str | None, typer.Option("--case", help="One of speed, quality, killed, checkpoint alone.")] = None,
+    case: Annotated[str | None, typer.Option("--case", help="One of them alone.")] = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Draw how it scales: one HTML file.")
     ] = None,
@@ -24,7 +24,8 @@ def recommendation(
     the flights in UNEVEN_DATA, else on a made log. Then a run in which a shard of two is killed thrice, and a shard
     of two gigabytes that saves while a trainer goes on.
 
-    --quick, one round of a few cases and one seed, two minutes. The full cases have not been timed.
+    Cases: scaling, processes, torchrec, quality, killed, checkpoint. --quick, one round of a part of them and one seed,
+    four minutes.
     """
     from uneven_bench.recommendation.bench import run
     from uneven_bench.recommendation.page import tables

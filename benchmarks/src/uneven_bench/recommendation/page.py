@@ -36,7 +36,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
         ("trainer_cpu_ratio_bare", "the same ÷ a bare loop's with tables in its process", ""),
         ("server_us_per_sample", "µs of the server a sample", "≤ 10"),
     ):
-        ratios.add_row(words, f"{result[key]:.2f}", bar)
+        if (measured := result[key]) is not None:
+            ratios.add_row(words, f"{measured:.2f}", bar)
     for batch, bar in (("128", "≥ 2.5"), ("512", "≥ 1.5"), ("2048", "≥ 1.1")):
         if (measured := result["vs_torchrec"].get(batch)) is not None:
             ratios.add_row(f"two trainers and a server ÷ TorchRec, batch {batch}", f"{measured:.2f}", bar)
