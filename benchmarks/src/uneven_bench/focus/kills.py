@@ -27,7 +27,7 @@ from uneven_bench.focus.speed import untrained
 
 _COLOURS = np.array([[220, 30, 30], [30, 200, 30], [30, 30, 220], [250, 250, 250]])
 _SIDE = 16
-_BATCH = 8
+_BATCH = 1
 _STREAM = Sprites(
     pictures=_COLOURS[:, None, None].repeat(16, 1).repeat(16, 2).astype(np.uint8), labels=np.arange(4), seconds=3000,
     size=(96, 128), scale=1, name="stream",
@@ -78,7 +78,7 @@ def kills(each: int) -> dict[str, Any]:
 
     Returns:
         ``ingest_kills``, ``query_kills``: how often; ``same_index``, ``same_hits``: whether they end as undisturbed
-        ones do; ``calls_again``: centroids that were judged more than once, at most a batch for each kill.
+        ones do; ``calls_again``: centroids that were judged more than once, at most a batch, which is one, for each kill.
     """
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as name:
         folder = Path(name)
