@@ -78,7 +78,7 @@ def kills(each: int) -> dict[str, Any]:
 
     Returns:
         ``ingest_kills``, ``query_kills``: how often; ``same_index``, ``same_hits``: whether they end as undisturbed
-        ones do; ``calls_again``: centroids that were judged more than once, at most a batch, which is one, for each kill.
+        ones do; ``calls_again``: centroids that were judged more than once, at most one for each kill.
     """
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as name:
         folder = Path(name)
