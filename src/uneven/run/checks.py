@@ -98,7 +98,10 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
         if one.via is Via.SERVER:  # what has been given stays there, whoever goes
             continue
         if one.moment is Moment.BACKGROUND:
-            return "an exchange beside the training is under way at no one step, at which it could be made anew"
+            return (
+                "an exchange beside the training is under way at no one step, at which it could be made anew (through "
+                "a parameter server it need not be: sync='shadow:easgd' with balance='even' and --servers 1)"
+            )
         if one.piece is not None:
             return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
         if one.select is not None:

@@ -63,6 +63,12 @@ def test_refused_with_the_reason(sync: str, why: str) -> None:
         refuse(sync)
 
 
+@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:easgd:together=true"])
+def test_a_shadow_among_workers_is_told_of_the_one_that_is_carried(sync: str) -> None:
+    with pytest.raises(ConfigError, match="sync='shadow:easgd' with balance='even' and --servers 1"):
+        refuse(sync, balance="even")
+
+
 def test_other_reasons() -> None:
     with pytest.raises(ConfigError, match="made for 2 workers"):
         refuse("bsp", balance="static:shares=2/1")
