@@ -43,6 +43,11 @@ SITE_VARIABLE = "UNEVEN_SITE"
 commas, one for each worker of this machine: ``UNEVEN_SITE=us,us,eu,eu``."""
 
 
+SHARE_VARIABLE = "UNEVEN_SHARE"
+"""Set by ``uneven run --shares`` and ``uneven emulate``: the cores that this worker may use, for the journal; with
+commas, one for each worker of this machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Elastic:
     """That workers may leave and join.
@@ -76,6 +81,7 @@ class World:
         stored: whether the launcher keeps the store in which they meet; else rank 0 does.
         elastic: where workers may leave and join; ``rank`` is a number for life then, and ``size`` how many began.
         leave_on: signals on which a worker leaves there, beside SIGTERM.
+        share: cores that its launcher holds it to; None where it uses what it can get.
     """
 
     rank: int = 0
@@ -92,6 +98,7 @@ class World:
     stored: bool = False
     elastic: Elastic | None = None
     leave_on: tuple[int, ...] = ()
+    share: float | None = None
 
     @property
     def alone(self) -> bool:
@@ -126,6 +133,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
         stored=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         elastic=_elastic(env.get(ELASTIC_VARIABLE)),
         leave_on=signals_named(env.get(LEAVE_VARIABLE) or "", LEAVE_VARIABLE),
+        share=_share(env.get(SHARE_VARIABLE), _integer(env, "LOCAL_RANK", 0)),
     )
     if world.elastic is None and not 0 <= world.rank < world.size:
         raise ConfigError(
@@ -219,6 +227,19 @@ def _site(text: str, local_rank: int, local_size: int) -> str:
     if not name:
         raise ConfigError(f"{SITE_VARIABLE}={text!r} has an empty name: give each worker of this machine a site")
     return name
+
+
+def _share(text: str | None, local_rank: int) -> float | None:
+    """Of this worker, from a list with one for each of this machine; None where the list does not reach it."""
+    shares = (text or "").split(",")
+    if not text or local_rank >= len(shares):
+        return None
+    try:
+        return float(shares[local_rank])
+    except ValueError:
+        raise ConfigError(
+            f"{SHARE_VARIABLE}={text!r}: {shares[local_rank]!r} is not a number of cores; unset it, launchers set it"
+        ) from None
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

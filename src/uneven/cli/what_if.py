@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,16 @@ from uneven.report.console import Console
 from uneven.report.draw import Figure, colour
 from uneven.report.page import Page, PageTable
 from uneven.report.text import count, seconds
-from uneven.simulate import Scenario, described, simulate, streamed, with_recorded_speeds
+from uneven.simulate import (
+    RecordedCosts,
+    Scenario,
+    apart_per_s,
+    described,
+    recorded_shares,
+    simulate,
+    streamed,
+    with_recorded_speeds,
+)
 from uneven.sync import Pace, policies
 
 AS_IT_WAS = "as it was"
@@ -91,21 +100,29 @@ def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
     made = [(text, parse(text)) for text in changes]
     records = list(journal.read(run).records())
     costs = recorded_costs(run, None)
-    spec, exchange_s = with_recorded_speeds(described(costs), records)
-    spec = replace(spec, workload=_workload(spec.workload, records, changes))
-    case = _recorded(spec, records, tuple(exchange_s.values()))
+    case = _recorded(costs, records, changes, {})
+    shares = recorded_shares(records)
+    paused_never = _recorded(costs, records, changes, shares) if shares else case
     iterations = list(journal.iterations(records))
     timed = [one for one in iterations if math.isfinite(one.duration_s)]
     if not timed:
         raise ConfigError(f"{run}: no iteration of it has a duration: record a longer run")
-    cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
-    played = tuple(_play(words, one, costs.iterations, seed) for words, one in cases)
+    changed = [(AS_IT_WAS, case, paused_never)]
+    changed += [(text, change(case), change(paused_never)) for text, change in made]
+    cases = [(words, alone if not _waits(one.sync) else one) for words, one, alone in changed]
+    played = tuple(_play(words, one, costs.iterations, seed, one_processor=bool(shares)) for words, one in cases)
     durations_s = [one.duration_s for one in timed]
-    measured_per_s = sum(one.global_batch for one in timed) / sum(durations_s)
+    together_per_s = sum(one.global_batch for one in timed) / sum(durations_s)
+    measured_per_s = together_per_s if _waits(case.sync) else apart_per_s(records)
     return WhatIf(run.resolve().name, measured_per_s, journal.summarize(iterations).iteration_s, durations_s, played)
 
 
-def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...]) -> RecordedCase:
+def _recorded(
+    costs: RecordedCosts, records: Sequence[Record], changes: Sequence[str], shares: Mapping[int, float]
+) -> RecordedCase:
+    """The run as it was; with ``shares``, each worker as fast as it is when it never pauses for others."""
+    spec, exchange_s = with_recorded_speeds(described(costs), records, shares)
+    spec = replace(spec, workload=_workload(spec.workload, records, changes))
     settings = next((one.settings for one in records if isinstance(one, RunRecord) and one.rank == 0), {})
     balance, sync = str(settings.get("balance", "lb-bsp")), str(settings.get("sync", "bsp"))
     for registry, name in ((balancers, balance), (policies, sync)):
@@ -113,7 +130,7 @@ def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...
             registry.resolve(name)
         except ConfigError as error:
             raise ConfigError(f"the run was made with {name}, which cannot be played again here: {error}") from error
-    return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=exchange_s)
+    return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=tuple(exchange_s.values()))
 
 
 def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) -> Any:
@@ -127,16 +144,20 @@ def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) 
     return workload
 
 
-def _play(words: str, case: RecordedCase, iterations: int, seed: int) -> PlayedCase:
+def _waits(sync: str) -> bool:
+    facts = policies.resolve(sync).facts
+    return facts is None or facts.pace is not Pace.OWN
+
+
+def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_processor: bool) -> PlayedCase:
     policy = policies.resolve(case.sync)
     scenario = Scenario(
         spec=case.spec, balancer=balancers.resolve(case.balance), policy=policy, iterations=iterations, seed=seed,
-        exchange_s=dict(enumerate(case.exchange_s)),
+        exchange_s=dict(enumerate(case.exchange_s)), one_processor=one_processor,
     )  # fmt: skip
     counter, records = Counter(), list[Record]()
     outcome = simulate(streamed(scenario), records.append, arithmetic=counter)
-    waits = policy.facts is None or policy.facts.pace is not Pace.OWN
-    figures = counter.figures(outcome, waits=waits)
+    figures = counter.figures(outcome, waits=_waits(case.sync))
     durations_s = [one.duration_s for one in journal.iterations(records) if math.isfinite(one.duration_s)]
     return PlayedCase(words, figures.samples_per_s, figures.iteration_s, durations_s)
 

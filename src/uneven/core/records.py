@@ -20,6 +20,9 @@ from uneven.errors import JournalError
 SCHEMA = 1
 """Version of the journal. Raised when a field changes its meaning or disappears."""
 
+SHARE = "share"
+"""Among the settings of a run record: the cores that the launcher held this worker to, if it did."""
+
 Rank = Annotated[int, Range(0, 2**20)]
 """Readers make lists that are as long as the greatest rank."""
 Several = Annotated[int, Range(1, 2**20)]

@@ -18,7 +18,15 @@ from uneven.jobs import Command, Ending, Events, How
 from uneven.launch import Launch
 from uneven.launch.failure import Death, blame, gone, told_in
 from uneven.launch.watched import shutdown_within_s
-from uneven.world import NODE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, SITE_VARIABLE, WORLD_VARIABLE, Elastic
+from uneven.world import (
+    NODE_VARIABLE,
+    READY_VARIABLE,
+    RUN_VARIABLE,
+    SHARE_VARIABLE,
+    SITE_VARIABLE,
+    WORLD_VARIABLE,
+    Elastic,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +101,7 @@ def environment(
         WORLD_VARIABLE: "emulated",
         NODE_VARIABLE: its.name,
         **({SITE_VARIABLE: its.site} if its.site else {}),
+        **({SHARE_VARIABLE: repr(its.cores * its.share.at(0.0))} if its.share.constant else {}),
     }
 
 

@@ -14,7 +14,7 @@ from uneven.jobs.processes import usable_cores
 from uneven.launch.readiness import Readiness, StartedWorker, always
 from uneven.launch.spec import Launch
 from uneven.launch.workers import Workers
-from uneven.world import READY_VARIABLE, RUN_VARIABLE
+from uneven.world import READY_VARIABLE, RUN_VARIABLE, SHARE_VARIABLE
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
 _SHUTDOWN_WITHIN_S = "10"
@@ -33,6 +33,8 @@ def variables(launch: Launch, count: int, run_directory: Path | None) -> dict[st
     variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
     if launch.wait_ready:
         variables[READY_VARIABLE] = "1"
+    if launch.shares:
+        variables[SHARE_VARIABLE] = ",".join(map(repr, launch.shares))
     if "OMP_NUM_THREADS" not in os.environ:
         # More threads than cores cost more than they bring.
         variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from uneven.config import RunConfig
-from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
+from uneven.core.records import SHARE, EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
 from uneven.errors import NonFiniteError
 from uneven.journal import END, LEFT, PLAN, BackgroundWriter, Writer, plan_message, rank_path
 from uneven.world import World
@@ -55,7 +55,7 @@ class Scribe:
                 pid=os.getpid(),
                 started_at_s=time.time(),
                 world=world.kind,
-                settings=asdict(config),
+                settings=asdict(config) | ({} if world.share is None else {SHARE: world.share}),
                 versions=versions,
             )
         )

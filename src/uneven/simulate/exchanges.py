@@ -186,6 +186,8 @@ class VirtualExchanges:
 
     def _landed(self, worker: Worker, one: Exchange, group: Group) -> None:
         """What a worker sent in the background has arrived."""
+        if worker.machine.one_processor:
+            worker.owed_s += worker.machine.exchange_work_s
         worker.flying.pop((id(group), one.payload), None)
         if self._stage.workers[worker.rank] is not worker:
             return  # it left, and another one is there now

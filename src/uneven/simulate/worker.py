@@ -20,6 +20,7 @@ class Machine:
         cost: Γ(x) with the whole node.
         exchange_work_s: what its own side of an exchange of the whole model takes, with the whole node.
         report_work_s: what giving a report and deciding take, with the whole node.
+        one_processor: whether an exchange in the background takes that time from the computing.
     """
 
     processor: Processor
@@ -27,6 +28,7 @@ class Machine:
     jitter: Jitter
     exchange_work_s: float = 0.0
     report_work_s: float = 0.0
+    one_processor: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,7 @@ class Worker:
         owing: those that could not start for that, with the first step that is not sent yet.
         due: clock → what the step there waits for, as an outcome is to enter then.
         paid_s: from when on its processor can afford another one, by the load of the exchange.
+        owed_s: work of its exchanges in the background that it has still to do between its own.
         fetching: whether the parameters that it starts from are still on their way.
         stepped: whether the optimizer has, in this step.
     """
@@ -86,6 +89,7 @@ class Worker:
     owing: dict[object, int] = field(default_factory=dict)
     due: dict[int, Wait] = field(default_factory=dict)
     paid_s: float = 0.0
+    owed_s: float = 0.0
     dead: bool = False
     fetching: bool = False
     _work_s: float = 0.0
@@ -95,7 +99,8 @@ class Worker:
         """Begin to compute."""
         processor = self.machine.processor
         self.started_s = now_s
-        self._work_s = processor.after_rest(now_s, now_s - self.computed_s, work_s)
+        self._work_s = processor.after_rest(now_s, now_s - self.computed_s, work_s + self.owed_s)
+        self.owed_s = 0.0
         self._mark = now_s, 0.0
         self.computed_s = processor.end_s(now_s, self._work_s)
 

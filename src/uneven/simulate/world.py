@@ -58,6 +58,8 @@ class Scenario:
         budget: as in a run; measuring and deciding take no time here, so it hardly matters.
         exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
             workload says.
+        one_processor: whether what an exchange in the background takes of its worker is taken from its computing, as
+            where a launcher holds it to a share of a core; by default the node has a processor to spare for it.
         tables: servers and batches ahead, where embedding tables are on servers; None leaves them out.
         pause_s: for how long all workers stand still before the first step of other members, under a policy that
             averages gradients; what it was in real elastic runs by default.
@@ -74,6 +76,7 @@ class Scenario:
     lookahead: int = 0
     budget: float = 0.005
     exchange_s: Mapping[int, float] = field(default_factory=dict)
+    one_processor: bool = False
     tables: TableServers | None = None
     pause_s: float = PAUSE_S
     balance: str = ""
@@ -305,6 +308,7 @@ def _machine(scenario: Scenario, rank: int) -> Machine:
         jitter=Jitter(node.jitter, scenario.seed, rank),
         exchange_work_s=scenario.exchange_s.get(rank, own_s),
         report_work_s=spec.workload.report_core_s / min(1.0, node.cores),
+        one_processor=scenario.one_processor,
     )
 
 

@@ -13,12 +13,18 @@ from uneven.balance import balancers
 from uneven.cli import main, what_if
 from uneven.cluster import files
 from uneven.cluster.events import Do, Event
-from uneven.cluster.spec import ClusterSpec
+from uneven.cluster.spec import ClusterSpec, Node, Workload
+from uneven.core.cost import Affine
+from uneven.core.records import RunRecord, StepRecord
+from uneven.core.views import SyncView
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.journal import ManyWriters, read
+from uneven.launch import Launch
+from uneven.launch.watched import variables
 from uneven.plan.what_if import RecordedCase, parse
 from uneven.simulate import Scenario, costs_from_journal, described, simulate, with_recorded_speeds
 from uneven.sync import policies
+from uneven.world import discover
 
 ITERATIONS = 120
 SPEC = files.load("demo4")
@@ -131,3 +137,86 @@ def test_on_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     told = json.loads(printed.splitlines()[-1])
     assert [one["words"] for one in told["what_if"]] == ["as it was", "without the straggler"]
     assert "Time per iteration" in (tmp_path / "w.html").read_text()
+
+
+BATCH, SHARES, SPEED = 64, (0.6, 0.4, 0.2, 0.1), 3.0
+"""Each worker's samples; cores of each; how many times its share a worker computes at after a pause."""
+STEP_CPU_S, EXCHANGE_CPU_S = 0.012, 0.002
+
+
+def handmade(run: Path, *, told: bool) -> Path:
+    """Under even shares and bsp: all but the slowest wait, and compute faster than their share after that."""
+    rundir.create(run, {})
+    step_s = STEP_CPU_S / SHARES[-1] + EXCHANGE_CPU_S / SHARES[-1]
+    with ManyWriters(run) as writers:
+        for rank, share in enumerate(SHARES):
+            settings = {"balance": "even", "sync": "bsp"} | ({"share": share} if told else {})
+            writers.write(
+                RunRecord(run="hand", rank=rank, world_size=4, host="h", pid=1, started_at_s=0.0, settings=settings)
+            )
+            faster = 1.0 if rank == len(SHARES) - 1 else SPEED
+            compute_s, own_s = STEP_CPU_S / share / faster, EXCHANGE_CPU_S / share / faster
+            for iteration in range(300):
+                writers.write(
+                    StepRecord(
+                        rank=rank, iteration=iteration, epoch=0, batch=BATCH, global_batch=4 * BATCH, data_s=0.0,
+                        compute_s=compute_s, exchange_s=step_s - compute_s, control_s=0.0,
+                        ended_at_s=(iteration + 1) * step_s, transfer_s=own_s, local_cpu_s=STEP_CPU_S,
+                        exchange_cpu_s=EXCHANGE_CPU_S,
+                    )
+                )  # fmt: skip
+    return run
+
+
+def test_without_a_pause_a_worker_is_no_faster_than_its_share(tmp_path: Path) -> None:
+    told = what_if.what_if(handmade(tmp_path / "told", told=True), ["with shadow:ma", "with lb-bsp"], 0).played
+    untold = what_if.what_if(handmade(tmp_path / "untold", told=False), ["with shadow:ma", "with lb-bsp"], 0).played
+    freely = BATCH / STEP_CPU_S * (sum(SHARES[:3]) * SPEED + SHARES[3])  # nothing says that it could not be
+    assert untold[1].samples_per_s == pytest.approx(freely, rel=0.05)
+    most = BATCH / STEP_CPU_S * sum(SHARES)
+    assert told[1].samples_per_s < most
+    load = policies.resolve("shadow:ma").plan(SyncView(rank=0, clock=0, members=(0, 1))).exchanges[0].load
+    assert told[1].samples_per_s > most / (1 + load) * 0.95
+    assert [told[place] for place in (0, 2)] == [untold[place] for place in (0, 2)]  # those who wait are as they were
+
+
+def test_an_exchange_in_the_background_takes_its_worker_s_processor_time() -> None:
+    nodes = tuple(Node(name=f"rank{rank}", cost=Affine(0.010, 0.0)) for rank in range(2))
+    workload = Workload(global_batch=8, epoch_samples=8, exchange_core_s=0.005)
+    scenario = Scenario(
+        spec=ClusterSpec(name="pair", nodes=nodes, workload=workload), iterations=200,
+        balancer=balancers.resolve("even"), policy=policies.resolve("shadow:ma:load=1"),
+    )  # fmt: skip
+    assert [one.step_s for one in simulate(scenario).workers] == pytest.approx([0.010] * 2)
+    within = simulate(replace(scenario, one_processor=True))  # all but two steps pay for an exchange that has ended
+    assert [one.step_s for one in within.workers] == pytest.approx([0.010 + 0.005 * 198 / 200] * 2)
+
+
+def test_the_launcher_tells_each_worker_its_share() -> None:
+    told = variables(Launch(target=("train",), module=True, nproc="4", shares=SHARES), 4, None)
+    assert [discover(told | {"LOCAL_RANK": str(rank)}).share for rank in range(4)] == list(SHARES)
+    assert discover({}).share is None
+    assert discover({"UNEVEN_SHARE": "0.6", "LOCAL_RANK": "1"}).share is None
+    with pytest.raises(ConfigError, match="'x' is not a number of cores"):
+        discover({"UNEVEN_SHARE": "x"})
+
+
+def test_of_a_run_in_which_nobody_waited_all_steps_are_counted(tmp_path: Path) -> None:
+    run, seconds, steps_per_s = tmp_path / "apart", 20, (10, 2)
+    rundir.create(run, {})
+    with ManyWriters(run) as writers:
+        for rank, rate in enumerate(steps_per_s):
+            settings = {"balance": "even", "sync": "asp"}
+            writers.write(
+                RunRecord(run="apart", rank=rank, world_size=2, host="h", pid=1, started_at_s=0.0, settings=settings)
+            )
+            for iteration in range(seconds * rate):
+                writers.write(
+                    StepRecord(
+                        rank=rank, iteration=iteration, epoch=0, batch=8, global_batch=16, data_s=0.0,
+                        compute_s=1 / rate, exchange_s=0.0, control_s=0.0, ended_at_s=(iteration + 1) / rate,
+                    )
+                )  # fmt: skip
+    found = what_if.what_if(run, [], 0)
+    assert found.measured_per_s == pytest.approx(8 * sum(steps_per_s))
+    assert abs(found.error) < 0.03
