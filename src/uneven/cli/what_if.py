@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from uneven.report.draw import Figure, colour
 from uneven.report.page import Page, PageTable
 from uneven.report.text import count, seconds
 from uneven.simulate import (
-    RecordedCosts,
     Scenario,
     apart_per_s,
     described,
@@ -100,16 +99,15 @@ def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
     made = [(text, parse(text)) for text in changes]
     records = list(journal.read(run).records())
     costs = recorded_costs(run, None)
-    case = _recorded(costs, records, changes, {})
     shares = recorded_shares(records)
-    paused_never = _recorded(costs, records, changes, shares) if shares else case
+    spec, exchange_s = with_recorded_speeds(described(costs), records, shares)
+    spec = replace(spec, workload=_workload(spec.workload, records, changes))
+    case = _recorded(spec, records, tuple(exchange_s.values()))
     iterations = list(journal.iterations(records))
     timed = [one for one in iterations if math.isfinite(one.duration_s)]
     if not timed:
         raise ConfigError(f"{run}: no iteration of it has a duration: record a longer run")
-    changed = [(AS_IT_WAS, case, paused_never)]
-    changed += [(text, change(case), change(paused_never)) for text, change in made]
-    cases = [(words, alone if not _waits(one.sync) else one) for words, one, alone in changed]
+    cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
     played = tuple(_play(words, one, costs.iterations, seed, one_processor=bool(shares)) for words, one in cases)
     durations_s = [one.duration_s for one in timed]
     together_per_s = sum(one.global_batch for one in timed) / sum(durations_s)
@@ -117,12 +115,7 @@ def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
     return WhatIf(run.resolve().name, measured_per_s, journal.summarize(iterations).iteration_s, durations_s, played)
 
 
-def _recorded(
-    costs: RecordedCosts, records: Sequence[Record], changes: Sequence[str], shares: Mapping[int, float]
-) -> RecordedCase:
-    """The run as it was; with ``shares``, each worker as fast as it is when it never pauses for others."""
-    spec, exchange_s = with_recorded_speeds(described(costs), records, shares)
-    spec = replace(spec, workload=_workload(spec.workload, records, changes))
+def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...]) -> RecordedCase:
     settings = next((one.settings for one in records if isinstance(one, RunRecord) and one.rank == 0), {})
     balance, sync = str(settings.get("balance", "lb-bsp")), str(settings.get("sync", "bsp"))
     for registry, name in ((balancers, balance), (policies, sync)):
@@ -130,7 +123,7 @@ def _recorded(
             registry.resolve(name)
         except ConfigError as error:
             raise ConfigError(f"the run was made with {name}, which cannot be played again here: {error}") from error
-    return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=tuple(exchange_s.values()))
+    return RecordedCase(spec=spec, balance=balance, sync=sync, exchange_s=exchange_s)
 
 
 def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) -> Any:

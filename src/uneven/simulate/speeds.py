@@ -47,9 +47,10 @@ def with_recorded_speeds(
     Args:
         spec: as :func:`uneven.simulate.described` makes it of the same run; node i is rank i.
         records: of the run.
-        shares: rank → cores, where workers are to be as fast as they are without a pause. One that has waited for
-            others has saved up processor time and computes faster than its share for a while; without waiting, a step
-            takes no less than its processor seconds over the share, and so does its own side of an exchange.
+        shares: rank → cores that it was held to. Who has waited for others has saved up processor time and computes
+            faster than its share for a while; in the long run a step takes no less than its processor seconds over the
+            share, and so does its own side of an exchange. That holds for whoever sets the pace, and where nobody
+            waits for all.
 
     Returns:
         The cluster, and rank → seconds of its own side of an exchange with the whole node.

@@ -16,7 +16,6 @@ from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import ClusterSpec, Node, Workload
 from uneven.core.cost import Affine
 from uneven.core.records import RunRecord, StepRecord
-from uneven.core.views import SyncView
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.journal import ManyWriters, read
 from uneven.launch import Launch
@@ -145,7 +144,7 @@ STEP_CPU_S, EXCHANGE_CPU_S = 0.012, 0.002
 
 
 def handmade(run: Path, *, told: bool) -> Path:
-    """Under even shares and bsp: all but the slowest wait, and compute faster than their share after that."""
+    """Under even shares and bsp: after the exchange's pauses all compute faster than their share for a while."""
     rundir.create(run, {})
     step_s = STEP_CPU_S / SHARES[-1] + EXCHANGE_CPU_S / SHARES[-1]
     with ManyWriters(run) as writers:
@@ -154,8 +153,7 @@ def handmade(run: Path, *, told: bool) -> Path:
             writers.write(
                 RunRecord(run="hand", rank=rank, world_size=4, host="h", pid=1, started_at_s=0.0, settings=settings)
             )
-            faster = 1.0 if rank == len(SHARES) - 1 else SPEED
-            compute_s, own_s = STEP_CPU_S / share / faster, EXCHANGE_CPU_S / share / faster
+            compute_s, own_s = STEP_CPU_S / share / SPEED, EXCHANGE_CPU_S / share / SPEED
             for iteration in range(300):
                 writers.write(
                     StepRecord(
@@ -169,15 +167,13 @@ def handmade(run: Path, *, told: bool) -> Path:
 
 
 def test_without_a_pause_a_worker_is_no_faster_than_its_share(tmp_path: Path) -> None:
-    told = what_if.what_if(handmade(tmp_path / "told", told=True), ["with shadow:ma", "with lb-bsp"], 0).played
-    untold = what_if.what_if(handmade(tmp_path / "untold", told=False), ["with shadow:ma", "with lb-bsp"], 0).played
-    freely = BATCH / STEP_CPU_S * (sum(SHARES[:3]) * SPEED + SHARES[3])  # nothing says that it could not be
-    assert untold[1].samples_per_s == pytest.approx(freely, rel=0.05)
+    changes = ["with shadow:ma"]
+    told = what_if.what_if(handmade(tmp_path / "told", told=True), changes, 0)
+    untold = what_if.what_if(handmade(tmp_path / "untold", told=False), changes, 0)
+    assert abs(told.error) < 0.02  # the slowest sets the pace
     most = BATCH / STEP_CPU_S * sum(SHARES)
-    assert told[1].samples_per_s < most
-    load = policies.resolve("shadow:ma").plan(SyncView(rank=0, clock=0, members=(0, 1))).exchanges[0].load
-    assert told[1].samples_per_s > most / (1 + load) * 0.95
-    assert [told[place] for place in (0, 2)] == [untold[place] for place in (0, 2)]  # those who wait are as they were
+    assert 0.95 * most < told.played[1].samples_per_s < most
+    assert untold.played[1].samples_per_s > 2 * most  # nothing says that it could not be
 
 
 def test_an_exchange_in_the_background_takes_its_worker_s_processor_time() -> None:
