@@ -230,7 +230,7 @@ def _site(text: str, local_rank: int, local_size: int) -> str:
 
 
 def _share(text: str | None, local_rank: int) -> float | None:
-    """Of this worker, from a list with one for each of this machine; None where the list does not reach it."""
+    """The cores of this worker, in a list with one for each of this machine; None where the list does not reach it."""
     shares = (text or "").split(",")
     if not text or local_rank >= len(shares):
         return None
