@@ -8,16 +8,22 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from uneven.cluster import files
+from uneven.cluster.trace import Trace
 from uneven.emulate import names, shape, state
 from uneven.emulate.load import Rivals, duties
-from uneven.emulate.workers import Program
+from uneven.emulate.workers import Program, environment
 from uneven.errors import ConfigError, LaunchError, UnknownNameError
 from uneven.jobs import Command, Ending, Stop
 from uneven.jobs.processes import import_path
+from uneven.world import discover
 
 
 def test_a_bucket_holds_two_milliseconds_and_at_least_a_packet() -> None:
@@ -162,3 +168,15 @@ def test_what_is_ignored_stays_ignored() -> None:
             assert stop.requests == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_worker_is_told_the_cores_that_it_is_held_to_unless_they_change(tmp_path: Path) -> None:
+    spec = files.load("demo4")
+    carried: Any = SimpleNamespace(network={"MASTER_ADDR": "127.0.0.1"})
+
+    def told(spec: Any, rank: int) -> float | None:
+        return discover(environment(spec, rank, rank, carried, tmp_path, 4)).share
+
+    assert [told(spec, rank) for rank in range(4)] == [one.cores * one.share.at(0.0) for one in spec.nodes]
+    moving = replace(spec.nodes[0], share=Trace(values=(1.0, 0.5), step_s=1.0, source="made up"))
+    assert told(replace(spec, nodes=(moving, *spec.nodes[1:])), 0) is None
