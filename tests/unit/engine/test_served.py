@@ -22,6 +22,7 @@ from uneven.core.views import SyncView
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
 from uneven.merge import Kept, Merge
 from uneven.merge.movement import OuterMovement
+from uneven.run.own_pace.claimed import Unclaimed
 from uneven.server.client import Client, Reply
 from uneven.sync import Evaluated, SyncPolicy
 
@@ -147,6 +148,46 @@ def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() 
         torch.testing.assert_close(worker.model[0].weight, own, rtol=1e-5, atol=1e-6)  # type: ignore[index]
     assert {one.moment for one in worker.records} == {"background"}
     assert sum(one.samples for one in worker.records) == N
+    worker.session.close()
+
+
+class Noting(Unclaimed):
+    """Notes what is in an update, as where workers leave and join."""
+
+    notes = True
+
+
+@pytest.mark.parametrize("sync", ["shadow:load=1:asp", "shadow:load=1:easgd"])
+def test_a_shadow_gives_what_was_noted_for_it_and_no_later_step(sync: str) -> None:
+    worker = Worker(sync)
+    agreement: Any = worker.session._loop.model.agreement
+    agreement.claims = Noting()
+    noted: list[torch.Tensor] = []
+    given: list[torch.Tensor] = []
+    later, order, swap, swapped = threading.Event(), agreement._order, agreement.copy.swap, agreement._swapped
+
+    def ordered(exchange: Exchange) -> Any:
+        noted.append(agreement._replica.flat.read())
+        return order(exchange)
+
+    def held_up(this: Any) -> Any:  # the shadow's thread is slow to begin
+        assert later.wait(20.0)
+        return swapped(this)
+
+    def swaps(exchange: Exchange, step: int, own: Any, due: int) -> Any:
+        given.append(torch.from_numpy(own.copy()))
+        return swap(exchange, step, own, due)
+
+    agreement._order, agreement._swapped, agreement.copy.swap = ordered, held_up, swaps
+    for place, (x, y) in enumerate(worker.loader):
+        step(worker.model, worker.optimizer, x, y)
+        if place == 2:
+            later.set()
+            break
+    while not agreement._shadow.idle:
+        time.sleep(0.001)
+    assert torch.equal(given[0], noted[0])
+    assert not torch.equal(given[0], agreement._replica.flat.read()), "there were later steps"
     worker.session.close()
 
 

@@ -30,7 +30,12 @@ class ClaimedSamples(StoredSampleCounter):
         members: that the run begins with.
         tend: looks after what has happened to the others; called while this worker waits for them.
         there: those that take part, as this worker knows it after that.
+
+    Attributes:
+        notes: whether it is written down what each update holds, so that it must hold just that.
     """
+
+    notes = True
 
     def __init__(
         self, store: SessionStore, timeout_s: float, *, ahead: bool, members: Members, tend: Callable[[], None],
@@ -248,7 +253,7 @@ class ClaimedSamples(StoredSampleCounter):
 class Unclaimed:
     """Where nobody leaves or joins, and so asks who has what; stands where :class:`ClaimedSamples` does."""
 
-    owes = False
+    notes = owes = False
     over = -1
 
     def learnt(self, part: Portion) -> None: ...

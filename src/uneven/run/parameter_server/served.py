@@ -91,6 +91,7 @@ class Served:
         self._outer = OuterMerges(self.copy, policy, members, sites)
         self._landed: deque[ExchangeRecord] = deque()  # of the shadow
         self._refused = False  # an update of the shadow's
+        self._noted: Values | None = None  # the replica with just the samples that were noted for it
         self._loaded: Values | None = None  # the copy to begin with
         self.clock = 0  # steps taken
         self._epoch = -1
@@ -232,6 +233,7 @@ class Served:
             if self._shadow.free(exchange.load):
                 order = self._order(exchange)
                 self._gives(order)
+                self._noted = self.copy.read() if self.claims.notes else None
                 self._outer.order(exchange)
                 self._shadow.offer(order, exchange.load)
             else:
@@ -329,7 +331,7 @@ class Served:
         return False
 
     def _swapped(self, order: Order) -> tuple[Values, Values]:
-        own = self.copy.read()
+        own = self.copy.read() if self._noted is None else self._noted
         return own, self.copy.swap(order.exchange, order.clock - 1, own, 0)[0]
 
     def _record(self, order: Order, own: Values, outcome: Values, late: int, began_s: float) -> ExchangeRecord:
