@@ -30,9 +30,12 @@ class Workspaces:
         """float32 [rows, width], not filled."""
         size = rows * width
         if size < LEAST:
-            return torch.empty(rows, width)
+            return torch.empty(rows, width, dtype=torch.float32, device="cpu")
         free = self.free.setdefault(size, [])
-        buffer = free.pop() if free else torch.empty(size).numpy()  # on a line of the cache, as numpy's are not
+        if free:
+            buffer = free.pop()
+        else:  # on a line of the cache, as numpy's are not
+            buffer = torch.empty(size, dtype=torch.float32, device="cpu").numpy()
         lent = buffer.view()  # dies with the last tensor on it
         weakref.finalize(lent, free.append, buffer).atexit = False
         return torch.from_numpy(lent).view(rows, width)

@@ -83,6 +83,20 @@ def test_sums_that_fit_in_no_cache_are_made_in_slices_and_written_past_them(
     torch.testing.assert_close(found, bag_sums(rows, x, scale), rtol=1e-5, atol=1e-5)
 
 
+@needs_file
+@pytest.mark.parametrize("vertices", [60, 9000])  # of malloc's memory, and of a workspace
+def test_sums_are_float32_whatever_the_default_is(vertices: int) -> None:
+    edges = edges_of(some_graph(vertices, 300), vertices)
+    rows, x = Adjacency.of(edges.source, edges.target, vertices).into, torch.randn(vertices, 33)
+    right = bag_sums(rows, x)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.testing.assert_close(row_sums(rows, x), right)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_without_the_file_all_works(monkeypatch: pytest.MonkeyPatch) -> None:
     edges = edges_of(some_graph(), 60)
     rows, x = Adjacency.of(edges.source, edges.target, 60).into, features(60, 33).float()
