@@ -66,7 +66,6 @@ def test_the_store_that_follows_is_lost_as_well(tmp_path: Path, monkeypatch: pyt
             time.sleep(0.05)
         with run("--join", meeting, "--nproc", 2, "--run-dir", tmp_path / "third", *script) as c:
             said = c.communicate(150)[1]
-    Path("/tmp/h30/said_c").write_text(said)
     assert c.returncode == 0, said
     assert "this launcher keeps it now; others join with `uneven run --join 127.0.0.1:" in said, said
     epochs = max(epoch for epoch, _ in test_elastic.steps(tmp_path)) + 1
