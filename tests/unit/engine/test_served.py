@@ -19,6 +19,7 @@ import uneven
 from uneven.core.actions import Combined, Exchange, Moment, Payload, StepPlan, Via
 from uneven.core.records import ExchangeRecord
 from uneven.core.views import SyncView
+from uneven.data.order import Portion
 from uneven.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
 from uneven.merge import Kept, Merge
 from uneven.merge.movement import OuterMovement
@@ -188,6 +189,47 @@ def test_a_shadow_gives_what_was_noted_for_it_and_no_later_step(sync: str) -> No
         time.sleep(0.001)
     assert torch.equal(given[0], noted[0])
     assert not torch.equal(given[0], agreement._replica.flat.read()), "there were later steps"
+    worker.session.close()
+
+
+class Ledger(Noting):
+    """Notes it as a list."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def learnt(self, part: Portion) -> None:
+        self.seen.append(("learnt", part.iteration))
+
+    def gives(self, update: int) -> None:
+        self.seen.append(("gives", update))
+
+    def gave(self) -> None:
+        self.seen.append(("gave", 0))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_evaluation_in_the_midst_of_a_step_notes_what_it_gives(trained: bool) -> None:
+    worker = Worker("asp")
+    agreement: Any = worker.session._loop.model.agreement
+    agreement.claims = ledger = Ledger()
+    for place, (x, y) in enumerate(worker.loader):
+        if place == 1 and not trained:
+            with worker.session.evaluated():
+                pass
+        step(worker.model, worker.optimizer, x, y)
+        if place == 1 and trained:
+            for _ in range(2):
+                with worker.session.evaluated():
+                    pass
+        if place == 2:
+            break
+    first = [("learnt", 0), ("gives", 1), ("gave", 0)]
+    inside = [("gives", 1), ("gave", 0), ("learnt", 1)]
+    if trained:
+        inside = [("learnt", 1), *[("gives", 2), ("gave", 0)] * 2]
+    assert ledger.seen[:-1] == [*first, *inside, ("gives", 2), ("gave", 0)]
+    assert ledger.seen[-1] == ("learnt", 2)
     worker.session.close()
 
 
