@@ -26,7 +26,8 @@ from uneven.virtual.training import Training
 SHARES, X, STEPS = "static:shares=2/1", 6, 8
 PIECES = "diloco:every=4,fragments=2,delay=1,outer_lr=0.7,outer_momentum=0.9"
 WHOLE = DiLoCo(every=4, delay=2, outer=partial(torch.optim.Adam, lr=0.01))
-PLANS = (PIECES, WHOLE)
+ENTRIES = "sparse-local:every=4,density=0.3,chunk=16,bits=32,delay=2"
+PLANS = (PIECES, WHOLE, ENTRIES)
 
 
 class Double(nn.Module):
@@ -63,6 +64,28 @@ def virtual(sync: str | SyncPolicy) -> tuple[Tensor, Tensor]:
     return torch.stack([training.parameters(rank) for rank in (0, 1)]), training._model(0)
 
 
+def resumed(sync: str, steps: int, saved: set[str], expected: list[float]) -> None:
+    """A run that is saved with something under way, and goes on from that."""
+    first = Run(sync, SHARES, model=Double, batch=X)
+    first.epoch(steps)
+    first.agreement.open()
+    state = first.session.state_dict()
+    assert set(state["vectors"]) == saved
+    assert state["vectors"]["late-change"].abs().sum() > 0, "it has an outcome that is still to enter"
+    again = Run(sync, SHARES, model=Double, batch=X)
+    again.model.load_state_dict(first.model.state_dict())
+    again.optimizer.load_state_dict(first.optimizer.state_dict())
+    again.session.load_state_dict(state)
+    again.epoch(STEPS - steps)
+    again.agreement.open()
+    assert flat(again.model).tolist() == expected, "bit by bit"
+    with first.session.evaluated():
+        shown = first.session.state_dict()
+    assert not shown["vectors"]["late-change"].any(), "the model to evaluate has it"
+    first.session.close()
+    again.session.close()
+
+
 def as_in_virtual_time(results: list[Any]) -> None:
     """Of the processes, seen from outside."""
     for number, sync in enumerate(PLANS):
@@ -91,24 +114,8 @@ def test_real_workers_come_to_what_virtual_time_says(me: RankContext) -> list[li
         assert {one.late for one in run.exchanges} <= {0, 1, 2}
         assert run.exchanges[0].late == (1 if sync is PIECES else 2), "steps that were taken meanwhile"
 
-    first = Run(PIECES, SHARES, model=Double, batch=X)
-    first.epoch(2)
-    first.agreement.open()
-    state = first.session.state_dict()
-    assert set(state["vectors"]) == {"copy", "delta", "start", "centre", "late-change"}
-    assert state["vectors"]["late-change"].abs().sum() > 0, "it has an outcome that is still to enter"
-    resumed = Run(PIECES, SHARES, model=Double, batch=X)
-    resumed.model.load_state_dict(first.model.state_dict())
-    resumed.optimizer.load_state_dict(first.optimizer.state_dict())
-    resumed.session.load_state_dict(state)
-    resumed.epoch(STEPS - 2)
-    resumed.agreement.open()
-    assert flat(resumed.model).tolist() == found[0], "bit by bit"
-    with first.session.evaluated():
-        shown_state = first.session.state_dict()
-    assert not shown_state["vectors"]["late-change"].any(), "the model to evaluate has it"
-    first.session.close()
-    resumed.session.close()
+    resumed(PIECES, 2, {"copy", "delta", "start", "centre", "late-change"}, found[0])
+    resumed(ENTRIES, 5, {"entries-held", "entries-base", "late-change"}, found[4])
 
     normed = Run(PIECES, SHARES, model=Normed, batch=X)
     normed.epoch(4)

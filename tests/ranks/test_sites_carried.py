@@ -72,6 +72,15 @@ def test_where_all_is_sent_it_is_bsp_and_else_a_site_is_one_replica(me: RankCont
     sparse.session.load_state_dict(state)
     sparse.session.close()
 
+    late = Run("sparse-local:every=2,density=0.2,chunk=16,delay=1", balance=Moving())
+    late.epoch(3)
+    late.agreement.open()  # what the second step sent has entered with the third
+    together = everybodys(flat(late.model))
+    assert torch.equal(together[0], together[3])
+    assert not torch.equal(together[0], together[1]), "the third step is the site's own"
+    assert [one.late for one in late.exchanges] == [1]
+    late.session.close()
+
 
 @ranks(3)
 def test_sites_that_lead_take_in_what_has_come_and_at_last_all_of_it(me: RankContext) -> None:

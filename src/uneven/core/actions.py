@@ -97,8 +97,9 @@ class Exchange:
         groups: of picked entries that are added up, the first of each party, by groups: inside one everybody tells
             everybody, and the first, its hub, tells the other hubs what it has heard and sent, and its group what they
             have told it. Empty: all parties tell all.
-        delay: of a piece: steps that members, all in step, take while it is under way. The step after these waits for
-            it, and its outcome m enters then: x + m − s, where s is what the replica had contributed. 0 waits at once.
+        delay: of a piece, or of entries picked of movements: steps that members, all in step, take while it is under
+            way. The step after these waits for it, and its outcome m enters then: x + m − s, where s is the replica
+            as it contributed. 0 waits at once.
         load: in the background, the part of its time that these exchanges may cost a worker's training; one that would
             cost more is not started yet. 1 is back to back.
     """
@@ -133,12 +134,13 @@ class Exchange:
             )
         if self.piece is not None and not (self.payload is Payload.PARAMETERS and 0 <= self.piece[0] < self.piece[1]):
             raise ConfigError(f"piece {self.piece} of {self.payload.value}: only parameters are cut, from piece 0 on")
-        if self.delay and (
-            self.delay < 0 or self.piece is None or self.moment is not Moment.STEP or self.via is not Via.GROUP
-        ):  # fmt: skip
+        if self.delay and not (
+            self.delay > 0 and (self.piece or self.select) and self.moment is Moment.STEP and self.via is Via.GROUP
+        ):
             raise ConfigError(
                 f"a delay of {self.delay} of {self.payload.value} at the moment {self.moment.value!r}: what a piece "
-                f"of the parameters comes to among the workers can enter some steps later, and nothing else"
+                f"of the parameters, or what was picked of movements, comes to among the workers can enter some steps "
+                f"later, and nothing else"
             )
         if self.quorum is not None and not 1 <= self.quorum <= len(self.members):
             most = len(self.members)

@@ -186,6 +186,8 @@ def _refused_picked(one: Exchange) -> str | None:
         return "only of movements some entries are picked"
     if one.moment is not Moment.STEP or not one.parties:
         return "entries are picked and sent after the step, by parties that speak with one voice"
+    if one.delay and not (one.select is not None and one.select.beside):
+        return "entries enter some steps later only where what is not sent waits beside the replica"
     if one.merge.plain or one.merge == Add():
         return None
     return "of picked entries the mean is taken, or they are added as they are"

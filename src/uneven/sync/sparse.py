@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan, TopK
 from uneven.core.views import SyncView
+from uneven.errors import ConfigError
 from uneven.sync._parts import PerRank, flag, number, whole
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.bsp import bsp_plan, gradient_mean
@@ -20,6 +21,9 @@ class SparseLocal(SyncPolicy):
     is the form of SparseLoCo (2025): top-k of chunks, values of 2 bits, error feedback, no outer momentum; the levels
     of the two bits are ours. Density 1 with 32 bits is local SGD.
 
+    With ``delay`` what was sent is under way for so many steps while the workers go on, and then enters with what they
+    have learnt meanwhile: x += outcome − what the replica was when it was sent.
+
     Where workers are at several sites, those of one average gradients on every step and speak with one voice. At one
     site, or with ``by_site=false``, everybody speaks for itself.
 
@@ -29,6 +33,7 @@ class SparseLocal(SyncPolicy):
         bits: of a value: 2, 16 or 32.
         chunk: entries of a chunk, at most 4,096.
         by_site: whether a site is one voice.
+        delay: steps, below ``every``.
 
     Raises:
         ConfigError: an argument out of range.
@@ -38,9 +43,16 @@ class SparseLocal(SyncPolicy):
     _name = "sparse-local"
 
     def __init__(
-        self, *, every: int = 4, density: float = 0.1, bits: int = 2, chunk: int = 4096, by_site: bool = True
-    ) -> None:
+        self, *, every: int = 4, density: float = 0.1, bits: int = 2, chunk: int = 4096, by_site: bool = True,
+        delay: int = 0,
+    ) -> None:  # fmt: skip
         self.every = whole(self._name, "every", every, least=1)
+        self.delay = whole(self._name, "delay", delay, least=0)
+        if self.delay >= self.every:
+            raise ConfigError(
+                f"{self._name}: delay = {self.delay} with every = {self.every}: a block is through before the next one "
+                f"leaves: take a delay below {self.every}"
+            )
         self.density = number(self._name, "density", density, "(0, 1]")
         self.bits = whole(self._name, "bits", bits, least=1)
         self.chunk = whole(self._name, "chunk", chunk, least=1)
@@ -62,6 +74,8 @@ class SparseLocal(SyncPolicy):
         """Nobody waits for other sites inside a block."""
         inside = ("the gradient inside a site, every step; ", "a site for its slowest worker, every step; ")
         moves, waits = inside if self.by_site else ("", "")
+        late = f", {self.delay} steps later" if self.delay else ""
+        behind = self.every - 1 + self.delay
         return Facts(
             payloads=(Payload.GRADIENT, Payload.DELTA) if self.by_site else (Payload.DELTA,),
             every=self.every,
@@ -69,8 +83,8 @@ class SparseLocal(SyncPolicy):
             stops=True,
             moves=f"{moves}the largest {100 * self.density:.3g} % of what was moved, {self.bits} bits each, "
             f"{often(self.every)}, after the optimizer",
-            waits=f"{waits}all workers for the slowest, {often(self.every)}",
-            stale=(f"the others' steps of the running block, up to {self.every - 1}, and " if self.every > 1 else "")
+            waits=f"{waits}all workers for the slowest, {often(self.every)}{late}",
+            stale=(f"the others' steps of the running block, up to {behind}, and " if behind else "")
             + "the smaller entries, until they are among the largest",
             lost_when_one_dies="what it had not sent yet; the others stop at the next exchange",
         )
@@ -83,7 +97,7 @@ class SparseLocal(SyncPolicy):
             return dict.fromkeys(view.members, bsp_plan(view.members))
         far = Exchange(
             payload=Payload.DELTA, members=view.members, merge=Mean(), moment=Moment.STEP, parties=homes,
-            select=self._select,
+            select=self._select, delay=self.delay,
         )  # fmt: skip
         plans = {}
         for home in homes:

@@ -264,9 +264,12 @@ class Training(Arithmetic):
             self._replicas[rank].kept[type(merge), piece] = kept
         if exchange.select is not None and exchange.select.beside:
             after = self._replicas[ranks[0]].centre + outcome
-            self._each(ranks, lambda state: replace(state, parameters=after))
             for rank in ranks:
                 self._replicas[rank].centre = after
+                if exchange.delay:
+                    self._replicas[rank].coming = after - sent[rank].parameters
+            if not exchange.delay:
+                self._each(ranks, lambda state: replace(state, parameters=after))
             return
         if exchange.payload is Payload.DELTA:
             for party in parties:

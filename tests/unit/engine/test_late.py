@@ -11,7 +11,7 @@ from torch import Tensor
 from uneven.core.actions import BlockMomentum, Exchange, Moment, Payload
 from uneven.core.plain import Misfit
 from uneven.errors import CheckpointError, ConfigError, PeerError
-from uneven.run.parameters.late import CHANGE, DUE, LateOutcomes, split
+from uneven.run.parameters.late import CHANGE, DUE, LateOutcomes, LatePiece, split
 from uneven.run.parameters.replica import Met, Replica
 
 ONE = Exchange(
@@ -45,7 +45,7 @@ def test_it_enters_when_it_is_due_with_what_was_learnt_meanwhile() -> None:
         return with_one_that_stayed(vector)
 
     assert not late.due(9)
-    late.begin(ONE, 4, 3, total, lambda met, took_s: landed.append((met, took_s)))
+    late.begin(LatePiece(replica, ONE, 4, total, lambda met, took_s: landed.append((met, took_s))), 5)
     replica.flat.add(torch.tensor([10.0, 10.0], dtype=torch.float64), 1.0)  # under way, so nobody waits
     assert [late.due(clock) for clock in (3, 4, 5)] == [False, False, True]
     go.set()
@@ -62,8 +62,8 @@ def test_it_enters_when_it_is_due_with_what_was_learnt_meanwhile() -> None:
 
 
 def test_what_is_saved_enters_after_it_was_loaded() -> None:
-    _, late = begun()
-    late.begin(ONE, 4, 3, with_one_that_stayed, lambda met, took_s: None)
+    replica, late = begun()
+    late.begin(LatePiece(replica, ONE, 4, with_one_that_stayed, lambda met, took_s: None), 5)
     vectors, numbers = late.state(shown=False)
     own, others, more = split({**vectors, "copy": torch.zeros(2)}, {**numbers, "samples": 1.0})
     assert (set(others), set(more)) == ({"copy"}, {"samples"})
@@ -80,18 +80,18 @@ def test_what_is_saved_enters_after_it_was_loaded() -> None:
 
 
 def test_an_exchange_that_fails_is_told_where_it_is_waited_for() -> None:
-    _, late = begun()
+    replica, late = begun()
 
     def total(vector: Tensor) -> int:
         raise PeerError("rank 1 is gone")
 
-    late.begin(ONE, 4, 3, total, lambda met, took_s: None)
+    late.begin(LatePiece(replica, ONE, 4, total, lambda met, took_s: None), 5)
     with pytest.raises(PeerError, match="rank 1 is gone"):
         late.enter()
 
 
 @pytest.mark.parametrize("more", [{"piece": None}, {"moment": Moment.BACKGROUND}, {"delay": -1}])
-def test_only_pieces_of_parameters_among_the_workers_have_a_delay(more: dict[str, object]) -> None:
+def test_only_pieces_and_picked_entries_among_the_workers_have_a_delay(more: dict[str, object]) -> None:
     how: dict[str, object] = {"merge": BlockMomentum(0.5), "moment": Moment.STEP, "piece": (0, 1), "delay": 2, **more}
     with pytest.raises(ConfigError, match=r"a delay of -?\d of parameters"):
         Exchange(payload=Payload.PARAMETERS, members=(0, 1), **how)  # type: ignore[arg-type]

@@ -236,6 +236,7 @@ _PICKED = replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1), parties
         (replace(_MEAN, select=Significant(0.1)), "only of movements"),
         (replace(_MEAN, payload=Payload.DELTA, select=Significant(0.1)), "parties that speak with one voice"),
         (replace(_PICKED, moment=Moment.BACKGROUND), "after the step"),
+        (replace(_PICKED, delay=1), "where what is not sent waits beside the replica"),
         (replace(_PICKED, merge=Add(0.5)), "the mean is taken, or they are added as they are"),
         (replace(_MEAN, merge=Add()), "Add does not merge parameters: take a mean, block momentum or an elastic pull"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,8 @@ def test_threshold_schedules() -> None:
         ("sparse-local:bits=3", "32, 16 or 2"),
         ("sparse-local:every=0", "every = 0"),
         ("sparse-local:chunk=5000", "12 bits"),
+        ("sparse-local:every=4,delay=4", "delay = 4 with every = 4"),
+        ("sparse-local:delay=-1", "delay = -1"),
         ("topk:density=2", "topk: density = 2"),
         ("shadow:geo", "exchanges gradients"),
     ],
@@ -103,6 +106,7 @@ def test_sparse_local_speaks_after_each_block_for_a_site_or_for_each_worker() ->
     everybody = ((0,), (1,), (2,), (3,))
     for alone in (plan(f"{spec},by_site=false", 3), plan(spec, 3, sites={})):
         assert [one.parties for one in alone.exchanges] == [everybody]
+    assert plan(f"{spec},delay=2", 3).exchanges[-1] == replace(far, delay=2)
     assert plan("topk:density=0.3", 0).exchanges[-1].select == TopK(0.3)
 
 

@@ -23,6 +23,7 @@ POLICIES: dict[str, str] = {
     "decoupled 16": "decoupled:every=16,quorum=2",
     "topk 1%": "topk:density=0.01",
     "sparse-local 4, 10%": "sparse-local:every=4,density=0.1,bits=2",
+    "sparse-local 4, 10%, late 2": "sparse-local:every=4,density=0.1,bits=2,delay=2",
     "sparse-local 4, 2%": "sparse-local:every=4,density=0.02,bits=2",
     "sparse-local 16, 10%": "sparse-local:every=16,density=0.1,bits=2",
 }
@@ -124,6 +125,8 @@ ARMS: dict[str, str] = {
     "diloco 20, 4 pieces": "even diloco:every=20,fragments=4,delay=2",
     "torchft-diloco 20": "torchft-diloco:every=20",
     "sparse-local 4, 10%": "even sparse-local:every=4,density=0.1,bits=2",
+    "sparse-local 4, 10%, late 1": "even sparse-local:every=4,density=0.1,bits=2,delay=1",
+    "sparse-local 4, 10%, late 2": "even sparse-local:every=4,density=0.1,bits=2,delay=2",
     "sparse-local 8, 10%": "even sparse-local:every=8,density=0.1,bits=2",
 }
 """Arm → who, in real runs, as ``uneven bench sync`` writes them."""
@@ -131,7 +134,7 @@ ARMS: dict[str, str] = {
 QUICK_LINES = "20mbit"
 """The only world of the quick form, unless another one is asked for."""
 
-QUICK_ARMS = (BSP, "gaia 10%", "torchft-diloco 20", "sparse-local 4, 10%", "sparse-local 8, 10%")
+QUICK_ARMS = (BSP, "gaia 10%", "torchft-diloco 20", "sparse-local 4, 10%", "sparse-local 4, 10%, late 2")
 
 
 def emulated(quick: bool) -> dict[str, SyncCase]:

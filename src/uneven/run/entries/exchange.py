@@ -21,6 +21,7 @@ from uneven.errors import CheckpointError, TrainingError
 from uneven.merge.flat import Flat
 from uneven.run.entries.ahead import MirrorClock
 from uneven.run.entries.announce import Announcements
+from uneven.run.entries.outcome import outcome_of
 from uneven.run.entries.overlay import Overlay, sparse
 from uneven.run.entries.post import Post
 from uneven.run.entries.whole import WholeSum
@@ -165,35 +166,77 @@ class EntriesExchange:
             PeerError: somebody did not take part, or what it sent is damaged.
             TrainingError: somebody takes part with another step.
         """
+        own, movement, finite = self._moved(moved)
+        assert exchange.select is not None
+        if exchange.lead or exchange.groups:
+            return self._meet_by_way(exchange, moved, own, movement, finite)
+        if exchange.select.whole and exchange.merge.combined is Combined.SUM:
+            return self._meet_whole(own, movement, moved.clock, finite)
+        messages, sent_bytes = self._give(exchange.select, moved, own, movement)
+        heard, more_bytes = self._hear(exchange.select, moved.clock, messages)
+        assert self._base is not None
+        outcome = outcome_of(exchange.merge, own, self._base.cpu().numpy(), heard, self._mine)
+        return self._written(outcome, sent_bytes + more_bytes, finite)
+
+    def begin_late(self, exchange: Exchange, moved: Moved, landed: Callable[[Met, float], None]) -> LateEntries:
+        """Take part in one whose outcome enters some steps later: send what is picked, and go on.
+
+        Args:
+            landed: hears what came of it, and how many seconds it took of the training.
+        """
+        began_s = time.perf_counter()
+        own, movement, finite = self._moved(moved)
+        assert exchange.select is not None
+        messages, sent_bytes = self._give(exchange.select, moved, own, movement)
+
+        def hear() -> tuple[dict[int, Unpacked], int]:
+            assert exchange.select is not None
+            return self._hear(exchange.select, moved.clock, messages)
+
+        def arrive() -> torch.Tensor:
+            here_s = time.perf_counter()
+            heard, more_bytes = hear()
+            assert self._base is not None
+            outcome = outcome_of(exchange.merge, own.copy(), self._base.cpu().numpy(), heard, self._mine)
+            self._spare, self._base = self._base, torch.from_numpy(outcome).to(self._flat.device)
+            landed(self._met(sent_bytes + more_bytes, finite), gave_s + time.perf_counter() - here_s)
+            return torch.from_numpy(np.subtract(outcome, own, out=own)).to(self._flat.device)
+
+        gave_s = time.perf_counter() - began_s
+        return LateEntries(arrive, hear)
+
+    def _moved(self, moved: Moved) -> tuple[Array, Array, bool]:
+        """The replica and what it has moved since the last exchange, each of shape (size,); whether that is finite."""
         self.begin()
         assert self._base is not None
-        assert self._sums is not None
-        assert exchange.select is not None
         base, own = self._base.cpu().numpy(), self._flat.read(self._spare).cpu().numpy()
         movement = self._movement = np.subtract(own, base, out=self._movement)
         if moved.part != 1.0:
             movement *= own.dtype.type(moved.part)
             np.add(base, movement, out=own)
-        finite = math.isfinite(float(movement.sum()))
-        speaks, sent_bytes = self._rank == self.parties[self._mine][0], 0
-        if exchange.lead or exchange.groups:
-            return self._meet_by_way(exchange, moved, own, movement, finite)
-        if exchange.select.whole and exchange.merge.combined is Combined.SUM:
-            return self._meet_whole(own, movement, moved.clock, finite)
-        beside = exchange.select.beside
-        messages: dict[int, bytes | memoryview] = {}
-        if speaks:
-            self._sums.add(movement)
-            picked = self._sums.take(self._within(exchange.select), own, moved.rate)
-            self._picked = picked.part
-            message = pack(picked, moved.clock, moved.weight)
-            messages[self._mine] = message
-            self._sent_bytes = self._send(message)
-            sent_bytes += self._sent_bytes
-        with self._roll.waiting(f"the exchange of entries after step {moved.clock}", _PLACE):
-            sent_bytes += self._gather(messages, speaks, beside)
-        heard = {place: self._read(place, message, moved.clock, self._flat.size) for place, message in messages.items()}
-        return self._written(self._outcome(exchange, own, base, heard), sent_bytes, finite)
+        return own, movement, math.isfinite(float(movement.sum()))
+
+    def _give(
+        self, select: Selection, moved: Moved, own: Array, movement: Array
+    ) -> tuple[dict[int, bytes | memoryview], int]:
+        """Pick and send, where this worker speaks; its own message, and the bytes that it sent."""
+        if self._rank != self.parties[self._mine][0]:
+            return {}, 0
+        assert self._sums is not None
+        self._sums.add(movement)
+        picked = self._sums.take(self._within(select), own, moved.rate)
+        self._picked = picked.part
+        message = pack(picked, moved.clock, moved.weight)
+        self._sent_bytes = self._send(message)
+        return {self._mine: message}, self._sent_bytes
+
+    def _hear(
+        self, select: Selection, clock: int, messages: dict[int, bytes | memoryview]
+    ) -> tuple[dict[int, Unpacked], int]:
+        """What all parties have sent, by their places; and the bytes that were handed on. Waits."""
+        with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
+            sent_bytes = self._gather(messages, self._rank == self.parties[self._mine][0], select.beside)
+        return {place: self._read(place, one, clock, self._flat.size) for place, one in messages.items()}, sent_bytes
 
     def _meet_whole(self, own: Array, movement: Array, clock: int, finite: bool) -> Met:
         """All that is held travels as it is, and is added up on the way; ``own`` and ``movement`` may be changed."""
@@ -315,6 +358,10 @@ class EntriesExchange:
         after = torch.from_numpy(outcome).to(self._flat.device)
         self._flat.write(after)
         self._spare, self._base = self._base, after
+        return self._met(sent_bytes, finite)
+
+    def _met(self, sent_bytes: int, finite: bool) -> Met:
+        assert self._sums is not None
         held = self._sums.held
         distance = math.sqrt(float(np.dot(held, held)) / max(1, len(held)))
         return Met(sent_bytes, distance, finite, 0, self._picked)
@@ -329,22 +376,6 @@ class EntriesExchange:
             self._control = select.control()
             return select
         return replace(select, threshold=select.threshold + self._control.measured(self._sent_bytes, passed_s))
-
-    def _outcome(self, exchange: Exchange, own: Array, base: Array, heard: dict[int, Unpacked]) -> Array:
-        """The replica to go on from, shape (size,); ``own`` may be used for it."""
-        assert exchange.select is not None
-        merge, places = exchange.merge, sorted(heard)
-        if merge.combined is Combined.SUM:
-            for place in places:
-                if place != self._mine:
-                    heard[place].picked.add_to(own)
-            return own
-        weights = [merge.weight(heard[place].weight) for place in places]
-        total = sum(weights)
-        change = np.zeros_like(base)
-        for place, weight in zip(places, weights, strict=True):
-            heard[place].picked.add_to(change, weight / total if total > 0 else 1 / len(places))
-        return np.add(base, change, out=own)
 
     # ---------------------------------------------------------------- messages
     def _send(self, message: bytes) -> int:
@@ -392,6 +423,18 @@ class EntriesExchange:
             return
         with self._roll.waiting("the end of the exchanges of entries"):
             self._post.close(failed)
+
+
+class LateEntries(NamedTuple):
+    """Entries under way; stands where ``parameters.late.UnderWay`` does.
+
+    Attributes:
+        arrive: waits for those of all, and says what enters the replica; shape (size,).
+        drop: waits for them.
+    """
+
+    arrive: Callable[[], torch.Tensor]
+    drop: Callable[[], object]
 
 
 def _say_goodbye(post: Post) -> None:

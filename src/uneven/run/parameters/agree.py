@@ -267,8 +267,8 @@ class Agreement:
         equal = len(exchange.members) == len(self._members)  # now: members may change in it, on all alike
         if exchange.select is not None and not exchange.select.beside:
             equal = False  # each still has in it what it has not sent
-        if exchange.piece is not None:
-            equal = False  # the other pieces have gone on since theirs
+        if exchange.piece is not None or exchange.delay:
+            equal = False  # the other pieces have gone on since theirs; what is under way has not entered
         groups = None if all_meet else self._plans.groups(self.clock - 1, exchange.payload)
         self._exchanges.meet(self._order(exchange), groups)
         self.equal = equal

@@ -22,6 +22,8 @@ def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sit
             f"{policy!r} exchanges movements in full, and beside them picked entries or something in the background, "
             f"which would count as moved by this worker: take one of both"
         )
+    if len({one.select is None for one in everything if one.delay}) > 1:
+        raise ConfigError(f"{policy!r} delays both pieces and picked entries: take one of both")
     replica.expect(
         {one.merge for one in coming if one.payload is not Payload.DELTA},
         centre=policy.evaluated is Evaluated.CENTRE,

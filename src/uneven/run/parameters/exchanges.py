@@ -26,7 +26,7 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.observer import ExchangeObserver
-from uneven.run.parameters.late import LateOutcomes, split
+from uneven.run.parameters.late import LateOutcomes, LatePiece, split
 from uneven.run.parameters.overhead import PATIENCE_S
 from uneven.run.parameters.replica import Met, Replica
 from uneven.run.parameters.shadow import ShadowThread
@@ -125,7 +125,8 @@ class Exchanges:
             self._line = RecoveredVectors(recovery, book.open("parameters"))
         if roll is not None:
             self._line = VectorCarrier(roll, timeout_s, book.open("parameters"))
-            self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if shadowed or delayed else None
+            aside = shadowed or (delayed and entries is None)
+            self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if aside else None
         self.shadowed = shadowed
         self._late = LateOutcomes(replica) if delayed else None
         # Half of what the others, whom it may cost less, are ready to wait for it.
@@ -190,11 +191,21 @@ class Exchanges:
 
     def _begin_late(self, order: Order) -> None:
         assert self._late is not None, "none was announced"
+        exchange, landed = order.exchange, partial(self._land, order)
 
         def total(vector: Tensor) -> int:
-            return self._in_step(order.place, vector, order.exchange, self._aside)
+            return self._in_step(order.place, vector, exchange, self._aside)
 
-        self._late.begin(order.exchange, order.weight, order.clock, total, partial(self._land, order))
+        if exchange.select is None:
+            piece = LatePiece(self._replica, exchange, order.weight, total, landed)
+            self._late.begin(piece, order.clock + exchange.delay)
+        elif self._entries is not None and exchange.parties == self._entries.parties:
+            self._observer.ready()
+            moved = Moved(order.clock, order.weight, order.part, order.rate)
+            self._late.begin(self._entries.begin_late(exchange, moved, landed), order.clock + exchange.delay)
+            self._observer.done()
+        else:
+            landed(Met(0, 0.0, True, 0), 0.0)  # alone, there is nobody to send anything to
 
     def enter(self, clock: int) -> bool:
         """After so many steps: let what is due enter the replica, waiting for it; whether anything was.

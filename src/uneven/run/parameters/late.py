@@ -1,37 +1,40 @@
-"""Exchanges of pieces whose outcome enters the replica some steps later: under way beside the training until then."""
+"""Exchanges whose outcome enters the replica some steps later: under way beside the training until then."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from uneven.core.actions import Exchange
 from uneven.core.plain import Misfit
 from uneven.errors import CheckpointError, TrainingError
 from uneven.merge import Kept
-from uneven.run.parameters.replica import Given, Met, Replica
+from uneven.run.parameters.replica import Met, Replica
 
 OWN = "late-"
 CHANGE, DUE = f"{OWN}change", f"{OWN}due"
 """Names of what is saved, which all begin with the first."""
 
 
-class Begun(NamedTuple):
-    """An exchange that is under way.
+class UnderWay(Protocol):
+    """An exchange that has begun, and goes on beside the training."""
 
-    Attributes:
-        work: its sum, in another thread.
-        landed: hears what came of it, and how long it took.
-    """
+    def arrive(self) -> Tensor:
+        """Wait for it; what enters the replica: shape (size,), or of the parameters alone, which come first.
 
-    exchange: Exchange
-    given: Given
-    work: AsideSum
-    landed: Callable[[Met, float], None]
+        Raises:
+            TrainingError: it failed.
+        """
+        ...
+
+    def drop(self) -> object:
+        """Wait for it, and let nothing come of it."""
+        ...
 
 
 class LateOutcomes:
@@ -43,27 +46,15 @@ class LateOutcomes:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._begun: Begun | None = None
+        self._begun: UnderWay | None = None
         self._change: Tensor | None = None  # shape (size,): what enters
         self._due = 0  # the clock at which it does
 
-    def begin(
-        self, exchange: Exchange, samples: float, clock: int, total: Callable[[Tensor], int],
-        landed: Callable[[Met, float], None],
-    ) -> None:  # fmt: skip
-        """Start an exchange, and go on.
-
-        Args:
-            samples: that this worker took since its last exchange.
-            clock: steps that it has taken.
-            total: replaces a vector by its sum over the members, in another thread; returns the bytes that were sent.
-            landed: see :class:`Begun`.
-        """
+    def begin(self, begun: UnderWay, due: int) -> None:
+        """Something is under way, and enters after so many steps."""
         assert self._begun is None, "one exchange at a time"
         assert self._change is None, "an outcome enters before the next exchange begins"
-        given = self._replica.gives(exchange, samples)
-        self._begun = Begun(exchange, given, AsideSum(lambda: total(given.vector)), landed)
-        self._due = clock + exchange.delay
+        self._begun, self._due = begun, due
 
     def due(self, clock: int) -> bool:
         """Whether an outcome enters after so many steps."""
@@ -78,11 +69,10 @@ class LateOutcomes:
         begun, self._begun = self._begun, None
         if begun is None:
             return
-        sent_bytes = begun.work.wait()
-        sent = begun.given.own.clone()
-        met = self._replica.takes(begun.exchange, begun.given, sent_bytes)
-        self._change = begun.given.own.sub_(sent)
-        begun.landed(met, begun.work.took_s)
+        change = begun.arrive()
+        if len(change) < self._replica.flat.size:
+            change = torch.cat([change, change.new_zeros(self._replica.flat.size - len(change))])
+        self._change = change
 
     def enter(self) -> None:
         """The outcome enters, with what was learnt meanwhile.
@@ -99,7 +89,7 @@ class LateOutcomes:
         """The replica has become another one: what is under way is waited for, and counts no more."""
         begun, self._begun, self._change = self._begun, None, None
         if begun is not None:
-            begun.work.wait()
+            begun.drop()
 
     def state(self, shown: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
         """A vector of shape (size,), and a number.
@@ -140,6 +130,35 @@ def split(vectors: dict[str, Tensor], kept: dict[str, float]) -> tuple[Kept, dic
     own: Kept = {name: one for name, one in (*vectors.items(), *kept.items()) if name.startswith(OWN)}
     rest = {name: one for name, one in vectors.items() if name not in own}
     return own, rest, {name: one for name, one in kept.items() if name not in own}
+
+
+class LatePiece:
+    """A piece whose sum is under way, in another thread.
+
+    Args:
+        samples: that this worker took since its last exchange.
+        total: replaces a vector by its sum over the members; returns the bytes that were sent.
+        landed: hears what came of it, and how many seconds it took.
+    """
+
+    def __init__(
+        self, replica: Replica, exchange: Exchange, samples: float, total: Callable[[Tensor], int],
+        landed: Callable[[Met, float], None],
+    ) -> None:  # fmt: skip
+        given = replica.gives(exchange, samples)
+        self._replica, self._exchange, self._given, self._landed = replica, exchange, given, landed
+        self._sum = AsideSum(lambda: total(given.vector))
+
+    def arrive(self) -> Tensor:
+        """See :class:`UnderWay`."""
+        sent_bytes, sent = self._sum.wait(), self._given.own.clone()
+        met = self._replica.takes(self._exchange, self._given, sent_bytes)
+        self._landed(met, self._sum.took_s)
+        return self._given.own.sub_(sent)
+
+    def drop(self) -> None:
+        """See :class:`UnderWay`."""
+        self._sum.wait()
 
 
 class AsideSum:
