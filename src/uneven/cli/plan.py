@@ -225,7 +225,7 @@ def _one(
 ) -> CombinationResult:
     from uneven.plan import CombinationResult, Counter, TrainingOutcome
     from uneven.simulate import simulate
-    from uneven.sync import Pace, carried, unheeded
+    from uneven.sync import carried, unheeded
 
     scenario, counter = case.scenario(choice), Counter()
     turns = 1 if lesson.task is None else 2
@@ -250,7 +250,7 @@ def _one(
     return CombinationResult(
         choice=choice,
         facts=facts,
-        figures=counter.figures(outcome, waits=facts is None or facts.pace is not Pace.OWN),
+        figures=counter.figures(outcome, waits=facts is None or facts.pace.waits),
         refused=carried(choice.sync) or unheeded(choice.sync, choice.balance),
         lesson=taught,
     )

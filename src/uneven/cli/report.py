@@ -118,6 +118,8 @@ def _compared(paths: list[Path]) -> Page:
     for line in lines:
         table.add_row(*line)
     Console().print(table)
+    if note := comparison.summary_note(data):
+        Console().print(note)
     return comparison.comparison_page(data, title=" · ".join(data))
 
 

@@ -17,6 +17,7 @@ from uneven.balance import balancers
 from uneven.cli.simulate import recorded_costs
 from uneven.core.records import LineRecord, Record, RunRecord
 from uneven.errors import ConfigError
+from uneven.journal import Iteration
 from uneven.plan import Counter
 from uneven.plan.what_if import RecordedCase, parse
 from uneven.report import draw, html
@@ -26,14 +27,13 @@ from uneven.report.page import Page, PageTable
 from uneven.report.text import count, seconds
 from uneven.simulate import (
     Scenario,
-    apart_per_s,
     described,
     recorded_shares,
     simulate,
     streamed,
     with_recorded_speeds,
 )
-from uneven.sync import Pace, policies
+from uneven.sync import policies
 
 AS_IT_WAS = "as it was"
 
@@ -58,7 +58,8 @@ class WhatIf:
     """A recorded run, and what it would have been.
 
     Attributes:
-        measured_per_s, measured_s: samples per second and median iteration of the recorded run.
+        measured_per_s, measured_s: samples per second and usual iteration of the recorded run. Where each worker takes
+            steps of its own, an iteration is a global batch of samples, whoever took them.
         durations_s: of its iterations.
         played: first as it was.
     """
@@ -104,15 +105,12 @@ def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
     spec = replace(spec, workload=_workload(spec.workload, records, changes))
     case = _recorded(spec, records, tuple(exchange_s.values()))
     iterations = list(journal.iterations(records))
-    timed = [one for one in iterations if math.isfinite(one.duration_s)]
-    if not timed:
+    summary = journal.summarize(iterations)
+    if not summary.iterations:
         raise ConfigError(f"{run}: no iteration of it has a duration: record a longer run")
     cases = [(AS_IT_WAS, case), *((text, change(case)) for text, change in made)]
     played = tuple(_play(words, one, costs.iterations, seed, one_processor=bool(shares)) for words, one in cases)
-    durations_s = [one.duration_s for one in timed]
-    together_per_s = sum(one.global_batch for one in timed) / sum(durations_s)
-    measured_per_s = together_per_s if _waits(case.sync) else apart_per_s(records)
-    return WhatIf(run.resolve().name, measured_per_s, journal.summarize(iterations).iteration_s, durations_s, played)
+    return WhatIf(run.resolve().name, summary.mean_per_s, summary.iteration_s, _durations_s(iterations), played)
 
 
 def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...]) -> RecordedCase:
@@ -137,9 +135,8 @@ def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) 
     return workload
 
 
-def _waits(sync: str) -> bool:
-    facts = policies.resolve(sync).facts
-    return facts is None or facts.pace is not Pace.OWN
+def _durations_s(iterations: Sequence[Iteration]) -> list[float]:
+    return [one.whole_s for one in iterations if math.isfinite(one.whole_s)]
 
 
 def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_processor: bool) -> PlayedCase:
@@ -150,9 +147,9 @@ def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_pro
     )  # fmt: skip
     counter, records = Counter(), list[Record]()
     outcome = simulate(streamed(scenario), records.append, arithmetic=counter)
-    figures = counter.figures(outcome, waits=_waits(case.sync))
-    durations_s = [one.duration_s for one in journal.iterations(records) if math.isfinite(one.duration_s)]
-    return PlayedCase(words, figures.samples_per_s, figures.iteration_s, durations_s)
+    figures = counter.figures(outcome, waits=policy.facts is None or policy.facts.pace.waits)
+    played = journal.iterations(records)
+    return PlayedCase(words, figures.samples_per_s, journal.summarize(played).iteration_s, _durations_s(played))
 
 
 def show(found: WhatIf, console: Console | None = None) -> None:
@@ -186,7 +183,7 @@ def _table(found: WhatIf) -> PageTable:
     rows = [("recorded", count(found.measured_per_s), seconds(found.measured_s), "")]
     for one in found.played:
         rows.append((one.words, count(one.samples_per_s), seconds(one.iteration_s), f"{found.gain(one):.2f} ×"))
-    return PageTable(("run", "samples/s", "median iteration", "gain"), rows)
+    return PageTable(("run", "samples/s", "time per iteration", "gain"), rows)
 
 
 def page(found: WhatIf) -> Page:

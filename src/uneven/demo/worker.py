@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import uneven
 from uneven import rundir
 from uneven.config import RunConfig
+from uneven.core.pace import Pace
 from uneven.core.records import StepRecord
 from uneven.data.datasets import ImageData, images
 from uneven.demo.training import FixedSampler, ReadyMark, accuracy, loss_of, make_optimizer, network
@@ -37,7 +38,7 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
     """DistributedDataParallel, the global batch divided evenly; the allocator is set as a session sets it."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    scribe = Scribe(discover(), run, RunConfig(balance="even"), versions())
+    scribe = Scribe(discover(), run, RunConfig(balance="even"), versions(), Pace.TOGETHER)
     model = network(data, WIDTH)
     keep_freed_memory(model)
     mark = ReadyMark(model)

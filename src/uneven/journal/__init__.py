@@ -9,7 +9,8 @@
 Each rank writes its own file with a :class:`Writer` (in a run, through a :class:`BackgroundWriter`) and talks to
 nobody; a simulation writes them all with :class:`ManyWriters`. Every face (terminal, report,
 trace, dashboard) reads them with :func:`read` or a :class:`Follower`, and ``journal.metrics`` joins the
-records of all ranks into iterations, which ``journal.summary`` sums up.
+records of all ranks into iterations, which ``journal.summary`` sums up. Where workers do not keep step,
+``journal.apart`` cuts their steps into global batches instead.
 """
 
 from uneven.journal.background import BackgroundWriter

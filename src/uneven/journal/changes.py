@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from uneven.core.records import MembershipRecord
 
@@ -42,13 +42,18 @@ class MemberChanges:
         self._found: dict[tuple[int, int, Members, Members, Members], MemberChange] = {}
         self._gone: set[int] = set()
 
-    def add(self, record: MembershipRecord) -> bool:
-        """Take in one record; whether nobody else had told of this change."""
-        key = (record.generation, record.border, record.members, record.came, record.left)
+    def add(self, record: MembershipRecord, *, apart: bool = False) -> bool:
+        """Take in one record; whether nobody else had told of this change.
+
+        Args:
+            apart: whether each worker takes steps of its own, so that each tells of another border.
+        """
+        border = 0 if apart else record.border
+        key = (record.generation, border, record.members, record.came, record.left)
         known = self._found.get(key)
         self._found[key] = MemberChange(
             at_s=min(record.at_s, known.at_s if known else record.at_s),
-            border=record.border,
+            border=border,
             members=record.members,
             came=record.came,
             left=record.left,
@@ -57,6 +62,13 @@ class MemberChanges:
         )
         self._gone |= set(record.left)
         return known is None
+
+    def placed(self, at: Callable[[float], int]) -> MemberChanges:
+        """The same with other borders: those that ``at`` says for a Unix time."""
+        found = MemberChanges()
+        found._found = {key: replace(one, border=at(one.at_s)) for key, one in self._found.items()}
+        found._gone = set(self._gone)
+        return found
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -74,6 +86,10 @@ class MemberChanges:
     def members(self, iteration: int) -> Members | None:
         """Those among whom an iteration is split; None before the first change."""
         return next((one.members for one in reversed(self.all) if one.border <= iteration), None)
+
+    def members_at(self, at_s: float) -> Members | None:
+        """Those that were there at a Unix time; None where nobody ever came or went."""
+        return next((one.members for one in reversed(self.all) if one.at_s <= at_s), self.founders())
 
     def founders(self) -> Members | None:
         """Those that the run began with, as the first change says; None where there is none."""

@@ -7,15 +7,31 @@ nobody, so in every iteration
 * wait_i = exchange_i − communicate.
 
 Where m threads of a worker take steps side by side, a step takes the worker an m-th of the thread's time.
+
+Where workers take steps of their own (``Pace.apart``), there is no iteration of all. What is given out in its place is
+a piece as large as the global batch, into which every step of every rank counts by when it ended (``journal.apart``).
+Where nobody waits for anybody, all of an exchange is communication.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from uneven.core.records import ForecastRecord, MembershipRecord, Record, RunRecord, SplitRecord, StepRecord
-from uneven.journal.changes import MemberChanges
+from uneven.core.records import (
+    EventRecord,
+    ForecastRecord,
+    MembershipRecord,
+    Record,
+    RunRecord,
+    SplitRecord,
+    StepRecord,
+)
+from uneven.journal.apart import Pieces, StepsPiece
+from uneven.journal.changes import LEFT, MemberChanges
+from uneven.journal.events import END
+from uneven.journal.pace import recorded_pace
 
 NAN = float("nan")
 
@@ -25,6 +41,10 @@ class Timing:
     """Where the time of one worker's step went.
 
     Data, compute, wait and communicate do not overlap; control is part of the first two.
+
+    Attributes:
+        steps: how many these are, all together; several where each worker takes steps of its own.
+        newest: the number of the last of them; -1 where that is the iteration's.
     """
 
     rank: int
@@ -36,6 +56,8 @@ class Timing:
     control_s: float
     transfer_s: float = 0.0
     passes: int = 1
+    steps: int = 1
+    newest: int = -1
 
     @property
     def local_s(self) -> float:
@@ -55,15 +77,18 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One step of everybody.
+    """One step of everybody; or, where each worker takes steps of its own, as many samples as one has.
 
     Attributes:
+        iteration: its number; of a piece, how many global batches were full before it.
+        global_batch: samples of everybody; of a piece, those in it, which may be some more, and fewer in the last one.
         ended_at_s: Unix time at which the last worker had finished.
-        duration_s: since the end of the iteration before; NaN for the first after a start.
+        duration_s: since the end of the iteration before; NaN for the first after a start. A first piece has one.
         timings: by rank, ascending.
         predicted_per_s: by rank, samples per second: what the worker foretold with its newest report, or what the split
             in force was based on where it foretold nothing; may be empty.
         members: among whom it was split, where workers come and go; else empty.
+        apart: samples of a whole global batch where this is a piece; 0 where it is a step of everybody.
     """
 
     iteration: int
@@ -74,11 +99,17 @@ class Iteration:
     timings: dict[int, Timing]
     predicted_per_s: tuple[float, ...] = ()
     members: tuple[int, ...] = ()
+    apart: int = 0
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds for a whole global batch at this rate; of a step of everybody, what it took."""
+        return ratio(self.duration_s * self.apart, self.global_batch) if self.apart else self.duration_s
 
 
 @dataclass(slots=True)
 class Join:
-    """Joins step records of all ranks into iterations, as they come.
+    """Joins step records of all ranks into iterations, as they come; see above for workers that do not keep step.
 
     A run that was resumed from a checkpoint repeats the iterations after it; the newest life counts, what it
     repeats of an older one is dropped. ``rewound`` turns true when that concerns iterations that were taken
@@ -86,10 +117,18 @@ class Join:
 
     Attributes:
         changes: of the members.
+        apart: whether each worker takes steps of its own.
+        waits: whether anybody ever waits for others.
+        known: whether both are known, and not only taken to be as under bsp.
+        pieces: what cuts them then.
     """
 
     rewound: bool = False
     changes: MemberChanges = field(default_factory=MemberChanges)
+    apart: bool = False
+    waits: bool = True
+    known: bool = True
+    pieces: Pieces = field(default_factory=Pieces)
     _pending: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
     _splits: list[SplitRecord] = field(default_factory=list)
     _forecasts: dict[int, list[ForecastRecord]] = field(default_factory=dict)  # by rank, ascending iterations
@@ -98,6 +137,9 @@ class Join:
     _opening: list[SplitRecord] | None = None  # splits of a life whose first iteration is not known yet
     _before: int = -1  # iteration taken last
     _ends: list[float] = field(default_factory=list)  # of the newest ones that follow each other, one for each thread
+    _expected: set[int] = field(default_factory=set)  # ranks that have not said that they have ended
+    _first_ends: dict[int, float] = field(default_factory=dict)  # of rank 0's own steps
+    _repeated: list[tuple[float, float]] = field(default_factory=list)  # apart: from when to when steps were lost
 
     def add(self, record: Record) -> None:
         """Take in one record; kinds that do not matter here are ignored."""
@@ -111,23 +153,56 @@ class Join:
                 told.pop()
             told.append(record)
         elif isinstance(record, MembershipRecord):
-            self.changes.add(record)
-        elif isinstance(record, RunRecord) and record.rank == 0:
-            self._starts.append(record.started_at_s)
-            self._opening = [] if len(self._starts) > 1 else None
+            self.changes.add(record, apart=self.apart)
+            self._expected = (self._expected | {*record.came}) - {*record.left}
+        elif isinstance(record, EventRecord):
+            self._expected -= {record.rank} if record.event in (END, LEFT) else set()
+        elif isinstance(record, RunRecord):
+            self._add_start(record)
 
     def superseded(self, iteration: int, at_s: float) -> bool:
         """Whether a later life did this iteration again, or is about to."""
+        if self.apart:
+            return any(since_s < at_s < start_s for since_s, start_s in self._repeated)
         return any(at_s < start and first <= iteration for start, first in self._resumed)
+
+    def _add_start(self, record: RunRecord) -> None:
+        pace = recorded_pace(record.settings)
+        self.known = self.known and (pace is not None or "sync" not in record.settings)
+        if pace is not None:
+            self.waits = pace.waits
+            if pace.apart and not self.apart:
+                self.apart, self.rewound = True, self.rewound or self._before >= 0
+                for steps in self._pending.values():
+                    for step in steps.values():
+                        self.pieces.add(step)
+                self._pending.clear()
+        self._expected.add(record.rank)
+        if record.rank == 0:
+            self._expected |= set(range(record.world_size))
+            self._starts.append(record.started_at_s)
+            self._opening = [] if len(self._starts) > 1 else None
 
     def _add_step(self, step: StepRecord) -> None:
         if step.rank == 0 and self._opening is not None:
             self._open_life(self._starts[-1], step.iteration, self._opening)
-        if not self.superseded(step.iteration, step.ended_at_s):
+        if self.superseded(step.iteration, step.ended_at_s):
+            return
+        if self.apart:
+            self.pieces.add(step)
+            if step.rank == 0:
+                self._first_ends[step.iteration] = step.ended_at_s
+        else:
             self._pending.setdefault(step.iteration, {})[step.rank] = step
 
     def _open_life(self, start_s: float, first: int, splits: list[SplitRecord]) -> None:
         self._opening = None
+        if self.apart:  # all go on from where rank 0 was when it saved, whatever their own steps' numbers were
+            self._first_ends = {step: at_s for step, at_s in self._first_ends.items() if step < first}
+            since_s = max(self._first_ends.values(), default=-math.inf)
+            self._repeated.append((since_s, start_s))
+            self.rewound = not self.pieces.drop(since_s, start_s) or self.rewound
+            return
         self._resumed.append((start_s, first))
         self.rewound = self.rewound or first <= self._before
         self._splits = [split for split in self._splits if split.iteration < first] + splits
@@ -143,6 +218,9 @@ class Join:
         missing that are gone is not, for they took their last records with them. The newest is held back unless
         ``final``, for workers without samples of their own may still report.
         """
+        if self.apart:
+            pieces = self.pieces.take(self._expected - self.changes.gone, self._starts, final=final)
+            return [self._of_piece(one) for one in pieces]
         complete = [i for i in sorted(self._pending) if _adds_up(self._pending[i]) or self._lacks_the_gone(i)]
         if not final:
             complete = complete[:-1]
@@ -174,6 +252,23 @@ class Join:
             timings={rank: _timing(steps[rank], communicate_s) for rank in sorted(steps)},
             predicted_per_s=self._predicted(iteration),
             members=self._members(iteration) if self.changes else (),
+        )
+
+    def _of_piece(self, piece: StepsPiece) -> Iteration:
+        steps: dict[int, list[StepRecord]] = {}
+        for one in piece.steps:
+            steps.setdefault(one.rank, []).append(one)
+        waits_over_s = min(one.exchange_s / one.threads for one in piece.steps) if self.waits else math.inf
+        self._before = piece.number
+        return Iteration(
+            iteration=piece.number,
+            epoch=piece.steps[-1].epoch,
+            global_batch=sum(one.batch for one in piece.steps),
+            ended_at_s=piece.ended_at_s,
+            duration_s=piece.duration_s if piece.duration_s > 0 else NAN,
+            timings={rank: _timing_of_all(steps[rank], waits_over_s) for rank in sorted(steps)},
+            members=(self.changes.members_at(piece.ended_at_s) or ()) if self.changes else (),
+            apart=piece.whole,
         )
 
     def _duration(self, iteration: int, ended_at_s: float, threads: int) -> float:
@@ -225,6 +320,24 @@ def _timing(step: StepRecord, communicate_s: float) -> Timing:
         control_s=step.control_s / side_by_side,
         transfer_s=step.transfer_s / side_by_side,
         passes=step.passes,
+    )
+
+
+def _timing_of_all(steps: list[StepRecord], communicate_s: float) -> Timing:
+    """Sums over some steps of one worker; at most so much of each one's exchange is communication."""
+    each = [_timing(step, min(communicate_s, step.exchange_s / step.threads)) for step in steps]
+    return Timing(
+        rank=steps[0].rank,
+        batch=sum(one.batch for one in each),
+        data_s=sum(one.data_s for one in each),
+        compute_s=sum(one.compute_s for one in each),
+        wait_s=sum(one.wait_s for one in each),
+        communicate_s=sum(one.communicate_s for one in each),
+        control_s=sum(one.control_s for one in each),
+        transfer_s=sum(one.transfer_s for one in each),
+        passes=max(one.passes for one in each),
+        steps=len(each),
+        newest=steps[-1].iteration,
     )
 
 

@@ -2,6 +2,8 @@
 
 The limit is the time of an iteration if all workers finished together and communication were free:
 X / Σ_i v_i, with v_i the measured samples of worker i per second of its own (data and compute) time.
+
+Where each worker takes steps of its own, every step counts, and X / (samples per second) stands for an iteration.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ class WorkerSummary:
     Shares are of the time of its steps, 0 … 1; control is part of data and compute, so it does not add up.
 
     Attributes:
+        steps: that it took.
+        step_s: mean time of one.
         prediction_error: median of |predicted ÷ measured speed − 1|; NaN without predictions.
     """
 
     rank: int
     samples: int
+    steps: int
+    step_s: float
     speed_per_s: float
     data_share: float
     compute_share: float
@@ -45,11 +51,14 @@ class Summary:
     and go, the limit is the mean over the iterations of what those can do that are there.
 
     Attributes:
-        iteration_s: median duration; ``iteration_low_s`` and ``iteration_high_s`` are its quartiles.
-        samples_per_s: median of global batch ÷ duration.
+        iteration_s: median duration; ``iteration_low_s`` and ``iteration_high_s`` are its quartiles. Where each worker
+            takes steps of its own: seconds for as many samples as a global batch has, the mean.
+        samples_per_s: median of global batch ÷ duration; where each takes steps of its own, all samples ÷ all time.
+        mean_s, mean_per_s: both as means over all of the time, whatever the workers do.
         wait_share: share of all workers' time spent waiting, likewise the others.
         limit_s: X / Σ_i v_i for the median X.
         fraction_of_limit: ``limit_s / iteration_s``; 1 is perfect.
+        apart: whether each worker takes steps of its own.
     """
 
     workers: tuple[WorkerSummary, ...]
@@ -59,6 +68,8 @@ class Summary:
     iteration_low_s: float
     iteration_high_s: float
     samples_per_s: float
+    mean_s: float
+    mean_per_s: float
     data_share: float
     compute_share: float
     wait_share: float
@@ -66,11 +77,13 @@ class Summary:
     control_share: float
     limit_s: float
     fraction_of_limit: float
+    apart: bool = False
 
 
 @dataclass(slots=True)
 class _Sums:
     batch: int = 0
+    steps: int = 0
     data_s: float = 0.0
     compute_s: float = 0.0
     wait_s: float = 0.0
@@ -80,6 +93,7 @@ class _Sums:
 
     def add(self, timing: Timing, predicted_per_s: float) -> None:
         self.batch += timing.batch
+        self.steps += timing.steps
         self.data_s += timing.data_s
         self.compute_s += timing.compute_s
         self.wait_s += timing.wait_s
@@ -105,6 +119,7 @@ class Totals:
     _workers: dict[int, _Sums] = field(default_factory=dict)
     _durations_s: array[float] = field(default_factory=lambda: array("d"))
     _batches: array[int] = field(default_factory=lambda: array("q"))
+    _wholes: array[int] = field(default_factory=lambda: array("q"))  # global batches where each takes steps of its own
     _members: Counter[tuple[int, ...]] = field(default_factory=Counter)  # iterations of each
 
     def add(self, iteration: Iteration) -> None:
@@ -113,6 +128,8 @@ class Totals:
             return
         self._durations_s.append(iteration.duration_s)
         self._batches.append(iteration.global_batch)
+        if iteration.apart:
+            self._wholes.append(iteration.apart)
         self._members[iteration.members] += 1
         for rank, timing in iteration.timings.items():
             predicted = iteration.predicted_per_s[rank] if rank < len(iteration.predicted_per_s) else NAN
@@ -122,15 +139,22 @@ class Totals:
         """What was counted; every number is NaN before the first iteration."""
         everybody = _Sums()
         for sums in self._workers.values():
-            for part in ("batch", "data_s", "compute_s", "wait_s", "communicate_s", "control_s"):
+            for part in ("batch", "steps", "data_s", "compute_s", "wait_s", "communicate_s", "control_s"):
                 setattr(everybody, part, getattr(everybody, part) + getattr(sums, part))
         workers = tuple(_worker(rank, sums) for rank, sums in sorted(self._workers.items()))
         limits_s = {one: self._limit_s(workers, one) for one in self._members}
         limit_s = next(iter(limits_s.values()), NAN)
         if len(limits_s) > 1:
             limit_s = sum(self._members[one] * each_s for one, each_s in limits_s.items()) / self._members.total()
-        low_s, middle_s, high_s = _quartiles(self._durations_s)
         rates = [batch / time for batch, time in zip(self._batches, self._durations_s, strict=True)]
+        mean_per_s = ratio(sum(self._batches), math.fsum(self._durations_s))
+        usual = self._usual()
+        if self._wholes:
+            low_s, _, high_s = _quartiles(ratio(usual, rate) for rate in rates)
+            middle_s, per_s = ratio(usual, mean_per_s), mean_per_s
+        else:
+            low_s, middle_s, high_s = _quartiles(self._durations_s)
+            per_s = _median(rates)
         return Summary(
             workers=workers,
             iterations=len(self._durations_s),
@@ -138,9 +162,12 @@ class Totals:
             iteration_s=middle_s,
             iteration_low_s=low_s,
             iteration_high_s=high_s,
-            samples_per_s=_median(rates),
+            samples_per_s=per_s,
+            mean_s=ratio(usual, mean_per_s),
+            mean_per_s=mean_per_s,
             limit_s=limit_s,
             fraction_of_limit=ratio(limit_s, middle_s),
+            apart=bool(self._wholes),
             **everybody.shares(),
         )
 
@@ -148,7 +175,11 @@ class Totals:
         """The least time in which these members could do an iteration together; all workers if empty."""
         there = [one for one in workers if not members or one.rank in members]
         speeds = [worker.speed_per_s for worker in there if math.isfinite(worker.speed_per_s)]
-        return ratio(_median(self._batches), sum(speeds))
+        return ratio(self._usual(), sum(speeds))
+
+    def _usual(self) -> float:
+        """Samples of a global batch, median."""
+        return _median(self._wholes or self._batches)
 
 
 def summarize(over: Iterable[Iteration]) -> Summary:
@@ -163,6 +194,8 @@ def _worker(rank: int, sums: _Sums) -> WorkerSummary:
     return WorkerSummary(
         rank=rank,
         samples=sums.batch,
+        steps=sums.steps,
+        step_s=ratio(sums.total_s, sums.steps),
         speed_per_s=ratio(sums.batch, sums.data_s + sums.compute_s),
         prediction_error=_median(sums.errors),
         **sums.shares(),

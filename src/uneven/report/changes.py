@@ -35,22 +35,23 @@ def batches_and_times(run: RunData, points: int) -> Figure:
         points: most per line.
     """
     usual = sorted(one.global_batch for one in run.iterations)[len(run.iterations) // 2]
-    whole = [one for one in run.iterations if one.global_batch >= usual]
+    whole = [one for one in run.iterations if one.apart or one.global_batch >= usual]
     pieces = stretches(whole, points)
     series = {rank: worker_series(pieces, rank) for rank in run.ranks}
     ceiling_s = _DEAREST * draw.quantile([t for one in series.values() for t in one.own_s], 0.98)
     scale, unit = time_unit(ceiling_s)
-    layout = draw.layout("samples", height=520 if len(series) <= LINES_UP_TO else 200 + 12 * len(series))
+    height = 520 if len(series) <= LINES_UP_TO else 200 + 12 * len(series)
+    layout = draw.layout("samples", x_title=run.iteration_name, height=height)
     layout["xaxis"]["anchor"] = "y2"
     layout["yaxis"] |= {"domain": _TOP, "rangemode": "tozero"}
     layout["yaxis2"] = draw.axis(f"{unit} per batch") | {"domain": _BOTTOM}
     if len(series) > LINES_UP_TO:
-        data = _maps(series, scale, unit)
+        data = _maps(run, series, scale, unit)
         layout["yaxis"] |= {"autorange": "reversed", "title": {"text": "rank"}}
         layout["yaxis2"] |= {"autorange": "reversed", "title": {"text": "rank"}}
         layout["hovermode"] = "closest"
     else:
-        data = _lines(series, scale)
+        data = _lines(series, scale, {"connectgaps": True} if run.apart else {})
         layout["yaxis2"]["range"] = [0, ceiling_s * scale or 1]
     last = max(one.iteration for one in run.iterations)
     bands = phases(run.splits, last)
@@ -82,19 +83,19 @@ def phases(splits: Sequence[SplitRecord], last: int) -> list[tuple[int, int, str
     return [one for one in ends if one[1] > one[0]]
 
 
-def _lines(series: Mapping[int, WorkerSeries], scale: float) -> list[Figure]:
+def _lines(series: Mapping[int, WorkerSeries], scale: float, gaps: Figure) -> list[Figure]:
     data = []
     for position, (rank, one) in enumerate(series.items()):
         name, tint = f"rank {rank}", colour(position, len(series))
         stairs = {"line": {"color": tint, "width": 1.8, "shape": "hv"}, "legendgroup": name}
-        data.append(draw.line(one.iteration, one.batch, name, tint) | stairs)
+        data.append(draw.line(one.iteration, one.batch, name, tint) | stairs | gaps)
         times = draw.line(one.iteration, [t * scale for t in one.own_s], name, tint)
         thin = {"line": {"color": tint, "width": 1.3}, "legendgroup": name, "showlegend": False}
-        data.append(times | thin | {"yaxis": "y2", "xaxis": "x"})
+        data.append(times | thin | gaps | {"yaxis": "y2", "xaxis": "x"})
     return data
 
 
-def _maps(series: Mapping[int, WorkerSeries], scale: float, unit: str) -> list[Figure]:
+def _maps(run: RunData, series: Mapping[int, WorkerSeries], scale: float, unit: str) -> list[Figure]:
     times = [[t * scale for t in one.own_s] for one in series.values()]
     rows: tuple[tuple[list[Column], str, str, tuple[float, float]], ...] = (
         ([one.batch for one in series.values()], "samples", "y", _TOP),
@@ -112,7 +113,7 @@ def _maps(series: Mapping[int, WorkerSeries], scale: float, unit: str) -> list[F
             "zmax": draw.rounded(_DEAREST * draw.quantile([value for row in table for value in row], 0.98)) or 1,
             "colorbar": {"title": {"text": what, "side": "right"}, "thickness": 14, "y": sum(where) / 2,
                          "len": 1.05 * (where[1] - where[0])},
-            "hovertemplate": f"rank %{{y}}, iteration %{{x}}: %{{z:.4g}} {what}<extra></extra>",
+            "hovertemplate": f"rank %{{y}}, {run.iteration_name} %{{x}}: %{{z:.4g}} {what}<extra></extra>",
         }
         for table, what, yaxis, where in rows
     ]  # fmt: skip

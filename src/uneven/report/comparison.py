@@ -8,13 +8,17 @@ from pathlib import Path
 from uneven.errors import JournalError
 from uneven.journal.metrics import ratio
 from uneven.journal.reader import read
-from uneven.report import figures
+from uneven.report import figures, html
 from uneven.report.page import Page, PageTable
-from uneven.report.series import RunData, run_data
+from uneven.report.series import RunData, iteration_name, run_data
 from uneven.report.text import count, percent, seconds
 
 _EACH_UP_TO = 8
 """More workers than this are summed up as the least and the greatest."""
+_APART_NOTE = (
+    "Where each worker takes steps of its own, a global batch is as many samples as one has, whoever took them, and "
+    "every step counts when it ended; elsewhere it is an iteration."
+)
 _AREAS_NOTE = "A worker that waits is faster than its share asks of it; the one that does not is the straggler."
 
 
@@ -62,12 +66,15 @@ def comparison_page(
         lead: a sentence or two below it.
     """
     page = Page(title, lead)
-    page.table("Results", table or summary_table(data))
+    page.table("Results", table or summary_table(data), "" if table else summary_note(data))
     page.figure(
         "Where the time of a step goes", figures.mean_bars(data), f"Mean over the run, on one scale. {_AREAS_NOTE}"
     )
+    apart = any(one.apart for one in data.values())
     page.figure(
-        "Time per iteration", figures.durations(data), "Dashed: each run's limit, at the speeds measured just then."
+        f"Time per {iteration_name(apart)}",
+        figures.durations(data),
+        "Dashed: each run's limit, at the speeds measured just then." + (f" {_APART_NOTE}" if apart else ""),
     )
     for name in dict.fromkeys(name for one in data.values() for name in one.scalars):
         page.figure(f"{name}, by training time", figures.scalar_against_time(data, name))
@@ -76,31 +83,48 @@ def comparison_page(
     for name, one in data.items():
         series = thinned[name]
         page.figure(f"{name}: each worker's time", figures.time_areas(one, series, top_s))
-        page.figure(
-            f"{name}: share of the global batch",
-            figures.per_worker(one, series, "share_percent", "% of the global batch"),
-        )
+        title, figure = html.shares(one, series)
+        page.figure(f"{name}: {title.lower()}", figure)
     return page
 
 
 def summary_table(runs: Mapping[str, RunData]) -> PageTable:
-    """One row per run; how much longer its iterations take is said against the first run."""
+    """One row per run; how much longer its iterations take is said against the first run.
+
+    Where the workers of any run take steps of their own, times and samples/s of all runs are means over all of the
+    time: what runs have in common are samples, not steps.
+    """
+    apart = any(run.apart for run in runs.values())
     logged = [name for name in next(iter(runs.values())).scalars if all(name in run.scalars for run in runs.values())]
     columns = (
-        "run", "time per iteration", "÷ first", "samples/s", "waiting", "communicating", "control", "of the limit",
-        "shares, %", "waits, %", *logged,
+        "run", f"time per {iteration_name(apart)}", "÷ first", "samples/s", "waiting", "communicating", "control",
+        "of the limit", "shares, %", "waits, %", *logged,
     )  # fmt: skip
-    first_s = next(iter(runs.values())).summary.iteration_s
+    first_s = _times(next(iter(runs.values())), apart)[0]
     rows = []
     for name, run in runs.items():
         s = run.summary
-        times = (seconds(s.iteration_s), f"{ratio(s.iteration_s, first_s):.2f}", count(s.samples_per_s))
+        usual_s, per_s = _times(run, apart)
+        times = (seconds(usual_s), f"{ratio(usual_s, first_s):.2f}", count(per_s))
         parts = (s.wait_share, s.communicate_share, s.control_share, s.fraction_of_limit)
         shares = _each([ratio(worker.samples, s.samples) for worker in s.workers])
         waits = _each([worker.wait_share for worker in s.workers])
         last = (f"{run.scalars[scalar][-1].value:.4g}" for scalar in logged)
         rows.append([name, *times, *map(percent, parts), shares, waits, *last])
     return PageTable(columns, rows)
+
+
+def summary_note(runs: Mapping[str, RunData]) -> str:
+    """What is to be known about the summaries; nothing where all workers take each step together."""
+    if not any(run.apart for run in runs.values()):
+        return ""
+    return f"Times and samples/s are means over all of the time. {_APART_NOTE}"
+
+
+def _times(run: RunData, apart: bool) -> tuple[float, float]:
+    """Seconds of an iteration, and samples/s."""
+    s = run.summary
+    return (s.mean_s, s.mean_per_s) if apart else (s.iteration_s, s.samples_per_s)
 
 
 def _each(values: Sequence[float]) -> str:

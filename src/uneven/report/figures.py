@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from uneven.core.records import LoadRecord
-from uneven.journal.metrics import ratio
+from uneven.journal.metrics import Iteration, ratio
 from uneven.report import draw
 from uneven.report.draw import LINES_UP_TO as LINES_UP_TO
 from uneven.report.draw import Figure as Figure
@@ -16,6 +16,8 @@ from uneven.report.series import (
     Column,
     RunData,
     WorkerSeries,
+    iteration_name,
+    mean,
     moving_limit,
     stretches,
     thinned,
@@ -32,6 +34,9 @@ PARTS = (
 """Field, name and colour of everything that a step's time goes into; the same in every picture."""
 
 _POINTS = 12_000
+_LEAST_POINTS, _STEPS, _SMOOTHED = 12, 3, 5
+"""Where each worker takes steps of its own: points of a line, at least; steps of the slowest from one to the next; and
+pieces in a point of their times, of which single ones jump, as a step is a large part of them."""
 _LIMITS, _LIMIT_OVER = 80, 10
 """A line of limits has at most so many steps, each over at least about so many iterations."""
 _AROUND_ZERO = ((0, "#2166ac"), (0.5, "#f7f7f7"), (1, "#b2182b"))
@@ -42,9 +47,19 @@ def resolution(workers: int) -> int:
     return max(60, min(400, _POINTS // max(1, workers)))
 
 
+def points(run: RunData) -> int:
+    """Points per line of a worker; where each takes steps of its own, the slowest takes some from one to the next."""
+    most = resolution(len(run.ranks))
+    if not run.apart:
+        return most
+    slowest_s = max(worker.step_s for worker in run.summary.workers)
+    steps = ratio(max(training_s(run.iterations).values()), slowest_s)
+    return min(most, max(_LEAST_POINTS, int(steps / _STEPS))) if math.isfinite(steps) else most
+
+
 def all_series(run: RunData) -> dict[int, WorkerSeries]:
     """Rank → columns, thinned."""
-    pieces = stretches(run.iterations, resolution(len(run.ranks)))
+    pieces = stretches(run.iterations, points(run))
     return {rank: worker_series(pieces, rank) for rank in run.ranks}
 
 
@@ -61,7 +76,7 @@ def time_areas(run: RunData, series: Mapping[int, WorkerSeries], top_s: float) -
     for index, (rank, one) in enumerate(series.items()):
         axis = "" if index == 0 else str(index + 1)
         last_row = index >= len(series) - columns
-        layout[f"xaxis{axis}"] = draw.axis("iteration" if last_row else "")
+        layout[f"xaxis{axis}"] = draw.axis(run.iteration_name if last_row else "")
         layout[f"yaxis{axis}"] = draw.axis(f"{unit} per step" if index % columns == 0 else "") | {
             "range": [0, top_s * scale],
             "nticks": 5,
@@ -72,6 +87,7 @@ def time_areas(run: RunData, series: Mapping[int, WorkerSeries], top_s: float) -
             data.append(
                 draw.line(one.iteration, values, label, fill)
                 | {"stackgroup": f"rank{rank}", "line": {"width": 0}, "fillcolor": fill}
+                | ({"stackgaps": "interpolate"} if run.apart else {})
                 | {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "legendgroup": name, "showlegend": index == 0}
             )
     return {"data": data, "layout": layout}
@@ -85,11 +101,13 @@ def per_worker(
     More workers than lines can be told apart are drawn as a map, a row per worker, without the second column.
     """
     if len(series) > LINES_UP_TO:
-        return _map(series, [getattr(one, field) for one in series.values()], y_title, "Viridis")
+        return _map(run, series, [getattr(one, field) for one in series.values()], y_title, "Viridis")
     data = []
     for position, (rank, one) in enumerate(series.items()):
         tint, name = colour(position, len(series)), f"rank {rank}"
-        shape = {"line": {"color": tint, "width": 1.6, "shape": "hv" if field == "share_percent" else "linear"}}
+        stairs = field == "share_percent" and not run.apart
+        shape: Figure = {"line": {"color": tint, "width": 1.6, "shape": "hv" if stairs else "linear"}}
+        shape |= {"connectgaps": True} if run.apart else {}
         data.append(
             draw.line(one.iteration, getattr(one, field), name, tint) | shape | {"legendgroup": name, "mode": "lines"}
         )
@@ -97,41 +115,47 @@ def per_worker(
             extra = {"line": {"color": tint, "width": 1.4, "dash": "dot"}, "showlegend": False}
             values = getattr(one, dotted)
             data.append(draw.line(one.iteration, values, f"{name} predicted", tint) | extra | {"legendgroup": name})
-    layout = draw.layout(y_title) | {"showlegend": len(series) <= LINES_UP_TO}
+    layout = draw.layout(y_title, x_title=run.iteration_name) | {"showlegend": len(series) <= LINES_UP_TO}
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
 
 
-def prediction_map(series: Mapping[int, WorkerSeries]) -> Figure:
+def prediction_map(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
     """How far measured speeds were off the predicted ones, a row per worker."""
     rows = [
         [100 * (ratio(seen, said) - 1) for seen, said in zip(one.speed_per_s, one.predicted_per_s, strict=True)]
         for one in series.values()
     ]
-    figure = _map(series, rows, "measured ÷ predicted − 1, %", _AROUND_ZERO)
+    figure = _map(run, series, rows, "measured ÷ predicted − 1, %", _AROUND_ZERO)
     largest = max(5.0, draw.quantile([abs(value) for row in rows for value in row], 0.95))
     figure["data"][0] |= {"zmin": -largest, "zmax": largest}
     return figure
 
 
-def _map(series: Mapping[int, WorkerSeries], rows: list[Column], title: str, scale: object) -> Figure:
+def _map(run: RunData, series: Mapping[int, WorkerSeries], rows: list[Column], title: str, scale: object) -> Figure:
     bar = {"title": {"text": title, "side": "right"}, "thickness": 14}
     heat = {"type": "heatmap", "z": [[draw.rounded(value) for value in row] for row in rows], "colorscale": scale}
     where = {"x": next(iter(series.values())).iteration, "y": list(series), "colorbar": bar}
-    hover = {"hovertemplate": "rank %{y}, iteration %{x}: %{z:.4g}<extra></extra>"}
-    layout = draw.layout("rank", height=max(320, 90 + 7 * len(series))) | {"hovermode": "closest"}
+    hover = {"hovertemplate": f"rank %{{y}}, {run.iteration_name} %{{x}}: %{{z:.4g}}<extra></extra>"}
+    height = max(320, 90 + 7 * len(series))
+    layout = draw.layout("rank", x_title=run.iteration_name, height=height) | {"hovermode": "closest"}
     layout["yaxis"]["autorange"] = "reversed"
     return {"data": [heat | where | hover], "layout": layout}
 
 
 def durations(runs: Mapping[str, RunData]) -> Figure:
-    """Time of each iteration, one line per run, with each run's limit dashed, which moves as the measured speeds do."""
+    """Time of each iteration, one line per run, with each run's limit dashed, which moves as the measured speeds do.
+
+    Of a run in which each worker takes steps of its own: time for as many samples as a global batch has.
+    """
     scale, unit = time_unit(max(run.summary.iteration_s for run in runs.values()))
     data, top = [], 0.0
     for position, (name, run) in enumerate(runs.items()):
         tint = colour(position, len(runs))
         timed = [one for one in run.iterations if one.duration_s == one.duration_s]
-        x, y = thinned(timed, 400, lambda one: one.iteration, lambda one: one.duration_s * scale)
+        pieces = stretches(timed, min(400, max(_LEAST_POINTS, len(timed) // _SMOOTHED)) if run.apart else 400)
+        x = [float(piece[len(piece) // 2].iteration) for piece in pieces]
+        y = [_usual_s(piece) * scale for piece in pieces]
         top = max(top, 1.5 * draw.quantile(y, 0.98))
         data.append(draw.line(x, y, name, tint))
         at, limit_s = moving_limit(stretches(timed, min(_LIMITS, math.ceil(len(timed) / _LIMIT_OVER))))
@@ -139,9 +163,17 @@ def durations(runs: Mapping[str, RunData]) -> Figure:
             dashes = {"line": {"color": tint, "width": 1.2, "dash": "dash", "shape": "hv"}}
             steps = [value * scale for value in (*limit_s, limit_s[-1])]
             data.append(draw.line([*at, x[-1]], steps, f"limit, {name}", tint) | dashes)
-    layout = draw.layout(f"{unit} per iteration")
+    name = iteration_name(any(run.apart for run in runs.values()))
+    layout = draw.layout(f"{unit} per {name}", x_title=name)
     layout["yaxis"]["range"] = [0, top or 1]
     return {"data": data, "layout": layout}
+
+
+def _usual_s(piece: Sequence[Iteration]) -> float:
+    """Mean seconds of an iteration; of pieces, by their samples."""
+    if not piece[0].apart:
+        return mean([one.duration_s for one in piece])
+    return ratio(sum(one.duration_s for one in piece) * piece[0].apart, sum(one.global_batch for one in piece))
 
 
 def scalars(run: RunData) -> dict[str, Figure]:
@@ -149,7 +181,8 @@ def scalars(run: RunData) -> dict[str, Figure]:
     figures = {}
     for name, rows in run.scalars.items():
         x, y = thinned(rows, 400, lambda row: row.iteration, lambda row: row.value)
-        figures[name] = {"data": [draw.line(x, y, name, colour(0, 1), marks=len(x) <= 40)], "layout": draw.layout(name)}
+        layout = draw.layout(name, x_title=run.iteration_name)
+        figures[name] = {"data": [draw.line(x, y, name, colour(0, 1), marks=len(x) <= 40)], "layout": layout}
     return figures
 
 
@@ -173,7 +206,7 @@ def loads(run: RunData, y_title: str, value: Callable[[LoadRecord], float | None
         x, y = thinned(rows, resolution(len(ranks)), lambda row: row.iteration, lambda row: value(row) or 0.0)
         if x:
             data.append(draw.line(x, y, f"rank {rank}", colour(position, len(ranks)), marks=len(x) == 1))
-    layout = draw.layout(y_title) | {"showlegend": len(data) <= LINES_UP_TO}
+    layout = draw.layout(y_title, x_title=run.iteration_name) | {"showlegend": len(data) <= LINES_UP_TO}
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
 

@@ -23,6 +23,20 @@ _AREAS_NOTE = (
     "does not is the straggler. Communication is what the backward pass could not hide, taken from the "
     "worker that arrived last."
 )
+_APART_AREAS_NOTES = {
+    False: "Mean over neighbouring steps of a worker. Nobody waits for anybody: communication is what an exchange has "
+    "held a step up.",
+    True: "Mean over neighbouring steps of a worker. Communication is the shortest exchange among the steps that ended "
+    "at about that time; what another takes longer is taken for waiting.",
+}
+_SHARES_NOTE = {
+    False: "How much of every iteration each worker takes; a flat line is a split that stays.",
+    True: "How much of all that was taken just then each worker has taken, by when its steps ended.",
+}
+_LIMIT = {
+    False: "all finish together and communication is free",
+    True: "all compute all the time and communication is free",
+}
 
 
 def report(run: Path) -> str:
@@ -40,7 +54,7 @@ def report_page(run: Path) -> Page:
     series = figures.all_series(data)
     page = Page(f"Run {data.name}", _lead(data))
     page.cards(_cards(data))
-    page.table("Workers", _worker_table(data), "Shares of the time of a worker's own steps.")
+    page.table("Workers", _worker_table(data), f"Shares of the time of a worker's own steps.{_apart_note(data)}")
     _add_members(page, data)
     page.figure(
         "Cost of a batch, measured before the start",
@@ -50,19 +64,17 @@ def report_page(run: Path) -> Page:
     )
     if data.iterations:
         areas = figures.time_areas(data, series, figures.common_top_s([series]))
-        page.figure("Where each worker's time goes", areas, _AREAS_NOTE)
-        page.figure(
-            "Share of the global batch",
-            figures.per_worker(data, series, "share_percent", "% of the global batch"),
-            "How much of every iteration each worker takes; a flat line is a split that stays.",
-        )
+        note = _APART_AREAS_NOTES[data.waits] if data.apart else _AREAS_NOTE
+        page.figure("Where each worker's time goes", areas, note)
+        page.figure(*shares(data, series), _SHARES_NOTE[data.apart])
         _add_changes(page, data)
         _add_speeds(page, data, series)
         _add_passes(page, data, series)
         page.figure(
-            "Time per iteration",
+            f"Time per {data.iteration_name}",
             figures.durations({data.name: data}),
-            "Dashed, the limit: all finish together and communication is free, at the speeds measured just then.",
+            ("How long all workers together need for as many samples as a global batch has. " if data.apart else "")
+            + f"Dashed, the limit: {_LIMIT[data.apart]}, at the speeds measured just then.",
         )
     for name, figure in figures.scalars(data).items():
         page.figure(name, figure, "As logged by the script.")
@@ -75,6 +87,21 @@ def report_page(run: Path) -> Page:
     return page
 
 
+def shares(data: RunData, series: Mapping[int, WorkerSeries]) -> tuple[str, figures.Figure]:
+    """Title and picture of who takes how much."""
+    of = "samples" if data.apart else "global batch"
+    return f"Share of the {of}", figures.per_worker(data, series, "share_percent", f"% of the {of}")
+
+
+def _apart_note(run: RunData) -> str:
+    if not run.apart:
+        return ""
+    return (
+        " Each takes steps of its own: samples/s is what it computes by itself, and samples over all of the time, "
+        "added up over all workers, are above."
+    )
+
+
 def _add_members(page: Page, data: RunData) -> None:
     if not data.changes:
         return
@@ -83,13 +110,17 @@ def _add_members(page: Page, data: RunData) -> None:
         members.band(data),
         "A bar for each worker while it took part. The pause of each change is in the table below.",
     )
-    columns = ("after", "iteration", "came", "went", "workers", "pause", "in steps", "why")
+    columns = ("after", data.iteration_name, "came", "went", "workers", "pause", "in steps", "why")
+    border = (
+        "Global batch: how many all together had taken. "
+        if data.apart
+        else "Iteration: the first one that is split among the workers that are there then. "
+    )
     page.table(
         "Workers that came and went",
         PageTable(columns, members.rows(data), text=frozenset({2, 3, 7})),
-        "Iteration: the first one that is split among the workers that are there then. Pause: the longest that anybody "
-        "who stayed has seen, from when it knew until the new members had met; in steps: how many of the usual ones "
-        "around it.",
+        f"{border}Pause: the longest that anybody who stayed has seen, from when it knew until the new members had "
+        "met; in steps: how many of the usual ones around it.",
     )
 
 
@@ -190,6 +221,10 @@ def _lead(run: RunData) -> str:
     if first:
         parts += [f"{key} {first.settings[key]}" for key in ("balance", "sync") if key in first.settings]
         parts += [f"{first.world} world"] if first.world != "real" else []
+    if run.apart:
+        parts.append("each worker takes steps of its own, and every step counts when it ended")
+    if not run.known:
+        parts.append("whom its workers wait for is not known here, so their steps are joined by number")
     if run.unfinished:
         parts.append(f"{run.unfinished} unfinished line(s) skipped, left by a killed writer")
     return " · ".join(parts)
@@ -198,14 +233,16 @@ def _lead(run: RunData) -> str:
 def _cards(run: RunData) -> list[tuple[str, str]]:
     s = run.summary
     trained_s = max(training_s(run.iterations).values(), default=NAN)
+    several = "global batches of samples" if run.apart else "iterations"
     return [
-        (f"{len(run.iterations):,}", f"iterations in {span(trained_s)}"),
+        (f"{len(run.iterations):,}", f"{several} in {span(trained_s)}"),
         (
             seconds(s.iteration_s),
-            f"per iteration ({seconds(s.iteration_low_s)} … {seconds(s.iteration_high_s)})",
+            f"per {run.iteration_name} ({seconds(s.iteration_low_s)} … {seconds(s.iteration_high_s)})",
         ),
         (count(s.samples_per_s), "samples/s"),
         (percent(s.wait_share), "of the time waiting"),
+        *([(percent(s.communicate_share), "communicating")] if run.apart else []),
         (percent(s.fraction_of_limit), f"of the limit ({seconds(s.limit_s)})"),
         (percent(s.control_share), "measuring and deciding"),
         *([(percent(goodput(run.iterations, run.changes)), "of the capacity that was there")] if run.changes else []),
@@ -213,8 +250,9 @@ def _cards(run: RunData) -> list[tuple[str, str]]:
 
 
 def _worker_table(run: RunData) -> PageTable:
+    steps = ("steps", "time per step") if run.apart else ()
     columns = (
-        "rank", "host", "samples", "samples/s", "compute", "load data", "communicate", "wait", "control",
+        "rank", "host", "samples", *steps, "samples/s", "compute", "load data", "communicate", "wait", "control",
         "prediction error",
     )  # fmt: skip
     rows = []
@@ -222,14 +260,16 @@ def _worker_table(run: RunData) -> PageTable:
         host = run.runs[w.rank].host if w.rank in run.runs else "?"
         shares = (w.compute_share, w.data_share, w.communicate_share, w.wait_share, w.control_share)
         rows.append(
-            [str(w.rank), host, f"{w.samples:,}", count(w.speed_per_s)]
+            [str(w.rank), host, f"{w.samples:,}"]
+            + ([f"{w.steps:,}", seconds(w.step_s)] if run.apart else [])
+            + [count(w.speed_per_s)]
             + [percent(value) for value in (*shares, w.prediction_error)]
         )
     return PageTable(columns, rows, frozenset({1}))
 
 
 def _add_changes(page: Page, run: RunData) -> None:
-    figure = changes.batches_and_times(run, figures.resolution(len(run.ranks)))
+    figure = changes.batches_and_times(run, figures.points(run))
     about = "What a worker was given, and what its own part of the step took: data, compute, its side of the exchange."
     if figure["layout"]["annotations"]:
         about += " Dashed: what happened to the cluster."
@@ -244,17 +284,17 @@ def _add_speeds(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) ->
             "Speed and its prediction",
             snapshot.snapshots(run, series),
             "Solid: measured, in samples per second of own time. Dotted: what the worker predicted in its newest "
-            "report. Off by: how far that was from the measured speed, median over the iterations.",
+            "report. Off by: how far that was from the measured speed, median over the run.",
         )
         return
     speed = figures.per_worker(run, series, "speed_per_s", "samples/s of own time")
     page.figure("Speed and its prediction", speed, "Measured, without waiting and communicating.")
-    page.figure("Prediction error", figures.prediction_map(series), "White: as predicted.")
+    page.figure("Prediction error", figures.prediction_map(run, series), "White: as predicted.")
 
 
 def _add_passes(page: Page, run: RunData, series: Mapping[int, WorkerSeries]) -> None:
     if any(count > 1.0 for one in series.values() for count in one.passes):
-        drawn = figures.per_worker(run, series, "passes", "passes in an iteration")
+        drawn = figures.per_worker(run, series, "passes", f"passes in {'a step' if run.apart else 'an iteration'}")
         page.figure(
             "Passes", drawn, "Forward and backward passes over a worker's part, which is larger than what fits."
         )
@@ -285,4 +325,4 @@ def _add_events(page: Page, run: RunData) -> None:
     note = f"The last {len(shown)} of {len(told)}." if len(shown) < len(told) else ""
     if shown:
         rows = [[str(iteration), *rest] for iteration, *rest in shown]
-        page.table("Events", PageTable(("iteration", "who", "event", "what"), rows, frozenset({1, 2, 3})), note)
+        page.table("Events", PageTable((run.iteration_name, "who", "event", "what"), rows, frozenset({1, 2, 3})), note)

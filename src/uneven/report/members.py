@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from uneven.journal.changes import MemberChange
-from uneven.journal.metrics import ratio
+from uneven.journal.metrics import Iteration, ratio
 from uneven.report import draw
 from uneven.report.draw import Figure, colour
 from uneven.report.series import RunData
@@ -56,10 +56,10 @@ def _marks(run: RunData, zero_s: float) -> list[Figure]:
     found: dict[str, list[tuple[float, int, str]]] = {}
     for change in run.changes.all:
         for worker in change.came:
-            found.setdefault("came", []).append((change.at_s - zero_s, worker, _hover(change)))
+            found.setdefault("came", []).append((change.at_s - zero_s, worker, _hover(run, change)))
         for worker in change.left:
             how = "told" if worker in run.told_to_leave else "lost"
-            found.setdefault(how, []).append((change.at_s - zero_s, worker, _hover(change)))
+            found.setdefault(how, []).append((change.at_s - zero_s, worker, _hover(run, change)))
     return [
         {
             "type": "scatter",
@@ -76,8 +76,8 @@ def _marks(run: RunData, zero_s: float) -> list[Figure]:
     ]
 
 
-def _hover(change: MemberChange) -> str:
-    return f"{change.why}; iteration {change.border}, a pause of {seconds(change.pause_s)}"
+def _hover(run: RunData, change: MemberChange) -> str:
+    return f"{change.why}; {run.iteration_name} {change.border}, a pause of {seconds(change.pause_s)}"
 
 
 def _layout(workers: int, end_s: float) -> Figure:
@@ -93,7 +93,7 @@ def rows(run: RunData) -> list[tuple[str, ...]]:
     zero_s = start_s(run)
     found: list[tuple[str, ...]] = []
     for change in run.changes.all:
-        near = [one.duration_s for one in run.iterations if abs(one.iteration - change.border) <= _NEAR]
+        near = [_step_s(one) for one in run.iterations if abs(one.iteration - change.border) <= _NEAR]
         usual_s = draw.quantile(near, 0.5)
         steps = ratio(change.pause_s, usual_s)
         found.append(
@@ -109,6 +109,13 @@ def rows(run: RunData) -> list[tuple[str, ...]]:
             )
         )
     return found
+
+
+def _step_s(one: Iteration) -> float:
+    """Usual seconds of a step."""
+    if not one.apart:
+        return one.duration_s
+    return ratio(sum(timing.total_s for timing in one.timings.values()), sum(t.steps for t in one.timings.values()))
 
 
 _NEAR = 20

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,6 +14,7 @@ from uneven.core.records import EventRecord, MembershipRecord, SplitRecord
 from uneven.journal.changes import MemberChange
 from uneven.journal.metrics import NAN
 from uneven.journal.summary import Summary, WorkerSummary
+from uneven.report.series import iteration_name
 from uneven.report.state import RunProgress
 from uneven.report.text import count, percent, seconds, size, span
 
@@ -34,7 +36,7 @@ _TOLD = 8
 def live(state: RunProgress, name: str, width: int, height: int) -> RenderableType:
     """The view while the run is going on, for a terminal of so many columns and rows."""
     if state.last is None:
-        return Text(f"{name}: waiting for the first iteration", style="dim")
+        return Text(f"{name}: waiting for the first {state.iteration_name}", style="dim")
     now = state.now()
     said = (
         *_passes(state),
@@ -89,10 +91,10 @@ def _progress(state: RunProgress, width: int) -> Text:
     done = state.last.iteration + 1
     epoch = f"epoch {state.last.epoch + 1}"
     if state.planned is None or state.ended:
-        return Text(f"{'ended after ' if state.ended else ''}iteration {done}, {epoch}")
+        return Text(f"{'ended after ' if state.ended else ''}{state.iteration_name} {done}, {epoch}")
     left_s = state.time_left_s()
     after = f"  {percent(done / state.planned)}  {span(left_s)} left"
-    before = f"iteration {done}/{state.planned}, {epoch}  "
+    before = f"{state.iteration_name} {done}/{state.planned}, {epoch}  "
     room = max(8, min(60, width - len(before) - len(after)))
     full = min(room, round(room * done / state.planned))
     return Text.assemble(before, ("━" * full, "green"), ("─" * (room - full), "dim"), after)
@@ -101,8 +103,9 @@ def _progress(state: RunProgress, width: int) -> Text:
 def _speed(now: Summary) -> Text:
     parts = (
         (count(now.samples_per_s), " samples/s"),
-        (seconds(now.iteration_s), " per iteration"),
+        (seconds(now.iteration_s), f" per {iteration_name(now.apart)}"),
         (percent(now.wait_share), " waiting"),
+        *([(percent(now.communicate_share), " communicating")] if now.apart else []),
         (percent(now.fraction_of_limit), " of the limit"),
     )
     text = Text()
@@ -118,7 +121,8 @@ def _passes(state: RunProgress) -> list[Text]:
     if not several:
         return []
     each = ", ".join(f"{count} on rank {rank}" for rank, count in list(several.items())[:_TOLD])
-    return [Text.assemble("passes in an iteration: ", (each, "bold"), " …" * (len(several) > _TOLD))]
+    what = "a step" if state.apart else "an iteration"
+    return [Text.assemble(f"passes in {what}: ", (each, "bold"), " …" * (len(several) > _TOLD))]
 
 
 def _members(state: RunProgress) -> list[Text]:
@@ -268,9 +272,13 @@ def _summary(total: Summary) -> Table:
     spread = f"{seconds(total.iteration_low_s)} … {seconds(total.iteration_high_s)}"
     errors = [w.prediction_error for w in total.workers if math.isfinite(w.prediction_error)]
     error = sum(errors) / len(errors) if errors else NAN
+    name = iteration_name(total.apart)
+    several = "global batches" if total.apart else "iterations"
     rows = (
-        ("iterations measured", f"{total.iterations:,} ({total.samples:,} samples)"),
-        ("time per iteration", f"{seconds(total.iteration_s)} (middle half {spread})"),
+        (f"{several} measured", f"{total.iterations:,} ({total.samples:,} samples)"),
+        *([("steps, by rank", _told(f"{w.steps:,}" for w in total.workers))] if total.apart else []),
+        *([("time per step", _told(seconds(w.step_s) for w in total.workers))] if total.apart else []),
+        (f"time per {name}", f"{seconds(total.iteration_s)} (middle half {spread})"),
         ("samples/s", count(total.samples_per_s)),
         ("waiting, communicating", f"{percent(total.wait_share)}, {percent(total.communicate_share)}"),
         ("loading, control", f"{percent(total.data_share)}, {percent(total.control_share)}"),
@@ -280,6 +288,11 @@ def _summary(total: Summary) -> Table:
     for what, value in rows:
         table.add_row(what, value)
     return table
+
+
+def _told(values: Iterable[str]) -> str:
+    first = list(itertools.islice(values, _TOLD + 1))
+    return "  ".join(first[:_TOLD]) + ("  …" if len(first) > _TOLD else "")
 
 
 def _events(state: RunProgress, width: int, rows: int) -> list[Text]:

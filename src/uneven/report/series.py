@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,6 +19,7 @@ from uneven.core.records import (
     SplitRecord,
     StepRecord,
 )
+from uneven.journal.apart import Places
 from uneven.journal.changes import LEFT, MemberChanges
 from uneven.journal.events import END, PLAN
 from uneven.journal.messages import Messages
@@ -36,6 +38,9 @@ Column = list[float]
 class RunData:
     """A whole run, joined and sorted, without what a later life repeated.
 
+    Where each worker takes steps of its own, iterations are pieces as large as the global batch, and the iteration of
+    everything else is the piece in which it was (``journal.apart``).
+
     Attributes:
         runs: rank → what its newest start said.
         loads: rank → use of machine and process.
@@ -46,6 +51,7 @@ class RunData:
         messages: what passed between workers, by line.
         changes: of the members, in the order in which they happened.
         profiles: rank → what it measured of itself before the start, in its newest life.
+        waits, known: whether any worker ever waits for others, and whether that is known.
     """
 
     name: str
@@ -63,6 +69,18 @@ class RunData:
     messages: Messages = field(default_factory=Messages)
     refreshes: Refreshes = field(default_factory=Refreshes)
     changes: MemberChanges = field(default_factory=MemberChanges)
+    waits: bool = True
+    known: bool = True
+
+    @property
+    def apart(self) -> bool:
+        """Whether each worker takes steps of its own."""
+        return self.summary.apart
+
+    @property
+    def iteration_name(self) -> str:
+        """What an iteration is called."""
+        return iteration_name(self.apart)
 
     @property
     def told_to_leave(self) -> set[int]:
@@ -75,9 +93,19 @@ class RunData:
         return sorted({rank for one in self.iterations for rank in one.timings} | set(self.runs))
 
 
-def run_data(journal: Journal) -> RunData:
-    """Everything that pictures are made of."""
+def iteration_name(apart: bool) -> str:
+    """What an iteration is called; where each worker takes steps of its own, there is none of all."""
+    return "global batch" if apart else "iteration"
+
+
+def run_data(journal: Journal, *, each: bool = False) -> RunData:
+    """Everything that pictures are made of.
+
+    Args:
+        each: where each worker takes steps of its own, whether every step is an iteration by itself.
+    """
     join = Join()
+    join.pieces.each = each
     for record in journal.records():
         join.add(record)
     iterations = join.take(final=True)
@@ -107,6 +135,17 @@ def run_data(journal: Journal) -> RunData:
             steps, samples = of_rank.get(record.thread, (0, 0))
             of_rank[record.thread] = (steps + 1, samples + record.batch)
     events = [r for r in records if isinstance(r, EventRecord) and r.event not in (PLAN, END)]
+    changes = join.changes
+    if join.apart and iterations:
+        ends_s = [one.ended_at_s for one in iterations]
+
+        def at(at_s: float) -> int:
+            return iterations[min(bisect_left(ends_s, at_s), len(ends_s) - 1)].iteration
+
+        events = [replace(event, iteration=at(event.at_s)) for event in events]
+        loads = {rank: [replace(row, iteration=at(row.at_s)) for row in rows] for rank, rows in loads.items()}
+        scalars = {name: _placed(rows, iterations) for name, rows in scalars.items()}
+        changes = changes.placed(at)
     return RunData(
         name=journal.run.name,
         runs={r.rank: r for r in records if isinstance(r, RunRecord)},
@@ -122,13 +161,27 @@ def run_data(journal: Journal) -> RunData:
         threads=threads,
         messages=messages,
         refreshes=refreshes,
-        changes=join.changes,
+        changes=changes,
+        waits=join.waits,
+        known=join.known,
     )
+
+
+def _placed(rows: Iterable[ScalarRecord], pieces: Sequence[Iteration]) -> list[ScalarRecord]:
+    """Each in the piece in which its step ended; those of a last one that is not full, in the one before."""
+    places = Places()
+    full = [one.iteration for one in pieces if one.global_batch >= one.apart]
+    for piece in pieces:
+        for rank, timing in piece.timings.items():
+            places.add(rank, timing.newest, piece.iteration)
+    last = full[-1] if full else pieces[-1].iteration
+    found = [(row, places.of(row.rank, row.iteration)) for row in rows]
+    return [replace(row, iteration=last if place is None else min(place, last)) for row, place in found]
 
 
 @dataclass(slots=True)
 class WorkerSeries:
-    """One worker's means over stretches of iterations; NaN in a stretch that it had no part in.
+    """One worker's means over stretches of iterations, of its steps; NaN in a stretch that it had no part in.
 
     ``own_s`` is what a step takes it by itself: data, compute and its own side of the exchange.
     """
@@ -156,18 +209,22 @@ def stretches(rows: Sequence[T], most: int) -> list[Sequence[T]]:
 def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSeries:
     """The columns of one worker."""
     series = WorkerSeries()
-    for piece in pieces:
+    pieces = list(pieces)
+    its = [place for place, piece in enumerate(pieces) if any(rank in one.timings for one in piece)]
+    for place, piece in enumerate(pieces):
         timings = [one.timings[rank] for one in piece if rank in one.timings]
         predicted = [one.predicted_per_s[rank] for one in piece if rank < len(one.predicted_per_s)]
         series.iteration.append(piece[len(piece) // 2].iteration)
-        took = [(one.timings[rank].batch, one.global_batch) for one in piece if rank in one.timings]
-        series.share_percent.append(100 * ratio(sum(batch for batch, _ in took), sum(of for _, of in took)))
+        between = bool(its) and its[0] <= place <= its[-1]
+        of = sum(one.global_batch for one in piece if rank in one.timings or (between and one.apart))
+        samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
+        steps = sum(t.steps for t in timings)
+        series.share_percent.append(100 * ratio(samples, of))
         for name in ("data_s", "compute_s", "wait_s", "communicate_s"):
             getattr(series, name).append(_mean_of(timings, name))
-        samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
         series.passes.append(ratio(sum(t.passes for t in timings), len(timings)))
-        series.batch.append(ratio(samples, len(timings)))
-        series.own_s.append(ratio(own_s, len(timings)))
+        series.batch.append(ratio(samples, steps))
+        series.own_s.append(ratio(own_s, steps))
         series.speed_per_s.append(ratio(samples, own_s))
         series.predicted_per_s.append(mean(predicted))
     return series
@@ -189,13 +246,14 @@ def moving_limit(pieces: Iterable[Sequence[Iteration]]) -> tuple[Column, Column]
     speeds: dict[int, float] = {}
     for piece in pieces:
         there = {rank for one in piece for rank in (one.members or one.timings)}
+        there |= set(speeds) if piece[0].apart and not piece[0].members else set()
         for rank in there:
             timings = [one.timings[rank] for one in piece if rank in one.timings]
             speed = ratio(sum(t.batch for t in timings), sum(t.local_s for t in timings))
             if speed > 0.0:
                 speeds[rank] = speed
         x.append(piece[0].iteration)
-        batch = mean([one.global_batch for one in piece])
+        batch = mean([one.apart or one.global_batch for one in piece])
         y.append(ratio(batch, sum(speeds.get(rank, 0.0) for rank in there)))
     return x, y
 
@@ -231,4 +289,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _mean_of(timings: Sequence[Timing], name: str) -> float:
-    return mean([getattr(timing, name) for timing in timings])
+    """The mean of a step."""
+    values = [(getattr(timing, name), timing.steps) for timing in timings]
+    known = [(value, steps) for value, steps in values if value == value]
+    return ratio(sum(value for value, _ in known), sum(steps for _, steps in known))

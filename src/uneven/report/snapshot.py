@@ -27,14 +27,14 @@ def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
         place = "" if index == 0 else str(index + 1)
         where = {"xaxis": f"x{place}", "yaxis": f"y{place}"}
         top = 1.15 * max(draw.quantile(one.speed_per_s, 0.98), draw.quantile(one.predicted_per_s, 0.98))
-        layout[f"xaxis{place}"] = draw.axis("iteration" if index >= len(series) - columns else "")
+        layout[f"xaxis{place}"] = draw.axis(run.iteration_name if index >= len(series) - columns else "")
         title = draw.axis("samples/s" if index % columns == 0 else "")
         layout[f"yaxis{place}"] = title | {"range": [0, top or 1], "nticks": 5}
         error = errors.get(rank, NAN)
         off = f", off by {percent(error)}" if error == error else ""
         layout["annotations"].append(draw.caption(f"rank {rank}{off}", place))
         measured = draw.line(one.iteration, one.speed_per_s, "measured", colour(index, len(series)))
-        thin = {"legendgroup": f"rank {rank}", "showlegend": False}
+        thin = {"legendgroup": f"rank {rank}", "showlegend": False} | ({"connectgaps": True} if run.apart else {})
         data.append(measured | thin | where)
         stairs = {"line": {"color": _PREDICTED, "width": 1.4, "dash": "dot", "shape": "hv"}}
         legend = {"legendgroup": "predicted", "showlegend": index == 0}

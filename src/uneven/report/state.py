@@ -25,6 +25,7 @@ from uneven.journal.messages import Messages
 from uneven.journal.metrics import NAN, Iteration, Join
 from uneven.journal.refreshes import Refreshes
 from uneven.journal.summary import Summary, Totals, summarize
+from uneven.report.series import iteration_name
 
 RECENT = 30
 """Iterations that "now" is averaged over."""
@@ -33,6 +34,8 @@ RECENT = 30
 @dataclass(slots=True)
 class RunProgress:
     """The run so far; holds sums, the newest values and the last few iterations, not the records.
+
+    Where each worker takes steps of its own, iterations are pieces as large as the global batch (``journal.apart``).
 
     Attributes:
         runs: rank → what its newest start said.
@@ -102,7 +105,7 @@ class RunProgress:
         elif isinstance(record, LineRecord):
             self.messages.add(record)
         elif isinstance(record, MembershipRecord):
-            if self.changes.add(record):
+            if self.changes.add(record, apart=self._join.apart):
                 self.events.append(record)
         elif isinstance(record, EventRecord):
             self._note_event(record)
@@ -117,6 +120,16 @@ class RunProgress:
                 self._left.add(event.rank)
         else:
             self.events.append(event)
+
+    @property
+    def apart(self) -> bool:
+        """Whether each worker takes steps of its own."""
+        return self._join.apart
+
+    @property
+    def iteration_name(self) -> str:
+        """What an iteration is called."""
+        return iteration_name(self.apart)
 
     @property
     def rewound(self) -> bool:
@@ -138,10 +151,17 @@ class RunProgress:
     def shares(self) -> dict[int, int]:
         """Samples by rank in the newest iteration that was as large as any of late.
 
-        The last iteration of an epoch may be small and says little about the split.
+        The last iteration of an epoch may be small and says little about the split. Where each worker takes steps of
+        its own: what each has of late taken of a global batch.
         """
         if not self._recent:
             return {}
+        if self.apart:
+            taken: Counter[int] = Counter()
+            for one in self._recent:
+                taken.update({rank: timing.batch for rank, timing in one.timings.items()})
+            whole = self._recent[-1].apart
+            return {rank: round(whole * samples / taken.total()) for rank, samples in taken.items()}
         largest = max(one.global_batch for one in self._recent)
         newest = next(one for one in reversed(self._recent) if one.global_batch == largest)
         return {rank: timing.batch for rank, timing in newest.timings.items()}

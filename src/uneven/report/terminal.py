@@ -121,11 +121,11 @@ def _follow(watched: WatchedRun, console: Console, every_s: float, stop: Callabl
 def plain_line(state: RunProgress) -> str:
     """Where the run stands, in one line without colours."""
     if state.last is None:
-        return "waiting for the first iteration"
+        return f"waiting for the first {state.iteration_name}"
     now, of = state.now(), f"/{state.planned}" if state.planned else ""
     line = (
-        f"iteration {state.last.iteration + 1}{of}, {count(now.samples_per_s)} samples/s, "
-        f"{seconds(now.iteration_s)} per iteration, waiting {percent(now.wait_share)}"
+        f"{state.iteration_name} {state.last.iteration + 1}{of}, {count(now.samples_per_s)} samples/s, "
+        f"{seconds(now.iteration_s)} per {state.iteration_name}, waiting {percent(now.wait_share)}"
     )
     left_s = state.time_left_s()
     return f"{line}, {span(left_s)} left" if left_s == left_s else line

@@ -1,7 +1,8 @@
 """The run as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 One process "workers" with a track per rank: slices for loading data, computing, waiting and communicating;
-one counter per rank for its samples per iteration; flags for events. Format: Google's "Trace Event Format".
+one counter per rank for its samples per iteration (per step where each worker takes steps of its own); flags for
+events. Format: Google's "Trace Event Format".
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def write(run: Path, path: Path) -> int:
     Raises:
         JournalError: no journal, or the file cannot be written.
     """
-    data = run_data(read(run))
+    data = run_data(read(run), each=True)
     written = 0
     with access(f"write {path} (another file can be named with --trace)", JournalError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ def events(data: RunData) -> Iterator[Event]:
                 "ts": _us(at_us),
                 "args": args,
             }
-    at = {one.iteration: (one.ended_at_s - origin_s) * 1e6 for one in data.iterations}
+    at = {one.iteration: (one.ended_at_s - origin_s) * 1e6 for one in data.iterations if not one.apart}
     for event in data.events:
         ts = max(0.0, (event.at_s - origin_s) * 1e6)
         yield _flag(event.rank, ts, event.event, event.message)
@@ -85,7 +86,8 @@ def longest_of(one: Iteration) -> float:
 
 def _names(data: RunData) -> Iterator[Event]:
     yield _meta("process_name", _WORKERS, 0, name=f"{data.name}: workers")
-    yield _meta("process_name", _SHARES, 0, name=f"{data.name}: samples per iteration")
+    per = "step" if data.apart else "iteration"
+    yield _meta("process_name", _SHARES, 0, name=f"{data.name}: samples per {per}")
     for rank in data.ranks:
         host = f" ({data.runs[rank].host})" if rank in data.runs else ""
         yield _meta("thread_name", _WORKERS, rank + 1, name=f"rank {rank}{host}")
@@ -99,7 +101,7 @@ def _slices(one: Iteration, timing: Timing, start_us: float) -> Iterator[Event]:
         ("wait", timing.wait_s),
         ("communicate", timing.communicate_s),
     )
-    args = {"iteration": one.iteration, "epoch": one.epoch, "samples": timing.batch}
+    args = {"iteration": timing.newest if one.apart else one.iteration, "epoch": one.epoch, "samples": timing.batch}
     for name, length_s in parts:
         if length_s > 0:
             length_us = length_s * 1e6

@@ -41,12 +41,23 @@ def _served(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool
 
 def _asks_ahead(policy: SyncPolicy) -> bool:
     """Whether no worker waits for the others' steps."""
-    return policy.facts is not None and policy.facts.pace is Pace.OWN
+    return policy.facts is not None and not policy.facts.pace.waits
 
 
 def at_own_pace(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
     """Whether workers take samples at their own pace, so that they take different numbers of steps."""
     return _asks_ahead(policy) or _served(policy, members, sites)
+
+
+FEW = (0, 1, 2, 3)
+"""Workers for whom a policy is asked how it goes; another number makes no difference."""
+
+
+def pace_of(policy: SyncPolicy) -> Pace:
+    """Whom workers wait for, as the journal says it; of a policy that says nothing, as its plans look."""
+    if policy.facts is not None:
+        return policy.facts.pace
+    return Pace.BOUNDED if at_own_pace(policy, FEW, {}) else Pace.TOGETHER
 
 
 def shared(context: Context) -> OwnPace | None:

@@ -14,7 +14,7 @@ from uneven.run.context import Context
 from uneven.run.elastic.connection import ElasticConnection, connect_elastic
 from uneven.run.elastic.elastic import Elastic
 from uneven.run.elastic.own_pace import OwnPaceElastic
-from uneven.run.factory import at_own_pace
+from uneven.run.factory import FEW, at_own_pace, pace_of
 from uneven.run.part import Part
 from uneven.run.scribe import Scribe
 from uneven.run.start.connect import compare, connect, identity, versions
@@ -53,7 +53,8 @@ def join(
     with ExitStack() as undo:
         undo.callback(connection.close, failed=True)
         said = compare(connection.transport, {**identity(config), "_site": world.site}, "start of the session")
-        scribe = Scribe(world, journal if journal is not None else world.run_directory, config, versions())
+        directory = journal if journal is not None else world.run_directory
+        scribe = Scribe(world, directory, config, versions(), pace_of(policy))
         undo.pop_all()
     for conflict in settings.conflicts:  # the launcher has reported those between command line and file
         scribe.event("conflict", str(conflict), warn=world.rank == 0 and conflict.winner in (CODE, ALONE))
@@ -62,7 +63,7 @@ def join(
         scribe.say(plain, "one-site")
     elastic = None
     if isinstance(connection, ElasticConnection):
-        kind = OwnPaceElastic if at_own_pace(policy, tuple(range(_FEW)), {}) else Elastic
+        kind = OwnPaceElastic if at_own_pace(policy, FEW, {}) else Elastic
         elastic = kind(connection.membership, scribe.write, scribe.say, world.leave_on)
         connection.leaving, connection.recovery = elastic.close, elastic.recovery
     context = Context(
@@ -70,7 +71,3 @@ def join(
     )
     bind_visits(context, parts)
     return context, balancer
-
-
-_FEW = 4
-"""Workers for whom a policy is asked how it goes; another number makes no difference."""

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from uneven.config import RunConfig
+from uneven.core.pace import PACE, Pace
 from uneven.core.records import SHARE, EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
 from uneven.errors import NonFiniteError
 from uneven.journal import END, LEFT, PLAN, BackgroundWriter, Writer, plan_message, rank_path
@@ -28,6 +29,7 @@ class Scribe:
 
     Args:
         directory: the run directory, or None.
+        pace: at which this run's workers go; None if nobody says.
 
     Attributes:
         speaks: whether this worker writes what all know alike.
@@ -36,7 +38,10 @@ class Scribe:
         JournalError: the journal cannot be written there.
     """
 
-    def __init__(self, world: World, directory: str | Path | None, config: RunConfig, versions: dict[str, str]) -> None:
+    def __init__(
+        self, world: World, directory: str | Path | None, config: RunConfig, versions: dict[str, str],
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
         self.rank = world.rank
         self.speaks = world.rank == 0
         self.iteration = 0
@@ -46,6 +51,11 @@ class Scribe:
         self._writer = None
         if directory is not None:
             self._writer = BackgroundWriter(Writer(rank_path(Path(directory), world.rank)))
+        settings = asdict(config)
+        if world.share is not None:
+            settings[SHARE] = world.share
+        if pace is not None:
+            settings[PACE] = pace.value
         self.write(
             RunRecord(
                 run=Path(directory).name if directory is not None else "",
@@ -55,7 +65,7 @@ class Scribe:
                 pid=os.getpid(),
                 started_at_s=time.time(),
                 world=world.kind,
-                settings=asdict(config) | ({} if world.share is None else {SHARE: world.share}),
+                settings=settings,
                 versions=versions,
             )
         )

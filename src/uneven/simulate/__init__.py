@@ -7,7 +7,7 @@
 from uneven.simulate.arithmetic import Arithmetic
 from uneven.simulate.costs import RecordedCosts, costs_from_journal, described, with_costs
 from uneven.simulate.preconditioning import OwnOutcome
-from uneven.simulate.speeds import apart_per_s, recorded_shares, with_recorded_speeds
+from uneven.simulate.speeds import recorded_shares, with_recorded_speeds
 from uneven.simulate.stream import streamed
 from uneven.simulate.table_servers import TableOutcome, TableServers
 from uneven.simulate.tally import Outcome, WorkerOutcome
@@ -23,7 +23,6 @@ __all__ = [
     "TableOutcome",
     "TableServers",
     "WorkerOutcome",
-    "apart_per_s",
     "costs_from_journal",
     "described",
     "recorded_shares",

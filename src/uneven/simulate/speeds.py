@@ -28,13 +28,6 @@ def recorded_shares(records: Iterable[Record]) -> dict[int, float]:
     return found if all(share > 0.0 for share in found.values()) else {}
 
 
-def apart_per_s(records: Iterable[Record]) -> float:
-    """Samples per second of a run in which nobody waited: the k-th steps of all do not end together, so all count."""
-    steps = [one for found in sorted_steps(records)[1].values() for one in found]
-    begin_s = min(one.ended_at_s - one.data_s - one.compute_s - one.exchange_s for one in steps)
-    return sum(one.batch for one in steps) / (max(one.ended_at_s for one in steps) - begin_s)
-
-
 def with_recorded_speeds(
     spec: ClusterSpec, records: Iterable[Record], shares: Mapping[int, float] | None = None
 ) -> tuple[ClusterSpec, dict[int, float]]:

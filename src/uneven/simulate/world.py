@@ -9,6 +9,7 @@ from uneven.balance.base import Balancer
 from uneven.cluster.checks import not_negative
 from uneven.cluster.spec import ClusterSpec
 from uneven.core.membership import Generation, told
+from uneven.core.pace import PACE
 from uneven.core.records import EventRecord, MembershipRecord, Record, RunRecord, SplitRecord, StepRecord
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal.events import END, PLAN, plan_message
@@ -228,6 +229,8 @@ class _World:
             "iterations": scenario.iterations,
             "lookahead": scenario.lookahead,
         }
+        if scenario.policy.facts is not None:
+            settings[PACE] = scenario.policy.facts.pace.value
         self._sink(
             RunRecord(
                 run=spec.name,

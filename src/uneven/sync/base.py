@@ -10,6 +10,7 @@ from typing import Any
 
 from uneven.core.actions import Payload, StepPlan
 from uneven.core.forward import forwarded
+from uneven.core.pace import Pace as Pace
 from uneven.core.plain import inside, read
 from uneven.core.views import SyncView
 from uneven.registry import Registry
@@ -21,16 +22,6 @@ class Evaluated(Enum):
     REPLICA = "replica"  # any worker's own; they are equal
     MEAN = "mean"  # the mean of the replicas
     CENTRE = "centre"  # the server's parameters; where replicas meet among themselves, the point they last started from
-
-
-class Pace(Enum):
-    """Whom a worker waits for, and so what sets its speed."""
-
-    TOGETHER = "together"  # for all, whenever they meet: the slowest sets the pace
-    GROUPS = "groups"  # for its group of the moment: a delay spreads from group to group
-    QUORUM = "quorum"  # for the first so many; the rest is left behind
-    BOUNDED = "bounded"  # for nobody until it leads by a bound
-    OWN = "own"  # for nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
