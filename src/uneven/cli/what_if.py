@@ -36,6 +36,10 @@ from uneven.simulate import (
 from uneven.sync import policies
 
 AS_IT_WAS = "as it was"
+_ITERATIONS_NOTE = (
+    "Cut off where a single one takes far longer than the others. Where each worker takes steps of its own: the time "
+    "for as many samples as a global batch has."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,7 @@ def page(found: WhatIf) -> Page:
     made = Page(f"What if · {found.name}", " ".join(sentences(found)))
     made.table("Recorded, and played in virtual time", _table(found))
     made.figure("Throughput", _bars(found), "Recorded, then simulated.")
-    made.figure("Time per iteration", _lines(found), "Cut off where a single one takes far longer than the others.")
+    made.figure("Time per iteration", _lines(found), _ITERATIONS_NOTE)
     return made
 
 

@@ -51,7 +51,7 @@ def batches_and_times(run: RunData, points: int) -> Figure:
         layout["yaxis2"] |= {"autorange": "reversed", "title": {"text": "rank"}}
         layout["hovermode"] = "closest"
     else:
-        data = _lines(series, scale, {"connectgaps": True} if run.apart else {})
+        data = _lines(series, scale, {"connectgaps": True} if run.connected else {})
         layout["yaxis2"]["range"] = [0, ceiling_s * scale or 1]
     last = max(one.iteration for one in run.iterations)
     bands = phases(run.splits, last)

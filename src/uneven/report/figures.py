@@ -87,7 +87,7 @@ def time_areas(run: RunData, series: Mapping[int, WorkerSeries], top_s: float) -
             data.append(
                 draw.line(one.iteration, values, label, fill)
                 | {"stackgroup": f"rank{rank}", "line": {"width": 0}, "fillcolor": fill}
-                | ({"stackgaps": "interpolate"} if run.apart else {})
+                | ({"stackgaps": "interpolate"} if run.connected else {})
                 | {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "legendgroup": name, "showlegend": index == 0}
             )
     return {"data": data, "layout": layout}
@@ -107,7 +107,7 @@ def per_worker(
         tint, name = colour(position, len(series)), f"rank {rank}"
         stairs = field == "share_percent" and not run.apart
         shape: Figure = {"line": {"color": tint, "width": 1.6, "shape": "hv" if stairs else "linear"}}
-        shape |= {"connectgaps": True} if run.apart else {}
+        shape |= {"connectgaps": True} if run.connected else {}
         data.append(
             draw.line(one.iteration, getattr(one, field), name, tint) | shape | {"legendgroup": name, "mode": "lines"}
         )

@@ -78,6 +78,11 @@ class RunData:
         return self.summary.apart
 
     @property
+    def connected(self) -> bool:
+        """Whether lines go on over stretches in which a worker has ended no step, as it is there all the time."""
+        return self.apart and not self.changes
+
+    @property
     def iteration_name(self) -> str:
         """What an iteration is called."""
         return iteration_name(self.apart)
@@ -216,7 +221,7 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         predicted = [one.predicted_per_s[rank] for one in piece if rank < len(one.predicted_per_s)]
         series.iteration.append(piece[len(piece) // 2].iteration)
         between = bool(its) and its[0] <= place <= its[-1]
-        of = sum(one.global_batch for one in piece if rank in one.timings or (between and one.apart))
+        of = sum(one.global_batch for one in piece if rank in one.timings or (between and _idle(one, rank)))
         samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
         steps = sum(t.steps for t in timings)
         series.share_percent.append(100 * ratio(samples, of))
@@ -228,6 +233,11 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         series.speed_per_s.append(ratio(samples, own_s))
         series.predicted_per_s.append(mean(predicted))
     return series
+
+
+def _idle(one: Iteration, rank: int) -> bool:
+    """Whether a worker that has nothing in this piece was there all the same."""
+    return bool(one.apart) and (not one.members or rank in one.members)
 
 
 def thinned(rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[T], float]) -> tuple[Column, Column]:

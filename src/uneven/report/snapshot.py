@@ -34,7 +34,7 @@ def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
         off = f", off by {percent(error)}" if error == error else ""
         layout["annotations"].append(draw.caption(f"rank {rank}{off}", place))
         measured = draw.line(one.iteration, one.speed_per_s, "measured", colour(index, len(series)))
-        thin = {"legendgroup": f"rank {rank}", "showlegend": False} | ({"connectgaps": True} if run.apart else {})
+        thin = {"legendgroup": f"rank {rank}", "showlegend": False} | ({"connectgaps": True} if run.connected else {})
         data.append(measured | thin | where)
         stairs = {"line": {"color": _PREDICTED, "width": 1.4, "dash": "dot", "shape": "hv"}}
         legend = {"legendgroup": "predicted", "showlegend": index == 0}

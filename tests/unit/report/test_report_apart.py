@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 import pytest
 from apart_runs import ApartRun
 from rich.console import Console
-from sample_runs import SampleRun
+from sample_runs import START_S, SampleRun
 
 from uneven.cli import main
-from uneven.journal import Follower, read
+from uneven.core.records import MembershipRecord, StepRecord
+from uneven.journal import Follower, Writer, rank_path, read
 from uneven.report import comparison, html
 from uneven.report.screen import final, live
-from uneven.report.series import run_data
+from uneven.report.series import run_data, worker_series
 from uneven.report.state import RunProgress
 from uneven.report.terminal import plain_line
 from uneven.report.text import count
@@ -99,6 +101,30 @@ def test_the_view_while_the_run_goes_on(tmp_path: Path) -> None:
     assert [float(rate) for rate in rates] == pytest.approx([RUN.samples_per_s], rel=0.05)
     assert sum(state.shares().values()) == pytest.approx(RUN.global_batch, abs=1)
     assert state.shares()[0] == pytest.approx(RUN.global_batch * 240 / 390, abs=2)
+
+
+def test_who_is_gone_has_no_share_and_who_computes_has_one(tmp_path: Path) -> None:
+    left_s, back_s = START_S + 20.0, START_S + 40.0
+    for rank in range(3):
+        writer = Writer(rank_path(tmp_path, rank))
+        for record in RUN.records(rank):
+            gone = rank == 2 and isinstance(record, StepRecord) and left_s < record.ended_at_s < back_s
+            writer.write(*[record] * (not gone))
+        for at_s, came, left in ((left_s, (), (2,)), (back_s, (2,), ())):
+            members = (0, 1) if left else (0, 1, 2)
+            told = MembershipRecord(
+                rank=rank, iteration=0, at_s=at_s, generation=1, members=members, came=came, left=left
+            )  # fmt: skip
+            writer.write(told)
+        writer.close()
+    data = run_data(read(tmp_path))
+    by_time = [
+        [one for one in data.iterations if START_S + t <= one.ended_at_s < START_S + t + 1.5] for t in (9, 30, 50)
+    ]
+    before, gone_share, after = worker_series(by_time, 2).share_percent
+    assert math.isnan(gone_share)
+    assert before >= 0.0
+    assert after >= 0.0
 
 
 def curve(points: Iterable[LoggedValue], name: str) -> list[float]:
