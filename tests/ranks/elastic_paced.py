@@ -1,8 +1,9 @@
 """Trains in an elastic run in which each worker goes at its own pace, and writes down what it gives to the others.
 
 Usage: elastic_paced.py SYNC FOLDER EPOCHS [FAULT …]; a fault is before@W:N (worker W dies before its update number N),
-noted@W:N (once it has noted what is in it, and sent nothing), gave@W:N (when it has arrived), leave@W:N (told to leave
-before it), or door@W:N (worker W does not begin its update N before somebody asks to join).
+noted@W:N (once it has noted what is in it, and sent nothing), gave@W:N (when it has arrived), late@W:N (W takes the
+merge that it is in for failed, once somebody is gone), leave@W:N (told to leave before it), or door@W:N (worker W does
+not begin its update N before somebody asks to join).
 """
 
 import json
@@ -10,12 +11,13 @@ import os
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from elastic_merges import model
-from elastic_script import LR, dataset
+from elastic_script import LR, be_late, dataset
 
 import uneven
 
@@ -27,6 +29,21 @@ def instrument(elastic: object, log: object, folder: Path, faults: list[str]) ->
     """Faults around the updates of this worker; what it gives, and what others say of a lost one, is logged."""
     claims, worker, updates = elastic.claims, elastic.membership.worker, [0]
     gives, gave, lost = claims.gives, claims.gave, claims.lost
+    recovery, beside = elastic.recovery, elastic.beside
+    enter = recovery.enter
+
+    def entering(at: object) -> None:
+        if f"late@{worker}:{updates[0]}" in faults and recovery.exchanges == claims._holding.update - 1:
+            be_late(elastic)
+        enter(at)
+
+    def merged() -> list[object]:
+        """What came of a merge among all, the same bit for bit on each."""
+        if not beside:
+            return []
+        assert claims._holding.update == recovery.exchanges, "another merge than the one that was noted"
+        flat = elastic.merging._replica.merged
+        return [zlib.crc32(flat.numpy().tobytes())]
 
     def die(kind: str) -> None:
         if f"{kind}@{worker}:{updates[0]}" in faults:
@@ -45,7 +62,9 @@ def instrument(elastic: object, log: object, folder: Path, faults: list[str]) ->
         die("noted")
 
     def given() -> None:
-        log.write(json.dumps(["gave", claims._holding.update]) + "\n")
+        log.write(json.dumps(["gave", claims._holding.update, *merged()]) + "\n")
+        if f"gave@{worker}:{updates[0]}" in faults:
+            time.sleep(0.2)  # in which another has it, too
         die("gave")
         gave()
         updates[0] += 1
@@ -54,7 +73,7 @@ def instrument(elastic: object, log: object, folder: Path, faults: list[str]) ->
         log.write(json.dumps(["lost", one, arrived]) + "\n")
         lost(one, arrived)
 
-    claims.gives, claims.gave, claims.lost = giving, given, gone
+    claims.gives, claims.gave, claims.lost, recovery.enter = giving, given, gone, entering
 
 
 def main(sync: str, folder: Path, epochs: int, faults: list[str]) -> None:

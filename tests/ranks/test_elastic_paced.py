@@ -31,12 +31,14 @@ class Log:
         arrived: worker → updates that have arrived.
         lost: worker → the last update of it that others have, as these say.
         steps: (epoch, first position) → samples.
+        merged: of a merge among all, what came of it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.given: dict[int, dict[int, dict[str, list[list[int]]]]] = {}
         self.arrived: dict[int, set[int]] = {}
         self.lost: dict[int, int] = {}
+        self.merged: dict[int, int] = {}
         self.steps: list[tuple[int, int, int, list[int]]] = []
         for path in folder.glob("*.jsonl"):
             worker = int(path.stem)
@@ -52,15 +54,17 @@ class Log:
                     given.setdefault(rest[0], rest[1])
                 elif kind == "gave":
                     arrived.add(rest[0])
+                    for digest in rest[1:]:
+                        assert self.merged.setdefault(rest[0], digest) == digest, "replicas have parted"
                 else:
                     assert self.lost.setdefault(rest[0], rest[1]) == rest[1], "said different things of a lost worker"
 
     def used(self, epoch: int) -> Counter[int]:
-        """Position → how often it is in an update that has arrived."""
+        """Position → how often it is in an update that has arrived; of a lost worker's, the others know that."""
         found: Counter[int] = Counter()
         for worker, given in self.given.items():
             for update, runs in given.items():
-                if update in self.arrived[worker] or update <= self.lost.get(worker, -1):
+                if update <= self.lost[worker] if worker in self.lost else update in self.arrived[worker]:
                     found.update(one for run in runs.get(str(epoch), ()) for one in range(*run))
         return found
 
@@ -76,28 +80,43 @@ def check(folder: Path, epochs: int) -> Log:
     return log
 
 
-@pytest.mark.parametrize(
-    "sync",
-    ["asp", "ssp:staleness=2", "easgd:every=3", "backup:spares=1", "shadow:load=1:easgd", "shadow:load=1:asp"],
-)
-def test_lost_joined_and_left(tmp_path: Path, sync: str) -> None:
+def lost_joined_and_left(folder: Path, sync: str, servers: int, faults: list[str]) -> Log:
     """Worker 2 dies with an update that it has noted and not sent, 1 with one that has arrived; 4 joins; 3 leaves."""
-    few = sync.startswith(("easgd", "shadow"))
-    faults = ["noted@2:1", "gave@1:2", "door@0:1", "leave@3:2"] if few else [
-        "noted@2:5", "gave@1:7", "door@0:3", "leave@3:9"]  # fmt: skip
     port = free_port()
     meeting = f"127.0.0.1:{port}"
-    script = [HERE / "elastic_paced.py", sync, tmp_path, EPOCHS, *faults]
-    words = ["--elastic", "1:5", "--servers", 2, "--rdzv-endpoint", meeting, "--run-dir", tmp_path / "run"]
+    script = [HERE / "elastic_paced.py", sync, folder, EPOCHS, *faults]
+    words = ["--elastic", "1:5", "--servers", servers, "--rdzv-endpoint", meeting, "--run-dir", folder / "run"]
     with run("--nproc", 4, *words, *script) as a:
-        await_door(a, tmp_path)
-        with run("--join", meeting, "--run-dir", tmp_path / "joined", *script) as b:
+        await_door(a, folder)
+        with run("--join", meeting, "--run-dir", folder / "joined", *script) as b:
             said, said_there = a.communicate(100)[1], b.communicate(100)[1]
     assert (a.returncode, b.returncode) == (0, 0), said + said_there
     assert "worker 4 has joined" in said_there, said_there
     assert all(text in said for text in ("worker 3 was told to leave", "rank 1 ", "rank 2 ")), said
-    log = check(tmp_path, EPOCHS)
+    log = check(folder, EPOCHS)
     assert {1, 2} <= set(log.lost)
-    models = {int(path.stem): torch.load(path) for path in tmp_path.glob("*.pt")}
+    models = {int(path.stem): torch.load(path) for path in folder.glob("*.pt")}
     assert set(models) == {0, 4}
     assert all(torch.equal(models[0][name], models[4][name]) for name in models[0])
+    return log
+
+
+@pytest.mark.parametrize(
+    "sync", ["asp", "ssp:staleness=2", "easgd:every=3", "backup:spares=1", "shadow:load=1:easgd", "shadow:load=1:asp"]
+)
+def test_through_a_parameter_server(tmp_path: Path, sync: str) -> None:
+    few = sync.startswith(("easgd", "shadow"))
+    faults = ["noted@2:1", "gave@1:2", "door@0:1", "leave@3:2"] if few else [
+        "noted@2:5", "gave@1:7", "door@0:3", "leave@3:9"]  # fmt: skip
+    lost_joined_and_left(tmp_path, sync, 2, faults)
+
+
+@pytest.mark.parametrize("sync", ["shadow:load=1:ma"])
+def test_merged_beside_the_training(tmp_path: Path, sync: str) -> None:
+    """The merge in which 1 dies is complete on 3, and not on 0, which is given it."""
+    faults = ["noted@2:1", "gave@1:3", "late@0:3", "door@0:1", "leave@3:5"]
+    log = lost_joined_and_left(tmp_path, sync, 0, faults)
+    assert log.lost[1] == sorted(log.given[1])[3], "others had it"
+    assert log.lost[2] < max(log.given[2]), "nobody had it"
+    assert {4} < {one for one, given in log.given.items() if any(given.values())}, "the newcomer gave nothing"
+    assert log.merged.keys() >= log.arrived[0] | log.arrived[4]

@@ -9,7 +9,7 @@ import torch
 
 from uneven.balance import Balancer
 from uneven.config import RunConfig
-from uneven.core.actions import Combined, Mean, Moment, Payload, StepPlan, Via
+from uneven.core.actions import Combined, Mean, Payload, StepPlan, Via
 from uneven.data.stream import is_stream
 from uneven.errors import ConfigError
 from uneven.registry import describe
@@ -97,11 +97,6 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
             return "what a worker has moved and no merge has taken in yet is in its own replica only"
         if one.via is Via.SERVER:  # what has been given stays there, whoever goes
             continue
-        if one.moment is Moment.BACKGROUND:
-            return (
-                "an exchange beside the training is under way at no one step, at which it could be made anew (through "
-                "a parameter server it need not be: sync='shadow:easgd' with balance='even' and --servers 1)"
-            )
         if one.piece is not None:
             return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
         if one.select is not None:

@@ -11,6 +11,9 @@ from uneven.data.hands import Hands
 from uneven.data.stream import is_stream
 from uneven.registry import describe
 from uneven.run.context import Context
+from uneven.run.elastic.beside import BesideElastic
+from uneven.run.elastic.claiming import ClaimingElastic
+from uneven.run.elastic.elastic import Elastic
 from uneven.run.elastic.own_pace import OwnPaceElastic
 from uneven.run.entries.opened import open_entries
 from uneven.run.gradients.turns import PassFollower
@@ -21,6 +24,7 @@ from uneven.run.parameter_server.home import find_home
 from uneven.run.parameter_server.outer import check_outer
 from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
+from uneven.run.parameters.beside import AgreementBeside
 from uneven.run.parameters.plans import GroupPlans, Plans
 from uneven.run.parameters.replica import Replica, broadcast_from_first, refuse_synchronised_layers
 from uneven.run.parameters.together import Alike, Exchanging
@@ -33,6 +37,13 @@ Members = tuple[int, ...]
 def by_copy(context: Context) -> bool:
     """Whether exchanges go through the parameter server."""
     return _served(context.policy, context.members, context.sites)
+
+
+def elastic_kind(policy: SyncPolicy) -> type[Elastic]:
+    """What sees to it that workers leave and join under it."""
+    if _served(policy, FEW, {}):
+        return OwnPaceElastic
+    return BesideElastic if _asks_ahead(policy) else Elastic
 
 
 def _served(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
@@ -65,7 +76,7 @@ def shared(context: Context) -> OwnPace | None:
     if not at_own_pace(context.policy, context.members, context.sites):
         return None
     ahead, timeout_s = _asks_ahead(context.policy), context.config.timeout_s
-    if isinstance(context.elastic, OwnPaceElastic):
+    if isinstance(context.elastic, ClaimingElastic):
         return make_changing_pace(context.elastic, timeout_s, ahead=ahead)
     return make_own_pace(context.rank, len(context.members), timeout_s, ahead=ahead)
 
@@ -101,7 +112,9 @@ def _agree(
     replica, barrier = _replica(context, model), None if own_pace is None else own_pace.barrier
     who = context.policy, context.rank, context.members, context.sites
     plans = GroupPlans(*who) if context.elastic is not None and in_groups(context.policy) else Plans(*who)
-    agreement = Agreement(*who, replica, barrier, plans)
+    beside = context.elastic if isinstance(context.elastic, BesideElastic) else None
+    how = replica, barrier, plans
+    agreement = Agreement(*who, *how) if beside is None else AgreementBeside(beside, *who, *how)
     agreement.carry_by(
         roll=context.connection.roll,
         timeout_s=context.config.timeout_s,
@@ -114,8 +127,8 @@ def _agree(
         recovery=None if context.elastic is None else context.elastic.recovery,
         entries=open_entries(context, model),
     )
-    if context.elastic is None:  # where members change, nothing is under way between two steps
-        context.connection.leaving = agreement.leave
+    if context.elastic is None or beside is not None:  # elsewhere nothing is under way between two steps
+        context.connection.left_by(agreement.leave)
     return agreement
 
 

@@ -12,9 +12,7 @@ from uneven.errors import ConfigError
 from uneven.run.checks import check_carried, refuse_elastic
 from uneven.run.context import Context
 from uneven.run.elastic.connection import ElasticConnection, connect_elastic
-from uneven.run.elastic.elastic import Elastic
-from uneven.run.elastic.own_pace import OwnPaceElastic
-from uneven.run.factory import FEW, at_own_pace, pace_of
+from uneven.run.factory import elastic_kind, pace_of
 from uneven.run.part import Part
 from uneven.run.scribe import Scribe
 from uneven.run.start.connect import compare, connect, identity, versions
@@ -63,8 +61,7 @@ def join(
         scribe.say(plain, "one-site")
     elastic = None
     if isinstance(connection, ElasticConnection):
-        kind = OwnPaceElastic if at_own_pace(policy, FEW, {}) else Elastic
-        elastic = kind(connection.membership, scribe.write, scribe.say, world.leave_on)
+        elastic = elastic_kind(policy)(connection.membership, scribe.write, scribe.say, world.leave_on)
         connection.leaving, connection.recovery = elastic.close, elastic.recovery
     context = Context(
         world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe, elastic=elastic

@@ -164,3 +164,20 @@ def test_what_was_learnt_meanwhile_is_kept_or_lost_in_part() -> None:
         one.meet(beyond, 1, total)
         found[back] = one.flat.read()[0].item()
     assert list(found.values()) == [5.0, 4.0, 3.5]
+
+
+@pytest.mark.parametrize("merge", [Mean(), BlockMomentum(0.0, 1.0)])
+def test_a_replica_as_it_was_is_merged_and_what_is_learnt_meanwhile_is_kept_and_is_no_newcomers(merge: Merge) -> None:
+    model = normed()
+    one = Replica(model)
+    one.expect([merge], centre=False)
+    one.keep_merged()
+    model[0].weight.data.fill_(2.0)  # a checkpoint is loaded before the training begins
+    one.begin()
+    assert one.merged is not None
+    assert one.merged.tolist() == one.flat.read().tolist()
+    own = one.flat.read()
+    model[0].weight.data += 10.0  # type: ignore[operator]
+    one.meet(exchange(merge, Moment.BACKGROUND), 1, beside(torch.full((8,), 4.0)), own=own, alone=False)
+    assert one.merged.tolist() == [3.0] * 4 + [2.0, 2.0, 2.5, 2.5]
+    assert one.flat.read().tolist() == [13.0] * 4 + [2.0, 2.0, 2.5, 2.5]

@@ -9,7 +9,10 @@ from uneven.balance import balancers
 from uneven.config import RunConfig
 from uneven.errors import ConfigError
 from uneven.run.checks import refuse_elastic
+from uneven.run.elastic.beside import BesideElastic
 from uneven.run.elastic.carrier import refuse_model
+from uneven.run.elastic.own_pace import OwnPaceElastic
+from uneven.run.factory import elastic_kind
 from uneven.sync import policies
 from uneven.world import Elastic
 
@@ -40,9 +43,16 @@ def test_carried(sync: str) -> None:
     refuse(sync)
 
 
+@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:diloco:every=3"])
+def test_carried_beside_the_training(sync: str) -> None:
+    refuse(sync, balance="even")
+    assert elastic_kind(policies.resolve(sync)) is BesideElastic
+
+
 @pytest.mark.parametrize("sync", ["asp", "ssp", "easgd", "backup", "shadow:easgd", "shadow:asp"])
 def test_carried_through_a_parameter_server(sync: str) -> None:
     refuse(sync, balance="even")
+    assert elastic_kind(policies.resolve(sync)) is OwnPaceElastic
 
 
 @pytest.mark.parametrize(
@@ -51,7 +61,7 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("sparse-local", "has moved and not sent yet"),
         ("topk", "has moved and not sent yet"),
         ("geo", "has moved and not sent yet"),
-        ("shadow:ma", "under way at no one step"),
+        ("shadow:easgd:together=true", "replicas stay apart"),
         ("diloco:fragments=2", "exchanged in pieces"),
         ("diloco:delay=2", "exchanged in pieces"),
         ("decoupled", "no merge has taken in yet"),
@@ -63,13 +73,9 @@ def test_refused_with_the_reason(sync: str, why: str) -> None:
         refuse(sync)
 
 
-@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:easgd:together=true"])
-def test_a_shadow_among_workers_is_told_of_the_one_that_is_carried(sync: str) -> None:
-    with pytest.raises(ConfigError, match="sync='shadow:easgd' with balance='even' and --servers 1"):
-        refuse(sync, balance="even")
-
-
 def test_other_reasons() -> None:
+    with pytest.raises(ConfigError, match="threads = 2"):
+        refuse("shadow:ma", balance="even", threads=2)
     with pytest.raises(ConfigError, match="made for 2 workers"):
         refuse("bsp", balance="static:shares=2/1")
     with pytest.raises(ConfigError, match="threads = 2"):

@@ -87,7 +87,10 @@ class Elastic:
         recovery: makes all exchanges of this worker.
         carrier: of gradients, where all average them.
         leaving: whether this worker leaves after its step.
+        beside: whether another thread makes the exchanges.
     """
+
+    beside = False
 
     def __init__(
         self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None],
@@ -106,8 +109,7 @@ class Elastic:
         self._write, self._say = write, say
         self._later: list[tuple[Generation, float]] = []
         self._iteration = 0
-        self._in = not membership.joins_later
-        self._over = False
+        self._in, self._over = not membership.joins_later, False
         self._reign = 0  # of the store, as last told
         self._restore_signal: Callable[[], None] = _nothing
         self._watches: list[NoticeWatch] = []
@@ -326,7 +328,7 @@ class Elastic:
         self._move(key, those, tensors, lost)
 
     def _move(self, key: str, those: Members, tensors: list[Tensor], lost: Callable[[], bool] | None) -> None:
-        circle = self.membership.circle("state", those, key, lost)
+        circle = self.membership.circle("state", those, key, lost, aside=self.beside)
         for one in tensors:
             circle.wait(circle.broadcast(one, 0))
         circle.drop()
@@ -423,7 +425,6 @@ class Elastic:
                 self.membership.part_company(self.recovery.serve)
         finally:
             self.membership.close()
-
 
     def _unlisten(self) -> None:
         self._restore_signal()

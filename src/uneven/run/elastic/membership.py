@@ -220,14 +220,16 @@ class Membership:
             self._moves, self._member = self.succession.moves, True
 
     def circle(
-        self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None
-    ) -> Circle:
+        self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None, *,
+        aside: bool = False,
+    ) -> Circle:  # fmt: skip
         """The process group of this generation for one purpose; all members call it at the same time.
 
         Args:
             those: the members that are in it, in order of their places; all if None.
             of: what it is for, another one each time; "" is for this generation.
             lost: whether one of those is gone; None where it matters whether any member is.
+            aside: on a connection of its own, as another thread may make a group at the same time.
 
         Raises:
             Broken: a member was gone.
@@ -239,13 +241,15 @@ class Membership:
         try:
             if self._groups_moves != self.succession.moves:
                 self._groups_store, self._groups_moves = self.succession.connect()
+            store = self._fresh()[0] if aside else self._groups_store
             circle = Circle(
-                self._groups_store, name, those.index(self.worker), len(those), interface=self._interface,
+                store, name, those.index(self.worker), len(those), interface=self._interface,
                 lost=lost or self.lost, timeout_s=self.timeout_s,
             )  # fmt: skip
         except Broken:
             # What was to make the group waits for the one that is gone, and keeps the connection as long as it does.
-            self._groups_store, self._groups_moves = self._fresh()
+            if not aside:
+                self._groups_store, self._groups_moves = self._fresh()
             raise
         except TimeoutError as error:
             raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None

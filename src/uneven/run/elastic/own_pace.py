@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import nn
 
@@ -23,12 +23,9 @@ from uneven.board import DEAD
 from uneven.core.membership import Generation
 from uneven.core.records import MembershipRecord
 from uneven.errors import PeerError
-from uneven.run.elastic.elastic import Elastic
+from uneven.run.elastic.claiming import ClaimingElastic
 from uneven.run.elastic.membership import LeftOut, Membership
 from uneven.run.lines.circle import Broken
-
-if TYPE_CHECKING:
-    from uneven.run.own_pace.claimed import ClaimedSamples
 
 _LOOK_S = 0.005
 _CLOSING = "closing"
@@ -65,15 +62,12 @@ class Keeper(Protocol):
         ...
 
 
-class OwnPaceElastic(Elastic):
-    """See the module; stands where :class:`Elastic` does.
+class OwnPaceElastic(ClaimingElastic):
+    """See the module; stands where :class:`.elastic.Elastic` does.
 
     Attributes:
-        claims: who has which samples.
         keeper: once there is one.
     """
-
-    claims: ClaimedSamples
 
     def __init__(
         self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None],
@@ -89,11 +83,6 @@ class OwnPaceElastic(Elastic):
         self._graves = threading.Lock()
         self._gone: set[int] = set()
         self._burials: dict[int, Burial | None] = {}  # of which it is not known yet what has arrived
-
-    @property
-    def changing(self) -> ClaimedSamples:
-        """See :attr:`Elastic.changing`."""
-        return self.claims
 
     def meet(self, model: nn.Module) -> None:
         """See :meth:`Elastic.meet`. The founders need each other no more after it."""
@@ -129,8 +118,8 @@ class OwnPaceElastic(Elastic):
         if self.leaving:
             self._go()
 
-    def tend(self) -> None:
-        """Take up what has happened to the others; never waits for them.
+    def tend(self) -> bool:
+        """See :meth:`ClaimingElastic.tend`; never waits for the others.
 
         Raises:
             LeftOut, PeerError: see :meth:`Membership.follow`.
@@ -152,6 +141,7 @@ class OwnPaceElastic(Elastic):
                     del self._burials[worker]
         if self._owed and not self._closing:
             self._give_states()
+        return True
 
     def _take_up(self, new: Generation, began_s: float) -> None:
         for worker in new.left:

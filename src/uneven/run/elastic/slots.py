@@ -14,8 +14,8 @@ import torch
 from uneven.run.gradients.instep import mark
 from uneven.run.gradients.piggyback import MOST_RANKS, NOTHING, WIDE, Heard, PendingRows, fill_row, rows_said
 
-LEAVES, DOOR = 1.0, 2.0
-"""This member leaves after this step; somebody stands at the door."""
+SILENT, LEAVES, DOOR, RESTS = 0.0, 1.0, 2.0, 3.0
+"""Nothing; this member leaves after this step; somebody stands at the door; it only takes part, until all say so."""
 
 
 class Slots:

@@ -71,5 +71,11 @@ class RecoveredVectors:
         self._traffic.sent_bytes += sent_bytes
         return sent_bytes
 
+    def gather(self, what: str) -> None:
+        """Wait until all members are in it."""
+        self._recovery.enter(ExchangePlace(what))
+        self._recovery.begin(torch.zeros(1), _one)
+        self._recovery.complete(self._recovery.land())
+
     def close(self) -> None:
         """Nothing of its own to let go of."""

@@ -50,9 +50,8 @@ class EvaluationBarrier:
         Raises:
             PeerError: a worker has not arrived in time.
         """
-        keys = self._keys()
         limit_s = time.monotonic() + self._timeout_s
-        while not self._store.has(*keys):  # not the store's own wait, which Ctrl-C does not end
+        while not self._store.has(*self._keys()):  # not the store's own wait, which Ctrl-C does not end
             if time.monotonic() > limit_s:
                 missing = [rank for rank, word in self._words().items() if word is None]
                 raise PeerError(

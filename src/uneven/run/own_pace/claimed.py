@@ -28,7 +28,8 @@ class ClaimedSamples(StoredSampleCounter):
 
     Args:
         members: that the run begins with.
-        tend: looks after what has happened to the others; called while this worker waits for them.
+        tend: looks after what has happened to the others; called while this worker waits for them. Says whether nothing
+            of this worker's is under way to them.
         there: those that take part, as this worker knows it after that.
 
     Attributes:
@@ -38,7 +39,7 @@ class ClaimedSamples(StoredSampleCounter):
     notes = True
 
     def __init__(
-        self, store: SessionStore, timeout_s: float, *, ahead: bool, members: Members, tend: Callable[[], None],
+        self, store: SessionStore, timeout_s: float, *, ahead: bool, members: Members, tend: Callable[[], bool],
         there: Callable[[], Members],
     ) -> None:  # fmt: skip
         super().__init__(store, timeout_s, ahead=ahead)
@@ -147,7 +148,7 @@ class ClaimedSamples(StoredSampleCounter):
             self._note()
         before: object = None
         while True:
-            self._tend()
+            quiet = self._tend()
             book = self._book(epoch)
             if book.again:
                 return 1
@@ -157,9 +158,9 @@ class ClaimedSamples(StoredSampleCounter):
             for one in forgotten:  # it was taken for gone, and was not quite
                 self._take_back(epoch, one, self._holding_of(one), self._gone[one])
             unknown = [one for one in map(int, book.taken) if one not in (*book.gone, *holdings, self._store.rank)]
-            if not busy and not forgotten and not unknown:
+            if quiet and not busy and not forgotten and not unknown:
                 return 0
-            if (now := (holdings, book)) != before:
+            if (now := (holdings, book)) != before or not (busy or unknown):
                 before, until_s = now, time.monotonic() + self._timeout_s
             if time.monotonic() > until_s:
                 who = ", ".join(map(str, sorted({*busy, *unknown})))
@@ -168,6 +169,11 @@ class ClaimedSamples(StoredSampleCounter):
                     f"for {self._timeout_s:g} s, but is alive: it hangs, or is only slow and needs a larger timeout_s"
                 )
             time.sleep(_LOOK_S)
+
+    def awaited(self) -> bool:
+        """Whether another worker has begun an update that this one has not, where all make the same ones."""
+        others = (self._holding_of(one) for one in self._there() if one != self._store.rank)
+        return any(it.update > self._holding.update for it in others)
 
     # ---------------------------------------------------------------- as the counter
     def _taken(self, life: int, epoch: int, wanted: SamplesWanted) -> Interval | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from uneven.run.elastic.own_pace import OwnPaceElastic
+from uneven.run.elastic.claiming import ClaimingElastic
 from uneven.run.own_pace.barrier import EvaluationBarrier
 from uneven.run.own_pace.claimed import ClaimedSamples
 from uneven.run.own_pace.sample_counter import StoredSampleCounter
@@ -59,12 +59,12 @@ def _of(
     return OwnPace(store.rank, counter, barrier, ShutdownHandshake(store))
 
 
-def make_changing_pace(elastic: OwnPaceElastic, timeout_s: float, *, ahead: bool) -> OwnPace:
+def make_changing_pace(elastic: ClaimingElastic, timeout_s: float, *, ahead: bool) -> OwnPace:
     """The same where workers leave and join."""
-    membership = elastic.membership
+    membership, watch = elastic.membership, elastic.membership.watch
     store = SessionStore(membership.worker, membership.bounds[1] + 1, membership.connected())
     claims = ClaimedSamples(
         store, timeout_s, ahead=ahead, members=membership.members, tend=elastic.tend, there=lambda: membership.members
     )
     elastic.claims = claims
-    return _of(store, claims, timeout_s, lambda: membership.members)
+    return _of(store, claims, timeout_s, lambda: tuple(one for one in membership.members if one not in watch.dead))

@@ -284,7 +284,9 @@ class Served:
             for exchange in next((found for clock in ahead if (found := self._plans.at(clock).exchanges)), ()):
                 self._meet(self._order(exchange), 0)
 
-    def joined(self) -> None:  # it begins with the copy as it is now
+    def begins_as(self) -> None: ...
+
+    def joined(self, replica: Tensor | None) -> None:  # it begins with the copy as it is now
         self._gap = self._samples = 0
         self.copy.begin(self._loaded, self.clock)
         self.copy.follow(0)

@@ -29,7 +29,7 @@ from uneven.run.parameters.saved import same_policy, taken
 from uneven.sync import Evaluated, Pace, SyncPolicy, refused
 
 _AHEAD = 4096
-"""Steps within which a policy that exchanges in the background is taken to plan an exchange."""
+"""Steps within which a policy is taken to plan an exchange."""
 
 
 class _AgreementNumbers(TypedDict):
@@ -155,8 +155,7 @@ class Agreement:
         self._make_up()
 
     def _begin(self) -> None:
-        if not self._begun:
-            self._replica.begin()
+        self._replica.begin()
         self._begun = True
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -182,11 +181,9 @@ class Agreement:
         Returns:
             Whether everybody has waited for everybody, or in groups for some.
         """
-        self.clock += 1
-        self._gap += 1
+        self.clock, self._gap = self.clock + 1, self._gap + 1
         self._iteration, self._counted = part.iteration, part.epoch
-        if self._since is None:
-            self._since = part.before
+        self._since = self._since or part.before
         for rank, samples in zip(part.members or self._members, part.shares, strict=True):
             self._fresh[rank] = self._fresh.get(rank, 0) + samples
         self.equal = False
@@ -228,12 +225,13 @@ class Agreement:
         self._make_up()
         if not self.apart and (self.equal or not self._plans.grouped):
             return
-        ahead = range(self.clock, self.clock + _AHEAD)
-        planned = next((found for clock in ahead if (found := at_moment(self._plans.at(clock), Moment.STEP))), ())
-        for exchange in planned:
+        for exchange in self._next(Moment.STEP):
             self._meet(replace(exchange, members=self._members), all_meet=True)
 
-    def joined(self) -> None: ...
+    def begins_as(self) -> Tensor | None:
+        return None
+
+    def joined(self, replica: Tensor | None) -> None: ...
 
     def paused(self) -> None:
         """What comes until the next step is none."""
@@ -327,9 +325,7 @@ class Agreement:
             yield
             return
         self._met_all = False
-        barrier.arrive()
-        self._settle()
-        barrier.wait()
+        self._arrive(barrier)
         barrier.meet()
         self._met_all = self._showing = True
         try:
@@ -337,6 +333,11 @@ class Agreement:
         finally:
             self._showing = False
             barrier.leave()
+
+    def _arrive(self, barrier: EvaluationBarrier) -> None:
+        barrier.arrive()
+        self._settle()
+        barrier.wait()
 
     def _shown(self) -> Tensor | None:
         """None where the replica is the one."""
@@ -353,12 +354,13 @@ class Agreement:
         """Let nothing be under way in the background, on any worker, taking part until the last one is through."""
         if not self._exchanges.caught_up():
             return
-        found: list[Exchange] = []
-        for clock in range(self.clock, self.clock + _AHEAD):
-            if found := list(at_moment(self._plans.at(clock), Moment.BACKGROUND)):
-                break
-        for exchange in found:
+        for exchange in self._next(Moment.BACKGROUND):
             self._exchanges.rest(self._order(exchange))
+
+    def _next(self, moment: Moment) -> tuple[Exchange, ...]:
+        """What the policy plans next for that moment."""
+        ahead = range(self.clock, self.clock + _AHEAD)
+        return next((found for clock in ahead if (found := at_moment(self._plans.at(clock), moment))), ())
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:

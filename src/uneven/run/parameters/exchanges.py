@@ -64,6 +64,8 @@ class Order:
         place: where all take the same steps, and are to be at the same one when they meet.
         part: that its own steps count as.
         rate: the learning rate as a part of the first one.
+        own: the replica to exchange, shape (size,), which is lost; None where that is as it is then.
+        over: called in the thread of the exchange when it is complete; None where nobody has to hear of it.
     """
 
     exchange: Exchange
@@ -77,6 +79,8 @@ class Order:
     place: StepPosition | None = None
     part: float = 1.0
     rate: float = 1.0
+    own: Tensor | None = None
+    over: Callable[[], None] | None = None
 
 
 class Exchanges:
@@ -90,6 +94,9 @@ class Exchanges:
         clock: steps that this worker has taken, now.
         recovery: makes the exchanges, where members come and go; else None.
         entries: carries those of picked entries, where there are any.
+
+    Attributes:
+        urgent: whether an exchange may begin in the background whatever it costs.
 
     Raises:
         PeerError: the others did not come to make the lines.
@@ -128,6 +135,7 @@ class Exchanges:
             aside = shadowed or (delayed and entries is None)
             self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if aside else None
         self.shadowed = shadowed
+        self.urgent = False
         self._late = LateOutcomes(replica) if delayed else None
         # Half of what the others, whom it may cost less, are ready to wait for it.
         patience_s = min(PATIENCE_S, timeout_s / 2)
@@ -140,7 +148,16 @@ class Exchanges:
         Raises:
             TrainingError: an exchange there has failed.
         """
-        return self._shadow.free(exchange.load)
+        return self._shadow.free(1.0 if self.urgent else exchange.load)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way in the background.
+
+        Raises:
+            TrainingError: an exchange there has failed.
+        """
+        return self._shadow.idle
 
     def stepped(self) -> None:
         """A step has just ended; what has been noted of exchanges is handed over."""
@@ -343,11 +360,16 @@ class Exchanges:
 
     def _gather(self, order: Order) -> None:
         """In the shadow's thread: a sum of one number, for which all who take part have to have come."""
+        if isinstance(self._line, RecoveredVectors):
+            self._line.gather(self._named(order.exchange))
+            return
         # Of one type whatever torch's default is on each rank: gloo aborts the process where types differ.
         self._total(self._aside, torch.zeros(1, dtype=torch.float32), order.exchange)
 
     def _beside(self, order: Order, resting: bool) -> bool:
         """In the shadow's thread: one exchange; whether everybody rests."""
+        if isinstance(self._line, RecoveredVectors):
+            return self._beside_again(self._line, order)
         began_s = time.perf_counter()
         met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
         if order.weight or not resting:
@@ -355,6 +377,20 @@ class Exchanges:
         if resting:
             order.weight = 0.0  # what it had to say is said
         return met.resting == len(order.exchange.members)
+
+    def _beside_again(self, line: RecoveredVectors, order: Order) -> bool:
+        """Members may change in it."""
+
+        def total(vector: Tensor, exchange: Exchange) -> int:
+            return line.total(vector, self._named(exchange), None)
+
+        began_s = time.perf_counter()
+        met = self._replica.meet(order.exchange, order.weight, total, alone=False, own=order.own)
+        if order.gap:
+            self._land(order, met, time.perf_counter() - began_s)
+        if order.over is not None:
+            order.over()
+        return False
 
     def _in_step(
         self, place: StepPosition | None, vector: Tensor, exchange: Exchange, line: VectorCarrier | None = None

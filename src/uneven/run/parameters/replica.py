@@ -92,6 +92,10 @@ class Replica:
     or merged as these are where the merge says so (``Merge.whole``). Counters of batches stay with their worker.
 
     One kind of merge may keep something from one exchange to the next.
+
+    Attributes:
+        merged: what came of the last exchange, the same on all who took part, and what training began with before the
+            first; shape (size,). None where nobody asks for it, and before training begins.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -105,6 +109,8 @@ class Replica:
         self._moving: Merge | None = None  # of what is exchanged of movements
         self._movements: movements.Movements | None = None  # None before training begins
         self._kept: Kept | None = None  # None before training begins
+        self.merged: Tensor | None = None
+        self._keeps_merged = False
         self._outcome: tuple[Tensor, Tensor] | None = None  # of a mean that came last: parameters, statistics
         self._spoilt = False  # by a NaN or an infinity of another worker
         self._changing = threading.Lock()  # what merges keep; so that a checkpoint has all of one exchange
@@ -155,6 +161,8 @@ class Replica:
             self._kept, self._outcome = self._first()
         if self._movements is None:
             self._movements = self._unmoved()
+        if self._keeps_merged and self.merged is None:
+            self.merged = self.flat.read()
 
     def _unmoved(self) -> movements.Movements | None:
         return None if self._moving is None else movements.Movements(self.flat, self._moving, self.flat.read())
@@ -177,6 +185,10 @@ class Replica:
             raise ConfigError(f"{merge!r} must not keep a 'centre': a mean's outcome is stored under that name")
         return kept, outcome if self._centred else None
 
+    def keep_merged(self) -> None:
+        """Keep what comes of each exchange of all."""
+        self._keeps_merged = True
+
     @property
     def centre(self) -> Tensor:
         """The point that the replicas last started from, shape (size,), where that was said to be wanted."""
@@ -193,13 +205,15 @@ class Replica:
         return {one: one.grad.clone() for one in self._parameters if one.grad is not None}
 
     def meet(
-        self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False, alone: bool | None = None
-    ) -> Met:
+        self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False, alone: bool | None = None,
+        own: Tensor | None = None,
+    ) -> Met:  # fmt: skip
         """Take part in one exchange of parameters, from reading the replica to writing into it. Waits.
 
         Args:
             samples: that this replica, or the party that it speaks for, took since its last exchange.
             alone: whether nobody else takes part; by the exchange's members if None.
+            own: this replica, as it was a moment ago, which is lost; None for as it is now.
 
         Raises:
             PeerError: somebody did not take part.
@@ -212,7 +226,7 @@ class Replica:
             self.flat.write(piece.own)
             return met
         merge, room = exchange.merge, self._room(exchange.moment)
-        own = self.flat.read(room.own)
+        own = self.flat.read(room.own) if own is None else own
         given = self._given(merge, own)
         alone, fits = len(exchange.members) == 1 if alone is None else alone, len(given) == len(own)
         weight = 1.0 if alone else merge.weight(samples)
@@ -235,6 +249,8 @@ class Replica:
             self._write(exchange, own, self._merged(merge, vector, weight))
         elif exchange.moment is Moment.BACKGROUND and not back.lerp:
             self.flat.add(away, -back.alpha)
+            if self.merged is not None:
+                self.merged.copy_(average(vector))
         else:
             self._write(exchange, own, average(vector))
         if self._movements is not None:
@@ -334,6 +350,8 @@ class Replica:
 
     def _write(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
         """Into the replica, which has moved on after an exchange beside the training; ``sent`` is lost then."""
+        if self.merged is not None:
+            self.merged.copy_(outcome)
         back = exchange.write_back
         if exchange.moment is not Moment.BACKGROUND:
             self.flat.write(outcome)

@@ -75,8 +75,12 @@ class Exchanging(Protocol):
         still comes again in that epoch."""
         ...
 
-    def joined(self) -> None:
-        """This worker has just joined, and has the state of one of the others."""
+    def begins_as(self) -> Tensor | None:
+        """What the replica of a newcomer begins as; None where that is in the state that it is given."""
+        ...
+
+    def joined(self, replica: Tensor | None) -> None:
+        """This worker has just joined, and has the state of one of the others, where :meth:`begins_as` said this."""
         ...
 
     @property
@@ -142,7 +146,9 @@ class Alike:
 
     def settle(self) -> None: ...
 
-    def joined(self) -> None: ...
+    def begins_as(self) -> None: ...
+
+    def joined(self, replica: Tensor | None) -> None: ...
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

@@ -1,0 +1,87 @@
+"""How replicas that are merged beside the training agree where workers leave and join; see :mod:`.elastic.beside`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from uneven.core.actions import Exchange, Moment
+from uneven.data.order import Portion
+from uneven.run.elastic.beside import BesideElastic
+from uneven.run.own_pace.barrier import EvaluationBarrier
+from uneven.run.parameters.agree import Agreement
+from uneven.run.parameters.exchanges import Order
+
+
+class AgreementBeside(Agreement):
+    """See the module.
+
+    A merge holds the replica as it was when it was ordered, in the thread that trains: so it holds just the samples
+    that were noted for it.
+
+    Args:
+        elastic: sees to it that members change.
+    """
+
+    def __init__(self, elastic: BesideElastic, *who: Any) -> None:
+        super().__init__(*who)
+        self._elastic = elastic
+        self._replica.keep_merged()
+        elastic.merging = self
+        self._copy: Tensor | None = None  # memory for the replica as it was when a merge was ordered
+
+    # ---------------------------------------------------------------- around a step
+    def after(self, part: Portion, leaving: bool) -> bool:
+        """See :meth:`Agreement.after`."""
+        self._elastic.claims.learnt(part)
+        self._exchanges.urgent = self._elastic.urgent
+        return super().after(part, leaving)
+
+    def _order(self, exchange: Exchange) -> Order:
+        order = super()._order(exchange)
+        order.own = self._copy = self._replica.flat.read(self._copy)
+        order.over = self._elastic.merged
+        self._elastic.begins_merge()
+        return order
+
+    # ---------------------------------------------------------------- merges
+    @property
+    def idle(self) -> bool:
+        """See :class:`uneven.run.elastic.beside.Merging`."""
+        return self._exchanges.idle
+
+    def merge(self) -> None:
+        """See :class:`uneven.run.elastic.beside.Merging`."""
+        self._begin()
+        for exchange in self._next(Moment.BACKGROUND):
+            self._exchanges.begin(self._order(exchange))
+
+    def settle(self) -> None:
+        """See :class:`.together.Exchanging`."""
+        self._elastic.settle()
+        self._exchanges.write_down()
+
+    def _settle(self) -> None:
+        self._elastic.rest()
+        self._exchanges.write_down()
+
+    def _arrive(self, barrier: EvaluationBarrier) -> None:
+        self._elastic.quiet()
+        self._settle()  # first: then others read in the words of this worker what is in no merge
+        barrier.arrive()
+        barrier.wait()
+
+    # ---------------------------------------------------------------- newcomers
+    def begins_as(self) -> Tensor | None:
+        """See :class:`.together.Exchanging`."""
+        return self._replica.merged
+
+    def joined(self, replica: Tensor | None) -> None:
+        """See :class:`.together.Exchanging`."""
+        assert replica is not None
+        self._replica.flat.write(replica)
+        self._replica.merged = replica
+        self._begin()
+        self._gap = self._dropped = 0
+        self._fresh, self._since = {}, None
