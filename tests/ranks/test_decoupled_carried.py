@@ -6,8 +6,10 @@ import itertools
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,6 +22,9 @@ from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven.core.actions import Exchange
 from uneven.core.cost import Affine
+from uneven.errors import ConfigError
+from uneven.server import make_keys
+from uneven.server.keys import SERVER, publish
 from uneven.server.wire import Kind
 from uneven.simulate import Scenario, simulate
 from uneven.sync import policies
@@ -29,6 +34,7 @@ from uneven.virtual.replicas import SampleOrder, Sgd
 from uneven.virtual.run import prepared
 from uneven.virtual.task import Classification
 from uneven.virtual.training import Training
+from uneven.world import RUN_VARIABLE
 
 SPEEDS, X, EVENTS = (1.0, 1.13, 2.6), 12, 24
 OWN = X // len(SPEEDS)
@@ -225,3 +231,17 @@ def test_epochs_evaluations_checkpoints_and_ends_wait_for_no_quorum_that_cannot_
         found = resumed.session.state_dict()["vectors"]
         assert all(torch.equal(found[name], one) for name, one in state["vectors"].items()), "with its momentum"
     resumed.session.close()
+
+
+@ranks(3)
+def test_a_session_refuses_shards_at_which_learners_could_wait_for_each_other(me: RankContext, tmp_path: str) -> None:
+    folder = Path(tmp_path) / SERVER
+    if me.rank == 0:
+        make_keys(folder)
+        for shard in range(3):
+            publish(folder, shard, "tcp://127.0.0.1:1")  # nobody gets so far as to greet it
+    dist.barrier()
+    os.environ[RUN_VARIABLE] = tmp_path
+    with pytest.raises(ConfigError, match=r"through 3 shards.* use --servers 2 or fewer"):
+        Run(SYNC, model=Double)
+    dist.barrier()

@@ -21,7 +21,7 @@ from uneven.run.observer import ExchangeObserver
 from uneven.run.own_pace.sample_counter import StoredSampleCounter
 from uneven.run.own_pace.shared import OwnPace, make_changing_pace, make_own_pace
 from uneven.run.parameter_server.home import find_home
-from uneven.run.parameter_server.outer import check_outer
+from uneven.run.parameter_server.outer import check_outer, check_shards
 from uneven.run.parameter_server.served import Served
 from uneven.run.parameters.agree import Agreement
 from uneven.run.parameters.beside import AgreementBeside
@@ -154,6 +154,7 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
     replica = _replica(context, model)
     check_outer(model, context.policy, context.members, context.sites)
     home = find_home(context.connection.transport, context.world, timeout_s)
+    check_shards(context.policy, context.members, context.sites, home.shards)
     home.begun(training=False)
     agreement = Served(
         context.policy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -24,8 +25,9 @@ from uneven.errors import CheckpointError, ConfigError, NonFiniteError, Training
 from uneven.merge import Kept, Merge
 from uneven.merge.movement import OuterMovement
 from uneven.run.own_pace.claimed import Unclaimed
+from uneven.run.parameter_server.outer import check_shards
 from uneven.server.client import Client, Reply
-from uneven.sync import Evaluated, SyncPolicy
+from uneven.sync import Evaluated, SyncPolicy, policies
 
 N, X = 22, 4
 
@@ -231,6 +233,16 @@ def test_an_evaluation_in_the_midst_of_a_step_notes_what_it_gives(trained: bool)
     assert ledger.seen[:-1] == [*first, *inside, ("gives", 2), ("gave", 0)]
     assert ledger.seen[-1] == ("learnt", 2)
     worker.session.close()
+
+
+@pytest.mark.parametrize(("quorum", "shards", "carried"), [(2, 1, True), (2, 2, True), (2, 3, False), (2, 4, False),
+                                                        (1, 4, True), (3, 4, True)])  # fmt: skip
+def test_a_quorum_of_some_is_refused_where_shards_could_wait_for_different_ones(
+    quorum: int, shards: int, carried: bool
+) -> None:
+    policy = policies.resolve(f"decoupled:every=2,quorum={quorum}")
+    with contextlib.nullcontext() if carried else pytest.raises(ConfigError, match="use --servers 2 or fewer"):
+        check_shards(policy, (0, 1, 2), dict.fromkeys(range(3), ""), shards)
 
 
 def group_net() -> nn.Module:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from lossy import ELEMENTS, TABLE, vector
@@ -130,6 +132,21 @@ def test_outer_steps_go_on_from_what_they_are_given_before_the_first_and_say_wha
     fresh = Crew(1)
     (refused,) = fresh.say(Kind.KEEP, 0, elements=ELEMENTS, vector=vector(float("inf"), 0, 0))
     assert refused.kind is Kind.REFUSED
+
+
+def waiting(*orders: tuple[int, ...]) -> list[set[int]]:
+    """Who waits at each shard when the movements of three learners have come there, in these orders."""
+    shards = [Crew(3) for _ in orders]
+    for crew, order in zip(shards, orders, strict=True):
+        for rank in order:
+            crew.move(rank, 1.0)
+    return [set(crew.shard.movements.open) for crew in shards]
+
+
+def test_at_three_shards_all_can_wait_for_each_other_and_at_two_somebody_always_comes() -> None:
+    assert waiting((0, 1, 2), (1, 2, 0), (0, 2, 1)) == [{2}, {0}, {1}], "a session refuses this"
+    for first, second in itertools.product(itertools.permutations(range(3)), repeat=2):
+        assert set().union(*waiting(first, second)) < {0, 1, 2}
 
 
 WRONG = ({"momentum": 1.0}, {"momentum": -0.1}, {"grace": -1.0}, {"value": 0.0}, {"extra": 3})

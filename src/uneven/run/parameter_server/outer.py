@@ -103,6 +103,27 @@ def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: d
         )
 
 
+def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], shards: int) -> None:
+    """Refuse more shards than let a merge on some of the members come to its end.
+
+    Each shard merges with those that come to it first, and who waits at one of them sends nothing more. At three shards
+    or more all members can wait, each at another one, so that nobody ever comes. At two the last merge has answered a
+    quorum at one shard, and less than a quorum waits at the other: somebody goes on.
+
+    Raises:
+        ConfigError: there are more than two, and a quorum of some.
+    """
+    if shards <= 2:
+        return
+    for exchange in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges if _is_one(one)):
+        if exchange.quorum is not None and 1 < exchange.quorum < len(exchange.members):
+            raise ConfigError(
+                f"sync = {describe(policy)} through {shards} shards: each takes its quorum of {exchange.quorum} of "
+                f"{len(exchange.members)} by itself, so all workers could wait for each other at different ones for "
+                f"ever; use --servers 2 or fewer, or quorum={len(exchange.members)}"
+            )
+
+
 def _any(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
     return any(_is_one(one) for plan in first_plans(policy, members, sites) for one in plan.exchanges)
 
