@@ -6,7 +6,8 @@
     FOLDER/TABLE-START-STOP.sums.npy    Adagrad's, shape (stop − start,)
     FOLDER/TABLE-START-STOP.ids.npy     of a table that grows: of each of its rows, of which the first is that of all
     FOLDER/TABLE-START-STOP.taken.npy   others; and which of them are in use
-    FOLDER/shard-N.json                 written last: the tables, the ranges, and which updates are in them at least
+    FOLDER/shard-N.json                 written last: the tables, the ranges, and which updates are in them at least;
+                                        in a shard's own place also another folder, where its rows were loaded from
 
 Rows of a shard that goes on stepping while it writes are of different moments, each of them whole. A block is copied
 between two messages and written by a thread while the shard answers the next one: it waits only where the disk is
@@ -16,9 +17,10 @@ slower than its workers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class TableFiles:
     own: Path | None
     number: int
 
-    def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Iterator[None]:
+    def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Generator[None, None, None]:
         """Write everything; one block at each step.
 
         Args:
@@ -68,30 +70,44 @@ class TableFiles:
             for one in maps:
                 one.held = False
         ranges = [[held.table, held.start, held.stop] for held in holding]
-        said = {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()}
-        part = mark.with_suffix(".part")
-        part.write_text(json.dumps(said), encoding="utf-8")
-        part.replace(mark)
+        _say(mark, {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()})
 
-    def restore(self, holding: Holding) -> SavedNumbers | None:
-        """Take up what the shard has last written to its own place for the same rows; None where there is nothing.
+    def loaded(self, folder: str, holding: Holding, numbers: SavedNumbers) -> None:
+        """Rows were taken from a folder: start again from there, until they are written again.
+
+        Args:
+            numbers: of a version above those of all that was written before.
 
         Raises:
-            CheckpointError: it is damaged.
+            OSError: it cannot be written down.
+        """
+        if self.own is None:
+            return
+        where = self._older()
+        where.mkdir(parents=True, exist_ok=True)
+        said = {"tables": holding.spec.text, "ranges": [], "loaded": folder, **numbers._asdict()}
+        _say(where / f"shard-{self.number}.json", said)
+
+    def restore(self, holding: Holding) -> SavedNumbers | None:
+        """Take up what the shard has last written to its own place, or loaded, for the same rows; None where there is
+        nothing.
+
+        Raises:
+            CheckpointError: it is damaged, or gone.
         """
         found = [one for one in self._places() if _said(one, self.number).get("tables") == holding.spec.text]
         if not found:
             return None
         newest = max(found, key=lambda one: int(_said(one, self.number)["version"]))
-        self.load(str(newest), holding)
         said = _said(newest, self.number)
+        self.load(said.get("loaded") or str(newest), holding)
         return SavedNumbers(said["version"], {int(rank): many for rank, many in said["sequences"].items()})
 
     def load(self, folder: str, holding: Holding) -> None:
         """Take rows from files, whichever shards have written them.
 
         Raises:
-            CheckpointError: some are missing, or of another shape.
+            CheckpointError: some are missing, there more than once, or of another shape.
         """
         ranges = [
             (table, start, stop)
@@ -99,7 +115,8 @@ class TableFiles:
             for table, start, stop in json.loads(mark.read_text(encoding="utf-8"))["ranges"]
         ]
         for held in holding:
-            missing = held.stop - held.start
+            _check_once(folder, held, [(start, stop) for table, start, stop in ranges if table == held.table])
+        for held in holding:
             if held.map is not None:
                 held.map.clear()
             for table, start, stop in ranges:
@@ -110,9 +127,6 @@ class TableFiles:
                         _read(stem, held, start, low, high)
                     else:
                         _read_grown(stem, held, held.map)
-                    missing -= high - low
-            if missing:
-                raise CheckpointError(f"{folder} lacks {missing:,} rows of table {held.table!r}")
 
     def _places(self) -> list[Path]:
         return [] if self.own is None else [self.own / name for name in ("a", "b")]
@@ -125,6 +139,30 @@ class TableFiles:
 
 def _stem(held: HeldRange) -> str:
     return f"{held.table}-{held.start}-{held.stop}"
+
+
+def _check_once(folder: str, held: HeldRange, ranges: Sequence[tuple[int, int]]) -> None:
+    """See that a folder has every row of a range once, before any is taken.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    cuts = sorted((max(start, held.start), min(stop, held.stop)) for start, stop in ranges)
+    cuts = [(low, high) for low, high in cuts if low < high]
+    if any(high > low for (_, high), (low, _) in pairwise(cuts)):
+        raise CheckpointError(
+            f"{folder} has rows of table {held.table!r} more than once, as it was saved into by different numbers of "
+            f"servers: save into a folder of its own"
+        )
+    if missing := held.stop - held.start - sum(high - low for low, high in cuts):
+        raise CheckpointError(f"{folder} lacks {missing:,} rows of table {held.table!r}")
+
+
+def _say(mark: Path, said: dict[str, Any]) -> None:
+    """All of it or nothing."""
+    part = mark.with_suffix(".part")
+    part.write_text(json.dumps(said), encoding="utf-8")
+    part.replace(mark)
 
 
 def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -41,11 +41,13 @@ class SavedNumbers(NamedTuple):
 class RowFiles(Protocol):
     """Where rows are saved; see :mod:`uneven.embedding.files`."""
 
-    def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Iterator[None]: ...
+    def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Generator[None, None, None]: ...
 
     def restore(self, holding: Holding) -> SavedNumbers | None: ...
 
     def load(self, folder: str, holding: Holding) -> None: ...
+
+    def loaded(self, folder: str, holding: Holding, numbers: SavedNumbers) -> None: ...
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class TableShard:
         counts: numbers (of rows looked up or stepped on), busy_us (how long it took), applied, repeated, gaps, lookups,
             rows, nonfinite, left, and one count for each reason of a refusal; in what it tells also those of
             :class:`uneven.embedding.growing.IdMap`.
-        version: updates in the rows.
+        version: updates in the rows, and how often they were loaded.
         staleness: updates that came between a lookup and its gradient → how often.
     """
 
@@ -97,7 +99,7 @@ class TableShard:
     holding: Holding | None = None
     _began_s: float | None = None
     _saved_s: float = 0.0
-    _saving: Iterator[None] | None = None
+    _saving: Generator[None, None, None] | None = None
     _asked: TableMessage | None = None  # for what is being saved, or was last; None for the shard itself
     _why_not: str = ""  # of the save before, "" where it went well
     _crew: dict[int, KnownTrainer] = field(init=False)
@@ -170,7 +172,8 @@ class TableShard:
         if m.kind is Say.SAVE:
             return self._begin_saving(m, self.holding)
         if m.kind is Say.LOAD:
-            return [self._to(m, Say.DONE, text=self._load(m.text, self.holding))]
+            given_up = self._give_up_saving()
+            return [*given_up, self._to(m, Say.DONE, text=self._load(m.text, self.holding))]
         if m.kind is Say.STATS:
             return [self._to(m, Say.TOLD, text=self._stats())]
         if m.kind is Say.NAMES:
@@ -213,9 +216,20 @@ class TableShard:
             return [] if self._saving is not None else [self._to(m, Say.DONE, text=self._why_not)]
         if self._saving is not None:
             return [] if m is None else [self._to(m, Say.DONE, text="it is saving already; ask again later")]
-        numbers = SavedNumbers(self.version, {rank: one.sequence for rank, one in self._crew.items()})
-        self._saving, self._asked = self.files.saving(None if m is None else m.text, holding, numbers), m
+        self._saving, self._asked = self.files.saving(None if m is None else m.text, holding, self._numbers()), m
         return []
+
+    def _numbers(self) -> SavedNumbers:
+        return SavedNumbers(self.version, {rank: one.sequence for rank, one in self._crew.items()})
+
+    def _give_up_saving(self) -> list[TableMessage]:
+        """Rows are about to be others, and rows from before and after in one save would be of no moment at all."""
+        if self._saving is None:
+            return []
+        self._saving.close()
+        self._saving, self._why_not = None, "tables were loaded meanwhile; save again"
+        self.counts["not saved"] += 1
+        return [] if self._asked is None else [self._to(self._asked, Say.DONE, text=self._why_not)]
 
     def _save(self, now_s: float) -> list[TableMessage]:
         """The next block, so that nobody waits for longer than that; and whether it is time again."""
@@ -243,7 +257,9 @@ class TableShard:
         """Why rows cannot be had from there; "" where they have been."""
         try:
             self.files.load(folder, holding)
-        except CheckpointError as error:
+            self.version += 1  # what it had saved by itself is older
+            self.files.loaded(folder, holding, self._numbers())
+        except (CheckpointError, OSError) as error:
             return str(error)
         return ""
 

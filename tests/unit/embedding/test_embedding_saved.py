@@ -180,3 +180,79 @@ def test_a_save_that_lasts_is_asked_for_again_and_done_once(tmp_path: Path) -> N
     shards.client()  # another process of this rank, whose questions have the same numbers
     shards.hand(0, replace(again, number=number[0]))
     assert shard.busy
+
+
+def loading(shards: MemoryShards, client: Any, folder: Path) -> dict[int, int]:
+    """All are asked to load."""
+    with client._changed:
+        return {shard: client._request(shard, Say.LOAD, text=str(folder)) for shard in range(len(shards.shards))}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> tuple[Path, list[np.ndarray]]:
+    """A folder that other shards saved to, and the rows there."""
+    others = MemoryShards(1)
+    client = others.client()
+    train(others, client, 9)
+    with client._changed:
+        client._request(0, Say.SAVE, text=str(tmp_path / "saved"))
+    while others.shards[0].busy:
+        others.tick()
+    return tmp_path / "saved", tables(others)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_shard_that_dies_after_a_restore_goes_on_from_that(
+    tmp_path: Path, elsewhere: tuple[Path, list[np.ndarray]], busy: bool
+) -> None:
+    folder, wanted = elsewhere
+    shards = MemoryShards(1, folder=tmp_path / "own")
+    client = shards.client()
+    for first in (0, 4):
+        train(shards, client, 4, first=first)
+        saved(shards)
+    shards.now_s += 100.0
+    for _ in range(int(busy)):
+        shards.tick()  # it has begun to save by itself
+    assert shards.shards[0].busy == busy
+    client.outcome(loading(shards, client, folder), "load")
+    assert not shards.shards[0].busy, "rows from before and after would be one save"
+    shards.restart(0)
+    shards.beat()
+    shards.beat()
+    assert shards.shards[0].counts["restored"] == 1
+    assert all(np.array_equal(one, two) for one, two in zip(tables(shards), wanted, strict=True))
+    train(shards, client, 3, first=20)
+    saved(shards)
+    then = tables(shards)
+    shards.restart(0)
+    shards.beat()
+    shards.beat()
+    assert all(np.array_equal(one, two) for one, two in zip(tables(shards), then, strict=True)), "and then from later"
+    assert client.lost == 0
+
+
+def test_who_saves_while_tables_are_loaded_is_told_and_what_is_there_is_no_save(
+    tmp_path: Path, elsewhere: tuple[Path, list[np.ndarray]]
+) -> None:
+    folder, wanted = elsewhere
+    shards = MemoryShards(1, members=2)
+    first, second = shards.client(0), shards.client(1)
+    with first._changed:
+        asked = {0: first._request(0, Say.SAVE, text=str(tmp_path / "mixed"))}
+    shards.tick()
+    second.outcome(loading(shards, second, folder), "load")
+    assert "loaded meanwhile" in first.outcome(asked, "save")[0].text
+    assert all(np.array_equal(one, two) for one, two in zip(tables(shards), wanted, strict=True))
+    answer = second.outcome(loading(shards, second, tmp_path / "mixed"), "load")[0].text
+    assert "lacks" in answer
+    assert shards.shards[0].counts["not saved"] == 1
+
+
+def test_a_folder_that_was_saved_into_by_different_numbers_of_shards_is_named_as_one(tmp_path: Path) -> None:
+    for count in (3, 2):
+        made = trained(count, 2)
+        made.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"rows of table 'a' more than once.*save into a folder of its own"):
+        made.restore(tmp_path)
+    made.close()
