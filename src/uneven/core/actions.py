@@ -158,6 +158,14 @@ class Exchange:
         return self.moment is Moment.BACKGROUND or self.lead > 0 or self.delay > 0
 
 
+def overlapping(one: Exchange) -> ConfigError:
+    """What is raised where an exchange with a delay begins while another one's outcome is still to enter."""
+    return ConfigError(
+        f"an exchange with a delay of {one.delay} steps begins before the outcome of the one before has entered, which "
+        f"would be lost: let the policy plan the next one at least {one.delay + 1} steps later"
+    )
+
+
 def span(piece: tuple[int, int] | None, size: int) -> slice:
     """Where a piece lies in a vector of this length; all of it for None."""
     number, pieces = piece or (0, 1)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from uneven.core.actions import Moment, Wait
+from uneven.core.actions import Moment, Wait, overlapping
 from uneven.core.records import StepRecord
 from uneven.core.views import SyncView
 from uneven.simulate.exchanges import VirtualExchanges
@@ -193,6 +193,8 @@ class Steps:
                 self._optimize(worker)
             worker.todo += 1
             if one.delay:
+                if worker.due:
+                    raise overlapping(one)
                 worker.due[worker.clock + 1 + one.delay] = Wait(one.members, worker.clock + 1)
             if not self._exchanges.begin(worker, one):
                 return

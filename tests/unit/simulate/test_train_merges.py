@@ -30,7 +30,7 @@ from uneven.core.actions import (
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.merge import Kept
-from uneven.sync import SyncPolicy, policies
+from uneven.sync import Evaluated, SyncPolicy, policies
 from uneven.sync.bsp import gradient_mean
 
 
@@ -250,3 +250,29 @@ def test_an_exchange_without_a_meaning_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         Trained(cluster(node("a"), node("b")), Quadratic.random(8), One(payload, merge, select, quorum))
+
+
+class Late(SyncPolicy):
+    """The mean of the replicas, which enters some steps later."""
+
+    evaluated = Evaluated.MEAN
+
+    def __init__(self, every: int, delay: int) -> None:
+        self.every, self.delay = every, delay
+
+    def plan(self, view: SyncView) -> StepPlan:
+        mean = Exchange(
+            payload=Payload.PARAMETERS, members=view.members, merge=Mean(), moment=Moment.STEP, piece=(0, 1),
+            delay=self.delay,
+        )  # fmt: skip
+        return StepPlan() if (view.clock + 1) % self.every else StepPlan(exchanges=(mean,))
+
+
+def test_an_exchange_with_a_delay_begins_when_the_outcome_before_has_entered() -> None:
+    spec, task = cluster(node("a"), node("b")), Quadratic.random(64)
+    replicas = Trained(spec, task, Late(3, 2), iterations=8).replicas()
+    alone = Trained(spec, task, Late(99, 2), iterations=8).replicas()
+    assert (replicas[0] - replicas[1]).abs().max() < (alone[0] - alone[1]).abs().max()
+    for every in (1, 2):
+        with pytest.raises(ConfigError, match="delay of 2 steps begins before the outcome of the one before"):
+            Trained(spec, task, Late(every, 2), iterations=8)

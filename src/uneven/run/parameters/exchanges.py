@@ -195,6 +195,7 @@ class Exchanges:
         Raises:
             PeerError: somebody did not take part.
             TrainingError: somebody takes part with another step.
+            ConfigError: another one's outcome is still to enter.
         """
         began_s = time.perf_counter()
         if order.exchange.delay:
@@ -208,6 +209,7 @@ class Exchanges:
 
     def _begin_late(self, order: Order) -> None:
         assert self._late is not None, "none was announced"
+        self._late.check_free(order.exchange, order.clock)
         exchange, landed = order.exchange, partial(self._land, order)
 
         def total(vector: Tensor) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Exchange
+from uneven.core.actions import Exchange, overlapping
 from uneven.core.plain import Misfit
 from uneven.errors import CheckpointError, TrainingError
 from uneven.merge import Kept
@@ -50,10 +50,18 @@ class LateOutcomes:
         self._change: Tensor | None = None  # shape (size,): what enters
         self._due = 0  # the clock at which it does
 
+    def check_free(self, exchange: Exchange, clock: int) -> None:
+        """See that an exchange can begin after so many steps: what came before has entered, and a step has taken it in.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        if self._begun is not None or self._change is not None or clock == self._due:
+            raise overlapping(exchange)
+
     def begin(self, begun: UnderWay, due: int) -> None:
         """Something is under way, and enters after so many steps."""
-        assert self._begun is None, "one exchange at a time"
-        assert self._change is None, "an outcome enters before the next exchange begins"
+        assert self._begun is None, "check_free comes first"
         self._begun, self._due = begun, due
 
     def due(self, clock: int) -> bool:
@@ -87,7 +95,7 @@ class LateOutcomes:
 
     def forget(self) -> None:
         """The replica has become another one: what is under way is waited for, and counts no more."""
-        begun, self._begun, self._change = self._begun, None, None
+        begun, self._begun, self._change, self._due = self._begun, None, None, 0
         if begun is not None:
             begun.drop()
 
