@@ -77,7 +77,7 @@ def ingest(
         ConfigError: settings that cannot be used, targets that cannot be reached, another ingest into the same stream,
             machines that cannot be.
         DataError: a video that cannot be read, a disk that is full; what was written before is kept.
-        TrainingError: a process was killed again and again.
+        TrainingError: a process was killed again and again, or a machine's speed could not be measured.
     """
     judge = truth if isinstance(truth, Truth) else Truth(truth)
     wishes = wanted or Wanted(recall=recall, precision=precision, policy=policy_named(policy))
@@ -90,9 +90,8 @@ def ingest(
             owned.enter_context(contextlib.closing(FileHold(folder / "owner")))
         for name, source in sources.items():
             _prepare(source, folders[name], judge, wishes, options or IngestOptions(), starts, show)
-        where = owned.enter_context(
-            contextlib.closing(place_for(engine, devices or ("auto" if engine == "ray" else usable_cores())))
-        )
+        every: Devices = "auto" if engine == "ray" else usable_cores()
+        where = owned.enter_context(contextlib.closing(place_for(engine, every if devices is None else devices)))
         if not where.shares_memory:
             where.enter(Path(into))  # all machines reach it
         cameras = Cameras(

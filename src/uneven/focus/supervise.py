@@ -128,7 +128,11 @@ class _Taken:
 
 
 def _speeds(where: Place) -> dict[int, float]:
-    """How fast each device is, measured on each machine where there are several."""
+    """How fast each device is, measured on each machine where there are several; of those lost meanwhile, nothing.
+
+    Raises:
+        TrainingError: a machine could not be measured.
+    """
     devices = list(range(len(where.devices)))
     nodes = where.nodes(devices)
     if len(nodes) < 2:
@@ -144,14 +148,19 @@ def _speeds(where: Place) -> dict[int, float]:
     probes = [asked(node) for node in nodes]
     while not all(one.ending for one in probes):
         where.wait(_LOOK_S)
-    return told  # a machine that was lost meanwhile takes nothing
+    gone = where.gone()
+    for (first, *_), one in zip(nodes, probes, strict=True):
+        if first not in told and first not in gone and one.ending is not None and one.ending.how is not How.LOST:
+            raise TrainingError(f"the speed of a machine could not be measured: its probe {one.ending.words}")
+    return told
 
 
 def supervise(cameras: Cameras, where: Place, show: Callable[[str, Counts], None] = lambda name, counts: None) -> None:
     """Take all streams in.
 
     Raises:
-        TrainingError: one raised, or was killed again and again; what was written is kept.
+        TrainingError: one raised, or was killed again and again, or a machine could not be measured; what was written
+            is kept.
         ConfigError: no machine is left.
         KeyboardInterrupt: it was asked to stop.
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, TrainingError
 from uneven.focus import place
 from uneven.focus.supervise import Cameras, _Taken
 from uneven.jobs import Ending, How
@@ -55,6 +55,7 @@ class Machines:
     rates: tuple[float, ...] = (100.0, 100.0, 50.0)
     lost: frozenset[int] = frozenset()
     started: list[Told] = field(default_factory=list)
+    probed: How = How.ENDED  # the machine with one core
 
     def nodes(self, devices):
         return [[0, 1], [2]]
@@ -65,8 +66,10 @@ class Machines:
     def start(self, name, target, arguments, *, heard, ended, device=None):
         made = Told(name.removeprefix("ingest of "), device, ended)
         if name == "probe":
-            heard(made, self.rates[device])
-            made.end(How.ENDED)
+            how = self.probed if device == 2 else How.ENDED
+            if how is How.ENDED:
+                heard(made, self.rates[device])
+            made.end(how)
         else:
             self.started.append(made)
         return made
@@ -128,3 +131,16 @@ def test_one_that_is_killed_is_begun_again_where_it_was_and_an_error_ends_all():
     assert machines.now() == {"a": 0}
     machines.started[-1].end(How.FAILED)
     assert [name for name, _ in streams.failed] == ["a"]
+
+
+@pytest.mark.parametrize("how", [How.FAILED, How.KILLED])
+def test_a_machine_whose_speed_could_not_be_measured_is_not_left_out_in_silence(how):
+    with pytest.raises(TrainingError, match=r"the speed of a machine could not be measured.*the test"):
+        taken(Machines(probed=how), False, a=1.0)
+
+
+@pytest.mark.parametrize("how", [How.LOST, How.KILLED])
+def test_a_machine_that_is_lost_while_it_is_measured_takes_nothing(how):
+    machines = Machines(probed=how, lost=frozenset({2}))
+    taken(machines, False, a=3.0, b=3.0, c=1.0)
+    assert machines.now() == {"a": 0, "b": 1}

@@ -69,6 +69,12 @@ def frames_with(name: str, source: focus.Sprites) -> set[int]:
     return {number for number in range(source.seconds) if label in [one for one, _ in source.shown(number)]}
 
 
+def test_no_core_at_all_is_refused_and_not_taken_for_all_of_them(taken, tmp_path):
+    again(taken, tmp_path / "sprites").close()
+    with pytest.raises(ConfigError, match="devices=0: it takes at least one"):
+        focus.ingest(sprites(), focus.Truth(Colours(), side=SIDE), into=tmp_path, wanted=QUICK, devices=0)
+
+
 def test_every_class_is_found_where_it_is_named_or_not(taken):
     source = sprites()
     named = taken.streams["sprites"].networks()[1]["named"]
