@@ -22,7 +22,7 @@ from uneven.balance import balancers
 from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven.core.actions import Exchange
 from uneven.core.cost import Affine
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, PeerError
 from uneven.server import make_keys
 from uneven.server.keys import SERVER, publish
 from uneven.server.wire import Kind
@@ -231,6 +231,28 @@ def test_epochs_evaluations_checkpoints_and_ends_wait_for_no_quorum_that_cannot_
         found = resumed.session.state_dict()["vectors"]
         assert all(torch.equal(found[name], one) for name, one in state["vectors"].items()), "with its momentum"
     resumed.session.close()
+
+
+@ranks(2, timeout_s=60)
+def test_an_evaluation_waits_for_a_quorum_no_longer_than_for_who_does_not_come(me: RankContext) -> None:
+    run = Run("decoupled:every=2,quorum=2", model=Double)
+    run.agreement.copy._timeout_s = 4.0  # type: ignore[union-attr]
+    if me.rank == 1:
+        batches = iter(run.loader)
+        next(batches)  # it gives signs of life, and does not come
+        dist.barrier()
+        dist.barrier()
+        batches.close()  # type: ignore[attr-defined]
+        run.session.close()
+        dist.barrier()
+        return
+    run.epoch(most=2)
+    dist.barrier()
+    with pytest.raises(PeerError, match="has waited 4 s for a quorum at shard 0"), run.session.evaluated():
+        pass
+    dist.barrier()
+    dist.barrier()
+    run.session.close()
 
 
 @ranks(3)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -70,6 +71,7 @@ class Client:
         self._error: Exception | None = None
         self._replies: dict[tuple[int, int], Reply] = {}
         self._heard_s = dict.fromkeys(range(line.shards), -math.inf)
+        self._hurried_s = math.inf
         self._used = [shard for shard in range(line.shards) if table.elements(shard)]
         try:
             first = {shard: Held(0, self._packed(shard, arrays)) for shard in self._used}
@@ -163,7 +165,7 @@ class Client:
 
         The copy takes an outer step with Nesterov momentum on the mean of the movements, by weight. Nobody comes too
         late: what does not count in one merge counts in the next. However long that takes, it is waited for as long as
-        the shards give signs of life.
+        the shards give signs of life; but see :meth:`hurry`.
 
         Args:
             grace: how much longer a quorum waits for others, as a part of the time that its first has waited.
@@ -236,27 +238,42 @@ class Client:
             self._error = error
             self._changed.notify_all()
 
+    @contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Inside, a movement is waited for no longer than anything else, however alive the shards are."""
+        self._hurried_s = time.monotonic()
+        with self._changed:
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            self._hurried_s = math.inf
+
     def wait(
         self, done: Callable[[], bool], missing: Callable[[], list[int]], what: str, *, patient: bool = False
     ) -> None:
         """Until ``done``.
 
         Args:
-            patient: for as long as the missing shards give signs of life.
+            patient: for as long as the missing shards give signs of life, unless it is in a hurry.
 
         Raises:
             PeerError: the line has ended, or the time is over; naming the ``missing`` shards.
         """
         limit_s = self.timeout_s + min(_GRACE_S, self.timeout_s)
         with self._changed:
-            until_s = time.monotonic() + limit_s
-            while not self._changed.wait_for(lambda: done() or self._error is not None, until_s - time.monotonic()):
-                heard_s = min(self._heard_s[shard] for shard in missing())
-                if patient and heard_s + limit_s > time.monotonic():
-                    until_s = heard_s + limit_s
-                    continue
-                names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing())
-                raise PeerError(f"rank {self.rank}: no answer to {what} within {self.timeout_s:g} s from {names}")
+            began_s = time.monotonic()
+            while not done() and self._error is None:
+                heard_s = min(self._heard_s[shard] for shard in missing()) if patient else -math.inf
+                left_s = max(began_s, min(heard_s, self._hurried_s)) + limit_s - time.monotonic()
+                if left_s <= 0:
+                    names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing())
+                    why = f"no answer to {what} within {self.timeout_s:g} s from {names}"
+                    if heard_s > self._hurried_s:
+                        why = f"{what} has waited {self.timeout_s:g} s for a quorum at {names}: who is late "
+                        why += "hangs, or is slow and needs a larger timeout_s"
+                    raise PeerError(f"rank {self.rank}: {why}")
+                self._changed.wait(left_s)
             if self._error is not None and not done():
                 raise PeerError(f"rank {self.rank}: the line to the shards has ended: {self._error}") from self._error
 

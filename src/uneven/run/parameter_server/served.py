@@ -362,7 +362,8 @@ class Served:
         """Inside, the model is the copy, the same on all workers, who enter it together; see ``Session.evaluated``."""
         self.copy.begin(self._loaded, self.clock)
         self._make_up()
-        self._settle()
+        with self.copy.client.hurry():  # the others come here, too, within the time-out
+            self._settle()
         for exchange in self._plan.exchanges:  # of a step in hand, or of those that no shadow knows of
             moved = exchange.payload is Payload.DELTA and exchange.quorum is None
             if moved and (self._in_hand is not None or exchange.moment is Moment.BACKGROUND):
