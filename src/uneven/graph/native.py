@@ -79,14 +79,17 @@ def sums(
 
     Args:
         x: float32 [width, d], contiguous.
-        scale: float32 [rows]; 1 by default.
-        weight: float32 [width]; 1 by default.
+        scale: [rows]; 1 by default.
+        weight: [width]; 1 by default.
         at: a lower level than this machine's.
     """
     found = library()
     height = level() if at is None else min(at, level())
     if found is None or not height or x.dtype is not torch.float32 or not x.numel() or not x.is_contiguous():
         return None
+    if any(one is not None and one.shape != (n,) for one, n in ((scale, rows.rows), (weight, len(x)))):
+        return None  # torch says so
+    scale, weight = (None if one is None else one.to("cpu", torch.float32).contiguous() for one in (scale, weight))
     if weight is not None and x.shape[1] < _WIDE:
         x, weight = x * weight[:, None], None
     width, out = _wide(x.shape[1]), WORKSPACES.tensor(rows.rows, x.shape[1])

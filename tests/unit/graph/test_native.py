@@ -40,6 +40,18 @@ def test_cuts_are_the_same_edge_by_edge(seed: int) -> None:
 
 
 @needs_file
+def test_factors_of_any_type_and_layout_count_as_they_are() -> None:
+    edges = edges_of(some_graph(symmetric=False), 60)
+    rows, x = Adjacency.of(edges.source, edges.target, 60).into, features(60, 64).float()
+    pairs = torch.rand(60, 2, dtype=torch.float64)
+    for scale, weight in ((pairs[:, 0], None), (pairs[:, 0].float(), pairs[:, 1]), (pairs.float()[:, 1], None)):
+        torch.testing.assert_close(row_sums(rows, x, scale, weight), bag_sums(rows, x, scale, weight).float())
+    for few in ({"scale": torch.rand(59)}, {"weight": torch.rand(59)}):
+        with pytest.raises(RuntimeError, match="59"):
+            row_sums(rows, x, **few)
+
+
+@needs_file
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("width", [1, 7, 8, 16, 17, 64, 130, 256, 300, 602])
 def test_sums_are_those_of_torch(level: int, width: int) -> None:
