@@ -260,9 +260,8 @@ class Client:
         Raises:
             PeerError: the line has ended, or the time is over; naming the ``missing`` shards.
         """
-        limit_s = self.timeout_s + min(_GRACE_S, self.timeout_s)
+        limit_s, began_s = self.timeout_s + min(_GRACE_S, self.timeout_s), time.monotonic()
         with self._changed:
-            began_s = time.monotonic()
             while not done() and self._error is None:
                 heard_s = min(self._heard_s[shard] for shard in missing()) if patient else -math.inf
                 left_s = max(began_s, min(heard_s, self._hurried_s)) + limit_s - time.monotonic()
@@ -270,8 +269,7 @@ class Client:
                     names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing())
                     why = f"no answer to {what} within {self.timeout_s:g} s from {names}"
                     if heard_s > self._hurried_s:
-                        why = f"{what} has waited {self.timeout_s:g} s for a quorum at {names}: who is late "
-                        why += "hangs, or is slow and needs a larger timeout_s"
+                        why = f"{what} has waited {self.timeout_s:g} s for a quorum at {names}: who is late may hang"
                     raise PeerError(f"rank {self.rank}: {why}")
                 self._changed.wait(left_s)
             if self._error is not None and not done():

@@ -21,7 +21,7 @@ from uneven.errors import CheckpointError, TrainingError
 from uneven.merge.flat import Flat
 from uneven.run.entries.ahead import MirrorClock
 from uneven.run.entries.announce import Announcements
-from uneven.run.entries.outcome import outcome_of
+from uneven.run.entries.outcome import LateEntries, outcome_of
 from uneven.run.entries.overlay import Overlay, sparse
 from uneven.run.entries.post import Post
 from uneven.run.entries.whole import WholeSum
@@ -423,18 +423,6 @@ class EntriesExchange:
             return
         with self._roll.waiting("the end of the exchanges of entries"):
             self._post.close(failed)
-
-
-class LateEntries(NamedTuple):
-    """Entries under way; stands where ``parameters.late.UnderWay`` does.
-
-    Attributes:
-        arrive: waits for those of all, and says what enters the replica; shape (size,).
-        drop: waits for them.
-    """
-
-    arrive: Callable[[], torch.Tensor]
-    drop: Callable[[], object]
 
 
 def _say_goodbye(post: Post) -> None:

@@ -1,10 +1,12 @@
-"""What comes of the entries that all parties have sent."""
+"""What comes of the entries that all parties have sent, at once or later."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from uneven.core.actions import Combined, Merge
 from uneven.entries.pack import Unpacked
@@ -32,3 +34,15 @@ def outcome_of(merge: Merge, own: Array, base: Array, heard: Mapping[int, Unpack
     for place, weight in zip(places, weights, strict=True):
         heard[place].picked.add_to(change, weight / total if total > 0 else 1 / len(places))
     return np.add(base, change, out=own)
+
+
+class LateEntries(NamedTuple):
+    """Entries under way; stands where ``parameters.late.UnderWay`` does.
+
+    Attributes:
+        arrive: waits for those of all, and says what enters the replica; shape (size,).
+        drop: waits for them.
+    """
+
+    arrive: Callable[[], torch.Tensor]
+    drop: Callable[[], object]

@@ -33,6 +33,7 @@ from uneven.errors import ConfigError, NonFiniteError, TrainingError
 from uneven.run.lines.traffic import Traffic
 from uneven.run.observer import ExchangeObserver
 from uneven.run.own_pace.claimed import ClaimedSamples, Unclaimed
+from uneven.run.own_pace.in_hand import BatchInHand
 from uneven.run.own_pace.shared import OwnPace
 from uneven.run.parameter_server.copy import SharedCopy, Values
 from uneven.run.parameter_server.home import Home
@@ -104,9 +105,7 @@ class Served:
         self.followed = False
         self.threads = 1
         self._owed = False  # what the plan says of the last step
-        self._in_hand: Portion | None = None  # the batch whose step is not over
-        self._trained = False  # whether an optimizer has made a step on it
-        self._early: Portion | None = None  # what was noted as learnt before its step was over
+        self._in_hand = BatchInHand(lambda part: self.claims.learnt(part))
         self._following = False  # the replica is the copy, as of the last pull
         self._shown: Values | None = None
         self._lost: set[int] = set()
@@ -156,7 +155,8 @@ class Served:
             known = self.copy.base is not None and (self._following or bool(self._background))
             if not (known and self.copy.least >= due):
                 self.copy.follow(due)
-        self._following, self._in_hand, self._trained = True, part, False
+        self._following = True
+        self._in_hand.begins(part)
 
     def _take(self, plan: StepPlan) -> None:
         """Take a plan apart, which seldom is another than that of the step before."""
@@ -170,7 +170,7 @@ class Served:
     def passing(self, padded: bool) -> None: ...  # each batch counts here
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._trained = True  # each step counts, too
+        self._in_hand.trained = True  # each step counts, too
 
     def after(self, part: Portion, leaving: bool) -> bool:
         """A step is over.
@@ -181,7 +181,6 @@ class Served:
         Returns:
             False: nobody has waited for everybody.
         """
-        self._in_hand = None
         self._count(part)
         if leaving:
             self._shadow.paused()
@@ -197,8 +196,7 @@ class Served:
 
     def _count(self, part: Portion) -> None:
         self.clock += 1
-        if part != self._early:
-            self.claims.learnt(part)
+        self._in_hand.ends(part)
         self._gap += 1
         self._samples += part.batch(self._rank)
         self._iteration = part.iteration
@@ -250,15 +248,9 @@ class Served:
 
     def _order(self, exchange: Exchange) -> Order:
         order = Order(
-            exchange,
-            clock=self.clock,
-            iteration=self._iteration,
-            samples=self._samples,
-            gap=self._gap,
-            weight=1.0,
-            dropped=self._dropped,
-            threads=self.threads,
-        )
+            exchange, clock=self.clock, iteration=self._iteration, samples=self._samples, gap=self._gap, weight=1.0,
+            dropped=self._dropped, threads=self.threads,
+        )  # fmt: skip
         self._gap = self._samples = self._dropped = 0
         return order
 
@@ -366,8 +358,8 @@ class Served:
             self._settle()
         for exchange in self._plan.exchanges:  # of a step in hand, or of those that no shadow knows of
             moved = exchange.payload is Payload.DELTA and exchange.quorum is None
-            if moved and (self._in_hand is not None or exchange.moment is Moment.BACKGROUND):
-                self._meet(replace(self._order(exchange), clock=self.clock + self._learnt_in_hand()), 0)
+            if moved and (self._in_hand.part is not None or exchange.moment is Moment.BACKGROUND):
+                self._meet(replace(self._order(exchange), clock=self.clock + self._in_hand.gives()), 0)
         if not bool(torch.isfinite(self._replica.flat.read()).all()):
             self._on_nonfinite()  # in this replica alone, as no exchange has taken it along since
         self._shown = self._met()
@@ -379,15 +371,6 @@ class Served:
             self._shown = None
             self._own_pace.barrier.leave()
             self._replica.flat.write(own)
-
-    def _learnt_in_hand(self) -> int:
-        """Steps of the replica that are not over: an update with what they learnt is another than that before them."""
-        if self._in_hand is None or not self._trained:
-            return 0
-        if self._in_hand != self._early:
-            self._early = self._in_hand
-            self.claims.learnt(self._early)
-        return 1
 
     def _met(self) -> Values:
         """The copy, when all who are left have come here with all that they had to give."""

@@ -10,6 +10,7 @@ from uneven.core.actions import Exchange, Moment, StepPlan
 from uneven.data.order import Portion
 from uneven.run.elastic.beside import BesideElastic
 from uneven.run.own_pace.barrier import EvaluationBarrier
+from uneven.run.own_pace.in_hand import BatchInHand
 from uneven.run.parameters.agree import Agreement
 from uneven.run.parameters.exchanges import Order
 
@@ -30,26 +31,19 @@ class AgreementBeside(Agreement):
         self._replica.keep_merged()
         elastic.merging = self
         self._copy: Tensor | None = None  # memory for the replica as it was when a merge was ordered
-        self._in_hand: Portion | None = None  # the batch whose step is not over
-        self._early: Portion | None = None  # what was noted as learnt before its step was over
+        self._in_hand = BatchInHand(lambda part: elastic.claims.learnt(part))
 
     # ---------------------------------------------------------------- around a step
     def before(self, part: Portion, plan: StepPlan) -> None:
         """See :meth:`Agreement.before`."""
         super().before(part, plan)
-        self._in_hand = part
+        self._in_hand.begins(part)
 
     def after(self, part: Portion, leaving: bool) -> bool:
         """See :meth:`Agreement.after`."""
-        self._learn(part)
-        self._in_hand = None
+        self._in_hand.ends(part)
         self._exchanges.urgent = self._elastic.urgent
         return super().after(part, leaving)
-
-    def _learn(self, part: Portion) -> None:
-        if part != self._early:
-            self._early = part
-            self._elastic.claims.learnt(part)
 
     def _order(self, exchange: Exchange) -> Order:
         order = super()._order(exchange)
@@ -81,8 +75,7 @@ class AgreementBeside(Agreement):
 
     def _arrive(self, barrier: EvaluationBarrier) -> None:
         self._elastic.quiet()
-        if self._in_hand is not None:  # in the midst of its step: an optimizer may have made it
-            self._learn(self._in_hand)
+        self._in_hand.learns()  # in the midst of a step: an optimizer may have made it
         self._settle()  # first: then others read in the words of this worker what is in no merge
         barrier.arrive()
         barrier.wait()

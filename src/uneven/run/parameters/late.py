@@ -154,7 +154,10 @@ class LatePiece:
         landed: Callable[[Met, float], None],
     ) -> None:  # fmt: skip
         given = replica.gives(exchange, samples)
-        self._replica, self._exchange, self._given, self._landed = replica, exchange, given, landed
+        self._replica = replica
+        self._exchange = exchange
+        self._given = given
+        self._landed = landed
         self._sum = AsideSum(lambda: total(given.vector))
 
     def arrive(self) -> Tensor:
