@@ -124,6 +124,7 @@ ARMS: dict[str, str] = {
     "diloco 20": "even diloco:every=20",
     "diloco 20, 4 pieces": "even diloco:every=20,fragments=4,delay=2",
     "torchft-diloco 20": "torchft-diloco:every=20",
+    "hivemind 20": "hivemind:every=20",
     "sparse-local 4, 10%": "even sparse-local:every=4,density=0.1,bits=2",
     "sparse-local 4, 10%, late 1": "even sparse-local:every=4,density=0.1,bits=2,delay=1",
     "sparse-local 4, 10%, late 2": "even sparse-local:every=4,density=0.1,bits=2,delay=2",

@@ -21,7 +21,7 @@ from uneven.cluster.spec import SiteLink, steady
 from uneven_bench.far_sites.cases import BSP
 from uneven_bench.far_sites.learning import TARGET
 from uneven_bench.lb_bsp.stage import play as stage
-from uneven_bench.sync.cases import TORCHFT, SyncCase
+from uneven_bench.sync.cases import SyncCase, package_of
 from uneven_bench.sync.worker import RESULTS, write_task
 
 _WORKER = "uneven_bench.sync.worker"
@@ -36,9 +36,9 @@ def play(case: SyncCase, data: str, directory: Path, told: Told) -> dict[str, An
         LaunchError: a worker died.
     """
     directory.mkdir(parents=True)
-    missing = find_spec("torchft") is None
-    able = {name: who for name, who in case.arms.items() if not (missing and who.startswith(TORCHFT))}
-    case = replace(case, arms=able)
+    needed = {name: package_of(who) for name, who in case.arms.items()}
+    missing = sorted({one for one in needed.values() if one and find_spec(one) is None})
+    case = replace(case, arms={name: who for name, who in case.arms.items() if needed[name] not in missing})
     links = [
         SiteLink(between=(here, there), bit_per_s=steady(mbit * 1e6), latency_s=latency_s)
         for here, there, mbit, latency_s in case.lines
@@ -46,7 +46,7 @@ def play(case: SyncCase, data: str, directory: Path, told: Told) -> dict[str, An
     write_task(directory, case, data)
     stage(directory, _WORKER, case.workers, isolated=True, said=told, sites=case.sites, links=links)
     result = json.loads((directory / RESULTS).read_text())
-    return {**summarize(result["arms"]), "left_out": ["torchft is not installed"] if missing else []}
+    return {**summarize(result["arms"]), "left_out": [f"{one} is not installed" for one in missing]}
 
 
 def summarize(arms: Mapping[str, Any]) -> dict[str, Any]:

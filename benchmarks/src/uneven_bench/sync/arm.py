@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from uneven.emulate.names import INTERFACE
+from uneven.world import discover
 from uneven_bench.lb_bsp.arms import fillers
 
 RATE, MOMENTUM = 0.02, 0.9
@@ -120,6 +122,13 @@ class SyncArm(ABC):
 
     def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
         """Let go of what the arm opened."""
+
+
+def own_address() -> str:
+    """Of this worker, as the others see it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        line.connect((discover().meeting, 1))  # which sends nothing
+        return str(line.getsockname()[0])
 
 
 def sent_bytes() -> int:

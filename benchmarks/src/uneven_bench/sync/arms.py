@@ -22,7 +22,7 @@ from uneven.registry import parse_spec
 from uneven.run.parameters.shadow import ShadowThread
 from uneven.sync import Pace, policies
 from uneven_bench.sync.arm import SyncArm
-from uneven_bench.sync.cases import TORCHFT
+from uneven_bench.sync.cases import HIVEMIND, TORCHFT
 from uneven_bench.workloads.base import whole
 
 
@@ -187,6 +187,10 @@ def make(who: str, model: nn.Module, data: TensorDataset, batch: int, journal: P
         from uneven_bench.sync.torchft_arms import TorchFT  # late: it may not be installed
 
         return TorchFT(model, batches, name.removeprefix(TORCHFT), every)
+    if name == HIVEMIND:
+        from uneven_bench.sync.hivemind_arms import Hivemind
+
+        return Hivemind(model, batches, every)
     from uneven_bench.sync.stock_arms import PostLocal, Stock  # late: torch's optimizers complain when imported
 
     if name == "ddp":

@@ -24,7 +24,7 @@ from uneven.journal.exchanges import Exchanged
 from uneven.journal.paths import rank_paths
 from uneven.sync import carried
 from uneven_bench.lb_bsp.stage import play
-from uneven_bench.sync.cases import EVERY, TORCHFT, SyncCase, cases, quick, short
+from uneven_bench.sync.cases import EVERY, SyncCase, cases, package_of, quick, short
 from uneven_bench.sync.page import tables
 from uneven_bench.sync.table import overall, summarize
 from uneven_bench.sync.worker import RESULTS, write_task
@@ -86,7 +86,8 @@ def _able(case: SyncCase) -> tuple[dict[str, str], dict[str, str]]:
         if " " in who:
             why = carried(who.split(" ", 1)[1].replace(EVERY, "8"))
         else:
-            why = "torchft is not installed" if who.startswith(TORCHFT) and find_spec("torchft") is None else None
+            needed = package_of(who)
+            why = f"{needed} is not installed" if needed and find_spec(needed) is None else None
         if why is None:
             arms[name] = who
         else:

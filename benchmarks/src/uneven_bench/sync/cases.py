@@ -29,6 +29,15 @@ GAUGE = "shadow:ma"
 TORCHFT = "torchft-"
 """What the text of torchft's arms begins with."""
 
+HIVEMIND = "hivemind"
+"""What the text of hivemind's arm begins with."""
+
+
+def package_of(who: str) -> str | None:
+    """The package that an arm is a rival's of, which may not be installed; None of all others."""
+    return next((one.rstrip("-") for one in (TORCHFT, HIVEMIND) if who.startswith(one)), None)
+
+
 SEEDS = 3
 """With which shadows and twins are compared where only that is played."""
 

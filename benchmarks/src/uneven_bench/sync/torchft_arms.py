@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -23,8 +22,7 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 
 from uneven.errors import UnknownNameError
 from uneven.sync.block import DiLoCo as DiLoCoPolicy
-from uneven.world import discover
-from uneven_bench.sync.arm import SyncArm
+from uneven_bench.sync.arm import SyncArm, own_address
 
 _TIMEOUT = timedelta(seconds=120)
 
@@ -44,7 +42,7 @@ class TorchFT(SyncArm):
         if way not in ("local", "diloco"):
             raise UnknownNameError("way", way, ("local", "diloco"))
         self.every = every
-        here, size = _address(), dist.get_world_size()
+        here, size = own_address(), dist.get_world_size()
         self._lighthouse = LighthouseServer(bind="0.0.0.0:0", min_replicas=size) if dist.get_rank() == 0 else None
         told = [""]
         if self._lighthouse is not None:
@@ -77,10 +75,3 @@ class TorchFT(SyncArm):
         dist.barrier()
         if self._lighthouse is not None:
             self._lighthouse.shutdown()
-
-
-def _address() -> str:
-    """The address of this worker, as the others see it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        line.connect((discover().meeting, 1))  # which sends nothing
-        return str(line.getsockname()[0])
