@@ -16,8 +16,8 @@ def far_sites(
     """Sites on slow lines, and sites with data unlike each other's.
 
     Gaia, local steps, the largest entries, both together, DiLoCo, against BSP, DDP and, where installed, torchft and
-    hivemind: losses at equal time and bytes in virtual time, times of real runs on emulated lines, as root; then batch norm and
-    group norm under skewed labels, and a tuner against every fixed setting.
+    hivemind: losses at equal time and bytes in virtual time, times of real runs on emulated lines, as root; then batch
+    norm and group norm under skewed labels, and a tuner against every fixed setting.
 
     Cases: filter, learning, cifar10, text, 20mbit, 100mbit, three_sites, skew, scout; CIFAR-10 and text from
     UNEVEN_DATA.

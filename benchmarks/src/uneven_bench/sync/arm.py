@@ -125,7 +125,7 @@ class SyncArm(ABC):
 
 
 def own_address() -> str:
-    """Of this worker, as the others see it."""
+    """The address of this worker, as the others see it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         line.connect((discover().meeting, 1))  # which sends nothing
         return str(line.getsockname()[0])
