@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # its stubs say that it is private
 
-from uneven.board import DEAD, Board
+from uneven.board import DEAD, NEWS, Board
 from uneven.run.elastic.lifelines import Lifelines
 from uneven.run.elastic.watch import Watch
 
@@ -137,4 +137,28 @@ def test_a_worker_that_has_left_is_not_buried(other: Other) -> None:
     until(lambda: 1 in watch._lifelines._ended)
     time.sleep(0.5)
     assert board.look(f"{DEAD}/1") is None
+    watch.close()
+
+
+class Parting(Board):
+    """The thread that trains stops listening while the watch looks for news."""
+
+    watch: Watch | None = None
+
+    def count(self, key: str, more: int = 0) -> int:
+        if key == NEWS and self.watch is not None:
+            self.watch.listener = None
+            return 1
+        return super().count(key, more)
+
+
+def test_news_that_come_as_somebody_stops_listening_end_no_thread() -> None:
+    board = Parting(HashStore())
+    watch = Watch(board, 0, (0,), 0.0)
+    heard: list[dict[int, str]] = []
+    watch.listener = heard.append
+    board.watch = watch
+    until(lambda: watch.news == 1)
+    assert heard == [{}]
+    assert watch._thread.is_alive()
     watch.close()

@@ -65,9 +65,10 @@ class Watch:
                 self.asked = bool(self._board.asking())
                 now_s = time.monotonic()
                 self._bury(ended, now_s)
-                if self.listener is not None and (news := self._board.count(NEWS)) != self.news:
+                listener = self.listener  # which the thread that trains takes away at the end
+                if listener is not None and (news := self._board.count(NEWS)) != self.news:
                     self.dead = self._board.dead(self.members)
-                    self.listener(self.dead)
+                    listener(self.dead)
                     self.news = news
                 if now_s < next_s:
                     continue
