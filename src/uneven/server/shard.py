@@ -174,7 +174,7 @@ class Shard:
             return self._seed(m)
         if not self.serving or member.here is None:
             return [self._to(m, Kind.WHO)]
-        if not member.here or (member.left and m.kind not in _LEAVING):
+        if not member.buried and (not member.here or (member.left and m.kind not in _LEAVING)):
             member.here, member.left = True, False
             self.counts["returned"] += 1
         if m.kind in CHANGING:
@@ -182,7 +182,9 @@ class Shard:
         if m.kind in (Kind.ASK, Kind.KEEP):
             return [self._copy(m, Kind.KEPT, self.movements.kept(self.vector, m.vector))]
         if m.kind in (Kind.PING, Kind.MEET):
-            member.met, member.through = max(member.met, m.clock), max(member.through, m.extra)
+            member.met = max(member.met, m.clock)
+        if m.kind is Kind.PING:
+            member.through = m.extra
         if m.kind is Kind.BURY:
             out = self._bury(m.extra)
             one = self._crew[m.extra]

@@ -179,6 +179,23 @@ class ParameterServerContract:
             waiting.result()
             assert pulled(first) == {5.0}
 
+    def test_who_takes_more_of_an_epoch_waits_for_nobody_who_is_through_with_it(self) -> None:
+        with Crew(self.place(2), 2) as (first, second):
+            first.push(0, arrays(1.0)).result()
+            for one in (first, second):
+                one.through(1)
+            waiting = second.pull(1)
+            assert not waiting.done
+            second.push(0, arrays(1.0)).result()
+            waiting.result()
+            second.push(1, arrays(1.0)).result()
+            waiting = second.pull(2)
+            assert not waiting.done
+            second.through(0)
+            waiting.result()
+            second.gradient(0, arrays(5.0), weight=1.0, quorum=2).into(copies := arrays())
+            assert set(np.concatenate(copies).tolist()) == {5.0}
+
     def test_a_wait_in_vain_names_who_was_missing(self) -> None:
         with Crew(self.place(3), 3) as (first, second, third):
             first.push(4, arrays())

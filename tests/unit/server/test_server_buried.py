@@ -86,3 +86,18 @@ def test_a_shard_of_a_fixed_number_of_workers_takes_no_other() -> None:
     shard = Shard(7, 2)
     assert shard.take(encode(Message(kind=Kind.HELLO, rank=2, elements=6)), 0.0) == (None, [])
     assert shard.counts["no member of this run"] == 1
+
+
+def test_one_that_says_again_that_it_is_gone_is_not_waited_for() -> None:
+    shards = growing(2)
+    one, gone = client(shards, 0), client(shards, 1)
+    gone.push(0, [np.ones(6)]).result()
+    gone.bury(1).result()
+    gone.bury(1).result()
+    one.push(0, [np.ones(6)]).result()
+    one.push(1, [np.ones(6)]).result()
+    seen = np.empty(6)
+    assert one.pull(2).into([seen]).least == 2
+    one.close()
+    gone.close()
+    shards.close()

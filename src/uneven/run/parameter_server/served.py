@@ -144,9 +144,9 @@ class Served:
         if self._epoch != part.epoch:
             self._epoch = part.epoch
             self._shadow.paused()
-            self.copy.client.through(part.epoch)  # perhaps without a sample of the one before
             # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
             self._following &= not self._quorum
+        self.copy.client.through(part.epoch)  # without a sample of the one before, or with one that comes again
         self._shadow.resumed()
         if self._outer.wanted:
             self._outer.begin()
