@@ -62,7 +62,7 @@ class ElasticCarrier(GradientCarrier):
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         refuse_model(model, self._parameters)
         self._bucket_cap_mb, self._unused = bucket_cap_mb, find_unused_parameters
-        self._wrap(model, find_unused_parameters, bucket_cap_mb, alone())
+        self._wrap(model, find_unused_parameters, bucket_cap_mb, alone(), same=True)
         self._statistics = BatchStatistics.of(model)
         self.piggyback = self.recovery.slots  # type: ignore[assignment] # stands where it does
         self._hang(model)
@@ -73,7 +73,7 @@ class ElasticCarrier(GradientCarrier):
         model: nn.Module = self._ddp.module
         self._ddp._remove_autograd_hooks()
         self._lanes.clear()
-        self._wrap(model, self._unused, self._bucket_cap_mb, alone())
+        self._wrap(model, self._unused, self._bucket_cap_mb, alone(), same=True)
 
     # ---------------------------------------------------------------- an exchange
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
