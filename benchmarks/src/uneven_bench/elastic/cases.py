@@ -113,6 +113,9 @@ POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean"
 
 _EVERY = (2, 8)
 
+_QUICK_SILENCE_S = 4.0
+"""The limit of the stop that ``--quick`` plays; that of a run is 10 s unless it says otherwise."""
+
 SPOT_S, SPOT_QUICK_S = 150.0, 8.0
 CHANGES, CHANGES_QUICK = 20, 2
 
@@ -166,7 +169,7 @@ def _quick(name: str, seed: int) -> Case:
         case "faults":
             return Case(name=name, arms=(OURS, TORCHFT), faults=draw(seed, name, [inside, ("leave", "any")]))
         case "stop":
-            return Case(name=name, arms=(OURS,), faults=draw(seed, name, [("stop", "any")]))
+            return Case(name=name, arms=(OURS,), faults=draw(seed, name, [("stop", "any")]), silence_s=_QUICK_SILENCE_S)
         case _:
             faults = draw(seed, name, [inside, between])
             return Case(name=name, arms=(OURS,), double=True, faults=faults)
