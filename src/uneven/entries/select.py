@@ -64,9 +64,10 @@ class Significant(Selection):
         beside: see :class:`Selection`.
         mbit_per_s: that a worker may send to other sites; 0 is no limit. See :class:`~uneven.entries.BandwidthControl`.
         most: the threshold up to which it may be raised for that.
+        soft: the part of the threshold down to which it may go where there is room; 1 is not at all.
 
     Raises:
-        ConfigError: bits, or a limit with nothing by which to raise the threshold.
+        ConfigError: bits, or a limit with nothing by which to change the threshold, or the other way round.
     """
 
     threshold: float
@@ -76,12 +77,13 @@ class Significant(Selection):
     beside: bool = False
     mbit_per_s: float = 0.0
     most: float = 0.0
+    soft: float = 1.0
 
     def __post_init__(self) -> None:
-        if (self.mbit_per_s > 0) != (self.most > 0):
+        if (self.mbit_per_s > 0) != (self.most > 0 or self.soft < 1):
             raise ConfigError(
-                f"significant entries within {self.mbit_per_s:g} Mbit/s, up to a threshold of {self.most:g}: give "
-                f"both, the bandwidth and the largest threshold, or neither"
+                f"significant entries within {self.mbit_per_s:g} Mbit/s, up to a threshold of {self.most:g} and "
+                f"down to {self.soft:g} of it: give the bandwidth, and the largest threshold or a part below 1, or none"
             )
         if self.bits not in (WHOLE, HALF):
             raise ConfigError(f"significant entries of {self.bits} bits: use {WHOLE} or {HALF}")
@@ -95,7 +97,7 @@ class Significant(Selection):
         """What keeps within the bandwidth; None without a limit."""
         if not self.mbit_per_s:
             return None
-        return BandwidthControl(self.mbit_per_s * 1e6 / 8, max(0.0, self.most - self.threshold))
+        return BandwidthControl(self.mbit_per_s * 1e6 / 8, max(0.0, self.most - self.threshold), self.soft)
 
     def limit(self, rate: float = 1.0) -> float:
         """The threshold at this part of the first learning rate."""

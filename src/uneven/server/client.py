@@ -128,15 +128,11 @@ class Client:
         return self._start(Kind.BURY, 0, 0.0, dict.fromkeys(self._used, ()), extra=rank)
 
     def through(self, epochs: int) -> None:
-        """Say that this worker is through with so many epochs: who is still in one of them does not wait for it.
-
-        Where samples of an epoch come again, whoever takes them is in it again, and says fewer than before.
-        """
+        """This worker is through with so many epochs (who is in one waits for it no more), fewer if in one again."""
         with self._changed:
-            for shard, link in self._links.items():
-                if link.through != epochs:
-                    link.through = epochs
-                    self.line.post(shard, [link.beat()])
+            for shard, link in ((shard, link) for shard, link in self._links.items() if link.through != epochs):
+                link.through = epochs
+                self.line.post(shard, [link.beat()])
 
     def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
         """EASGD's elastic exchange: the copy goes by d = α (x − x̃), where x are the arrays, which stay as they are.

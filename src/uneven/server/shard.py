@@ -183,8 +183,7 @@ class Shard:
             return [self._copy(m, Kind.KEPT, self.movements.kept(self.vector, m.vector))]
         if m.kind in (Kind.PING, Kind.MEET):
             member.met = max(member.met, m.clock)
-        if m.kind is Kind.PING:
-            member.through = m.extra
+            member.through = m.extra if m.kind is Kind.PING else member.through
         if m.kind is Kind.BURY:
             out = self._bury(m.extra)
             one = self._crew[m.extra]

@@ -17,7 +17,6 @@ class Bandwidths:
     def __init__(self) -> None:
         self._controls: dict[int, BandwidthControl] = {}
         self._since: dict[int, tuple[float, float]] = {}  # when the last exchange began, and what was sent in it
-        self._added: dict[int, float] = {}
 
     def within(self, rank: int, exchange: Exchange, now_s: float) -> Exchange:
         """The exchange that a worker begins now, with the threshold that it takes for it."""
@@ -30,9 +29,9 @@ class Bandwidths:
                 self._controls[rank], self._since[rank] = first, (now_s, 0.0)
             return exchange
         since_s, sent_bytes = self._since[rank]
-        added = self._added[rank] = control.measured(sent_bytes, now_s - since_s)
+        control.measured(sent_bytes, now_s - since_s)
         self._since[rank] = now_s, 0.0
-        return replace(exchange, select=replace(select, threshold=select.threshold + added)) if added else exchange
+        return replace(exchange, select=replace(select, threshold=control.applied(select.threshold)))
 
     def sent(self, rank: int, exchange: Exchange, size_bytes: float) -> None:
         """So large is what a worker sends each other site, where no hub hands it on, in the exchange that it begins."""
@@ -46,15 +45,15 @@ class Bandwidths:
             self._since[rank] = since_s, before + sent_bytes
 
     def passes(self, rank: int, exchange: Exchange) -> float:
-        """Entries that pass the raised threshold, as a part of those that pass the one that was asked for.
+        """Entries that pass the threshold now, as a part of those that pass the one that was asked for.
 
         Half as many pass twice the threshold: on a small convolutional network 13, 7.0 and 3.8 % passed thresholds of
         5, 10 and 20 %.
         """
-        added, select = self._added.get(rank, 0.0), exchange.select
-        if not added or not isinstance(select, Significant) or select.threshold <= 0:
+        control, select = self._controls.get(rank), exchange.select
+        if control is None or not isinstance(select, Significant) or select.threshold <= 0:
             return 1.0
-        return select.threshold / (select.threshold + added)
+        return select.threshold / control.applied(select.threshold)
 
     def _speaks(self, rank: int, exchange: Exchange) -> bool:
         return any(party[0] == rank for party in exchange.parties)

@@ -86,7 +86,7 @@ class Stage:
         part = self.arithmetic.sent_part(rank, exchange)
         if part is None:
             entries = self.workload.gradient_bytes / _NUMBER_BYTES
-            significant = self.workload.significant * self.bandwidths.passes(rank, exchange)
+            significant = min(1.0, self.workload.significant * self.bandwidths.passes(rank, exchange))
             picked_bytes = estimated_bytes(exchange.select, entries, significant, _NUMBER_BYTES)
             part = picked_bytes / max(1, self.workload.gradient_bytes)
         return whole * part

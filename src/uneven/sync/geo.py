@@ -41,6 +41,8 @@ class Geo(WrappingPolicy):
         mbit: that a site may send to the others, Mbit/s; 0 is no limit. The threshold goes up by 0.005 where more was
             sent than 1.1 of that, and back where less than 0.9, as in the released code.
         most: the threshold up to which it goes for that.
+        soft: where less than 0.9 of ``mbit`` was sent, the threshold goes down to this part of v, so that more travels
+            than is significant (Gaia's soft threshold); 1 is not at all.
         hubs: sites whose names begin alike, up to a slash, are a group, as us/east and us/west: inside one everybody
             tells everybody, and its first site hands on between groups. No site is then told the same entry twice, and
             what several have changed passes a line between groups once. Not with a lead.
@@ -57,7 +59,7 @@ class Geo(WrappingPolicy):
     def __init__(
         self, inner: str | SyncPolicy = "bsp", *, threshold: float = 0.01, schedule: str = "rate", lower: float = 0.0,
         within: int = 0, flush: int = 0, divide: bool = True, bits: int = 32, mbit: float = 0.0, most: float = 0.0,
-        hubs: bool = False, lead: int = 0, barrier_kb: float = 0.0,
+        soft: float = 1.0, hubs: bool = False, lead: int = 0, barrier_kb: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(inner)
         _check(self.inner)
@@ -77,6 +79,7 @@ class Geo(WrappingPolicy):
         self.bits = whole("geo", "bits", bits, least=1)
         self.mbit = number("geo", "mbit", mbit, "[0, inf)")
         self.most = number("geo", "most", most, "[0, inf)")
+        self.soft = number("geo", "soft", soft, "(0, 1]")
         self.hubs = flag("geo", "hubs", hubs)
         if self.hubs and lead:
             raise ConfigError(f"geo: lead = {lead} with hubs: what they hand on belongs to one step; take one of both")
@@ -88,8 +91,9 @@ class Geo(WrappingPolicy):
                 f"there is nothing to bar; give a lead of at least 1, or leave barrier_kb away"
             )
         self._far = Significant(
-            self.threshold, by_rate=schedule == "rate", bits=self.bits, mbit_per_s=self.mbit, most=self.most
-        )
+            self.threshold, by_rate=schedule == "rate", bits=self.bits, mbit_per_s=self.mbit, most=self.most,
+            soft=self.soft,
+        )  # fmt: skip
         self._homes = PerRank(_homes, looks_at_sites=True)
         self._made: dict[int, tuple[object, object, StepPlan]] = {}
 

@@ -23,9 +23,20 @@ def plan(policy: str, clock: int = 0, rank: int = 1, sites: dict[int, str] = SIT
 def test_a_bandwidth_needs_a_threshold_up_to_which_it_may_be_kept() -> None:
     _, far = plan("geo:bsp:threshold=0.02,mbit=16,most=0.3").exchanges
     control = far.select.control()
-    assert control.measured(3e6, 1.0) == 0.005
-    with pytest.raises(ConfigError, match="give both"):
+    control.measured(3e6, 1.0)
+    assert control.applied(0.02) == 0.025
+    with pytest.raises(ConfigError, match="the largest threshold or a part below 1"):
         policies.resolve("geo:bsp:mbit=16")
+    with pytest.raises(ConfigError, match="give the bandwidth"):
+        policies.resolve("geo:bsp:soft=0.1")
+
+
+def test_with_a_soft_threshold_a_line_with_room_carries_more() -> None:
+    _, far = plan("geo:bsp:threshold=0.02,mbit=16,soft=0.1").exchanges
+    control = far.select.control()
+    for _ in range(40):
+        control.measured(0.0, 1.0)
+    assert control.applied(0.02) == pytest.approx(0.002)
 
 
 def test_a_policy_for_sites_says_what_it_is_where_there_is_one() -> None:

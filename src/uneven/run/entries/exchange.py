@@ -367,7 +367,7 @@ class EntriesExchange:
         return Met(sent_bytes, distance, finite, 0, self._picked)
 
     def _within(self, select: Selection) -> Selection:
-        """The same, with a threshold that keeps what is sent within the bandwidth; each speaker for itself."""
+        """The same, with a threshold that follows the bandwidth; each speaker for itself."""
         now_s = time.perf_counter()
         passed_s, self._since_s = now_s - self._since_s, now_s
         if not isinstance(select, Significant) or not select.mbit_per_s:
@@ -375,7 +375,8 @@ class EntriesExchange:
         if self._control is None:  # nothing has been sent yet
             self._control = select.control()
             return select
-        return replace(select, threshold=select.threshold + self._control.measured(self._sent_bytes, passed_s))
+        self._control.measured(self._sent_bytes, passed_s)
+        return replace(select, threshold=self._control.applied(select.threshold))
 
     # ---------------------------------------------------------------- messages
     def _send(self, message: bytes) -> int:

@@ -144,20 +144,14 @@ class GradientCarrier:
         self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
 
     def _wrap(
-        self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None, group: dist.ProcessGroup, *,
-        same: bool = False,
-    ) -> None:  # fmt: skip
-        """Have DDP's reducer fill buckets.
-
-        Args:
-            group: for its own messages, before the first exchange.
-            same: whether all in the group have the same model already.
-        """
+        self, model: nn.Module, unused: bool, bucket_cap_mb: float | None, group: dist.ProcessGroup, same: bool = False
+    ) -> None:
+        """Have DDP's reducer fill buckets; what it says at first goes through ``group``, of one model if ``same``."""
         self._ddp = DistributedDataParallel(
             model,
             process_group=group,
             gradient_as_bucket_view=True,
-            find_unused_parameters=find_unused_parameters,
+            find_unused_parameters=unused,
             bucket_cap_mb=bucket_cap_mb,
             init_sync=not same,
             **_NO_BROADCAST,
