@@ -162,6 +162,15 @@ def test_groups_that_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syn
     check(log, tmp_path, by_site=False)
 
 
+def test_one_that_joins_with_the_last_merge_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has taken no step when all meet at the end of the epoch, 24 steps, and is where the others are."""
+    log = played(tmp_path, "shuffle:ma:every=4", ["leave@2:1", "door@5"], monkeypatch, "a", "a")
+    last, settled = (log.exchanges[number] for number in (5, 6))
+    assert (last.settles, last.groups) == (23, ((0, 1, 3),))
+    assert (settled.settles, settled.groups) == (23, ((0, 1, 3, 4),))
+    check(log, tmp_path, by_site=False)
+
+
 def test_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites a (0, 1, 2) and b (3): 3 dies with its site's steps since the last merge; 2 after gradients that 0 has not
     completed; 4 joins, at site b; 1 leaves."""

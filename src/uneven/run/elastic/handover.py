@@ -122,7 +122,7 @@ class LoopOfMembers:
             "clock": self._loop.model.agreement.clock,
             "sites": self._loop.context.sites,
             "agreement": self._loop.model.agreement.state_dict(()),
-            "replica": self._loop.model.agreement.begins_as(),
+            "begins_as": self._loop.model.agreement.begins_as(),
             "reports": self._loop.reports.for_newcomers(),
             "parts": self._loop.parts.state(),
             "pace": None if self._loop.own_pace is None else self._loop.own_pace.state(),
@@ -143,4 +143,4 @@ class LoopOfMembers:
         self._loop.parts.load(*state["parts"])
         if self._loop.own_pace is not None:
             self._loop.own_pace.adopt(state["pace"], elastic.members)
-        self._loop.model.agreement.joined(state["replica"])
+        self._loop.model.agreement.joined(state["begins_as"])

@@ -278,7 +278,7 @@ class Served:
 
     def begins_as(self) -> None: ...
 
-    def joined(self, replica: Tensor | None) -> None:  # it begins with the copy as it is now
+    def joined(self, begins_as: Tensor | None) -> None:  # it begins with the copy as it is now
         self._gap = self._samples = 0
         self.copy.begin(self._loaded, self.clock)
         self.copy.follow(0)

@@ -229,12 +229,12 @@ class Agreement:
             self._meet(replace(exchange, members=self._members), all_meet=True)
 
     def begins_as(self) -> Tensor | None:
-        return None
+        return torch.tensor([self._counted, self._iteration])  # there it meets the others if it has no step before that
 
-    def joined(self, replica: Tensor | None) -> None: ...
+    def joined(self, begins_as: Tensor | None) -> None:
+        self._counted, self._iteration = map(int, () if begins_as is None else begins_as)
 
     def paused(self) -> None:
-        """What comes until the next step is none."""
         self._exchanges.paused()
 
     def over(self, part: Portion) -> None:

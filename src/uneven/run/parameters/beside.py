@@ -85,11 +85,11 @@ class AgreementBeside(Agreement):
         """See :class:`.together.Exchanging`."""
         return self._replica.merged
 
-    def joined(self, replica: Tensor | None) -> None:
+    def joined(self, begins_as: Tensor | None) -> None:
         """See :class:`.together.Exchanging`."""
-        assert replica is not None
-        self._replica.flat.write(replica)
-        self._replica.merged = replica
+        assert begins_as is not None
+        self._replica.flat.write(begins_as)
+        self._replica.merged = begins_as
         self._begin()
         self._gap = self._dropped = 0
         self._fresh, self._since = {}, None

@@ -76,10 +76,10 @@ class Exchanging(Protocol):
         ...
 
     def begins_as(self) -> Tensor | None:
-        """What the replica of a newcomer begins as; None where that is in the state that it is given."""
+        """What a newcomer begins with, beside the state that it is given; None for nothing."""
         ...
 
-    def joined(self, replica: Tensor | None) -> None:
+    def joined(self, begins_as: Tensor | None) -> None:
         """This worker has just joined, and has the state of one of the others, where :meth:`begins_as` said this."""
         ...
 
@@ -148,7 +148,7 @@ class Alike:
 
     def begins_as(self) -> None: ...
 
-    def joined(self, replica: Tensor | None) -> None: ...
+    def joined(self, begins_as: Tensor | None) -> None: ...
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
