@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import zmq
 from far_lines import Relay, posts_over_relays
 from torch import nn
 
@@ -149,7 +151,10 @@ def test_where_connections_are_closed_what_is_missing_is_not_taken_for_something
 
 
 def test_a_line_whose_connections_are_closed_is_noticed_at_once() -> None:
+    met = threading.Barrier(2)  # rank 1 may not have heard rank 0's first word yet
+
     def play(post: Post, rank: int, relays: list[Relay]) -> None:
+        met.wait(60.0)
         if rank == 0:
             for relay in relays:
                 relay.break_off()
@@ -158,3 +163,9 @@ def test_a_line_whose_connections_are_closed_is_noticed_at_once() -> None:
         post.close(failed=True)
 
     posts_over_relays(2, lambda rank: (1 - rank,), play)
+
+
+def test_one_that_hears_nobody_leaves_no_socket_behind() -> None:
+    nobody = json.dumps({"at": "tcp://127.0.0.1:1", "key": zmq.curve_keypair()[0].decode()})
+    with pytest.raises(RuntimeError, match="no message from rank 1 has come to rank 0: "):
+        Post(0, (1,), lambda text: (text, nobody), meeting=None, most_bytes=1 << 22, timeout_s=0.3)

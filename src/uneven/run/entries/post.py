@@ -86,7 +86,11 @@ class Post:
         self._poller = zmq.Poller()
         for one in (self._in, self._guard, *self._monitors.values()):
             self._poller.register(one, zmq.POLLIN)
-        self._all_say(_HELLO)
+        try:
+            self._all_say(_HELLO)
+        except BaseException:
+            self.close(failed=True)
+            raise
 
     def send(self, peer: int, message: bytes) -> None:
         """Returns at once; the message is on its way while the training goes on."""
