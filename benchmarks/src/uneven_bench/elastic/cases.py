@@ -116,7 +116,7 @@ _EVERY = (2, 8)
 _QUICK_SILENCE_S = 4.0
 """The limit of the stop that ``--quick`` plays; that of a run is 10 s unless it says otherwise."""
 
-SPOT_S, SPOT_QUICK_S = 150.0, 8.0
+SPOT_S, SPOT_QUICK_S = 150.0, 6.0
 CHANGES, CHANGES_QUICK = 20, 2
 
 

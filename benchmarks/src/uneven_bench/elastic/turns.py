@@ -25,7 +25,7 @@ def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[s
     """Size → ``ratio`` (median over the rounds of step time with ÷ without), ``ratios`` and ``step_s`` of both."""
     found = {}
     sizes = ("4MB",) if quick else UNDISTURBED
-    rounds, steps = (6, 15) if quick else (20, 20)
+    rounds, steps = (4, 15) if quick else (20, 20)
     for place, size in enumerate(sizes):
         def told(done: float, size: str = size, place: int = place) -> None:
             progress("overhead", size, (place + done) / len(sizes))
