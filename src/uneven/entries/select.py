@@ -82,8 +82,8 @@ class Significant(Selection):
     def __post_init__(self) -> None:
         if (self.mbit_per_s > 0) != (self.most > 0 or self.soft < 1):
             raise ConfigError(
-                f"significant entries within {self.mbit_per_s:g} Mbit/s, up to a threshold of {self.most:g} and "
-                f"down to {self.soft:g} of it: give the bandwidth, and the largest threshold or a part below 1, or none"
+                f"significant entries with a bandwidth of {self.mbit_per_s:g} Mbit/s, most = {self.most:g} and soft = "
+                f"{self.soft:g}: give a bandwidth and a largest threshold, or a soft part below 1, or both"
             )
         if self.bits not in (WHOLE, HALF):
             raise ConfigError(f"significant entries of {self.bits} bits: use {WHOLE} or {HALF}")

@@ -130,9 +130,9 @@ class Client:
     def through(self, epochs: int) -> None:
         """This worker is through with so many epochs (who is in one waits for it no more), fewer if in one again."""
         with self._changed:
-            for shard, link in ((shard, link) for shard, link in self._links.items() if link.through != epochs):
-                link.through = epochs
-                self.line.post(shard, [link.beat()])
+            for shard in [one for one, link in self._links.items() if link.through != epochs]:
+                self._links[shard].through = epochs
+                self.line.post(shard, [self._links[shard].beat()])
 
     def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
         """EASGD's elastic exchange: the copy goes by d = α (x − x̃), where x are the arrays, which stay as they are.

@@ -25,9 +25,9 @@ def test_a_bandwidth_needs_a_threshold_up_to_which_it_may_be_kept() -> None:
     control = far.select.control()
     control.measured(3e6, 1.0)
     assert control.applied(0.02) == 0.025
-    with pytest.raises(ConfigError, match="the largest threshold or a part below 1"):
+    with pytest.raises(ConfigError, match="give a bandwidth and a largest threshold, or a soft part below 1"):
         policies.resolve("geo:bsp:mbit=16")
-    with pytest.raises(ConfigError, match="give the bandwidth"):
+    with pytest.raises(ConfigError, match="most = 0 and soft = 0"):
         policies.resolve("geo:bsp:soft=0.1")
 
 

@@ -146,7 +146,7 @@ class GradientCarrier:
     def _wrap(
         self, model: nn.Module, unused: bool, bucket_cap_mb: float | None, group: dist.ProcessGroup, same: bool = False
     ) -> None:
-        """Have DDP's reducer fill buckets; what it says at first goes through ``group``, of one model if ``same``."""
+        """Have DDP's reducer fill buckets; at first all in ``group`` are given one model, unless it is the ``same``."""
         self._ddp = DistributedDataParallel(
             model,
             process_group=group,

@@ -223,16 +223,16 @@ class Agreement:
     def settle(self) -> None:
         """Merge the steps that are not merged yet; see :class:`.together.Exchanging`."""
         self._make_up()
-        if not self.apart and (self.equal or not self._plans.grouped):
-            return
-        for exchange in self._next(Moment.STEP):
-            self._meet(replace(exchange, members=self._members), all_meet=True)
+        if self.apart or (self._plans.grouped and not self.equal):
+            for exchange in self._next(Moment.STEP):
+                self._meet(replace(exchange, members=self._members), all_meet=True)
 
     def begins_as(self) -> Tensor | None:
         return torch.tensor([self._counted, self._iteration])  # there it meets the others if it has no step before that
 
     def joined(self, begins_as: Tensor | None) -> None:
-        self._counted, self._iteration = map(int, () if begins_as is None else begins_as)
+        assert begins_as is not None
+        self._counted, self._iteration = map(int, begins_as)
 
     def paused(self) -> None:
         self._exchanges.paused()
