@@ -6,7 +6,10 @@ or of several steps, may be added up before :meth:`square` makes the matrix of t
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -178,43 +181,73 @@ class AutoSums:
     def square(self, flat: Tensor) -> Tensor:
         """The matrix, in the order of ``weight.view(out, -1)``: channel, row and column of the kernel; then the 1."""
         c, parts = self._channels, flat.split(self._sizes)
-        whole, lines, corners = parts[0].view(c, c, 3, 5), parts[1].view(4, c, c, 3), parts[2].view(2, 2, c, c)
-        found = flat.new_empty(c, 3, 3, c, 3, 3)
-        for y, x, y2, x2 in ((y, x, y2, x2) for y in range(3) for x in range(3) for y2 in range(3) for x2 in range(3)):
-            down, right = y2 - y, x2 - x
-            block = whole[:, :, down, right + 2] if down >= 0 else whole[:, :, -down, 2 - right].t()
-            if y == y2 != 1:
-                block = block - _turned(lines[1 - y // 2], right)
-            if x == x2 != 1:
-                block = block - _turned(lines[3 - x // 2], down)
-            if y == y2 != 1 and x == x2 != 1:
-                block = block + corners[1 - y // 2, 1 - x // 2]
-            found[:, y, x, :, y2, x2] = block
-        inner = found.view(9 * c, 9 * c)
+        whole, lines = parts[0].view(c, c, 15).permute(2, 0, 1), parts[1].view(4, c, c, 3).transpose(2, 3)
+        lines = lines.transpose(1, 2).reshape(12, c, c)
+        sums = torch.cat([whole, lines, parts[2].view(4, c, c), whole.mT, lines.mT])
+        found = _assembled(sums, _blocks(flat.device)).view(9, 9, c, c)
+        inner = found.permute(2, 0, 3, 1).reshape(9 * c, 9 * c)
         if not self._ones:
             return inner
-        edge = self._edge(parts)
+        edge = _assembled(torch.cat(parts[3:6]).view(9, c), _borders(flat.device)).t().reshape(-1)
         return torch.cat([torch.cat([inner, edge[:, None]], 1), torch.cat([edge, parts[6]])[None]])
 
-    def _edge(self, parts: tuple[Tensor, ...]) -> Tensor:
-        c = self._channels
-        total, lines, corners = parts[3], parts[4].view(4, c), parts[5].view(2, 2, c)
-        edge = total.new_empty(c, 3, 3)
-        for y in range(3):
-            for x in range(3):
-                edge[:, y, x] = total
-                if y != 1:
-                    edge[:, y, x] -= lines[1 - y // 2]
-                if x != 1:
-                    edge[:, y, x] -= lines[3 - x // 2]
-                if y != 1 and x != 1:
-                    edge[:, y, x] += corners[1 - y // 2, 1 - x // 2]
-        return edge.view(-1)
+
+_Terms = Sequence[tuple[float, Tensor, Tensor]]
+"""Sign, places in what is assembled, and the sums that go there; all few calls, which is what a device asks for."""
 
 
-def _turned(lines: Tensor, along: int) -> Tensor:
-    """A line's autocorrelation at a distance of either sign; ``lines`` has those of 0, 1 and 2, shape (c, c, 3)."""
-    return lines[:, :, along] if along >= 0 else lines[:, :, -along].t()
+def _assembled(sums: Tensor, terms: _Terms) -> Tensor:
+    """Signed sums put together; the first term has one for each place."""
+    (_, _, first), *others = terms
+    found = sums[first]
+    for sign, at, which in others:
+        found.index_add_(0, at, sums[which], alpha=sign)
+    return found
+
+
+def _terms(device: torch.device, *terms: tuple[float, dict[int, int]]) -> _Terms:
+    def on_it(numbers: Iterable[int]) -> Tensor:
+        return torch.tensor([*numbers], device=device)
+
+    return [(sign, on_it(places.keys()), on_it(places.values())) for sign, places in terms]
+
+
+@functools.cache
+def _blocks(device: torch.device) -> _Terms:
+    """For each pair of pixels of a patch, in which order: the autocorrelation at their distance, less that of the lines
+    in which both hang over, and the corner that was taken away twice. Of 31 sums, and of those that have a direction
+    turned round behind them: 15 of the image, 3 of each line (top, bottom, left, right), 4 corners."""
+    turned, at_lines, at_corners = 31, 15, 27
+
+    def along(line: int, far: int) -> int:
+        return at_lines + 3 * line + far if far >= 0 else turned + at_lines + 3 * line - far
+
+    whole, above, beside, corners = {}, {}, {}, {}
+    for place, (y, x, y2, x2) in enumerate(itertools.product(range(3), repeat=4)):
+        down, right = y2 - y, x2 - x
+        whole[place] = 5 * down + right + 2 if down >= 0 else turned - 5 * down + 2 - right
+        if y == y2 != 1:
+            above[place] = along(1 - y // 2, right)
+        if x == x2 != 1:
+            beside[place] = along(3 - x // 2, down)
+        if y == y2 != 1 and x == x2 != 1:
+            corners[place] = at_corners + 2 * (1 - y // 2) + 1 - x // 2
+    return _terms(device, (1.0, whole), (-1.0, above), (-1.0, beside), (1.0, corners))
+
+
+@functools.cache
+def _borders(device: torch.device) -> _Terms:
+    """The same for single pixels: of 9 sums, that of the image, 4 lines, 4 corners."""
+    whole, above, beside, corners = {}, {}, {}, {}
+    for place, (y, x) in enumerate(itertools.product(range(3), repeat=2)):
+        whole[place] = 0
+        if y != 1:
+            above[place] = 1 + 1 - y // 2
+        if x != 1:
+            beside[place] = 1 + 3 - x // 2
+        if y != 1 and x != 1:
+            corners[place] = 5 + 2 * (1 - y // 2) + 1 - x // 2
+    return _terms(device, (1.0, whole), (-1.0, above), (-1.0, beside), (1.0, corners))
 
 
 def _correlated(images: Tensor, seen: Tensor, kernel: tuple[int, int], groups: int = 1) -> Tensor:
