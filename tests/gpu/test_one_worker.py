@@ -20,6 +20,7 @@ from torch import nn
 
 import uneven
 from uneven.core.records import StepRecord
+from uneven.embedding import SGD, EmbeddingBagCollection, Table
 from uneven.journal import read
 from uneven.run.measure.clock import CudaClock
 from uneven.run.measure.load import nvml_uuid
@@ -197,3 +198,32 @@ def test_nvml_knows_the_device() -> None:
     name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(nvml_uuid(GPU)))
     pynvml.nvmlShutdown()
     assert name == torch.cuda.get_device_name(GPU)
+
+
+def test_tables_whose_ids_lie_on_the_device() -> None:
+    """The rows come there, and learn from what comes back; at home nothing changes."""
+    ids = torch.arange(12).view(6, 2) % 5
+    trained = {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        tables = EmbeddingBagCollection([Table("one", 5, 4), Table("two", 5, 4)], optimizer=SGD(lr=0.5))
+        head = nn.Linear(8, 1)
+        head.to(device)
+        for _ in range(3):
+            pooled = tables(ids.to(device)).values()
+            assert pooled.device.type == device
+            head(pooled).square().mean().backward()
+        trained[device] = tables.export()
+        tables.close()
+    for name, rows in trained["cpu"].items():
+        torch.testing.assert_close(trained["cuda"][name], rows, rtol=1e-5, atol=1e-6)
+
+
+def test_ids_on_the_device_in_other_forms() -> None:
+    tables = EmbeddingBagCollection([Table("one", 5, 4, ["a", "b"])], optimizer=SGD(lr=0.5))
+    values, offsets, weights = torch.tensor([1, 2, 3]), torch.tensor([0, 2]), torch.tensor([1.0, 2.0, 3.0])
+    forms = {"a": (values, offsets, weights), "b": values[:2]}
+    on_device = {"a": tuple(one.cuda() for one in forms["a"]), "b": forms["b"].cuda()}
+    with torch.no_grad():
+        assert torch.equal(tables(on_device)["a"].cpu(), tables(forms)["a"])
+    tables.close()

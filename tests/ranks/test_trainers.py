@@ -63,7 +63,7 @@ def one_process(passes: int) -> Any:
     return model
 
 
-def trainer(me: RankContext, folder: str | Path, model: Any, **more: Any) -> Any:
+def trainer(me: RankContext, folder: str | Path, model: Any, balance: str = UNEQUAL, **more: Any) -> Any:
     from transformers import TrainingArguments
 
     from uneven.integrations.transformers import Trainer
@@ -74,7 +74,7 @@ def trainer(me: RankContext, folder: str | Path, model: Any, **more: Any) -> Any
         "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "dataloader_pin_memory": False,
     }  # fmt: skip
     args = TrainingArguments(str(folder), **how | more)
-    return Trainer(model, args, train_dataset=texts(), session=uneven.Session(balance=UNEQUAL))
+    return Trainer(model, args, train_dataset=texts(), session=uneven.Session(balance=balance))
 
 
 @needs("transformers", "accelerate")

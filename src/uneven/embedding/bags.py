@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from uneven.embedding.client import AskedRows, TableStats
 from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
 from uneven.embedding.door import TableDoor
+from uneven.embedding.ids import device_of
 from uneven.embedding.part import TablesPart
 from uneven.embedding.place import MeasuredTables
 from uneven.embedding.transfer import read_grown, read_tables, write_table
@@ -101,7 +102,7 @@ class EmbeddingBagCollection(nn.Module):
         return sum(one.dim * len(one.features) for one in self.tables)
 
     def forward(self, ids: Any) -> PooledFeatures:
-        """The pooled rows of a batch; ``ids`` as :mod:`uneven.embedding.ids` lists.
+        """The pooled rows of a batch, on the device of its ids; ``ids`` as :mod:`uneven.embedding.ids` lists.
 
         Raises:
             DataError: ids that cannot be.
@@ -115,7 +116,7 @@ class EmbeddingBagCollection(nn.Module):
         values = torch.from_numpy(asked.values())
         if torch.is_grad_enabled():
             values = _Given.apply(torch.zeros((), requires_grad=True), values, asked, self.door)
-        return values, asked
+        return values.to(device_of(ids)), asked
 
     def flush(self) -> None:
         """Wait until all that the workers have given is in the rows. Every worker that is there has to call it.

@@ -55,6 +55,16 @@ def read_ids(given: Any, features: Sequence[str]) -> BatchIds:
     )
 
 
+def device_of(given: Any) -> torch.device:
+    """Where the ids of the first feature lie, in whichever form they are."""
+    if isinstance(given, Mapping):
+        given = next(iter(given.values()), None)
+        given = given[0] if isinstance(given, Sequence) else given
+    elif not isinstance(given, Tensor):
+        given = given.values()
+    return given.device if isinstance(given, Tensor) else torch.device("cpu")
+
+
 def _of_tensor(given: Tensor, features: Sequence[str]) -> BatchIds:
     if (
         given.dim() not in (2, 3)
@@ -107,7 +117,7 @@ def _of_keyed(given: Any, features: Sequence[str]) -> list[_Feature]:
 
 
 def _numbers(given: Any) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = torch.as_tensor(given).detach().to(torch.int64).reshape(-1).numpy()
+    found: npt.NDArray[np.int64] = torch.as_tensor(given).detach().cpu().to(torch.int64).reshape(-1).numpy()
     return found
 
 
@@ -116,7 +126,7 @@ def _weights_of(one: _Feature) -> Floats:
 
 
 def _weights(given: Any, values: Any, name: str) -> Floats:
-    found: Floats = torch.as_tensor(given).detach().float().reshape(-1).numpy()
+    found: Floats = torch.as_tensor(given).detach().cpu().float().reshape(-1).numpy()
     if len(found) != len(values):
         raise DataError(f"feature {name!r} has {len(found)} weights for {len(values)} ids: give one for each id")
     return found
