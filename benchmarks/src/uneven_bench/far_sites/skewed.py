@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from uneven.balance import balancers
@@ -79,12 +83,37 @@ class SkewedRuns:
 
 def accuracies(runs: SkewedRuns, skews: Sequence[float], names: Sequence[str], told: Told) -> dict[str, Any]:
     """Norm → skew in per cent → policy → accuracy; what ``--json`` has under ``accuracy``."""
-    jobs = [(skew, norm, name) for skew in skews for norm in NORMS for name in names]
+    jobs = [Job(norm, skew, SKEWED[name]) for skew in skews for norm in NORMS for name in names]
+    played = _all_played(runs, jobs, told, "skewed labels")
+    names_of = {spec: name for name, spec in SKEWED.items()}
     found: dict[str, Any] = {norm: {f"{skew:g}": {} for skew in skews} for norm in NORMS}
-    for number, (skew, norm, name) in enumerate(jobs):
-        told("skewed labels", f"{norm}, {skew:g} %, {name}", number / len(jobs))
-        found[norm][f"{skew:g}"][name] = runs.play(norm, skew, policies.resolve(SKEWED[name])).accuracy
+    for job, outcome in zip(jobs, played, strict=True):
+        found[job.norm][f"{job.skew:g}"][names_of[job.policy]] = outcome.accuracy
     return found
+
+
+class Job(NamedTuple):
+    """One training: its policy by name."""
+
+    norm: str
+    skew: float
+    policy: str
+    seed: int = 0
+
+
+def _all_played(runs: SkewedRuns, jobs: Sequence[Job], told: Told, what: str) -> list[SkewedOutcome]:
+    """All of them, one on each core; virtual time does not depend on it."""
+    cores = len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(cores, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        under_way = [pool.submit(_played, runs, job) for job in jobs]
+        for number, _ in enumerate(as_completed(under_way)):
+            told(what, f"{number + 1} of {len(jobs)} trainings", (number + 1) / len(jobs))
+        return [one.result() for one in under_way]
+
+
+def _played(runs: SkewedRuns, job: Job) -> SkewedOutcome:
+    return runs.play(job.norm, job.skew, policies.resolve(job.policy), job.seed)
 
 
 def scouted(
@@ -98,11 +127,11 @@ def scouted(
     settings = [setting for setting in Scout("geo").settings if setting]  # 0 is BSP
     fixed = {f"{setting:g}": f"geo:bsp:threshold={setting:g}" for setting in settings}
     ways = {BSP: "bsp", **fixed, "scout": f"scout:period={period}:geo"}
-    jobs = [(skew, seed, way) for skew in skews for seed in range(seeds) for way in ways]
+    keys = [(skew, way, seed) for skew in skews for seed in range(seeds) for way in ways]
+    outcomes = _all_played(runs, [Job("gn", skew, ways[way], seed) for skew, way, seed in keys], told, "the tuner")
     played: dict[float, dict[str, list[SkewedOutcome]]] = {skew: {way: [] for way in ways} for skew in skews}
-    for number, (skew, seed, way) in enumerate(jobs):
-        told("the tuner", f"{skew:g} %, {way}", number / len(jobs))
-        played[skew][way].append(runs.play("gn", skew, policies.resolve(ways[way]), seed))
+    for (skew, way, _), outcome in zip(keys, outcomes, strict=True):
+        played[skew][way].append(outcome)
     return {f"{skew:g}": judged(each, tolerance) for skew, each in played.items()}
 
 
