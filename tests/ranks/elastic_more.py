@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from elastic_script import LR, MOMENTUM, N, await_another, be_late, dataset
+from elastic_script import LR, MOMENTUM, N, await_another, await_others, be_late, dataset
 from session_parts import Moving
 from torch import Tensor, nn
 
@@ -224,6 +224,8 @@ def wait_for_faults(elastic: object, faults: list[str]) -> None:
     if f"late@{worker}:{number}" in faults:
         be_late(elastic)
     if f"kill@{worker}:{number}" in faults:
+        for suffix in (".jsonl", ".part"):
+            await_others(Path(sys.argv[2]), worker, elastic.members, 1, suffix)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

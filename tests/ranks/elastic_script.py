@@ -2,19 +2,23 @@
 
 Usage: elastic_script.py FOLDER EPOCHS READERS [FAULT …]; a fault is kill@W:I (before the exchange of
 iteration I), after@W:I (dies right after it), late@W:I (takes its exchange for failed, once somebody is gone or has
-given it up), leave@W:I, until@W (there is one more epoch until W has left), till@W (until an epoch after W has come),
-door@I (nobody goes on before somebody asks to join), fell@W:N (once N take part, of whom W is the first, W dies before
-an exchange, and its launcher with it), stay@W (W says that it has come to an exchange, and never enters it), save@I
-(the first of them saves after the step of iteration I, and all end there), or resume.
+given it up), slow@W:I (half a second after it began), leave@W:I, until@W (there is one more epoch until W has left),
+till@W (until an epoch after W has come), door@I (nobody goes on before somebody asks to join), fell@W:N (once N take
+part, of whom W is the first, W dies before an exchange, and its launcher with it), stay@W (W says that it has come to
+an exchange, and never enters it), save@I (the first of them saves after the step of iteration I, and all end there), or
+resume.
 """
 
 import json
+import math
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,8 +80,11 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
                     time.sleep(0.01)
             if f"late@{worker}:{at}" in faults:
                 be_late(elastic)
+            if f"slow@{worker}:{at}" in faults:
+                be_late(elastic, 0.5)
             loss = F.cross_entropy(net(x), y)
             if f"kill@{worker}:{at}" in faults:
+                await_others(folder, worker, elastic.members, 2)
                 os.kill(os.getpid(), signal.SIGKILL)
             first = at % 8 == 7 and session.rank == 0
             if first and f"fell@{worker}:{session.world_size}" in faults:
@@ -106,6 +113,18 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
     session.close()
 
 
+def await_others(folder: Path, worker: int, members: Sequence[int], fields: int, suffix: str = ".jsonl") -> None:
+    """Until all others are as far as this worker. One that is waiting for its last exchange gives it up, once it is
+    looked at and somebody is dead, and then what is written down here was not used."""
+
+    def last(one: int) -> list[Any] | None:
+        lines = path.read_text().splitlines() if (path := folder / f"{one}{suffix}").exists() else []
+        return json.loads(lines[-1])[:fields] if lines else None
+
+    while any(last(one) != last(worker) for one in members):
+        time.sleep(0.005)
+
+
 def await_another(log: Path) -> None:
     """Until another worker has written as much: only then has somebody who lives on completed the exchange, too."""
     lines = len(log.read_text().splitlines())
@@ -114,15 +133,20 @@ def await_another(log: Path) -> None:
         time.sleep(0.005)
 
 
-def be_late(elastic: object) -> None:
-    """This worker's next exchange has failed, as far as it knows, and that is when another one's has not."""
+def be_late(elastic: object, within_s: float = math.inf) -> None:
+    """This worker's next exchange has failed, as far as it knows, and that is when another one's has not.
+
+    Args:
+        within_s: or when this is over.
+    """
     recovery = elastic.recovery
     wait = recovery._wait
 
     def late() -> bool:
         recovery._wait = wait
         recovery._received(recovery.circle)
-        while not elastic.membership.lost():
+        until_s = time.monotonic() + within_s
+        while not elastic.membership.lost() and time.monotonic() < until_s:
             time.sleep(0.01)
         return False
 

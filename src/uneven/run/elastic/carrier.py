@@ -1,7 +1,8 @@
 """Carries the weighted mean of the gradients among members that come and go, without losing a step when one dies.
 
-DDP's bucket holds this worker's gradient until the sums of all are complete; then they are copied over it. An exchange
-fails inside of ``loss.backward()``, where autograd's last callback waits for it, and is mended there
+DDP's bucket holds this worker's gradient until the sums of all are complete, which are made in other memory.
+All confirm that they have them, and the parameters' gradients lie there then (:mod:`uneven.run.elastic.summed`). An
+exchange fails inside of ``loss.backward()``, where autograd's last callback waits for it, and is mended there
 (:mod:`uneven.run.elastic.recovery`). No backward pass is run twice; it just takes longer.
 
 Gradients of several batches may wait in ``.grad`` for one exchange (``session.no_sync``). When a worker is lost, the
@@ -22,7 +23,8 @@ from uneven.data.returned import Returned
 from uneven.errors import ConfigError
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.recovery import ExchangePlace, Recovery
-from uneven.run.gradients.carrier import GradientCarrier
+from uneven.run.elastic.summed import SummedBucket
+from uneven.run.gradients.carrier import GradientCarrier, _Lane
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.lines.circle import alone
 from uneven.run.lines.traffic import bytes_of_sum
@@ -50,6 +52,7 @@ class ElasticCarrier(GradientCarrier):
     _passes: list[Turn] = field(default_factory=list)  # batches whose gradients are in the next exchange
     _unused: bool = False  # whether passes may leave parameters out
     _buckets: int = 0  # in the exchange under way
+    _summed: list[SummedBucket] = field(default_factory=list)  # by place of the bucket
     _bucket_cap_mb: float | None = None
 
     # ---------------------------------------------------------------- the model
@@ -73,6 +76,7 @@ class ElasticCarrier(GradientCarrier):
         model: nn.Module = self._ddp.module
         self._ddp._remove_autograd_hooks()
         self._lanes.clear()
+        self._summed.clear()
         self._wrap(model, self._unused, self._bucket_cap_mb, alone(), same=True)
 
     # ---------------------------------------------------------------- an exchange
@@ -80,12 +84,12 @@ class ElasticCarrier(GradientCarrier):
         """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""
         lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
         if self.recovery.at is None:
-            place = ExchangePlace(self._this_exchange, turn.epoch, *3 * (turn.iteration,), groups=self.groups())
-            self.recovery.enter(place)
+            where = turn.epoch, *3 * (turn.iteration,)
+            self.recovery.enter(ExchangePlace(self._this_exchange, *where, groups=self.groups(), confirmed=True))
         if lane.last:
             self.observer.ready()
             self._buckets = len(self.recovery.pieces) + 1
-        self.recovery.begin(lane.bucket, self._scale_now, slots=lane.last and not self._grouped)
+        self.recovery.begin(lane.bucket, self._scale_now, into=self._summed_of(lane, bucket).sums)
         if lane.last:
             statistics = None if self._statistics is None else self._statistics.flat()
             if statistics is not None:
@@ -152,8 +156,11 @@ class ElasticCarrier(GradientCarrier):
             pieces = self.recovery.complete(self.recovery.land())
         members = self.membership.members
         self.traffic.sent_bytes += sum(bytes_of_sum(one.sent.nbytes, len(one.inside or members)) for one in pieces)
-        fine = [piece.take() for piece in pieces[: self._buckets]]
-        culprit = not all(fine) and self._weight_now() > 0.0
+        buckets = pieces[: self._buckets]
+        for summed, piece in zip(self._summed, buckets, strict=True):
+            summed.complete(piece)
+        torch.autograd.Variable._execution_engine.queue_callback(self._show)
+        culprit = not all(piece.fine for piece in buckets) and self._weight_now() > 0.0
         rest = [piece for piece in pieces[self._buckets :] if piece.own.numel()]
         if self._unused:
             rest.pop().take()
@@ -166,6 +173,17 @@ class ElasticCarrier(GradientCarrier):
         self._held = self._prepared = False
         if culprit:
             self.on_nonfinite()
+
+    def _show(self) -> None:
+        """DDP has come to its end, and gradients lie in its buckets."""
+        for summed in self._summed:
+            summed.show()
+
+    def _summed_of(self, lane: _Lane, bucket: Any) -> SummedBucket:
+        place = len(self.recovery.pieces)
+        if place >= len(self._summed) or self._summed[place].bucket is not lane.bucket:
+            self._summed[place:] = [SummedBucket.of(bucket)]
+        return self._summed[place]
 
 
 def _one() -> float:

@@ -111,7 +111,7 @@ class Elastic:
         self._iteration = 0
         self._in, self._over = not membership.joins_later, False
         self._reign = 0  # of the store, as last told
-        self._restore_signal: Callable[[], None] = _nothing
+        self._restore_signal: Callable[[], None] = lambda: None
         self._watches: list[NoticeWatch] = []
         self._listen((signal.SIGTERM, *leave_on))
 
@@ -268,7 +268,8 @@ class Elastic:
         assert self._run is not None
         if self._run.apart:
             return  # they are announced anew with the next merge, as a newcomer begins with what comes of one
-        self._change_members(leaving=announced[self.membership.place] == LEAVES)
+        through = LEAVES not in announced or self.recovery.all_through()
+        self._change_members(leaving=through and announced[self.membership.place] == LEAVES)
 
     def _change_members(self, leaving: bool) -> None:
         began_s = time.monotonic()
@@ -444,7 +445,3 @@ def _unsaved(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that are not in the model's state (``persistent=False``)."""
     saved = model.state_dict()
     return {name: one for name, one in model.named_buffers() if name not in saved}
-
-
-def _nothing() -> None:
-    pass

@@ -2,27 +2,24 @@
 
 What this worker brings is scaled into memory of the exchange's own and summed up there, so it is still there if the
 exchange has to be made again. The memory of two exchanges takes turns: the sums of the last one are kept until this one
-is over, for a member that had not completed the last one when somebody died.
+is over, for a member that had not completed the last one when somebody died. Those of gradients are not. A sum of the
+few numbers that all say comes after theirs: who has it knows that everybody has the gradients', and may change
+them; who lacks it has them, too. So only that one is kept.
 
 One exchange is under way at a time, and all members make the same ones in the same order: gradients, parameters, and
 the sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on who
 they are (:mod:`uneven.core.membership`), and either add up anew or are given the sums by one that has them.
 
-Where members meet in groups, each adds up on a process group of its own. The numbers that all say come after that, in
-a sum of all: who has it knows that every group is through, and who lacks it has its own group's sum. So a loss is
-mended as where all meet, and all hear of it at one exchange.
-
-Pieces that members send one another (:mod:`uneven.run.elastic.swap`) cannot be given by one that has them. So a sum of
-one number comes after them: who has that knows that everybody has all pieces, and who lacks it has them, too.
+Where members meet in groups, each adds up on a process group of its own, and the sum of what they say is one of all.
+So a loss is mended as where all meet, and all hear of it at one exchange. Pieces that members send one another
+(:mod:`uneven.run.elastic.swap`) cannot be given by one that has them, so a last sum, of one number, confirms them, too.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,57 +27,15 @@ from torch import Tensor
 from uneven.core.membership import Generation, Meeting, Members, Statement
 from uneven.data.returned import Returned
 from uneven.errors import TrainingError
+from uneven.run.elastic.contribution import Contribution, Weight
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.slots import Slots
 from uneven.run.elastic.swap import Swap
 from uneven.run.gradients.instep import out_of_step
 from uneven.run.lines.circle import Broken, Circle
 
-_STRETCH = 1 << 17
-"""Numbers that are looked at and copied in one go: few enough to lie in a core's cache in between."""
-
-Weight = Callable[[], float]
-
 _MOST_CIRCLES = 16
 """Process groups of some members that are kept, as the same ones meet again and again."""
-
-
-@dataclass(slots=True)
-class Contribution:
-    """One tensor in one exchange.
-
-    Attributes:
-        own: what this worker brings, unscaled; it is not touched until the exchange is over.
-        weight: what it is scaled by, among those that take part now.
-        sent: ``own`` scaled, then the sum; longer than ``own`` by the slots, where it has any.
-        work: under way; None where it could not be begun.
-        inside: of a group of members; None where it is of all.
-    """
-
-    own: Tensor
-    weight: Weight
-    sent: Tensor
-    work: Any = None
-    inside: Members | None = None
-
-    @property
-    def sum(self) -> Tensor:
-        """What came of it, once the exchange is complete; of the shape of ``own``."""
-        return self.sent[: self.own.numel()]
-
-    def take(self) -> bool:
-        """The sum takes the place of what this worker has brought; whether that was finite where the sum is not."""
-        fine = True
-        for own, total in zip(self.own.split(_STRETCH), self.sum.split(_STRETCH), strict=True):
-            if not math.isfinite(total.sum().item()):
-                fine = fine and bool(torch.isfinite(own).all())
-            own.copy_(total)
-        return fine
-
-    @property
-    def slotted(self) -> bool:
-        """Whether the members' announcements ride behind it."""
-        return self.sent.numel() > self.own.numel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +48,7 @@ class ExchangePlace:
         iteration: for messages.
         settles: the iteration up to which samples count as used once it is complete; −1 for none.
         groups: of the members, each of which exchanges among itself; None where all do.
+        confirmed: whether the numbers that all say come after the sums, and say that everybody has them.
     """
 
     what: str
@@ -101,6 +57,12 @@ class ExchangePlace:
     iteration: int = 0
     settles: int = -1
     groups: Meeting | None = None
+    confirmed: bool = False
+
+    @property
+    def confirms(self) -> bool:
+        """Whether a last sum is begun when all others have come."""
+        return self.confirmed or self.groups is not None
 
 
 class Recovery:
@@ -160,15 +122,24 @@ class Recovery:
         self._flush()
         self.at = at
 
-    def begin(self, own: Tensor, weight: Weight, *, slots: bool = False) -> Contribution:
-        """Begin to add up one tensor, flat and contiguous, which stays as it is. Where members meet in groups, slots
-        come by themselves."""
-        size = own.numel() + (self.slots.count(own.dtype) if slots else 0)
+    def begin(
+        self, own: Tensor, weight: Weight, *, slots: bool = False, into: Tensor | None = None
+    ) -> Contribution:  # fmt: skip
+        """Begin to add up one tensor, flat and contiguous, which stays as it is until the exchange is complete.
+
+        Args:
+            own: it.
+            weight: what it is scaled by, among those that take part when it is sent.
+            slots: whether what all say rides behind it. In a confirmed exchange that comes by itself.
+            into: memory for the sum, of an exchange that is confirmed; after a loss it is made elsewhere.
+        """
         place = len(self.pieces)
-        spare = self._spare[place].sent if place < len(self._spare) else None
-        if spare is None or spare.numel() != size or spare.dtype != own.dtype:
-            spare = torch.empty(size, dtype=own.dtype)
-        piece = Contribution(own, weight, spare)
+        if into is None:
+            piece = Contribution(own, weight, self._nothing)
+            spare = self._spare[place] if place < len(self._spare) else None
+            piece.room(spare, self.slots.count(own.dtype) if slots else 0)
+        else:
+            piece = Contribution(own, weight, into, kept=False)
         self.pieces.append(piece)
         self._send(piece)
         return piece
@@ -230,6 +201,23 @@ class Recovery:
         return said
 
     # ---------------------------------------------------------------- between exchanges
+    def all_through(self) -> bool:
+        """Whether all members have completed the last exchange; all ask. Who leaves before that takes along what others
+        lack, and they make the exchange again without it; so it stays for another step if this is False.
+
+        Raises:
+            PeerError: one that is alive does not come within the time-out.
+        """
+        try:
+            if self.circle is None:
+                return False
+            self.circle.wait(self.circle.sum(torch.zeros(1)))
+        except Broken:
+            return False
+        except TimeoutError:
+            raise self.membership.missing("a change of members", self.exchanges) from None
+        return True
+
     def next_generation(self, *, between: bool = False, leaving: bool = False, new: bool = False) -> Generation:
         """Give the old one up, agree on the next one and make its group.
 
@@ -277,7 +265,7 @@ class Recovery:
             return
         assert self.circle is not None
         pieces, source = self.pieces if lacking else self._kept, new.place(new.donor)
-        for piece in (one for one in pieces if one.inside is None):  # of its group every member has the sum
+        for piece in (one for one in pieces if one.kept and one.inside is None):  # who lacks others cannot be
             # What an exchange that has failed was given may still be written into.
             sent = piece.sent if new.donor == self.membership.worker else torch.empty_like(piece.sent)
             self.circle.wait(self.circle.broadcast(sent, source))
@@ -312,13 +300,7 @@ class Recovery:
     # ----------------------------------------------------------------
     def _send(self, piece: Contribution) -> None:
         assert self.at is not None
-        weight = piece.weight()
-        if weight == 0.0:
-            piece.sum.zero_()  # a padded batch; zero even where its gradient is not finite
-        elif weight == 1.0:
-            piece.sum.copy_(piece.own)  # whole numbers, too
-        else:
-            torch.mul(piece.own, weight, out=piece.sum)
+        piece.fill()
         if piece.slotted:
             slots = piece.sent[piece.own.numel() :]
             self.slots.fill(slots, self.at.epoch, self.at.place, self._announce())
@@ -352,21 +334,19 @@ class Recovery:
         return True
 
     def _received(self, circle: Circle) -> bool:
-        """Whether all pieces have come, where members send any or meet in groups; then the sum begins that says so."""
+        """Whether all has come that a last sum confirms, where there is one; then that begins."""
         assert self.at is not None
-        if (self._swap is None and self.at.groups is None) or any(one.inside is None for one in self.pieces):
-            return True
-        if self._swap is not None:
+        if self._swap is not None and not self.pieces:
             if not self._swap.wait(circle):
                 return False
             self.begin(torch.zeros(1), _one)
-            return True
-        for piece in self.pieces:
-            within = None if piece.inside is None else self._circle_of(piece.inside)
-            if piece.work is None or within is None:
-                return False
-            within.wait(piece.work)
-        self.begin(self._nothing, _one, slots=True)
+        elif self.at.confirms and not any(piece.slotted for piece in self.pieces):
+            for piece in self.pieces:
+                within = circle if piece.inside is None else self._circle_of(piece.inside)
+                if piece.work is None or within is None:
+                    return False
+                within.wait(piece.work)
+            self.begin(self._nothing, _one, slots=True)
         return True
 
     def _recover(self) -> Members:
@@ -400,16 +380,14 @@ class Recovery:
             self.pieces.clear()
             self._swap.begin(self.circle, self.membership.members)
         assert self.at is not None
-        if self.at.groups is not None:
+        if self.at.confirms:
             self.pieces[:] = [piece for piece in self.pieces if not piece.slotted]
-        rooms = [] if needed else [one.sent for one in self._kept]
+        spare, self._spare = [] if needed else self._kept, []
         if not needed:
             self._kept = []
         for place, piece in enumerate(self.pieces):
-            size = piece.own.numel() + (self.slots.count(piece.own.dtype) if piece.slotted else 0)
-            room = rooms[place] if place < len(rooms) and rooms[place].dtype == piece.own.dtype else None
-            fits = room is not None and room.numel() >= size
-            piece.sent = room[:size] if fits and room is not None else torch.empty(size, dtype=piece.own.dtype)
+            slots = self.slots.count(piece.own.dtype) if piece.slotted else 0
+            piece.room(spare[place] if place < len(spare) else None, slots)
             self._send(piece)
 
     def _out_of_step(self, at: ExchangePlace) -> TrainingError:
