@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from uneven.run.elastic.contribution import _STRETCH, Contribution
 from uneven.run.elastic.summed import SummedBucket
+from uneven.run.lines.circle import alone
 
 BEYOND = _STRETCH + 3
 """Longer than one stretch, and not a whole number of them."""
@@ -52,41 +54,39 @@ def test_memory_is_used_again_where_it_fits_and_is_nobody_elses() -> None:
         assert piece.sent.numel() == 6
 
 
-class Bucket:
-    """As DDP gives one to its hook: gradients of two parameters, the second one with channels last."""
-
-    def __init__(self) -> None:
-        self.all = torch.arange(1.0, 31.0)
-        self.those = [nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(1, 2, 3, 4)), nn.Parameter(torch.zeros(0))]
-        self.views = [
-            self.all[:6],
-            self.all[6:].as_strided((1, 2, 3, 4), (24, 1, 8, 2)),
-            self.all[30:],
-        ]
-
-    def buffer(self) -> torch.Tensor:
-        return self.all
-
-    def gradients(self) -> list[torch.Tensor]:
-        return self.views
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self.those
-
-
 def test_gradients_become_views_of_the_sum_in_the_layout_that_they_had() -> None:
-    bucket = Bucket()
-    summed = SummedBucket.of(bucket)
-    for one, view in zip(bucket.those[:2], bucket.views, strict=False):
-        one.grad = view
-    for memory in (summed.sums, torch.empty(30), torch.empty(30)):  # anew after a loss
-        piece = Contribution(bucket.all, lambda: 0.5, memory, kept=False)
+    """Of DDP's own buckets, where one parameter has its channels last, and one gets no gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2)).to(memory_format=torch.channels_last)
+    model.register_parameter("unused", nn.Parameter(torch.zeros(3)))
+    x, last = torch.randn(4, 2, 4, 4), list[SummedBucket]()
+    plain = torch.autograd.grad(model(x).square().sum(), [*model.parameters()], allow_unused=True)
+
+    def hook(anew, bucket):  # type: ignore[no-untyped-def] # DDP wants no annotations that are texts
+        summed = SummedBucket.of(bucket)
+        memory = torch.empty_like(summed.sums) if anew.pop() else summed.sums
+        piece = Contribution(bucket.buffer(), lambda: 0.5, memory, kept=False)
         piece.fill()
         summed.complete(piece)
-        summed.show()
-        for one, view in zip(bucket.those[:2], bucket.views, strict=False):
-            assert one.grad is not None
-            assert one.grad.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
-            assert one.grad.stride() == view.stride()
-            assert torch.equal(one.grad, view * 0.5)
-        assert bucket.those[2].grad is None, "no gradient came to it"
+        last[:] = [summed]
+        done = torch.futures.Future[torch.Tensor]()
+        done.set_result(bucket.buffer())
+        return done
+
+    trained = DistributedDataParallel(
+        model, process_group=alone(), gradient_as_bucket_view=True, find_unused_parameters=True, init_sync=False
+    )
+    trained.register_comm_hook([False, True, False], hook)
+    for _ in range(3):
+        trained(x).square().sum().backward()
+        last[0].show()
+        for one, theirs in zip(model.parameters(), plain, strict=True):
+            if theirs is None:
+                assert one.grad is None
+            else:
+                assert one.grad is not None
+                assert one.grad.stride() == one.stride()
+                assert one.grad.untyped_storage().data_ptr() == last[0].sums.untyped_storage().data_ptr()
+                torch.testing.assert_close(one.grad, theirs * 0.5)
+        model.zero_grad()
+    trained._remove_autograd_hooks()

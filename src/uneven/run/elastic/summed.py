@@ -24,35 +24,36 @@ class SummedBucket:
 
     Attributes:
         bucket: DDP's memory, shape (numbers,).
-        gradients: parameter → its gradient, a view of the bucket.
+        parameters: whose gradients lie there.
         sums: memory for the sum, shape (numbers,).
     """
 
     bucket: Tensor
-    gradients: Sequence[tuple[nn.Parameter, Tensor]]
+    parameters: Sequence[nn.Parameter]
     sums: Tensor
-    _views: list[Tensor] = field(default_factory=list)  # of ``sums``, in the order of ``gradients``
+    _views: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # of ``sums``
 
     @classmethod
     def of(cls, bucket: Any) -> SummedBucket:
         """That of a bucket which DDP's hook is called with."""
         whole: Tensor = bucket.buffer()
-        gradients = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-        return cls(whole, gradients, torch.empty_like(whole))
+        return cls(whole, bucket.parameters(), torch.empty_like(whole))
 
     def complete(self, piece: Contribution) -> None:
         """All members have the sum, each in memory of its own."""
         if piece.sent is not self.sums:  # made anew after a loss: what had failed may still be written into the old one
-            self.sums, self._views = piece.sent, []
+            self.sums, self._views = piece.sent, {}
 
     def show(self) -> None:
-        """The sum becomes the parameters' gradients, where they have any."""
-        if not self._views:
-            first = self.bucket.storage_offset()
-            self._views = [
-                self.sums.as_strided(one.shape, one.stride(), one.storage_offset() - first)
-                for _, one in self.gradients
-            ]
-        for (parameter, _), view in zip(self.gradients, self._views, strict=True):
+        """The sum becomes the parameters' gradients, where they have any; in the backward pass DDP has put these into
+        its bucket."""
+        for parameter in self.parameters:
             if parameter.grad is not None:
-                parameter.grad = view
+                view = self._views.get(parameter)
+                parameter.grad = self._view(parameter, parameter.grad) if view is None else view
+
+    def _view(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        """In the layout of the gradient, which is its parameter's, and not that of ``bucket.gradients()``."""
+        at = gradient.storage_offset() - self.bucket.storage_offset()
+        view = self._views[parameter] = self.sums.as_strided(gradient.shape, gradient.stride(), at)
+        return view
