@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from elastic_script import wait_at_door
 from torch import nn
 
 import uneven
@@ -65,8 +65,8 @@ def main(folder: Path, steps: int, faults: list[str]) -> None:
             learn(g, net, x, y, mask, f"kill@{session.worker}:{step}" in faults)
             optimizer.step()
             optimizer.zero_grad()
-            while f"door@{step}" in faults and not elastic.membership.watch.asked:
-                time.sleep(0.01)
+            if f"door@{step}" in faults:
+                wait_at_door(elastic.membership, folder)
             if f"leave@{session.worker}:{step}" in faults:
                 os.kill(os.getpid(), signal.SIGTERM)
         weights = [one.detach().flatten().tolist() for one in net.parameters()]

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from elastic_more import wait_at_door
-from elastic_script import LR, MOMENTUM, await_another, be_late, dataset
+from elastic_script import LR, MOMENTUM, await_another, be_late, dataset, wait_at_door
 from session_parts import Moving
 from torch import nn
 

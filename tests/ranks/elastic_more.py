@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from elastic_script import LR, MOMENTUM, N, await_another, await_others, be_late, dataset
+from elastic_script import LR, MOMENTUM, N, await_another, await_others, be_late, dataset, wait_at_door
 from session_parts import Moving
 from torch import Tensor, nn
 
@@ -207,13 +206,6 @@ def drawn(session: uneven.Session, way: str) -> Iterator[tuple[Tensor, Tensor, T
             part = session._loop.part
             assert part.size == (X if way == "steps" else sum(OWN + one for one in part.members))
             yield dataset()[(part.start + part.offset(session.worker) + torch.arange(n)) % N]
-
-
-def wait_at_door(membership: object, folder: Path) -> None:
-    """Let the test know that somebody is to come, and wait until it asks."""
-    (folder / "door").touch()
-    while not membership.watch.asked:
-        time.sleep(0.01)
 
 
 def wait_for_faults(elastic: object, faults: list[str]) -> None:

@@ -76,8 +76,7 @@ def main(folder: Path, epochs: int, readers: int, faults: list[str]) -> None:
             at = part.iteration
             come = part.epoch if come < 0 and till <= members() else come
             if f"door@{at}" in faults:
-                while not elastic.membership.watch.asked:
-                    time.sleep(0.01)
+                wait_at_door(elastic.membership, folder)
             if f"late@{worker}:{at}" in faults:
                 be_late(elastic)
             if f"slow@{worker}:{at}" in faults:
@@ -131,6 +130,13 @@ def await_another(log: Path) -> None:
     others = [one for one in log.parent.glob(f"*{log.suffix}") if one != log]
     while not any(len(one.read_text().splitlines()) >= lines for one in others):
         time.sleep(0.005)
+
+
+def wait_at_door(membership: object, folder: Path) -> None:
+    """Let the test know that somebody is to come, and wait until it asks."""
+    (folder / "door").touch()
+    while not membership.watch.asked:
+        time.sleep(0.01)
 
 
 def be_late(elastic: object, within_s: float = math.inf) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,10 +21,12 @@ import torch.nn.functional as F
 from metadata_service import MetadataService, serving
 from uneven import journal
 from uneven.core.records import MembershipRecord
+from uneven.testing.scripts import Script
 
 pytestmark = [pytest.mark.slow(30), pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
+IMPORTED = ("uneven.cli.run", "uneven.launch.elastic", "rich.console")
 
 
 PORTS = range(20_000, 30_000)
@@ -40,20 +41,17 @@ def free_port() -> int:
             return port
 
 
-def await_listening(port: int) -> None:
-    """The first launcher keeps its store."""
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-
-
-def start(*words: object) -> subprocess.Popen[str]:
+def run(*words: object, merged: bool = False) -> Script:
+    """``uneven run`` with these words. Under Ray and in an emulation elastic runs start as they do for users."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    line = [sys.executable, "-m", "uneven", "run", *map(str, words)]
-    return subprocess.Popen(line, env=env, stderr=subprocess.PIPE, text=True)
+    return Script(["-m", "uneven.testing.forked_run", "run", *words], env=env, merged=merged, imported=IMPORTED)
+
+
+def await_door(process: Script, folder: Path) -> None:
+    """Until the workers wait for one to join."""
+    while not (folder / "door").exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
 
 
 def steps(folder: Path) -> dict[tuple[int, int], list[int]]:
@@ -105,14 +103,14 @@ def noted(run: Path, worker: int) -> list[tuple[tuple[int, ...], tuple[int, ...]
 def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
     """Worker 3 dies before an exchange, and 1 after one that 0 lacks; 4 joins; 2 is to leave after one that 0
     lacks, and stays for another step; 0 dies, so that no worker is left of those that keep the store."""
-    port, run = free_port(), tmp_path / "run"
+    folder = tmp_path / "run"
     faults = ["kill@3:7", "after@1:12", "late@0:12", "door@33", "leave@2:44", "slow@0:44", "kill@0:60"]
     script = [HERE / "elastic_script.py", tmp_path, 3, 0, *faults]
-    meeting = f"127.0.0.1:{port}"
-    whole = start("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", run, *script)
-    await_listening(port)
-    joins = start("--join", meeting, "--run-dir", tmp_path / "joined", *script)
-    said, said_there = whole.communicate(timeout=200)[1], joins.communicate(timeout=100)[1]
+    meeting = f"127.0.0.1:{free_port()}"
+    with run("--nproc", 4, "--elastic", "1:4", "--rdzv-endpoint", meeting, "--run-dir", folder, *script) as whole:
+        await_door(whole, tmp_path)
+        with run("--join", meeting, "--run-dir", tmp_path / "joined", *script) as joins:
+            said, said_there = whole.communicate(200)[1], joins.communicate(100)[1]
     assert (whole.returncode, joins.returncode) == (0, 0), said + said_there
     check(tmp_path, 3, {4})
     assert "rank 3 " in said, said
@@ -120,7 +118,7 @@ def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
     assert "worker 2 was told to leave" in said, said
     assert json.loads((tmp_path / "2.jsonl").read_text().splitlines()[-1])[1] == 45
     assert "worker 4 has joined" in said_there, said_there
-    assert noted(run, 2) == [((3,), ()), ((1,), ()), ((), (4,))]
+    assert noted(folder, 2) == [((3,), ()), ((1,), ()), ((), (4,))]
     assert noted(tmp_path / "joined", 4) == [((2,), ()), ((0,), ())]
 
 
@@ -128,9 +126,9 @@ def test_rank_0_and_all_but_one_die_while_readers_read_ahead(tmp_path: Path) -> 
     """The last of them in the last exchange of an epoch: what it had comes again in one more iteration."""
     faults = ["kill@0:5", "kill@2:24"]
     script = [HERE / "elastic_script.py", tmp_path, 2, 1, *faults]
-    run = start("--nproc", 3, "--elastic", "1:3", "--run-dir", tmp_path / "run", *script)
-    said = run.communicate(timeout=200)[1]
-    assert run.returncode == 0, said
+    with run("--nproc", 3, "--elastic", "1:3", "--run-dir", tmp_path / "run", *script) as it:
+        said = it.communicate(200)[1]
+    assert it.returncode == 0, said
     check(tmp_path, 2, {1})
     last = max(iteration for epoch, iteration in steps(tmp_path) if epoch == 0)
     assert last > 24, "25 iterations, from 0, and more for what came again"
@@ -138,9 +136,9 @@ def test_rank_0_and_all_but_one_die_while_readers_read_ahead(tmp_path: Path) -> 
 
 def test_too_few_are_left(tmp_path: Path) -> None:
     script = [HERE / "elastic_script.py", tmp_path, 1, 0, "kill@1:3"]
-    run = start("--nproc", 2, "--elastic", "2:3", "--run-dir", tmp_path / "run", *script)
-    said = run.communicate(timeout=200)[1]
-    assert run.returncode in (128 + signal.SIGKILL, 1)
+    with run("--nproc", 2, "--elastic", "2:3", "--run-dir", tmp_path / "run", *script) as it:
+        said = it.communicate(200)[1]
+    assert it.returncode in (128 + signal.SIGKILL, 1)
     assert "the run needs 2" in said, said
 
 
@@ -150,19 +148,13 @@ def test_a_notice_and_a_signal_of_slurms_make_workers_leave(tmp_path: Path) -> N
     script.write_text(TOLD)
     folder = tmp_path / "run"
     words = ["--nproc", 2, "--elastic", "1:2", "--leave-on", "USR1", "--run-dir", folder, script]
-    with serving(MetadataService(quiet=2)) as url:
-        run = start(*words, url)
-        assert run.stderr is not None
-        said = ""
-        while "workers go on" not in said:
-            line = run.stderr.readline()
-            assert line, said
-            said += line
-        run.send_signal(signal.SIGUSR1)
-        said += run.stderr.read()  # communicate() would pass by what is read ahead
-        run.wait()
-        run.stderr.close()
-    assert run.returncode == 128 + signal.SIGUSR1, said
+    with serving(MetadataService(quiet=2)) as url, run(*words, url, merged=True) as it:
+        while "workers go on" not in it.printed():
+            assert it.poll() is None, it.printed()
+            time.sleep(0.02)
+        it.send_signal(signal.SIGUSR1)
+        said = it.communicate(100)[0]
+    assert it.returncode == 128 + signal.SIGUSR1, said
     assert "worker 1: its machine goes in 1" in said
     assert "worker 1 was told to leave, and has left" in said, said
     assert "worker 0 was told to leave, and has left" in said

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_elastic import HERE
-from test_elastic_ways import run
+from test_elastic import HERE, run
 
 from uneven.data.returned import runs
 from uneven.loops.mended import positions_in, without

@@ -8,7 +8,7 @@ from pathlib import Path
 import elastic_graph
 import pytest
 import torch
-from test_elastic import HERE, await_listening, free_port, start
+from test_elastic import HERE, await_door, free_port, run
 from test_graph_parts import write
 
 from uneven import graph
@@ -33,13 +33,13 @@ def replayed(path: Path) -> list[torch.Tensor]:
 def test_workers_die_join_and_leave(tmp_path: Path) -> None:
     """Worker 1 dies in mid-forward, 3 joins, 0 leaves: the step in which one dies changes nothing, the others count."""
     write(tmp_path / "parts")
-    port = free_port()
-    meeting = f"127.0.0.1:{port}"
+    meeting = f"127.0.0.1:{free_port()}"
     script = [HERE / "elastic_graph.py", tmp_path, STEPS, "kill@1:3", "door@6", "leave@0:9"]
-    whole = start("--nproc", 3, "--elastic", "1:3", "--rdzv-endpoint", meeting, "--run-dir", tmp_path / "run", *script)
-    await_listening(port)
-    joins = start("--join", meeting, "--run-dir", tmp_path / "joined", *script)
-    said, said_there = whole.communicate(timeout=200)[1], joins.communicate(timeout=100)[1]
+    words = ["--nproc", 3, "--elastic", "1:3", "--rdzv-endpoint", meeting, "--run-dir", tmp_path / "run"]
+    with run(*words, *script) as whole:
+        await_door(whole, tmp_path)
+        with run("--join", meeting, "--run-dir", tmp_path / "joined", *script) as joins:
+            said, said_there = whole.communicate(200)[1], joins.communicate(100)[1]
     assert (whole.returncode, joins.returncode) == (0, 0), said + said_there
     logs = {
         int(one.stem): [json.loads(line) for line in one.read_text().splitlines()] for one in tmp_path.glob("*.jsonl")

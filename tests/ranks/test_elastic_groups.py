@@ -15,9 +15,8 @@ from pathlib import Path
 import elastic_script
 import pytest
 import torch
-from test_elastic import HERE, free_port
+from test_elastic import HERE, await_door, free_port, run
 from test_elastic_merges import EPOCHS, Played
-from test_elastic_ways import await_door, run
 
 pytestmark = [pytest.mark.slow(12), pytest.mark.timeout(200)]
 

@@ -17,8 +17,7 @@ import elastic_script
 import pytest
 import torch
 import torch.nn.functional as F
-from test_elastic import HERE, free_port
-from test_elastic_ways import await_door, run
+from test_elastic import HERE, await_door, free_port, run
 
 from uneven.core.views import SyncView
 from uneven.merge import Merge

@@ -13,8 +13,7 @@ from pathlib import Path
 import elastic_script
 import pytest
 import torch
-from test_elastic import HERE, free_port
-from test_elastic_ways import await_door, run
+from test_elastic import HERE, await_door, free_port, run
 
 from uneven.data.order import epoch_order
 

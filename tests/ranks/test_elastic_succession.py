@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import test_elastic
-from test_elastic import HERE, free_port
-from test_elastic_ways import run
+from test_elastic import HERE, free_port, run
 
 pytestmark = [pytest.mark.slow(5), pytest.mark.timeout(200)]
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,23 +14,17 @@ import pytest
 import test_elastic
 import torch
 import torch.nn.functional as F
-from test_elastic import HERE, free_port
+from test_elastic import HERE, await_door, free_port, run
 
 import uneven
 from uneven import journal
 from uneven.core.records import StepRecord
 from uneven.testing.parts import alone
-from uneven.testing.scripts import Script
 
 pytestmark = [pytest.mark.slow(10), pytest.mark.timeout(200)]
 
 Batch = tuple[int, int, int, int]
 """Exchange, epoch, iteration, samples of the whole batch."""
-
-
-def run(*words: object) -> Script:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    return Script(["-m", "uneven.testing.forked_run", "run", *words], env=env)
 
 
 def steps(folder: Path) -> dict[int, dict[Batch, list[int]]]:
@@ -96,13 +87,6 @@ def replayed(
             model[0].weight.grad.div_(average.sqrt())
         optimizer.step()
     return model.state_dict()
-
-
-def await_door(process: Script, folder: Path) -> None:
-    """Until the workers wait for one to join."""
-    while not (folder / "door").exists():
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
 
 
 class LosingKFAC(uneven.KFAC):
