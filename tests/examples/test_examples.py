@@ -22,7 +22,13 @@ NAMES = (
     "01_plain", "02_balanced", "03_ray_train", "05_fleet", "06_threads", "07_part", "08_graph", "09_recommendation"
 )  # fmt: skip
 PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION = (EXAMPLES / f"{name}.py" for name in NAMES)
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ON_TWO = ["--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", *ON_TWO]
+FORKS = "import runpy; from uneven.testing.forked_run import fork_workers; fork_workers(); "
+FORKED_TORCHRUN = ["-c", f"{FORKS}runpy.run_module('torch.distributed.run', run_name='__main__')", *ON_TWO]
+FORKED_RUN = ["-m", "uneven.testing.forked_run", "run"]
+"""As :data:`TORCHRUN` and ``uneven run``, but workers need not import torch again: three seconds of processor time for
+each. One example is started by each of them as its reader would."""
 
 
 def python(*arguments: object, directory: Path, limit_s: float = 90, **environment: str) -> str:
@@ -142,9 +148,9 @@ def test_balanced_inside_ray_train(tmp_path: Path) -> None:
 @pytest.mark.slow(20)
 def test_a_part_gives_what_one_process_gives_and_goes_on_elsewhere(tmp_path: Path) -> None:
     forked(PART, "--epochs", 2, "--save", "one.pt", directory=tmp_path)
-    run = ["-m", "uneven", "run", "--nproc", 2, "--balance", "static:shares=3/1", "--run-dir", "run"]
+    run = [*FORKED_RUN, "--nproc", 2, "--balance", "static:shares=3/1", "--run-dir", "run"]
     forked(*run, PART, "--save", "half.pt", directory=tmp_path)
-    forked(*TORCHRUN, PART, "--resume", "half.pt", "--save", "two.pt", directory=tmp_path, TMPDIR=str(tmp_path))
+    forked(*FORKED_TORCHRUN, PART, "--resume", "half.pt", "--save", "two.pt", directory=tmp_path, TMPDIR=str(tmp_path))
     one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
     for key, weights in one["model"].items():
         torch.testing.assert_close(two["model"][key], weights, rtol=0.0, atol=1e-12)
@@ -154,7 +160,7 @@ def test_a_part_gives_what_one_process_gives_and_goes_on_elsewhere(tmp_path: Pat
 
 def test_a_graph_on_two_workers_learns_what_one_does(tmp_path: Path) -> None:
     alone = forked(GRAPH, "--epochs", 20, directory=tmp_path)
-    both = forked(*TORCHRUN, GRAPH, "--epochs", 20, directory=tmp_path, TMPDIR=str(tmp_path))
+    both = forked(*FORKED_TORCHRUN, GRAPH, "--epochs", 20, directory=tmp_path, TMPDIR=str(tmp_path))
     accuracy = re.search(r"test accuracy (0\.9\d+)", alone)
     assert accuracy is not None, alone
     assert accuracy[0] in both

@@ -34,7 +34,7 @@ def test_any_script_trains_under_a_policy_and_the_journal_tells_of_its_exchanges
     """It does not even close the session: the shadows come to an end when the programs do."""
     (tmp_path / "train.py").write_text(SCRIPT)
     chosen = ["--nproc", "2", "--sync", "shadow:ma", "--balance", "even", "--run-dir", "run"]
-    done = run_script(["-m", "uneven", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=100)
+    done = run_script(["-m", "uneven.testing.forked_run", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     ranks = journal.read(tmp_path / "run").ranks
     assert set(ranks) == {0, 1}

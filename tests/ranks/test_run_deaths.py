@@ -19,7 +19,7 @@ from uneven import journal
 from uneven.core.records import EventRecord
 from uneven.testing.scripts import Script
 
-pytestmark = [pytest.mark.slow(20), pytest.mark.timeout(300)]  # six workers that import torch, side by side
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 KILLED = 128 + signal.SIGKILL
@@ -28,10 +28,10 @@ KILLED = 128 + signal.SIGKILL
 def started(
     stack: ExitStack, folder: Path, runs: dict[str, list[object]], *, merged: bool = False
 ) -> dict[str, Script]:
-    """Run directory → ``uneven run`` of two workers with these words; all of them side by side."""
+    """Run directory → ``uneven run`` of two forked workers with these words; all of them side by side."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
     env["TMPDIR"] = str(folder)  # a rank 0 that is killed leaves the folder of its parameter server
-    words = ["-m", "uneven", "run", "--nproc", 2, "--run-dir"]
+    words = ["-m", "uneven.testing.forked_run", "run", "--nproc", 2, "--run-dir"]
     scripts = {}
     for name, more in runs.items():
         scripts[name] = stack.enter_context(Script([*words, name, *more], cwd=folder, env=env, merged=merged))

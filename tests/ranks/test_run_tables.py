@@ -22,9 +22,10 @@ SCRIPT = Path(__file__).with_name("tables_script.py")
 
 @pytest.mark.slow(25)
 def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> None:
-    run = ["-m", "uneven", "run", "--nproc", "2", "--tables", "2", "--servers", "1", "--run-dir", tmp_path / "run"]
+    chosen = ["--nproc", "2", "--tables", "2", "--servers", "1", "--run-dir", tmp_path / "run"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_script([*run, SCRIPT], cwd=tmp_path, env=env, merged=True, timeout_s=120)
+    run = ["-m", "uneven.testing.forked_run", "run"]
+    done = run_script([*run, *chosen, SCRIPT], cwd=tmp_path, env=env, merged=True, timeout_s=120)
     assert done.returncode == 0, done.stdout
     found = re.findall(r"rank (\d) right (\S+) sum (\S+) applied (\d+) lookups (\d+)", done.stdout)
     assert sorted(one[0] for one in found) == ["0", "1"]

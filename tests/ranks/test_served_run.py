@@ -206,7 +206,8 @@ def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Pat
     """It does not even close the session. Its loader reads ahead in a process of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)
     chosen = ["--nproc", "2", "--servers", "2", "--sync", "ssp:staleness=3", "--balance", "even", "--run-dir", "run"]
-    done = run_script(["-m", "uneven", "run", *chosen, "train.py", tmp_path], cwd=tmp_path, timeout_s=100)
+    run = ["-m", "uneven.testing.forked_run", "run"]
+    done = run_script([*run, *chosen, "train.py", tmp_path], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert "shard 0 of the parameter server was killed by SIGKILL and is started again" in done.stderr
     told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]

@@ -226,7 +226,7 @@ def test_the_launcher_names_the_cause(tmp_path: Path) -> None:
         "    if count == deaths.AT and session.rank == 1:\n"
         "        raise ValueError('a bad label')\n"
     )
-    command = ["-m", "uneven", "run", "--nproc", "2", "--run-dir", "run", "train.py"]
+    command = ["-m", "uneven.testing.forked_run", "run", "--nproc", "2", "--run-dir", "run", "train.py"]
     done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": import_path()}, timeout_s=100)
     assert done.returncode == 1
     cause = done.stderr.rpartition("error: ")[2]
