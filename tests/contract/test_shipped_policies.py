@@ -38,6 +38,7 @@ SHIPPED = (
     "scout:period=7,start=3:local",
     "geo:lead=2",
     "geo:hubs=true",
+    "geo:ssp:staleness=2,lead=1",
     "decoupled:every=4",
     "regional:every=2,across=3",
     "diloco:every=4,fragments=2,delay=1",

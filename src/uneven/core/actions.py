@@ -48,7 +48,7 @@ class Via(Enum):
     """The shape of the conversation."""
 
     GROUP = "group"  # the members among themselves, all of them at once
-    SERVER = "server"  # each member on its own with the parameter server
+    SERVER = "server"  # each member on its own with the members' parameter server; parties' servers with each other
 
 
 class Moment(Enum):
@@ -86,7 +86,9 @@ class Exchange:
         grace: how much longer a quorum waits for the others, as a part of the time that its first has waited.
         select: which entries travel; the rest stays and adds up. None sends everything.
         parties: ranks that hold one replica together and so contribute once; the first of each speaks and
-            hands on what it hears. They divide ``members``. Empty: every member speaks for itself.
+            hands on what it hears. They divide ``members``. Empty: every member speaks for itself. Over servers each
+            party has one of its own: what its copy has moved is told when the least of its members' clocks advances,
+            and what others tell is added to it.
         write_back: how the outcome enters the replica, in the background.
         lead: steps for which what others have sent of picked entries may be under way, while this worker goes on. The
             plan has a wait that says the same. 0 waits for all of it.

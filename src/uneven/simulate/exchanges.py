@@ -11,6 +11,7 @@ from uneven.simulate.preconditioning import VirtualPreconditioner
 from uneven.simulate.ring import Rings
 from uneven.simulate.rounds import Errand, Group, Round
 from uneven.simulate.served import Servers
+from uneven.simulate.site_clocks import SiteClocks
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
@@ -22,12 +23,15 @@ class ExchangeShape(Enum):
     TELL = "tell"  # each speaker sends the others what it has to add, and waits for nobody
     APART = "apart"  # each member with the parameter server on its own
     TOGETHER = "together"  # the parameter server answers when enough have contributed
+    BETWEEN = "between"  # parameter servers of sites tell each other what their copies have moved
 
 
 def kind_of(one: Exchange) -> ExchangeShape:
     """An all-reduce cannot leave anybody out, so whatever has a quorum goes over the parameter server."""
     if one.quorum is not None:
         return ExchangeShape.TOGETHER
+    if one.via is Via.SERVER and one.parties:
+        return ExchangeShape.BETWEEN
     if one.via is Via.SERVER:
         return ExchangeShape.TOGETHER if one.merge.combined is Combined.MEAN else ExchangeShape.APART
     if one.beside and one.merge.combined is Combined.SUM:
@@ -49,6 +53,7 @@ class VirtualExchanges:
         self._stage = stage
         self._preconditioner = preconditioner
         self.letters = Letters(stage)
+        self._copies = SiteClocks(stage, self.letters)
         self._rings = Rings(stage, self._through)
         self._servers = Servers(stage, self._served)
 
@@ -62,6 +67,9 @@ class VirtualExchanges:
 
     def begin(self, worker: Worker, one: Exchange) -> bool:
         """Begin an exchange after the computing; whether the worker may go on at once."""
+        if kind_of(one) is ExchangeShape.BETWEEN:
+            self._copies.pushed(worker, one)
+            return True
         if one.lead and kind_of(one) is ExchangeShape.TELL:
             self._write(worker, one)
             return True
@@ -103,6 +111,7 @@ class VirtualExchanges:
                 carrier.recheck(meeting)
         if worker.dead:
             self.letters.lose(worker.rank)
+        self._copies.leave(worker)
         if not worker.flying:
             self._finish(worker)
 
@@ -138,7 +147,7 @@ class VirtualExchanges:
     def _write(self, worker: Worker, one: Exchange) -> None:
         party = next((party for party in one.parties if worker.rank in party), (worker.rank,))
         if worker.rank == self._speaker(party):
-            self.letters.write(worker, one, self._others(worker, one))
+            self.letters.write(worker, one, self._others(worker, one), worker.clock + 1)
 
     def _others(self, worker: Worker, one: Exchange) -> list[list[int]]:
         parties = one.parties or tuple((rank,) for rank in one.members)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from uneven.core.actions import Exchange, Significant
+from uneven.core.actions import Exchange, Significant, Wait
 from uneven.simulate.links import Flow, Route
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
@@ -68,14 +68,14 @@ class Letters:
         self._to: dict[int, list[WrittenLine]] = {}  # rank → lines to its party
         self._waiting: dict[int, list[Callable[[], None]]] = {}
 
-    def write(self, worker: Worker, exchange: Exchange, parties: Iterable[Sequence[int]]) -> None:
-        """Tell some parties, each by its own line; nobody waits."""
+    def write(self, worker: Worker, exchange: Exchange, parties: Iterable[Sequence[int]], step: int) -> None:
+        """Tell some parties what holds so many finished steps, each by its own line; nobody waits."""
         stage = self._stage
         content = stage.writes(worker.rank, exchange)
         size_bytes = stage.size_bytes(worker.rank, exchange)
         for party in parties:
             line = self._line(worker, tuple(party))
-            letter = SiteLetter(exchange, content, worker.clock + 1, size_bytes)
+            letter = SiteLetter(exchange, content, step, size_bytes)
             line.letters.append(letter)
             line.unconfirmed_bytes += size_bytes
             if exchange.barrier_bytes and line.unconfirmed_bytes > exchange.barrier_bytes:
@@ -83,9 +83,13 @@ class Letters:
             if line.flow is None:
                 self._depart(line)
 
-    def blocks(self, rank: int, due: int) -> bool:
-        """Whether anything of the steps up to ``due``, or that it was told of, is still to be heard."""
-        return any(one.barred or one.step <= due for line in self._to.get(rank, ()) for one in line.letters)
+    def blocks(self, rank: int, waits: Iterable[Wait]) -> bool:
+        """Whether anything that a worker waits for, or that it was told of, is still to be heard."""
+        return any(
+            one.barred or one.step <= max((wait.clock for wait in waits if line.writer.rank in wait.members), default=0)
+            for line in self._to.get(rank, ())
+            for one in line.letters
+        )
 
     def when_heard(self, rank: int, then: Callable[[], None]) -> None:
         """Call ``then`` once, when something is heard next."""

@@ -122,7 +122,7 @@ class Steps:
                 clocks.when(wait.members, wait.clock, partial(self._wait, worker, waits))
                 return
         letters = self._exchanges.letters
-        if letters.blocks(worker.rank, max((wait.clock for wait in waits), default=0)):
+        if letters.blocks(worker.rank, waits):
             letters.when_heard(worker.rank, partial(self._wait, worker, waits))
             return
         self._compute(worker)

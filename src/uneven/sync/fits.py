@@ -124,12 +124,15 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
         if plan.waits and not any(one.lead for one in plan.exchanges):
             return "it lets steps wait for clocks, which only a parameter server can tell"
         return next((why for one in plan.exchanges if (why := _refused(one))), None)
-    members = plan.exchanges[0].members
-    if len(plan.exchanges) > 1 or any(one.members != members for one in plan.waits):
+    near, *far = plan.exchanges
+    beyond = len(far) == 1 and near.members in far[0].parties
+    if len(far) > beyond or not {one.members for one in plan.waits} <= {one.members for one in plan.exchanges}:
         return "through a parameter server goes one exchange of all in a step, and waits are for all"
-    if plan.waits and plan.exchanges[0].payload is not Payload.DELTA:
+    if (plan.waits or beyond) and near.payload is not Payload.DELTA:
         return "steps wait for the clocks of those who push their movements, and of nobody else"
-    return _refused_of_copy(plan.exchanges[0])
+    if beyond:
+        return "parameter servers of sites tell each other nothing yet: take geo:bsp"
+    return _refused_of_copy(near)
 
 
 _SERVED = ((Payload.DELTA, Combined.SUM), (Payload.PARAMETERS, Combined.CENTRE))

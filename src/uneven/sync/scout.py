@@ -13,7 +13,7 @@ from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.skew import Objective, Tuner, tuners
 from uneven.sync._parts import number, whole
-from uneven.sync.base import Facts, SyncPolicy, WrappingPolicy
+from uneven.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy
 from uneven.sync.geo import Geo
 from uneven.sync.hierarchical import Hierarchical
 from uneven.sync.local import LocalSGD
@@ -152,8 +152,14 @@ class Scout(WrappingPolicy):
 
 def _knob(inner: SyncPolicy) -> tuple[str, tuple[Setting, ...]]:
     for kind, knob, settings in KNOBS:
-        if isinstance(inner, kind):
-            return knob, settings
+        if not isinstance(inner, kind):
+            continue
+        if inner.facts is not None and inner.facts.pace is not Pace.TOGETHER:
+            raise ConfigError(
+                f"scout: under {inner!r} workers take steps at their own pace, so there is no step after which the "
+                f"models of all sites could visit each other: use geo:bsp"
+            )
+        return knob, settings
     raise ConfigError(
         f"scout: {inner!r} has no knob that says how much it sends: use geo, sparse-local, topk, local or hierarchical"
     )

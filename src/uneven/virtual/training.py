@@ -18,6 +18,7 @@ from uneven.simulate import Arithmetic
 from uneven.simulate.exchanges import ExchangeShape, kind_of
 from uneven.sync import Evaluated
 from uneven.virtual.board import Board
+from uneven.virtual.copies import VirtualCopies
 from uneven.virtual.replicas import LazyGradient, ModelState, Piece, Sgd, VirtualReplica, flat_mean, mean
 from uneven.virtual.sent import Key, Sent, check, key_of, parties_of, weights_of
 from uneven.virtual.traffic import ModelTraffic
@@ -44,9 +45,8 @@ class Training(Arithmetic):
         self._evaluated = evaluated
         self._board = board
         first = sgd.task.initial()
-        self._first = self._centre = first
-        self._kept: dict[type[Merge], Kept] = {}  # by each kind of merge, beside the parameter server
-        self._served = False  # whether the parameter server is more than a name
+        self._first = first
+        self._copies = VirtualCopies(first)
         self._last = ModelState(first, None, torch.zeros_like(first))  # of whoever took the last step
         self._rounds: dict[tuple[int, ...], ModelState] = {}  # members → state after their newest round of gradients
         self._replicas: dict[int, VirtualReplica] = {}
@@ -74,7 +74,7 @@ class Training(Arithmetic):
         state = self._last if known is None else known.state
         if self._rounds:
             state = next(reversed(self._rounds.values()))
-        elif known is None and self._served:
+        elif known is None and self._copies.begun:
             state = replace(state, parameters=self._centre)
         here = state.parameters
         start, centre, kept = (here, here, {}) if known is None else (known.start, known.centre, known.kept)
@@ -123,7 +123,11 @@ class Training(Arithmetic):
             return self._replicas[rank].state.parameters
         if self._evaluated is Evaluated.MEAN:
             return flat_mean([self._replicas[one].state for one in sorted(self._live)])
-        return self._centre if self._served else self._replicas[min(self._live)].centre
+        return self._centre if self._copies.begun else self._replicas[min(self._live)].centre
+
+    @property
+    def _centre(self) -> Tensor:
+        return self._copies.parameters
 
     # ---------------------------------------------------------------- sending
     def sends(self, rank: int, exchange: Exchange) -> None:
@@ -143,15 +147,23 @@ class Training(Arithmetic):
         self._count(rank, exchange)
 
     def writes(self, rank: int, exchange: Exchange) -> object:
-        """What is picked of the site's movement."""
+        """What is picked of the site's movement, or of that of its server's copy."""
         check(exchange)
-        value, self._replicas[rank].fresh = self._movement(rank, exchange), 0
+        if kind_of(exchange) is ExchangeShape.BETWEEN:
+            copy = self._copies.of((rank,))
+            held = copy.parameters - copy.shared
+            value, copy.shared = self._picked(rank, exchange, held, copy.parameters, (copy.shared, copy.parameters))
+        else:
+            value, self._replicas[rank].fresh = self._movement(rank, exchange), 0
         self._count(rank, exchange)
         return exchange.merge.contribute(value, {})
 
     def hears(self, exchange: Exchange, content: object, ranks: Sequence[int]) -> None:
-        """Added to the replicas of a site."""
+        """Added to the replicas of a site, or to its server's copy."""
         assert isinstance(content, Tensor)
+        if kind_of(exchange) is ExchangeShape.BETWEEN:
+            self._copies.of(ranks).hear(content)
+            return
         self._tell_all([rank for rank in ranks if rank in self._live], exchange.merge, content)
 
     def _count(self, rank: int, exchange: Exchange) -> None:
@@ -171,20 +183,28 @@ class Training(Arithmetic):
             return torch.zeros_like(moved)
         value, after = moved - carried, moved
         if exchange.select is not None:
-            held = value.numpy()
-            picked = shortest(exchange.select.pick(held, speaker.state.parameters.numpy()), held)
-            self._parts[rank] = (packed_bytes(picked) - HEADER_BYTES) / held.nbytes
-            value = torch.from_numpy(picked.dense())
-            if picked.bits == WHOLE and picked.places is not None:  # to the last bit, so that nothing of it is left
-                through = torch.zeros(len(moved), dtype=torch.bool)
-                through[torch.from_numpy(picked.places)] = True
-                after = torch.where(through, moved, carried)
-            elif picked.places is not None:
-                after = carried + value
+            value, after = self._picked(rank, exchange, value, speaker.state.parameters, (carried, moved))
         for one in party:
             if one in self._replicas:
                 self._replicas[one].carried = after
         return value
+
+    def _picked(
+        self, rank: int, exchange: Exchange, held: Tensor, parameters: Tensor, ends: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What travels of what is held, and how far that leads from the first of two ends to the other."""
+        assert exchange.select is not None
+        (carried, moved), whole = ends, held.numpy()
+        picked = shortest(exchange.select.pick(whole, parameters.numpy()), whole)
+        self._parts[rank] = (packed_bytes(picked) - HEADER_BYTES) / whole.nbytes
+        value = torch.from_numpy(picked.dense())
+        if picked.places is None:
+            return value, moved
+        if picked.bits != WHOLE:
+            return value, carried + value
+        through = torch.zeros(len(moved), dtype=torch.bool)  # to the last bit, so that nothing of it is left
+        through[torch.from_numpy(picked.places)] = True
+        return value, torch.where(through, moved, carried)
 
     def sent_part(self, rank: int, exchange: Exchange) -> float | None:
         """Bytes of the worker's last contribution as a part of the whole vector's; None before its first."""
@@ -211,10 +231,8 @@ class Training(Arithmetic):
         elif kind is ExchangeShape.TELL:
             self._tell(exchange, ranks[0])
         elif kind is ExchangeShape.APART:
-            self._served = True
             self._apart(exchange, ranks[0])
         else:
-            self._served = True
             self._together(exchange, ranks)
 
     def _merge_gradients(self, exchange: Exchange, ranks: tuple[int, ...], *, served: bool) -> None:
@@ -251,11 +269,11 @@ class Training(Arithmetic):
                 self._tell_all(party, merge, total - given[party])
             return
         if merge.combined is Combined.CENTRE:
-            self._served = True
-            before = self._kept_with_copy(merge)
+            copy = self._copies.of(exchange.members)
+            before = copy.kept_by(merge)
             for rank in ranks:
                 moves = merge.contribute(sent[rank].value, before)
-                self._take_in(merge, moves)
+                copy.take_in(merge, moves)
                 self._replicas[rank].state = _moved(self._replicas[rank].state, -moves)
             return
         piece = exchange.piece
@@ -305,15 +323,6 @@ class Training(Arithmetic):
             replica.kept[type(merge), piece] = merge.begin(start)
         return replica.kept[type(merge), piece]
 
-    def _kept_with_copy(self, merge: Merge) -> Kept:
-        """What a merge keeps beside the parameter server, or as it."""
-        kept = self._kept.get(type(merge)) or merge.begin(self._first)
-        return kept if merge.combined is Combined.MEAN else {**kept, "centre": self._centre}
-
-    def _take_in(self, merge: Merge, given: Tensor) -> None:
-        """Into the parameter server: a contribution, or some of them added up."""
-        self._kept[type(merge)], self._centre = merge.combine(self._kept_with_copy(merge), given, 1.0)
-
     def _tell(self, exchange: Exchange, speaker: int) -> None:
         value = self._sent.pop(key_of(speaker, exchange)).value
         party = next((party for party in exchange.parties if speaker in party), (speaker,))
@@ -324,29 +333,29 @@ class Training(Arithmetic):
         self._each(ranks, lambda state: replace(state, parameters=_told(merge, state.parameters, given)))
 
     def _apart(self, exchange: Exchange, rank: int) -> None:
-        sent, merge = self._sent[key_of(rank, exchange)], exchange.merge
+        sent, merge, copy = self._sent[key_of(rank, exchange)], exchange.merge, self._copies.of(exchange.members)
         central = merge.combined is Combined.CENTRE
-        given = merge.contribute(sent.value, self._kept_with_copy(merge) if central else {})
-        self._take_in(merge, given)
+        given = merge.contribute(sent.value, copy.kept_by(merge) if central else {})
+        copy.take_in(merge, given)
         if central:
             self._answers[key_of(rank, exchange)] = -given
 
     def _together(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
-        parties, merge = parties_of(exchange, ranks), exchange.merge
+        parties, merge, copy = parties_of(exchange, ranks), exchange.merge, self._copies.of(exchange.members)
         sent = {rank: self._sent[key_of(rank, exchange)] for rank in ranks}
         if merge.combined is Combined.SUM:
-            self._take_in(merge, torch.stack([merge.contribute(sent[party[0]].value, {}) for party in parties]).sum(0))
+            copy.take_in(merge, torch.stack([merge.contribute(sent[party[0]].value, {}) for party in parties]).sum(0))
         else:
-            kept = [self._kept_with_copy(merge)] * len(ranks)
-            self._kept[type(merge)], outcome = self._mean(exchange, parties, sent, kept)
-            self._centre = self._centre + outcome if exchange.payload is Payload.DELTA else outcome
-        self._answers.update({key_of(rank, exchange): self._centre for rank in ranks})
+            kept = [copy.kept_by(merge)] * len(ranks)
+            copy.kept[type(merge)], outcome = self._mean(exchange, parties, sent, kept)
+            copy.parameters = copy.parameters + outcome if exchange.payload is Payload.DELTA else outcome
+        self._answers.update({key_of(rank, exchange): copy.parameters for rank in ranks})
 
     # ---------------------------------------------------------------- hearing
     def answers(self, rank: int, exchange: Exchange) -> None:
         """Answer a single push with the server's parameters of now; other answers were made at their merge."""
         if kind_of(exchange) is ExchangeShape.APART and exchange.merge.combined is Combined.SUM:
-            self._answers[key_of(rank, exchange)] = self._centre
+            self._answers[key_of(rank, exchange)] = self._copies.of(exchange.members).parameters
 
     def reads(self, rank: int, exchange: Exchange) -> None:
         """Take the answer in."""
@@ -370,7 +379,7 @@ class Training(Arithmetic):
         if exchange.payload is Payload.GRADIENT:
             replica.state, replica.gradient = self._rounds[exchange.members], None
         else:
-            replica.state = replace(replica.state, parameters=self._centre)
+            replica.state = replace(replica.state, parameters=self._copies.of(exchange.members).parameters)
         replica.carried = replica.state.moved
 
     def _take_over(self, rank: int, outcome: Tensor, sent: Sent, back: WriteBack) -> None:

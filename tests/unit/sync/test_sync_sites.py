@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from uneven.core.actions import Moment, Payload, Significant, TopK
+from uneven.core.actions import Add, Moment, Payload, Significant, TopK, Via, Wait
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.sync import policies, unsited
+from uneven.sync import policies, refused, unsited
 from uneven.world import discover
 
 SITES = {0: "east", 1: "west", 2: "east", 3: "west"}
@@ -59,6 +59,27 @@ def test_gaia_averages_inside_and_adds_between_sites() -> None:
     assert not plan("geo:divide=false").divided
 
 
+def test_a_site_at_its_own_pace_pushes_at_home_and_its_copy_tells_the_others() -> None:
+    near, far = plan("geo:ssp:staleness=2,threshold=0.02").exchanges
+    assert (near.payload, near.members, near.via, near.merge) == (Payload.DELTA, (1, 3), Via.SERVER, Add(1 / 4))
+    assert plan("geo:ssp:divide=false").exchanges[0].merge == Add(1 / 2)
+    assert (far.members, far.parties, far.via) == ((0, 1, 2, 3), ((0, 2), (1, 3)), Via.SERVER)
+    assert (far.select, far.merge, far.lead) == (Significant(0.02, by_rate=True), Add(), 0)
+    assert not plan("geo:ssp:staleness=2").divided, "its scale does that"
+    assert not plan("geo:ssp:staleness=2", 2).waits
+    everybody = (0, 1, 2, 3)
+    assert plan("geo:ssp:staleness=2", 5).waits == (Wait(everybody, 3),)
+    assert plan("geo:ssp:staleness=2,lead=1", 5).waits == (Wait((1, 3), 3), Wait(everybody, 2))
+    assert plan("geo:ssp:staleness=2,lead=4", 5).waits == (Wait((1, 3), 3),)
+    assert plan("geo:ssp:staleness=2", 5, sites={}) == plan("ssp:staleness=2", 5)
+    alone = plan("geo:ssp", sites={0: "a", 1: "b", 2: "a", 3: "c"}).exchanges[0]
+    assert (alone.members, alone.merge.scale) == ((1,), 1 / 4)
+
+
+def test_sites_at_their_own_pace_are_simulated_only() -> None:
+    assert "take geo:bsp" in str(refused(plan("geo:ssp:staleness=2", 9)))
+
+
 def test_options_at_the_end_are_the_wrappers_where_what_it_holds_has_none_of_the_name() -> None:
     assert repr(policies.resolve("geo:bsp:threshold=0.02")) == repr(policies.resolve("geo:threshold=0.02:bsp"))
     assert repr(policies.resolve("shadow:ma:every=3,load=0.1")) == repr(policies.resolve("shadow:load=0.1:ma:every=3"))
@@ -92,7 +113,12 @@ def test_threshold_schedules() -> None:
         ("geo:divide=2", "true or false"),
         ("geo:barrier_kb=8", "barrier_kb = 8 without a lead"),
         ("geo:local", "inside a site"),
-        ("geo:ssp", "geo:bsp"),
+        ("geo:asp", "geo:ssp:staleness=2"),
+        ("geo:easgd", "geo:ssp:staleness=2"),
+        ("geo:ssp:hubs=true", "hubs with SSP"),
+        ("geo:ssp:lead=1,barrier_kb=8", "barrier_kb with SSP"),
+        ("scout:geo:ssp", "at their own pace"),
+        ("shadow:geo:ssp", "bounds how far workers lead"),
         ("sparse-local:density=0", "density = 0"),
         ("sparse-local:density=1.5", "density = 1.5"),
         ("sparse-local:bits=3", "32, 16 or 2"),

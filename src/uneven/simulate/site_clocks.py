@@ -1,0 +1,47 @@
+"""Sites with a parameter server each: when the clock of one advances, its copy tells the others'. Pure."""
+
+from __future__ import annotations
+
+from uneven.core.actions import Exchange
+from uneven.simulate.letters import Letters, Party
+from uneven.simulate.stage import Stage
+from uneven.simulate.worker import Worker
+
+
+class SiteClocks:
+    """The least of the clocks of each site's workers, as its parameter server knows them.
+
+    Args:
+        letters: what is under way between the sites.
+    """
+
+    def __init__(self, stage: Stage, letters: Letters) -> None:
+        self._stage = stage
+        self._letters = letters
+        self._pushed: dict[int, tuple[int, Exchange]] = {}  # rank → its steps in the copy, and the last exchange
+        self._told: dict[int, int] = {}  # rank → the clock that its site had when it told the others last
+
+    def pushed(self, worker: Worker, one: Exchange) -> None:
+        """What a worker has moved in the step under way is in the copy of its site."""
+        self._pushed[worker.rank] = worker.clock + 1, one
+        self._advance(worker.rank, one)
+
+    def leave(self, worker: Worker) -> None:
+        """A worker takes no more steps, so its site's clock is that of the others there."""
+        if worker.rank in self._pushed:
+            self._advance(worker.rank, self._pushed.pop(worker.rank)[1])
+
+    def _advance(self, rank: int, one: Exchange) -> None:
+        party, workers = next(party for party in one.parties if rank in party), self._stage.workers
+        clocks = [self._clock(rank) for rank in party if not workers[rank].gone]
+        if clocks and min(clocks) > max(self._told.get(rank, 0) for rank in party):
+            self._told.update(dict.fromkeys(party, min(clocks)))
+            others = [self._here(other) for other in one.parties if other is not party]
+            writer = workers[self._here(party)[0]]
+            self._letters.write(writer, one, [other for other in others if other], min(clocks))
+
+    def _clock(self, rank: int) -> int:
+        return self._pushed[rank][0] if rank in self._pushed else self._stage.workers[rank].clock
+
+    def _here(self, party: Party) -> list[int]:
+        return [rank for rank in party if not self._stage.workers[rank].dead]
