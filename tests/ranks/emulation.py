@@ -17,9 +17,12 @@ import pytest
 
 from uneven.emulate import names, probe, state
 from uneven.jobs.processes import import_path
+from uneven.testing.scripts import run_script
 
 WHY_NOT = probe.why_not_isolated()
 needs_root = pytest.mark.skipif(bool(WHY_NOT), reason=f"emulates with namespaces and control groups: {WHY_NOT}")
+
+IMPORTED = ("uneven.cli.run", "uneven.emulate.run", "uneven.launch.here", "rich.console")
 
 READY = """
 import json, os, sys, time
@@ -82,10 +85,10 @@ def started(folder: Path, cluster: Path | str, *words: str, run: str = "run") ->
 
 
 def emulate(folder: Path, cluster: Path | str, *words: str, run: str = "run") -> subprocess.CompletedProcess[str]:
-    """``uneven emulate`` until its end."""
-    with started(folder, cluster, *words, run=run) as process:
-        out, err = process.communicate(timeout=100)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    """``uneven emulate`` until its end; only its launcher need not import torch again."""
+    line = ["-m", "uneven", "emulate", str(cluster), "--run-dir", str(folder / run), *words]
+    env = {**os.environ, "PYTHONPATH": import_path()}
+    return run_script(line, cwd=folder, env=env, imported=IMPORTED, timeout_s=100)
 
 
 def said(run: Path, count: int) -> list[dict[str, object]]:
