@@ -145,7 +145,6 @@ def test_balanced_inside_ray_train(tmp_path: Path) -> None:
     assert accuracies(printed)[0] > 0.9
 
 
-@pytest.mark.slow(20)
 def test_a_part_gives_what_one_process_gives_and_goes_on_elsewhere(tmp_path: Path) -> None:
     forked(PART, "--epochs", 2, "--save", "one.pt", directory=tmp_path)
     run = [*FORKED_RUN, "--nproc", 2, "--balance", "static:shares=3/1", "--run-dir", "run"]

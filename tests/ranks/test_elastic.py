@@ -23,7 +23,7 @@ from uneven import journal
 from uneven.core.records import MembershipRecord
 from uneven.testing.scripts import Script
 
-pytestmark = [pytest.mark.slow(30), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 HERE = Path(__file__).parent
 IMPORTED = ("uneven.cli.run", "uneven.launch.elastic", "rich.console")

@@ -15,7 +15,6 @@ from uneven.data.returned import runs
 from uneven.loops.mended import positions_in, without
 
 
-@pytest.mark.slow(5)
 @pytest.mark.timeout(200)
 def test_what_a_lost_worker_had_counted_is_counted_again(tmp_path: Path) -> None:
     with run(

@@ -13,7 +13,7 @@ from test_graph_parts import write
 
 from uneven import graph
 
-pytestmark = [pytest.mark.slow(30), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 STEPS = 14
 

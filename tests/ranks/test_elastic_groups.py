@@ -18,7 +18,7 @@ import torch
 from test_elastic import HERE, await_door, free_port, run
 from test_elastic_merges import EPOCHS, Played
 
-pytestmark = [pytest.mark.slow(12), pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 Step = tuple[int, int]
 """Worker and iteration."""

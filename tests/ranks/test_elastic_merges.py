@@ -23,7 +23,7 @@ from uneven.core.views import SyncView
 from uneven.merge import Merge
 from uneven.sync import policies
 
-pytestmark = [pytest.mark.slow(10), pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 EPOCHS = 2
 

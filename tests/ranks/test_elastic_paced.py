@@ -17,7 +17,7 @@ from test_elastic import HERE, await_door, free_port, run
 
 from uneven.data.order import epoch_order
 
-pytestmark = [pytest.mark.slow(10), pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 EPOCHS = 2
 

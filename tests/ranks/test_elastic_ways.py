@@ -21,7 +21,7 @@ from uneven import journal
 from uneven.core.records import StepRecord
 from uneven.testing.parts import alone
 
-pytestmark = [pytest.mark.slow(10), pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 Batch = tuple[int, int, int, int]
 """Exchange, epoch, iteration, samples of the whole batch."""

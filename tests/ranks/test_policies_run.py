@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from uneven import journal
 from uneven.core.records import ExchangeRecord, StepRecord
 from uneven.testing.scripts import run_script
@@ -29,7 +27,6 @@ for epoch in range(10):
 """
 
 
-@pytest.mark.slow
 def test_any_script_trains_under_a_policy_and_the_journal_tells_of_its_exchanges(tmp_path: Path) -> None:
     """It does not even close the session: the shadows come to an end when the programs do."""
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -95,6 +95,7 @@ def test_both_runs_go_first_in_turn_and_kills_are_left_out(monkeypatch: pytest.M
     assert len(tables({"killed": found})) == 1
 
 
+@pytest.mark.slow
 def test_a_shard_of_a_pass_is_killed_and_one_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real servers: two in a short pass, one of 10 MB."""
     monkeypatch.setattr(faults, "SAVE_EVERY_S", 0.1)
