@@ -136,7 +136,7 @@ def test_hubs_hand_on_what_their_group_has_sent(me: RankContext) -> None:
     assert sent[3].tolist() == [0, 0]
     limited = Run("geo:bsp:threshold=0.05,hubs=true,mbit=0.000001,most=0.3", balance=Moving(), make=momentum)
     limited.epoch()
-    control = limited.agreement._exchanges._entries._control  # type: ignore[union-attr]
+    control = limited.agreement._exchanges._entries._threshold.control  # type: ignore[union-attr]
     assert (control is None) == (me.rank == 3), "each site's own"
     assert control is None or control.added > 0, "what was sent by way of a hub counts"
     limited.session.close()
@@ -161,7 +161,7 @@ def test_a_threshold_goes_up_while_more_is_sent_than_a_line_may_carry(me: RankCo
         run.epoch()
         run.epoch()
         entries = run.agreement._exchanges._entries  # type: ignore[union-attr]
-        control = entries._control  # type: ignore[union-attr]
+        control = entries._threshold.control  # type: ignore[union-attr]
         assert control is None or control.added == pytest.approx(0.005 * (len(run.exchanges) - 1))
         picked[limit] = [one.picked for one in run.exchanges]
         held, now = everybodys(torch.from_numpy(entries._sums.held)), everybodys(flat(run.model))  # type: ignore[union-attr]

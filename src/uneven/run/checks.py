@@ -93,17 +93,14 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
     members = tuple(range(_TRIED))
     sites = {one: str(one % 2) for one in members}
     for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
+        if one.select is not None:
+            return "what a site has moved and not sent yet is at that site only, and no merge brings it to the others"
         if one.via is Via.SERVER and one.payload is Payload.DELTA and one.quorum is not None:
             return "what a worker has moved and no merge has taken in yet is in its own replica only"
         if one.via is Via.SERVER:  # what has been given stays there, whoever goes
             continue
         if one.piece is not None:
             return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
-        if one.select is not None:
-            return (
-                "what a site has moved and not sent yet is in its own replicas only, and no merge brings it to the "
-                "others"
-            )
         if (one.members != members and one.merge.keeps) or (one.parties and one.merge != Mean()):
             return (
                 f"{type(one.merge).__name__} among some of the workers, which keeps something that a newcomer could "

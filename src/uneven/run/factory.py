@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -17,12 +18,14 @@ from uneven.run.elastic.elastic import Elastic
 from uneven.run.elastic.own_pace import OwnPaceElastic
 from uneven.run.entries.opened import open_entries
 from uneven.run.gradients.turns import PassFollower
+from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.observer import ExchangeObserver
 from uneven.run.own_pace.sample_counter import StoredSampleCounter
 from uneven.run.own_pace.shared import OwnPace, make_changing_pace, make_own_pace
 from uneven.run.parameter_server.home import find_home
 from uneven.run.parameter_server.outer import check_outer, check_shards
 from uneven.run.parameter_server.served import Served
+from uneven.run.parameter_server.sited import SitedServed, between_sites, sites_of
 from uneven.run.parameters.agree import Agreement
 from uneven.run.parameters.beside import AgreementBeside
 from uneven.run.parameters.plans import GroupPlans, Plans
@@ -153,10 +156,13 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
 
     replica = _replica(context, model)
     check_outer(model, context.policy, context.members, context.sites)
-    home = find_home(context.connection.transport, context.world, timeout_s)
+    parties = sites_of(context)
+    party = next((party for party in parties if context.rank in party), ())
+    home = find_home(context.connection.transport, context.world, timeout_s, party)
     check_shards(context.policy, context.members, context.sites, home.shards)
     home.begun(training=False)
-    agreement = Served(
+    kind = partial(SitedServed, parties=parties, mean_by=_mean_by(context)) if parties else Served
+    agreement = kind(
         context.policy,
         context.members,
         context.sites,
@@ -170,11 +176,19 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
         on_lost=lost if context.elastic is None else _nothing,  # its samples come again there
         on_nonfinite=context.nonfinite("movement"),
     )
+    if isinstance(agreement, SitedServed):
+        home.between = between_sites(context, parties, replica.flat.size, agreement.rate)
     if isinstance(context.elastic, OwnPaceElastic):
         context.elastic.keeper = agreement
         agreement.claims = context.elastic.claims
     context.connection.left_by(agreement.leave)
     return agreement
+
+
+def _mean_by(context: Context) -> VectorCarrier:
+    connection = context.connection
+    assert connection.roll is not None, "there are several sites"
+    return VectorCarrier(connection.roll, context.config.timeout_s, connection.traffic.open("parameters"))
 
 
 def _nothing(rank: int) -> None:

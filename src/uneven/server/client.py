@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from uneven.errors import ConfigError, NonFiniteError, PeerError
-from uneven.server import vectors
+from uneven.server import known, vectors
 from uneven.server.line import ShardLine
 from uneven.server.link import Held, Link
 from uneven.server.partition import PartitionTable
@@ -367,7 +367,7 @@ class Reply:
         what, client = self._what, self._client
         for shard, answer in self.answers.items():
             if answer.kind is Kind.MISSING:
-                behind = ", ".join(f"rank {one.rank} (finished {one.clock} steps)" for one in answer.entries)
+                behind = ", ".join(f"{known.called(one.rank)} (finished {one.clock} steps)" for one in answer.entries)
                 raise PeerError(
                     f"rank {client.rank}: {what} has waited {client.timeout_s:g} s for {behind or 'nobody'}, "
                     f"says shard {shard}"

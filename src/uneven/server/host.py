@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ class ShardHost(ShardThread):
         directory: that of :func:`uneven.server.keys.make_keys`; the shard's address is put there.
         shard: number of this shard, from 0.
         members: number of workers.
+        ranks: theirs; 0 to members − 1 if None.
         bind: where to listen; the loopback unless told otherwise, as ``tcp://ADDRESS`` that the workers can reach.
 
     Raises:
@@ -43,10 +44,11 @@ class ShardHost(ShardThread):
         shard: int,
         members: int,
         *,
+        ranks: Collection[int] | None = None,
         bind: str = LOOPBACK,
         patience: Patience | None = None,
     ) -> None:
-        self._shard = _shard(members, patience or Patience())
+        self._shard = _shard(range(members) if ranks is None else ranks, patience or Patience())
         super().__init__(ShardSockets(directory, shard, bind, self._shard, encode), f"uneven-shard-{shard}")
 
     def stored(self) -> Stored:
@@ -68,12 +70,12 @@ def serve(
     Args:
         growing: see :class:`uneven.server.shard.Shard`.
     """
-    sockets = ShardSockets(directory, shard, bind, _shard(members, patience, growing), encode)
+    sockets = ShardSockets(directory, shard, bind, _shard(range(members), patience, growing), encode)
     try:
         sockets.serve(ended)
     finally:
         sockets.close()
 
 
-def _shard(members: int, patience: Patience, growing: bool = False) -> Shard:
+def _shard(members: Collection[int], patience: Patience, growing: bool = False) -> Shard:
     return Shard(secrets.randbits(63) | 1, members, patience, growing)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from uneven.server.wire import Kind, Message
+
+FOLLOWER = 1 << 31
+"""Rank of the one member that may be no worker; see ``follower``."""
+
+
+def called(rank: int) -> str:
+    """A member, for messages."""
+    return "what other sites have to send" if rank == FOLLOWER else f"rank {rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +72,31 @@ class KnownWorker:
     def meeting(self) -> bool:
         """Whether it waits for all others to meet, so that its clock stands."""
         return self.parked is not None and self.parked[0].kind is Kind.MEET
+
+
+def least_clock_for(rank: int, crew: Mapping[int, KnownWorker]) -> float:
+    """Least clock of the other counted workers that neither wait in a meeting nor have finished the epoch of this one.
+
+    That of the follower, if there is one, counts once it has said to be through with all epochs up to this one.
+    Infinite without any.
+    """
+    through, far = crew[rank].through, crew.get(FOLLOWER)
+    others = (one for other, one in crew.items() if other not in (rank, FOLLOWER))
+    clocks = [one.clock for one in others if _moves(one) and one.through <= through]
+    if far is not None and rank != FOLLOWER and _moves(far):
+        clocks.append(far.clock if far.through > through else 0)
+    return min(clocks, default=math.inf)
+
+
+def followed(rank: int, crew: Mapping[int, KnownWorker]) -> tuple[int, int]:
+    """The least clock of the others that are in the first epoch which anybody is in, and 1 + that epoch.
+
+    Both 0 where all others wait in a meeting or have left.
+    """
+    moving = [one for other, one in crew.items() if other != rank and _moves(one)]
+    through = min((one.through for one in moving), default=-1)
+    return min((one.clock for one in moving if one.through == through), default=0), through + 1
+
+
+def _moves(one: KnownWorker) -> bool:
+    return one.counted and not one.meeting

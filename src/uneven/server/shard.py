@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from uneven.server import vectors
-from uneven.server.known import KnownWorker, Patience
+from uneven.server.known import FOLLOWER, KnownWorker, Patience, followed, least_clock_for
 from uneven.server.movements import MovementMerges
 from uneven.server.rounds import Done, Rounds
 from uneven.server.sense import check_numbers
@@ -25,6 +25,10 @@ from uneven.server.wire import CHANGING, MOST_ENTRIES, Entry, Kind, Message, Ref
 
 _LEAVING = frozenset({Kind.PING, Kind.MEET, Kind.BURY})
 """What a member may say without being waited for again."""
+
+
+_CLOCKED = frozenset({Kind.PULL, Kind.FOLLOW})
+"""What waits for clocks."""
 
 
 def _asks(m: Message) -> bool:
@@ -38,7 +42,7 @@ class Shard:
 
     Args:
         life: distinguishes this start of the shard from every other; not 0.
-        members: number of workers that the run begins with; their ranks are 0 to members − 1.
+        members: ranks of the workers that the run begins with.
         growing: whether others may come later, with ranks of their own.
 
     Attributes:
@@ -47,7 +51,7 @@ class Shard:
     """
 
     life: int
-    members: int
+    members: Collection[int]
     patience: Patience = field(default_factory=Patience)
     growing: bool = False
     counts: Counter[str] = field(default_factory=Counter)
@@ -64,7 +68,7 @@ class Shard:
     _crew: dict[int, KnownWorker] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._crew = {rank: KnownWorker() for rank in range(self.members)}
+        self._crew = {rank: KnownWorker() for rank in self.members}
 
     @property
     def serving(self) -> bool:
@@ -77,17 +81,6 @@ class Shard:
     def least_clock(self) -> int:
         """Least clock of the counted workers; 0 without any."""
         return min((one.clock for one in self._crew.values() if one.counted), default=0)
-
-    def _least_for(self, member: KnownWorker) -> int:
-        """Least clock of counted workers that neither wait in a meeting nor have finished the epoch of ``member``."""
-        return min(
-            (
-                one.clock
-                for one in self._crew.values()
-                if one.counted and not one.meeting and one.through <= member.through
-            ),
-            default=0,
-        )
 
     def here(self, rank: int) -> bool | None:
         """Whether a member has been heard lately; None before it has greeted."""
@@ -347,7 +340,8 @@ class Shard:
 
     def _advance(self, m: Message, member: KnownWorker) -> None:
         member.sequence, member.answer = m.sequence, None
-        member.clock = max(member.clock, m.clock if m.kind is not Kind.GRADIENT else m.clock + 1)
+        clock = m.clock if m.kind is not Kind.GRADIENT else m.clock + 1
+        member.clock = clock if m.rank == FOLLOWER else max(member.clock, clock)
 
     def _wake(self) -> list[Message]:
         """Answers to what was parked and need not wait any longer."""
@@ -368,7 +362,12 @@ class Shard:
         if max(member.sequence, waits.sequence if waits else 0) < m.sequence:  # what it sent before has been lost
             return self._to(m, Kind.GAP, sequence=member.sequence + 1)
         if m.kind is Kind.PULL:
-            return self._copy(m, Kind.COPY, self.vector) if self._least_for(member) >= m.clock else None
+            least = least_clock_for(m.rank, self._crew)
+            return self._copy(m, Kind.COPY, self.vector) if least >= m.clock else None
+        if m.kind is Kind.FOLLOW:
+            clock, epochs = followed(m.rank, self._crew)
+            found = self._copy(m, Kind.FOLLOWED, self.vector)
+            return None if clock < m.clock and epochs == m.extra > 0 else replace(found, clock=clock, extra=epochs)
         if m.kind is Kind.MEET:
             late = any(one.here and one.met < m.clock for one in self._crew.values())
             return None if late else self._copy(m, Kind.COPY, self.vector)
@@ -424,7 +423,7 @@ class Shard:
         if m.kind is Kind.MEET:
             member = self._crew[entry.rank]
             return bool(member.here) and member.met < m.clock
-        return entry.here and (entry.clock < m.clock if m.kind is Kind.PULL else entry.rank not in self.rounds.given)
+        return entry.here and (entry.clock < m.clock if m.kind in _CLOCKED else entry.rank not in self.rounds.given)
 
     def _copy(self, m: Message, kind: Kind, vector: Vector) -> Message:
         table, dtype, elements = self._known

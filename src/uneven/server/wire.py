@@ -59,6 +59,7 @@ class Kind(IntEnum):
     MOVEMENT = 12  # what I have moved, for the merge that is open; answered with the copy when that is over
     ASK = 13  # what do outer steps keep?
     KEEP = 14  # let them go on from that, if there has been none yet
+    FOLLOW = 15  # give me the copy when the others' least clock has come so far, or they are in another epoch
     WELCOME = 33  # you are known; your updates up to this number are in the copy; with ``extra`` yours is a stray
     WANT = 34  # offer me your copy
     WHO = 35  # I have been started again since: greet me
@@ -73,11 +74,12 @@ class Kind(IntEnum):
     REFUSED = 44
     KEPT = 46  # what outer steps keep
     BURIED = 45  # with the entry of the member that was buried, which stays as it is
+    FOLLOWED = 47  # the copy, with that clock, and 1 + that epoch; 0 where all others wait in a meeting or have left
 
 
 CARRYING = frozenset(
     {Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT, Kind.KEEP, Kind.COPY, Kind.BEFORE, Kind.MEAN,
-     Kind.KEPT}
+     Kind.KEPT, Kind.FOLLOWED}
 )  # fmt: skip
 """Messages with a vector. The others carry none, though HELLO says how long the sender's is."""
 
@@ -146,7 +148,7 @@ class Message:
         value: scale, α, weight or seconds; of HELLO, how long the sender waits for an answer.
         momentum, grace: of a movement: μ of the outer step, and how much longer a quorum waits for others, as a part of
             the time that its first has waited; 0 in all other messages.
-        extra: quorum, the number of what is parked, the newest step, or 1 + the clock of a push's pull.
+        extra: quorum, the number of what is parked, the newest step, 1 + the clock of a push's pull, or 1 + an epoch.
         table: fingerprint of the tensors and how they are divided.
         dtype: place in ``DTYPES``.
         elements: of the vector; of HELLO, what the sender's has.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.balance import Balancer, Even, balancers
-from uneven.core.actions import Add, Combined, Exchange, Mean, Moment, Payload, StepPlan, Via, WriteBack
+from uneven.core.actions import Add, Combined, Exchange, Mean, Moment, Payload, Significant, StepPlan, Via, WriteBack
 from uneven.registry import describe
 from uneven.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.sync.geo import Geo
@@ -130,9 +130,7 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
         return "through a parameter server goes one exchange of all in a step, and waits are for all"
     if (plan.waits or beyond) and near.payload is not Payload.DELTA:
         return "steps wait for the clocks of those who push their movements, and of nobody else"
-    if beyond:
-        return "parameter servers of sites tell each other nothing yet: take geo:bsp"
-    return _refused_of_copy(near)
+    return _refused_of_copy(near) or (_refused_between(far[0]) if beyond else None)
 
 
 _SERVED = ((Payload.DELTA, Combined.SUM), (Payload.PARAMETERS, Combined.CENTRE))
@@ -156,6 +154,12 @@ def _refused_of_copy(one: Exchange) -> str | None:
     if (one.payload, one.merge.combined) in _SERVED and one.merge.served(one.payload) is not None:
         return None
     return "through a parameter server go movements that are added, and parameters that are drawn to it, and it to them"
+
+
+def _refused_between(one: Exchange) -> str | None:
+    if one.via is not Via.SERVER or not isinstance(one.select, Significant) or one.groups or one.barrier_bytes:
+        return "parameter servers of sites tell each other what is significant, without hubs and without a barrier"
+    return _refused_picked(one) if one.merge == Add() else "parameter servers add what others tell them as it is"
 
 
 def _refused(one: Exchange) -> str | None:

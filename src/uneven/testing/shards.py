@@ -50,7 +50,7 @@ class LocalShards:
     def start(self, shard: int) -> None:
         """Start a shard, which knows nothing; one that runs is killed first."""
         self._lives += 1
-        self._shards[shard] = Shard(self._lives, self._members, self._patience, self._growing)
+        self._shards[shard] = Shard(self._lives, range(self._members), self._patience, self._growing)
 
     def kill(self, shard: int) -> None:
         """End a shard and lose what it holds."""

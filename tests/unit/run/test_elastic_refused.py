@@ -61,6 +61,7 @@ def test_carried_through_a_parameter_server(sync: str) -> None:
         ("sparse-local", "has moved and not sent yet"),
         ("topk", "has moved and not sent yet"),
         ("geo", "has moved and not sent yet"),
+        ("geo:ssp", "has moved and not sent yet"),
         ("shadow:easgd:together=true", "replicas stay apart"),
         ("diloco:fragments=2", "exchanged in pieces"),
         ("diloco:delay=2", "exchanged in pieces"),

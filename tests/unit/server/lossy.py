@@ -28,7 +28,7 @@ class Net:
 
     def __init__(self, size: int, seed: int) -> None:
         self.links = [link(rank) for rank in range(size)]
-        self.shard: Shard | None = Shard(1, size)
+        self.shard: Shard | None = Shard(1, range(size))
         self.answers: list[dict[int, Message]] = [{} for _ in range(size)]
         self._up: list[deque[list[object]]] = [deque() for _ in range(size)]
         self._down: list[deque[Message]] = [deque() for _ in range(size)]
@@ -98,7 +98,7 @@ class Net:
     def restart(self) -> None:
         """The shard is killed, and another one started that knows nothing."""
         self._lives += 1
-        self.shard = Shard(self._lives, len(self.links))
+        self.shard = Shard(self._lives, range(len(self.links)))
         for rank in range(len(self.links)):
             self._up[rank].clear()
             self._down[rank].clear()

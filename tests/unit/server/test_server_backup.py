@@ -15,7 +15,7 @@ class Crew:
     """Members of one shard, who contribute numbers to its steps."""
 
     def __init__(self, members: int) -> None:
-        self.shard = Shard(7, members, Patience(silence_s=10.0))
+        self.shard = Shard(7, range(members), Patience(silence_s=10.0))
         self.sequences = [0] * members
         for rank in range(members):
             self.say(Kind.HELLO, rank, elements=ELEMENTS)

@@ -83,7 +83,7 @@ def test_a_shard_that_is_started_again_hears_who_is_gone_and_knows_the_others() 
 
 
 def test_a_shard_of_a_fixed_number_of_workers_takes_no_other() -> None:
-    shard = Shard(7, 2)
+    shard = Shard(7, range(2))
     assert shard.take(encode(Message(kind=Kind.HELLO, rank=2, elements=6)), 0.0) == (None, [])
     assert shard.counts["no member of this run"] == 1
 

@@ -18,7 +18,7 @@ class Crew:
     """Members of one shard, who send what they have moved."""
 
     def __init__(self, members: int) -> None:
-        self.shard = Shard(7, members, Patience(silence_s=1e3))
+        self.shard = Shard(7, range(members), Patience(silence_s=1e3))
         self.sequences = [0] * members
         for rank in range(members):
             self.say(Kind.HELLO, rank, elements=ELEMENTS)

@@ -112,7 +112,7 @@ def test_who_was_away_while_the_state_was_restored_loses_what_only_it_held() -> 
     net.ask(0)
     net.settle()
     assert not net.links[0].kept  # rank 0 holds a copy with its update; nobody else does
-    life = Shard(9, 2, Patience(join_s=1.0))
+    life = Shard(9, range(2), Patience(join_s=1.0))
     (want,) = life.take(encode(net.links[1].receive(Message(kind=Kind.WHO, life=9))[0][0]), 0.0)[1] + life.tick(1.5)
     assert want.kind is Kind.WANT
     ((offer,), _) = net.links[1].receive(want)
@@ -132,7 +132,7 @@ def test_a_copy_that_others_went_on_without_is_never_taken_for_the_newest() -> N
         net.push(0, clock, 1.0)
     net.ask(0)
     net.settle()  # rank 0 holds version 3, rank 1 none
-    life = Shard(9, 2, Patience(join_s=1.0))
+    life = Shard(9, range(2), Patience(join_s=1.0))
     (hello,), _ = net.links[1].receive(Message(kind=Kind.WHO, life=9))
     life.take(encode(hello), 0.0)
     (want,) = life.tick(1.5)
@@ -165,7 +165,7 @@ def test_a_process_that_takes_over_a_rank_goes_on_counting() -> None:
 
 
 def test_an_exchange_whose_answer_is_lost_is_answered_alike_and_counted_once() -> None:
-    shard, one = Shard(1, 1), link(0)
+    shard, one = Shard(1, range(1)), link(0)
     (want,) = shard.take(encode(one.beat()), 0.0)[1]
     ((offer,), _) = one.receive(want)
     ((welcome,),) = [shard.take(encode(offer), 0.0)[1]]

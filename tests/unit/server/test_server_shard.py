@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from lossy import ELEMENTS, TABLE, Net, link, vector
 
-from uneven.server.known import Patience
+from uneven.server.known import FOLLOWER, Patience
 from uneven.server.shard import Shard
 from uneven.server.wire import Kind, Message, encode
 
@@ -27,7 +27,7 @@ def tell(shard: Shard, kind: Kind, rank: int, now_s: float, *, waits_s: float = 
 
 
 def serving(members: int, patience: Patience) -> Shard:
-    shard = Shard(7, members, patience)
+    shard = Shard(7, range(members), patience)
     for rank in range(members):
         tell(shard, Kind.HELLO, rank, 0.0)
     tell(shard, Kind.OFFER, 0, 0.0)
@@ -36,7 +36,7 @@ def serving(members: int, patience: Patience) -> Shard:
 
 
 def test_nobody_is_asked_before_all_have_greeted_or_stayed_away() -> None:
-    shard = Shard(7, 3, Patience(join_s=60.0, silence_s=10.0))
+    shard = Shard(7, range(3), Patience(join_s=60.0, silence_s=10.0))
     assert tell(shard, Kind.HELLO, 2, 0.0) == []
     assert tell(shard, Kind.HELLO, 1, 55.0) == []
     assert shard.tick(59.0) == []  # rank 2 has been silent for too long, but rank 0 may still come
@@ -46,7 +46,7 @@ def test_nobody_is_asked_before_all_have_greeted_or_stayed_away() -> None:
 
 
 def test_after_a_restart_a_silent_member_is_awaited_for_a_shorter_time() -> None:
-    shard = Shard(7, 2, Patience(join_s=60.0, silence_s=10.0))
+    shard = Shard(7, range(2), Patience(join_s=60.0, silence_s=10.0))
     assert tell(shard, Kind.HELLO, 0, 0.0, version=5) == []
     assert tell(shard, Kind.HELLO, 0, 9.0, version=5) == []
     (want,) = shard.tick(10.5)
@@ -54,7 +54,7 @@ def test_after_a_restart_a_silent_member_is_awaited_for_a_shorter_time() -> None
 
 
 def test_nobody_waits_in_vain_for_one_that_has_died_before_it_greeted() -> None:
-    shard = Shard(7, 3, Patience())
+    shard = Shard(7, range(3), Patience())
     assert tell(shard, Kind.HELLO, 1, 0.0, waits_s=14.0) == []
     assert tell(shard, Kind.HELLO, 2, 1.0, waits_s=300.0) == []
     tell(shard, Kind.HELLO, 1, 6.0, waits_s=14.0)
@@ -64,7 +64,7 @@ def test_nobody_waits_in_vain_for_one_that_has_died_before_it_greeted() -> None:
 
 
 def test_nobody_waits_in_vain_for_one_that_was_asked_for_its_copy_and_died() -> None:
-    shard = Shard(7, 2, Patience())
+    shard = Shard(7, range(2), Patience())
     tell(shard, Kind.HELLO, 0, 0.0, waits_s=14.0)
     assert [one.rank for one in tell(shard, Kind.HELLO, 1, 1.0, waits_s=14.0)] == [0]
     assert shard.tick(6.9) == []
@@ -72,7 +72,7 @@ def test_nobody_waits_in_vain_for_one_that_was_asked_for_its_copy_and_died() -> 
 
 
 def test_if_the_one_with_the_newest_copy_falls_silent_the_next_is_asked() -> None:
-    shard = Shard(7, 3, Patience(silence_s=10.0))
+    shard = Shard(7, range(3), Patience(silence_s=10.0))
     tell(shard, Kind.HELLO, 0, 0.0, version=1)
     tell(shard, Kind.HELLO, 1, 0.0, version=3)
     (want,) = tell(shard, Kind.HELLO, 2, 0.0, version=2)
@@ -88,7 +88,7 @@ def test_if_the_one_with_the_newest_copy_falls_silent_the_next_is_asked() -> Non
 
 
 def test_an_offer_that_was_not_asked_for_is_refused() -> None:
-    shard = Shard(7, 2)
+    shard = Shard(7, range(2))
     tell(shard, Kind.HELLO, 0, 0.0)
     (refused,) = tell(shard, Kind.OFFER, 0, 0.0)
     assert (refused.kind, shard.serving) == (Kind.REFUSED, False)
@@ -161,3 +161,44 @@ def test_what_waits_at_the_shard_is_not_sent_again() -> None:
     net.settle()
     assert len(net.answers[0]) == 2
     assert net.shard.counts["repeated"] == 0
+
+
+def sited() -> Shard:
+    """Two workers with ranks of their own, and one that follows them."""
+    shard = Shard(7, (3, 5, FOLLOWER))
+    for rank in (3, 5, FOLLOWER):
+        tell(shard, Kind.HELLO, rank, 0.0)
+    tell(shard, Kind.OFFER, 3, 0.0)
+    return shard
+
+
+def test_a_follower_is_answered_when_the_others_clock_comes_or_their_epoch_changes() -> None:
+    shard = sited()
+    (begins,) = tell(shard, Kind.FOLLOW, FOLLOWER, 0.0, number=1, clock=1, extra=0)
+    assert (begins.kind, begins.clock, begins.extra) == (Kind.FOLLOWED, 0, 1)
+    assert tell(shard, Kind.FOLLOW, FOLLOWER, 0.0, number=2, clock=1, extra=1) == []
+    assert len(tell(shard, Kind.PUSH, 3, 0.0, number=3, sequence=1, clock=1)) == 1
+    _, there = tell(shard, Kind.PUSH, 5, 0.0, number=4, sequence=1, clock=1)
+    assert (there.rank, there.number, there.clock, there.extra) == (FOLLOWER, 2, 1, 1)
+    assert tell(shard, Kind.FOLLOW, FOLLOWER, 0.0, number=5, clock=2, extra=1) == []
+    assert len(tell(shard, Kind.PING, 3, 0.0, extra=1)) == 1, "one may still be in the epoch before"
+    _, changed = tell(shard, Kind.PING, 5, 0.0, extra=1)
+    assert (changed.number, changed.clock, changed.extra) == (5, 1, 2)
+    assert tell(shard, Kind.FOLLOW, FOLLOWER, 0.0, number=6, clock=2, extra=2) == []
+    assert tell(shard, Kind.MEET, 3, 0.0, number=7, clock=1) == []
+    (still,) = tell(shard, Kind.MEET, 5, 0.0, number=8, clock=1)
+    assert (still.number, still.extra) == (6, 0), "nobody moves"
+    assert {one.rank for one in tell(shard, Kind.MEET, FOLLOWER, 0.0, number=9, clock=1)} == {3, 5, FOLLOWER}
+
+
+def test_workers_wait_for_what_their_follower_has_still_to_say_of_their_epoch() -> None:
+    shard = sited()
+    for rank in (3, 5):
+        tell(shard, Kind.PUSH, rank, 0.0, number=1, sequence=1, clock=1)
+    assert tell(shard, Kind.PULL, 3, 0.0, number=2, sequence=1, clock=1) == []
+    assert len(tell(shard, Kind.PUSH, FOLLOWER, 0.0, number=1, sequence=1, clock=2)) == 1, "of which epoch?"
+    _, answer = tell(shard, Kind.PING, FOLLOWER, 0.0, extra=1)
+    assert (answer.kind, answer.rank) == (Kind.COPY, 3)
+    tell(shard, Kind.PUSH, FOLLOWER, 0.0, number=2, sequence=2, clock=0)
+    assert tell(shard, Kind.PULL, 3, 0.0, number=3, sequence=1, clock=1) == [], "its clock may fall"
+    assert len(tell(shard, Kind.PULL, 5, 0.0, number=2, sequence=1, clock=0)) == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from uneven.core.actions import Add, Moment, Payload, Significant, TopK, Via, Wait
+from uneven.core.actions import Add, Mean, Moment, Payload, Significant, StepPlan, TopK, Via, Wait
 from uneven.core.views import SyncView
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.sync import policies, refused, unsited
@@ -76,8 +76,17 @@ def test_a_site_at_its_own_pace_pushes_at_home_and_its_copy_tells_the_others() -
     assert (alone.members, alone.merge.scale) == ((1,), 1 / 4)
 
 
-def test_sites_at_their_own_pace_are_simulated_only() -> None:
-    assert "take geo:bsp" in str(refused(plan("geo:ssp:staleness=2", 9)))
+def test_what_sites_at_their_own_pace_exchange_is_carried_and_nothing_like_it() -> None:
+    carried = plan("geo:ssp:staleness=2,threshold=0.02,lead=1", 9)
+    near, far = carried.exchanges
+    assert refused(carried) is None
+    for other in (
+        (near, replace(far, via=Via.GROUP)), (near, replace(far, select=TopK(0.1))), (near, replace(far, merge=Mean())),
+        (near, replace(far, barrier_bytes=8.0)), (near, replace(far, moment=Moment.BACKGROUND)), (near, far, far),
+        (replace(near, members=(0, 1, 2, 3)), far),
+    ):  # fmt: skip
+        assert refused(StepPlan(exchanges=other)), other
+    assert refused(replace(carried, waits=(Wait((0, 1), 3),)))
 
 
 def test_options_at_the_end_are_the_wrappers_where_what_it_holds_has_none_of_the_name() -> None:

@@ -18,7 +18,7 @@ _TABLE = 7
 _MEMBERS = 4
 _VECTOR = (np.arange(6, dtype=np.float32),)
 _UP = (Kind.HELLO, Kind.OFFER, Kind.PUSH, Kind.PULL, Kind.EXCHANGE, Kind.GRADIENT, Kind.RESULT, Kind.PING,
-       Kind.MOVEMENT, Kind.ASK, Kind.KEEP)  # fmt: skip
+       Kind.MOVEMENT, Kind.ASK, Kind.KEEP, Kind.FOLLOW)  # fmt: skip
 
 
 def fuzz(messages: int, seed: int) -> Counter[str]:
@@ -44,7 +44,7 @@ def fuzz(messages: int, seed: int) -> Counter[str]:
 
 def served() -> Shard:
     """A shard that serves four members, with clocks at 0."""
-    shard = Shard(_LIFE, _MEMBERS)
+    shard = Shard(_LIFE, range(_MEMBERS))
     for rank in range(_MEMBERS):
         hello = Message(kind=Kind.HELLO, rank=rank, table=_TABLE, elements=6)
         shard.take(encode(hello), 0.0)
@@ -156,7 +156,7 @@ _MOVING = (Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT)
 _WAYS: tuple[Callable[[random.Random], list[bytes]], ...] = (
     *(_noise, _cut, _frames, _magic, _numbers, _twice, _entries, _unasked),
     _patch(4, "<H", lambda rng: rng.randint(2, 65535)),  # version
-    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(15, 32), rng.randint(47, 255)))),  # no kind
+    _patch(6, "<B", lambda rng: rng.choice((0, rng.randint(16, 32), rng.randint(48, 255)))),  # no kind
     _patch(6, "<B", lambda rng: rng.choice((34, 35, 36, 40, 41, 42, 43, 44, 45))),  # what only shards say
     _patch(7, "<B", lambda rng: rng.randint(2, 255)),  # kind of numbers
     _patch(16, "<I", lambda rng: rng.randint(1, 2**32 - 1)),  # members announced

@@ -7,20 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from uneven.core.actions import Combined, Exchange
-from uneven.entries import HEADER_BYTES, Accumulator, BandwidthControl, Selection, Significant, pack, unpack
+from uneven.entries import HEADER_BYTES, Accumulator, Selection, pack, unpack
 from uneven.entries.pack import Unpacked
 from uneven.entries.picked import Array, Picked
 from uneven.errors import CheckpointError, TrainingError
 from uneven.merge.flat import Flat
 from uneven.run.entries.ahead import MirrorClock
 from uneven.run.entries.announce import Announcements
+from uneven.run.entries.bandwidth import LineThreshold
 from uneven.run.entries.outcome import LateEntries, outcome_of
 from uneven.run.entries.overlay import Overlay, sparse
 from uneven.run.entries.post import Post
@@ -93,8 +93,7 @@ class EntriesExchange:
         self._movement: Array | None = None
         self._sums: Accumulator | None = None
         self._picked = 1.0
-        self._control: BandwidthControl | None = None
-        self._since_s = self._sent_bytes = 0.0  # when the last exchange began, and what was sent to other sites in it
+        self._threshold = LineThreshold()
         self._texts = texts
         self._saved: tuple[int, dict[str, torch.Tensor]] = (-1, {})  # whose, and what
 
@@ -224,11 +223,12 @@ class EntriesExchange:
             return {}, 0
         assert self._sums is not None
         self._sums.add(movement)
-        picked = self._sums.take(self._within(select), own, moved.rate)
+        picked = self._sums.take(self._threshold.within(select), own, moved.rate)
         self._picked = picked.part
         message = pack(picked, moved.clock, moved.weight)
-        self._sent_bytes = self._send(message)
-        return {self._mine: message}, self._sent_bytes
+        sent_bytes = self._send(message)
+        self._threshold.sent_bytes = sent_bytes
+        return {self._mine: message}, sent_bytes
 
     def _hear(
         self, select: Selection, clock: int, messages: dict[int, bytes | memoryview]
@@ -265,12 +265,12 @@ class EntriesExchange:
         before, picked = sum(one.sent_bytes for one in self._traffic), None
         if self._rank == self.parties[self._mine][0]:
             self._sums.add(movement)
-            picked = self._sums.take(self._within(exchange.select), own, moved.rate)
+            picked = self._sums.take(self._threshold.within(exchange.select), own, moved.rate)
             self._picked = picked.part
         if exchange.groups:
             far = self._far_bytes()
             own += self._by_hubs(exchange.groups, picked, moved.clock)
-            self._sent_bytes = self._far_bytes() - far
+            self._threshold.sent_bytes = self._far_bytes() - far
         else:
             if self._clock < 0:
                 self._mirrors.begin(moved.clock - 1)
@@ -279,7 +279,7 @@ class EntriesExchange:
                 message = pack(picked, moved.clock, moved.weight)
                 if exchange.barrier_bytes:
                     self._announcing(exchange.barrier_bytes).leaves(picked, len(message))
-                self._sent_bytes = self._send(message)
+                self._threshold.sent_bytes = self._send(message)
             own += self._heard(moved.clock, moved.clock - exchange.lead)
         return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
 
@@ -366,18 +366,6 @@ class EntriesExchange:
         distance = math.sqrt(float(np.dot(held, held)) / max(1, len(held)))
         return Met(sent_bytes, distance, finite, 0, self._picked)
 
-    def _within(self, select: Selection) -> Selection:
-        """The same, with a threshold that follows the bandwidth; each speaker for itself."""
-        now_s = time.perf_counter()
-        passed_s, self._since_s = now_s - self._since_s, now_s
-        if not isinstance(select, Significant) or not select.mbit_per_s:
-            return select
-        if self._control is None:  # nothing has been sent yet
-            self._control = select.control()
-            return select
-        self._control.measured(self._sent_bytes, passed_s)
-        return replace(select, threshold=self._control.applied(select.threshold))
-
     # ---------------------------------------------------------------- messages
     def _send(self, message: bytes) -> int:
         sent_bytes = 0
@@ -446,5 +434,5 @@ def apart(saved: dict[str, Saved]) -> tuple[dict[str, Saved], dict[str, Saved]]:
 
 
 def most_bytes(size: int) -> int:
-    """The most bytes of a message for a vector of this length."""
-    return HEADER_BYTES + 8 * size
+    """The most bytes of a message for a vector of this length, with what may stand before it."""
+    return 2 * HEADER_BYTES + 8 * size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from uneven.core.actions import Exchange
@@ -9,6 +11,7 @@ from uneven.merge.flat import Flat
 from uneven.run.context import Context
 from uneven.run.entries.exchange import EntriesExchange, most_bytes, peers_of
 from uneven.run.entries.post import Post
+from uneven.run.lines.rollcall import RollCall
 from uneven.run.start.connect import compare
 from uneven.sync import first_plans
 
@@ -25,15 +28,8 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
         return None
     rank, parties, transport = context.rank, far.parties, context.connection.transport
     flat = Flat([one for one in model.parameters() if one.requires_grad])
-    hosts = {
-        one["_host"] for one in compare(transport, {"_host": context.world.host}, "start of the exchange of entries")
-    }
-    with roll.waiting("the start of the exchange of entries"):
-        post = Post(
-            rank, peers_of(rank, parties), transport.gather_text, most_bytes=most_bytes(flat.size),
-            meeting=context.world.meeting if len(hosts) > 1 else None, timeout_s=context.config.timeout_s,
-            two_ways=far.barrier_bytes > 0 and rank in (party[0] for party in parties),
-        )  # fmt: skip
+    two_ways = far.barrier_bytes > 0 and rank in (party[0] for party in parties)
+    post = open_post(context, roll, peers_of(rank, parties), flat.size, two_ways=two_ways)
     names = [context.sites.get(party[0], "") if len(set(context.sites.values())) == len(parties) else f"rank {party[0]}"
              for party in parties]  # fmt: skip
     mine = next(place for place, party in enumerate(parties) if rank in party)
@@ -46,6 +42,22 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
     return EntriesExchange(
         flat, rank, parties, post, traffic, roll, transport.gather_text, dropped=lambda: connection.dropped
     )
+
+
+def open_post(context: Context, roll: RollCall, peers: Sequence[int], size: int, *, two_ways: bool = False) -> Post:
+    """This worker's end of the messages with entries of vectors of this length. Every worker calls it at the same time.
+
+    Raises:
+        PeerError: somebody did not come.
+        ConfigError: no socket could be bound.
+    """
+    transport, where = context.connection.transport, "start of the exchange of entries"
+    hosts = {one["_host"] for one in compare(transport, {"_host": context.world.host}, where)}
+    with roll.waiting(f"the {where}"):
+        return Post(
+            context.rank, peers, transport.gather_text, most_bytes=most_bytes(size), two_ways=two_ways,
+            meeting=context.world.meeting if len(hosts) > 1 else None, timeout_s=context.config.timeout_s,
+        )  # fmt: skip
 
 
 def _picked(context: Context) -> Exchange | None:

@@ -47,6 +47,7 @@ class Post:
 
     Attributes:
         key: this worker's public one, in Z85.
+        patient: whether a wait is to go on, however long it takes; None where ``timeout_s`` ends it.
 
     Raises:
         ConfigError: no socket could be bound.
@@ -58,6 +59,7 @@ class Post:
         most_bytes: int, timeout_s: float, two_ways: bool = False,
     ) -> None:  # fmt: skip
         self._rank, self._timeout_s = rank, timeout_s
+        self.patient: Callable[[], bool] | None = None
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, _LINGER_MS)
         self._guard = self._context.socket(zmq.REP)
@@ -146,7 +148,7 @@ class Post:
         self._in.setsockopt(zmq.RCVHWM, 0)
         self._in.setsockopt(zmq.MAXMSGSIZE, most_bytes + 1024)  # with what encryption adds
         self._in.setsockopt(zmq.HANDSHAKE_IVL, int(1e3 * self._timeout_s))
-        target = f"tcp://{'127.0.0.1' if meeting is None else _own_address(meeting)}"
+        target = f"tcp://{'127.0.0.1' if meeting is None else own_address(meeting)}"
         return f"{target}:{self._in.bind_to_random_port(target)}"
 
     def _connect(self, said: dict[str, str], public: bytes, secret: bytes) -> Any:
@@ -187,6 +189,10 @@ class Post:
                 limit_s = min(limit_s, now_s + _GRACE_S)
             if peer in self._broken and not box:
                 raise RuntimeError(self._broken[peer])
+            if self.patient is not None and peer not in self._gone:
+                if not self.patient():
+                    raise RuntimeError(f"rank {self._rank} waits for rank {peer} no more")
+                limit_s = now_s + self._timeout_s
             if now_s >= limit_s and not box:
                 gone = "its connection is closed" if peer in self._gone else f"within {self._timeout_s:g} s"
                 raise RuntimeError(f"no message from rank {peer} has come to rank {self._rank}: {gone}")
@@ -228,7 +234,7 @@ class Post:
             )
 
 
-def _own_address(meeting: str) -> str:
+def own_address(meeting: str) -> str:
     """This machine's address on the way to another one, or to itself; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((meeting, 9))

@@ -76,7 +76,10 @@ class SharedCopy:
             values = self.read() if start is None else start
             table = table_of([values.shape], values.dtype.name, self._home.shards)
             line = self._home.line()
-            self._client = Client(self._rank, table, [values], line, clock=clock, timeout_s=self._timeout_s)
+            client = Client(self._rank, table, [values], line, clock=clock, timeout_s=self._timeout_s)
+            self._client = client
+            if self._home.between is not None:
+                self._home.between.begin(table, values, self._home.line(), clock, told=client.broken)
             if self.velocity is not None:
                 self._client.kept([self.velocity]).result()
             self._home.begun()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
-from uneven.core.plain import Count, Misfit, loading, read
+from uneven.core.plain import Amount, Count, Misfit, loading, read
 from uneven.errors import CheckpointError
 from uneven.run.parameter_server.copy import SharedCopy, Values
 from uneven.run.parameters.saved import same_policy
@@ -19,6 +19,7 @@ class _ServedNumbers(TypedDict):
     clock: Count
     gap: Count
     samples: Count
+    rates: NotRequired[dict[str, Amount]]
 
 
 def numbers_of(policy: SyncPolicy, clock: int, gap: int, samples: int) -> dict[str, Any]:

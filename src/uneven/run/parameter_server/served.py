@@ -356,7 +356,7 @@ class Served:
         self._make_up()
         with self.copy.client.hurry():  # the others come here, too, within the time-out
             self._settle()
-        for exchange in self._plan.exchanges:  # of a step in hand, or of those that no shadow knows of
+        for exchange in (*self._in_step, *self._background):  # of a step in hand, or that no shadow knows of
             moved = exchange.payload is Payload.DELTA and exchange.quorum is None
             if moved and (self._in_hand.part is not None or exchange.moment is Moment.BACKGROUND):
                 self._meet(replace(self._order(exchange), clock=self.clock + self._in_hand.gives()), 0)

@@ -1,0 +1,34 @@
+"""A threshold that follows what one speaker sends to other sites, in a real run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from uneven.entries import BandwidthControl, Selection, Significant
+
+
+class LineThreshold:
+    """Asked once in each exchange, each speaker for itself.
+
+    Attributes:
+        control: what the threshold follows, once something has been sent under a limit.
+        sent_bytes: to other sites in the last exchange.
+    """
+
+    def __init__(self) -> None:
+        self.control: BandwidthControl | None = None
+        self.sent_bytes = 0.0
+        self._since_s = 0.0  # when the last exchange began
+
+    def within(self, select: Selection) -> Selection:
+        """The same, with a threshold that keeps to the bandwidth, if it has any."""
+        now_s = time.perf_counter()
+        passed_s, self._since_s = now_s - self._since_s, now_s
+        if not isinstance(select, Significant) or not select.mbit_per_s:
+            return select
+        if self.control is None:  # nothing has been sent yet
+            self.control = select.control()
+            return select
+        self.control.measured(self.sent_bytes, passed_s)
+        return replace(select, threshold=self.control.applied(select.threshold))

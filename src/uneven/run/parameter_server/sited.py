@@ -1,0 +1,138 @@
+"""How replicas agree through a parameter server in each site, which tell each other what is significant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uneven.core.actions import Exchange, StepPlan
+from uneven.data.order import Portion, Portions
+from uneven.errors import CheckpointError
+from uneven.run.context import Context
+from uneven.run.entries.opened import open_post
+from uneven.run.lines.vectors import VectorCarrier
+from uneven.run.parameter_server.between import BetweenSites, OtherSite
+from uneven.run.parameter_server.copy import Values
+from uneven.run.parameter_server.served import Served
+from uneven.run.parameters.divided import DividedSteps
+from uneven.run.parameters.plans import Plans
+from uneven.sync import first_plans
+
+Party = tuple[int, ...]
+
+
+class SitedServed(Served):
+    """One worker's part; its own steps go through the server of its site alone.
+
+    The model to evaluate is the mean of the sites' copies, by the number of their workers.
+
+    Args:
+        parties: workers of each site.
+        mean_by: adds up vectors of all sites, at evaluations.
+    """
+
+    def __init__(self, *rest: Any, parties: Sequence[Party], mean_by: VectorCarrier, **named: Any) -> None:
+        super().__init__(*rest, **named)
+        self._divided = DividedSteps(self._rank)
+        self._parties = tuple(parties)
+        self._mean_by = mean_by
+        self._evaluated = False  # since the last step
+
+    def rate(self) -> float:
+        """The learning rate of the newest step, as a part of the first one."""
+        return self._divided.rate
+
+    def before(self, part: Portion, plan: StepPlan) -> None:
+        """See :class:`Served`.
+
+        At the end of an epoch, and before an evaluation, nobody waits for who takes no more steps; from here on all do.
+        """
+        if (part.epoch != self._epoch or self._evaluated) and self.copy.begun:
+            self._make_up()
+            self.copy.client.through(part.epoch)
+            self.copy.client.pull(self._due()).result()
+            self._evaluated = False
+        super().before(part, plan)
+
+    def _take(self, plan: StepPlan) -> None:
+        super()._take(replace(plan, exchanges=tuple(one for one in plan.exchanges if not one.parties)))
+        self._plan = plan
+
+    def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        super().still(optimizer, args, kwargs)
+        self._divided.weigh(optimizer)
+
+    def _met(self) -> Values:
+        values, self._evaluated = super()._met(), True
+        party = next(party for party in self._parties if self._rank in party)
+        workers = sum(map(len, self._parties))
+        part = torch.from_numpy(values * values.dtype.type(len(party) / workers))
+        self._mean_by.total(part, tuple(range(workers)), self._parties, "session.evaluated()")
+        mean: Values = part.numpy()
+        return mean
+
+    def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """See :class:`Served`.
+
+        Raises:
+            CheckpointError: sites may have something under way to each other.
+        """
+        if self._shown is None and self.copy.begun:
+            raise CheckpointError(
+                "what other sites have to send is under way, and would be in no checkpoint: save inside "
+                "session.evaluated(), where everything has arrived"
+            )
+        numbers, vectors = super().state_dict(parts, unused)
+        return {**numbers, "rates": self._divided.state()}, vectors
+
+    def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
+        """Inverse of :meth:`state_dict`: each site begins with the model that was evaluated, and holds nothing back."""
+        super().load_state_dict(numbers, vectors)
+        if self._loaded is not None:
+            self._divided.load(numbers.get("rates", {}))
+
+
+def sites_of(context: Context) -> tuple[Party, ...]:
+    """Workers of each site, where each has a parameter server; else none."""
+    far = _far(context)
+    return () if far is None else far.parties
+
+
+def _far(context: Context) -> Exchange | None:
+    plans = first_plans(context.policy, context.members, context.sites)
+    return next((one for plan in plans for one in plan.exchanges if one.parties), None)
+
+
+def between_sites(
+    context: Context, parties: Sequence[Party], size: int, rate: Callable[[], float]
+) -> BetweenSites | None:
+    """What this worker's site tells the others, where it speaks for it; else None. Every worker calls it.
+
+    Args:
+        size: of the copy.
+        rate: the learning rate as a part of the first one.
+
+    Raises:
+        PeerError: somebody did not come.
+        ConfigError: no socket could be bound.
+    """
+    rank, connection = context.rank, context.connection
+    assert connection.roll is not None, "there are several sites"
+    mine = next(party for party in parties if rank in party)
+    others = [party for party in parties if party is not mine]
+    speaks = rank == mine[0]
+    post = open_post(context, connection.roll, [party[0] for party in others] if speaks else (), size)
+    if not speaks:
+        post.close(failed=False)
+        return None
+    names = {party: context.sites[party[0]] for party in parties}
+    sites = [
+        OtherSite(party[0], connection.traffic.open(f"entries {names[mine]} to {names[party]}")) for party in others
+    ]
+    plans = Plans(deepcopy(context.policy), rank, context.members, context.sites)
+    return BetweenSites(plans, sites, post, rate)
