@@ -113,7 +113,7 @@ def test_each_part_runs_on_little_and_is_shown(monkeypatch: pytest.MonkeyPatch) 
     )
     told: list[str] = []
     virtual = {"digits": play(case, lambda phase, what, part: told.append(what))}
-    runs = SkewedRuns.of(300, 8)
+    runs = SkewedRuns(samples=300, steps=8)
     found: dict[str, Any] = {
         "virtual": virtual,
         "emulated": {},

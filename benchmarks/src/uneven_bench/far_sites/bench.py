@@ -68,11 +68,11 @@ def run(quick: bool, data: str, told: Told, *, case: str | None = None) -> dict[
     found["emulated"] = _emulated(quick, data, wanted, told, found["left_out"], asked=case is not None)
     samples = 4_000 if quick else 10_000
     if "skew" in wanted:
-        runs = skewed.SkewedRuns.of(samples, 80 if quick else 300)
+        runs = skewed.SkewedRuns(samples=samples, steps=80 if quick else 300)
         names = (BSP, "gaia 20%", "fedavg 20") if quick else tuple(SKEWED)
         found["accuracy"] = skewed.accuracies(runs, QUICK_SKEWS if quick else SKEWS, names, told)
     if "scout" in wanted:
-        runs = skewed.SkewedRuns.of(samples, 80 if quick else 600)
+        runs = skewed.SkewedRuns(samples=samples, steps=80 if quick else 600)
         found["scout"] = skewed.scouted(
             runs, told, period=10 if quick else 50, tolerance=TOLERANCE, seeds=1,
             skews=QUICK_SCOUT_SKEWS if quick else SCOUT_SKEWS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import statistics
@@ -45,21 +46,20 @@ class SkewedOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkewedRuns:
-    """Trainings of one task on data that stay at their sites.
+    """Trainings of one task on data that stay at their sites: small images.
 
     Args:
+        samples: to train on.
         steps: of each.
-        every: steps from one evaluation to the next.
     """
 
-    data: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+    samples: int
     steps: int
-    every: int
 
-    @classmethod
-    def of(cls, samples: int, steps: int) -> SkewedRuns:
-        """With the small images."""
-        return cls(data=small_images(samples), steps=steps, every=max(1, steps // 12))
+    @property
+    def data(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Images and labels, to train on and to test with."""
+        return _images(self.samples)
 
     def play(self, norm: str, skew: float, policy: SyncPolicy, seed: int = 0) -> SkewedOutcome:
         """Train once."""
@@ -76,14 +76,14 @@ class SkewedRuns:
             spec=five_sites(), balancer=balancers.resolve("even"), policy=policy, iterations=self.steps, seed=seed
         )
         traffic = ModelTraffic(homes.sites)
-        found = train(scenario, task, every=self.every, homes=homes, traffic=traffic)
+        found = train(scenario, task, every=max(1, self.steps // 12), homes=homes, traffic=traffic)
         last = [point.accuracy for point in found.points[-_LAST:]]
         return SkewedOutcome(statistics.mean(last), traffic.models)
 
 
 def accuracies(runs: SkewedRuns, skews: Sequence[float], names: Sequence[str], told: Told) -> dict[str, Any]:
     """Norm → skew in per cent → policy → accuracy; what ``--json`` has under ``accuracy``."""
-    jobs = [Job(norm, skew, SKEWED[name]) for skew in skews for norm in NORMS for name in names]
+    jobs = [SkewedTraining(norm, skew, SKEWED[name]) for skew in skews for norm in NORMS for name in names]
     played = _all_played(runs, jobs, told, "skewed labels")
     names_of = {spec: name for name, spec in SKEWED.items()}
     found: dict[str, Any] = {norm: {f"{skew:g}": {} for skew in skews} for norm in NORMS}
@@ -92,7 +92,10 @@ def accuracies(runs: SkewedRuns, skews: Sequence[float], names: Sequence[str], t
     return found
 
 
-class Job(NamedTuple):
+_images = functools.cache(small_images)
+
+
+class SkewedTraining(NamedTuple):
     """One training: its policy by name."""
 
     norm: str
@@ -101,7 +104,7 @@ class Job(NamedTuple):
     seed: int = 0
 
 
-def _all_played(runs: SkewedRuns, jobs: Sequence[Job], told: Told, what: str) -> list[SkewedOutcome]:
+def _all_played(runs: SkewedRuns, jobs: Sequence[SkewedTraining], told: Told, what: str) -> list[SkewedOutcome]:
     """All of them, one on each core; virtual time does not depend on it."""
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("forkserver")
@@ -112,7 +115,7 @@ def _all_played(runs: SkewedRuns, jobs: Sequence[Job], told: Told, what: str) ->
         return [one.result() for one in under_way]
 
 
-def _played(runs: SkewedRuns, job: Job) -> SkewedOutcome:
+def _played(runs: SkewedRuns, job: SkewedTraining) -> SkewedOutcome:
     return runs.play(job.norm, job.skew, policies.resolve(job.policy), job.seed)
 
 
@@ -128,7 +131,8 @@ def scouted(
     fixed = {f"{setting:g}": f"geo:bsp:threshold={setting:g}" for setting in settings}
     ways = {BSP: "bsp", **fixed, "scout": f"scout:period={period}:geo"}
     keys = [(skew, way, seed) for skew in skews for seed in range(seeds) for way in ways]
-    outcomes = _all_played(runs, [Job("gn", skew, ways[way], seed) for skew, way, seed in keys], told, "the tuner")
+    jobs = [SkewedTraining("gn", skew, ways[way], seed) for skew, way, seed in keys]
+    outcomes = _all_played(runs, jobs, told, "the tuner")
     played: dict[float, dict[str, list[SkewedOutcome]]] = {skew: {way: [] for way in ways} for skew in skews}
     for (skew, way, _), outcome in zip(keys, outcomes, strict=True):
         played[skew][way].append(outcome)
