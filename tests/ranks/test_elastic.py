@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 def run(*words: object, merged: bool = False) -> Script:
-    """``uneven run`` with these words. Under Ray and in an emulation elastic runs start as they do for users."""
+    """``uneven run`` with these words, forked. Under Ray elastic runs start as they do for users."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     return Script(["-m", "uneven.testing.forked_run", "run", *words], env=env, merged=merged, imported=IMPORTED)
 
