@@ -12,7 +12,7 @@ import torch
 
 from uneven.embedding import EmbeddingBagCollection, Table
 from uneven.embedding.host import PROGRAM, TABLES
-from uneven.errors import CheckpointError, ConfigError
+from uneven.errors import ConfigError
 from uneven.journal import read
 from uneven.server.process import ShardKeeper
 from uneven.testing.scripts import run_script
@@ -36,16 +36,6 @@ def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> 
     assert "192 updates" in event.message
 
 
-def save_beside_its_own(tables: EmbeddingBagCollection, folder: Path) -> None:
-    """As often as the server happens to save by itself."""
-    while True:
-        try:
-            return tables.save(folder)
-        except CheckpointError as error:
-            if "it is saving already" not in str(error):
-                raise
-
-
 def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
     ids = torch.arange(40).view(20, 2)
@@ -67,7 +57,7 @@ def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch:
         train(5)
         assert tables.stats().lost == stats.lost, "it was told once"
         before = tables.export()
-        save_beside_its_own(tables, tmp_path / "saved")
+        tables.save(tmp_path / "saved")
         tables.close()
     monkeypatch.delenv("UNEVEN_RUN")
     again = EmbeddingBagCollection([Table("a", 100, 4), Table("b", 100, 4)], seed=9)

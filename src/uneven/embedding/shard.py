@@ -100,6 +100,7 @@ class TableShard:
     _began_s: float | None = None
     _saved_s: float = 0.0
     _saving: Generator[None, None, None] | None = None
+    _next: TableMessage | None = None  # that asks for a save while it saves by itself
     _asked: TableMessage | None = None  # for what is being saved, or was last; None for the shard itself
     _why_not: str = ""  # of the save before, "" where it went well
     _crew: dict[int, KnownTrainer] = field(init=False)
@@ -110,7 +111,7 @@ class TableShard:
     @property
     def busy(self) -> bool:
         """Whether it is saving."""
-        return self._saving is not None
+        return self._saving is not None or self._next is not None
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[TableMessage]]:
         """Answer one message: the worker that sent it (None if it was none), and messages to workers."""
@@ -214,6 +215,9 @@ class TableShard:
         if m is not None and asked is not None and (m.rank, m.number, m.text) == (asked.rank, asked.number, asked.text):
             # Whoever waits asks again, in case the question was lost.
             return [] if self._saving is not None else [self._to(m, Say.DONE, text=self._why_not)]
+        if self._saving is not None and asked is None:  # by itself; it does what it was asked for after that
+            self._next = m
+            return []
         if self._saving is not None:
             return [] if m is None else [self._to(m, Say.DONE, text="it is saving already; ask again later")]
         self._saving, self._asked = self.files.saving(None if m is None else m.text, holding, self._numbers()), m
@@ -236,6 +240,9 @@ class TableShard:
         if self.holding is None:
             return []
         every_s = self.holding.spec.tables.save_every_s
+        if self._saving is None and self._next is not None:
+            self._begin_saving(self._next, self.holding)
+            self._next = None
         if self._saving is None and every_s is not None and now_s - self._saved_s >= every_s:
             self._saved_s = now_s
             self._begin_saving(None, self.holding)

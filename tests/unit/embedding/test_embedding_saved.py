@@ -182,6 +182,23 @@ def test_a_save_that_lasts_is_asked_for_again_and_done_once(tmp_path: Path) -> N
     assert shard.busy
 
 
+def test_a_save_that_is_asked_for_while_a_shard_saves_by_itself_comes_after_that(tmp_path: Path) -> None:
+    shards = MemoryShards(1, folder=tmp_path)
+    shard, client = shards.shards[0], shards.client()
+    assert shard.holding is not None
+    shard._begin_saving(None, shard.holding)
+    with client._changed:
+        number = {0: client._request(0, Say.SAVE, text=str(tmp_path / "here"))}
+    for _ in range(3):
+        shards.beat()
+    assert client._answers[0, number[0]] is None
+    while shard.busy:
+        shards.tick()
+    assert client.outcome(number, "save")[0].text == ""
+    assert shard.counts["saved"] == 2
+    assert any((tmp_path / "here").iterdir())
+
+
 def loading(shards: MemoryShards, client: Any, folder: Path) -> dict[int, int]:
     """All are asked to load."""
     with client._changed:

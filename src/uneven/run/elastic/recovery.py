@@ -265,7 +265,7 @@ class Recovery:
             return
         assert self.circle is not None
         pieces, source = self.pieces if lacking else self._kept, new.place(new.donor)
-        for piece in (one for one in pieces if one.kept and one.inside is None):  # who lacks others cannot be
+        for piece in (one for one in pieces if one.kept and one.inside is None):  # nobody lacks another one
             # What an exchange that has failed was given may still be written into.
             sent = piece.sent if new.donor == self.membership.worker else torch.empty_like(piece.sent)
             self.circle.wait(self.circle.broadcast(sent, source))

@@ -54,6 +54,7 @@ class SummedBucket:
 
     def _view(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         """In the layout of the gradient, which is its parameter's, and not that of ``bucket.gradients()``."""
+        assert gradient.untyped_storage().data_ptr() == self.bucket.untyped_storage().data_ptr(), "DDP put it there"
         at = gradient.storage_offset() - self.bucket.storage_offset()
         view = self._views[parameter] = self.sums.as_strided(gradient.shape, gradient.stride(), at)
         return view
