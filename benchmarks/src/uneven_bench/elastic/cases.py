@@ -86,8 +86,9 @@ class Case:
 SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000, "100KB": 100_000}
 """Name → bytes of parameters. What is bare does not sleep."""
 
-UNDISTURBED = ("4MB", "100MB", "bare 4MB")
-"""Sizes at which the run without faults is measured."""
+DEMO = "demo"
+UNDISTURBED = (DEMO, "4MB", "100MB", "bare 4MB")
+"""What the run without faults is measured with: what ``uneven demo`` trains, and sizes."""
 
 CUT = "cut"
 RANDOM = "random"

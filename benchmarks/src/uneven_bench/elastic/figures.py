@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from uneven_bench.elastic import judge, logs, merges, updates
-from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT, TORCHFT, TORCHRUN, at_own_pace
+from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT, TORCHFT, TORCHRUN, UNDISTURBED, at_own_pace
 from uneven_bench.elastic.play import FaultEvent, Played
 from uneven_bench.elastic.replay import error, replay, replay_merges
 from uneven_bench.elastic.workload import CountedWorkload
@@ -210,7 +210,7 @@ def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "twice": sum(case["twice"] for case in counted) if counted else None,
         "replay_error": max(errors) if errors else None,
         "pause_s": {kind: _pauses(small, kind)["median"] for kind in KINDS},
-        "overhead": {size: found.get(OVERHEAD, {}).get(size, {}).get("ratio") for size in ("4MB", "100MB")},
+        "overhead": {size: found.get(OVERHEAD, {}).get(size, {}).get("ratio") for size in UNDISTURBED},
         "goodput": spots[OURS],
         "goodput_vs_torchrun": _ratio(spots[OURS], spots[TORCHRUN]),
         "goodput_vs_torchft": _ratio(spots[OURS], spots[TORCHFT]),

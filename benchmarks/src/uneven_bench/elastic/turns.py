@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from uneven.demo.worker import GLOBAL_BATCH
 from uneven.errors import LaunchError
 from uneven_bench.elastic import judge
 from uneven_bench.elastic.arms import UnevenArm
-from uneven_bench.elastic.cases import SIZES, UNDISTURBED
+from uneven_bench.elastic.cases import DEMO, SIZES, UNDISTURBED
 from uneven_bench.elastic.play import Player, playing
 from uneven_bench.elastic.workload import CountedWorkload
 
@@ -22,20 +23,25 @@ Progress = Callable[[str, str, float], None]
 
 
 def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[str, Any]:
-    """Size → ``ratio`` (median over the rounds of step time with ÷ without), ``ratios`` and ``step_s`` of both."""
+    """Demo or size → ``ratio`` (median over the rounds of step time with ÷ without), ``ratios``, ``step_s`` of both."""
     found = {}
-    sizes = ("4MB",) if quick else UNDISTURBED
-    rounds, steps = (4, 15) if quick else (20, 20)
+    sizes = (DEMO, "4MB") if quick else UNDISTURBED
+    rounds = 4 if quick else 20
     for place, size in enumerate(sizes):
+
         def told(done: float, size: str = size, place: int = place) -> None:
             progress("overhead", size, (place + done) / len(sizes))
 
-        bare = size.startswith("bare")
-        sleep_s = 0.0 if bare else CountedWorkload().per_sample_s
-        workload = CountedWorkload(model_bytes=SIZES[size], per_sample_s=sleep_s)
-        workers = 3 if SIZES[size] > SIZES["4MB"] else 4
-        found[size] = _paired(workload, workers, rounds, steps if place != 1 else steps // 4, folders, told)
+        workers, steps = (3, 5) if size == "100MB" else (4, 15 if quick else 20)
+        found[size] = _paired(_workload(size), workers, rounds, steps, folders, told)
     return found
+
+
+def _workload(size: str) -> CountedWorkload:
+    if size == DEMO:
+        return CountedWorkload(demo=True, global_batch=GLOBAL_BATCH, samples=28 * GLOBAL_BATCH, per_sample_s=0.0)
+    sleep_s = 0.0 if size.startswith("bare") else CountedWorkload().per_sample_s
+    return CountedWorkload(model_bytes=SIZES[size], per_sample_s=sleep_s)
 
 
 def _paired(

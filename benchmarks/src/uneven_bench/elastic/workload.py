@@ -17,6 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from uneven.data.datasets import digits
+from uneven.demo.training import network
+from uneven.demo.worker import WIDTH
+
 FEATURES, CLASSES = 64, 10
 RATE, MOMENTUM = 0.02, 0.9
 
@@ -34,6 +38,8 @@ class CountedWorkload:
         global_batch: samples of all workers together in one step.
         per_sample_s: how long a worker sleeps for each of its samples; stands for the work of a device of its own, as
             all workers here share a few cores.
+        demo: train the network of ``uneven demo`` on its digits, numbered over and over, in float32; it has the size
+            that it has.
     """
 
     model_bytes: int = 4_000_000
@@ -41,6 +47,7 @@ class CountedWorkload:
     samples: int = 7200
     global_batch: int = 240
     per_sample_s: float = 0.02 / 60
+    demo: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -57,11 +64,18 @@ class CountedWorkload:
         with torch.random.fork_rng():
             torch.manual_seed(_SEED)
             entries = self.model_bytes // self.dtype.itemsize
-            return Counting(hidden(entries), self.samples).to(self.dtype)
+            layers = network(digits(), WIDTH) if self.demo else _dense(hidden(entries))
+            return Counting(layers, self.samples).to(self.dtype)
 
     def data(self) -> NumberedSamples:
         """The data set."""
-        return NumberedSamples(self.samples, self.dtype)
+        if self.demo:
+            x, y = digits().train.tensors
+            again = torch.arange(self.samples) % len(y)
+            return NumberedSamples(x[again], y[again])
+        generator = torch.Generator().manual_seed(_SEED + 1)
+        x = torch.randn(self.samples, FEATURES, generator=generator, dtype=self.dtype)
+        return NumberedSamples(x, torch.randint(0, CLASSES, (self.samples,), generator=generator))
 
     def optimizer(self, model: Counting) -> torch.optim.Optimizer:
         """SGD with momentum; the ledger stays what it is."""
@@ -79,13 +93,17 @@ def hidden(entries: int) -> int:
     return max(1, round((math.sqrt(each * each + 4 * entries) - each) / 2))
 
 
+def _dense(width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, CLASSES)
+    )
+
+
 class NumberedSamples(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
     """Samples that know their index."""
 
-    def __init__(self, samples: int, dtype: torch.dtype) -> None:
-        generator = torch.Generator().manual_seed(_SEED + 1)
-        self.x = torch.randn(samples, FEATURES, generator=generator, dtype=dtype)
-        self.y = torch.randint(0, CLASSES, (samples,), generator=generator)
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
 
     def __len__(self) -> int:
         return len(self.y)
@@ -108,11 +126,9 @@ class Counting(nn.Module):
 
     steps: torch.Tensor
 
-    def __init__(self, width: int, samples: int) -> None:
+    def __init__(self, layers: nn.Module, samples: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, CLASSES)
-        )
+        self.layers = layers
         self.ledger = nn.Parameter(torch.zeros(samples))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
