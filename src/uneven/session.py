@@ -19,12 +19,13 @@ from uneven.data.drawn import DrawnSteps
 from uneven.data.loader import BalancedLoader
 from uneven.data.opening import LoaderOptions
 from uneven.data.order import Portion
+from uneven.ending import ends_with_the_program
 from uneven.errors import ConfigError
 from uneven.loops.over_all import OverAll
 from uneven.run.attach import Attached
 from uneven.run.checkpoint import state_of, take_up
 from uneven.run.checks import check_microbatch, check_profile, check_together
-from uneven.run.context import leave, notice_the_end
+from uneven.run.context import leave
 from uneven.run.drawing import make_loader, shards_of
 from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.join import join
@@ -121,7 +122,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
         # Nothing here may lead back to the session, or it would never be collected.
         self._closing = weakref.finalize(self, leave, context)
-        notice_the_end()
+        ends_with_the_program(self._closing)
         self._undo = Undo(self)  # what this session puts on the user's objects
         self._loader: BalancedLoader | DrawnSteps | None = None
         self._loaded: dict[str, Any] | None = None

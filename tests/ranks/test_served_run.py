@@ -219,3 +219,36 @@ def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Pat
         steps += sum(one.batch for one in records if isinstance(one, StepRecord))
         exchanges += sum(one.samples for one in records if isinstance(one, ExchangeRecord))
     assert steps == exchanges == 4 * 1440
+
+
+UNCLOSED = """
+import sys
+import time
+from pathlib import Path
+
+import torch
+import uneven
+
+session = uneven.Session()
+model = torch.nn.Linear(200, 200)  # 160 kB: no message of this size is sent with a copy
+model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
+data = torch.utils.data.TensorDataset(torch.randn(40, 200))
+for number, (x,) in enumerate(session.loader(data, 10)):
+    if session.rank == 1 and number:
+        until_s = time.monotonic() + 20
+        while not Path("last").exists() and time.monotonic() < until_s:  # rank 0 is in its last lines
+            time.sleep(0.02)
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+Path("last" if session.rank == 0 else "other").touch()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_never_closes_serves_the_others_when_it_is_over_in_rank_0(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNCLOSED)
+    chosen = ["--nproc", "2", "--sync", "asp", "--balance", "even", "--timeout", "15", "--run-dir", "run"]
+    done = run_script(["-m", "uneven.testing.forked_run", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "other").exists()

@@ -25,6 +25,7 @@ from uneven.embedding.kernels import kernels
 from uneven.embedding.place import MeasuredTables, place
 from uneven.embedding.route import BatchIds, Router, apart
 from uneven.embedding.rows import Floats
+from uneven.ending import ends_with_the_program
 from uneven.errors import ConfigError
 from uneven.folder import SHARD_FOLDER, TemporaryFolder
 from uneven.server import ZmqLine, make_keys
@@ -172,6 +173,7 @@ class TableDoor:
             )
             stack.callback(self._client.close)
             self._closing = weakref.finalize(self, stack.pop_all().close)
+            ends_with_the_program(self._closing)
         return self._client
 
     def _servers(self, world: World, stack: ExitStack) -> tuple[Any, int]:

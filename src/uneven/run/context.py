@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 from uneven.config import RunConfig
+from uneven.ending import program_ends
 from uneven.run.elastic.elastic import Elastic
 from uneven.run.scribe import Scribe, tell_nonfinite
 from uneven.run.start.connect import Connection
@@ -79,17 +78,7 @@ class Context:
         self.connection.close(failed)
 
 
-_ends = threading.Event()
-
-
-@lru_cache(maxsize=1)
-def notice_the_end() -> None:
-    """From here on it is known when the program ends. Called when the first session has a finalizer: what is registered
-    later runs earlier."""
-    atexit.register(_ends.set)
-
-
 def leave(context: Context) -> None:
     """A session is not used any more and was not closed, or the program ends."""
-    context.connection.dropped = not _ends.is_set()
+    context.connection.dropped = not program_ends()
     context.close()

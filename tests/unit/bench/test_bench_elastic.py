@@ -11,9 +11,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from uneven.data.datasets import digits
-from uneven.demo.training import network
-from uneven.demo.worker import GLOBAL_BATCH, WIDTH
 from uneven.errors import ConfigError, DataError, JournalError, UnknownNameError
 from uneven_bench.elastic import arms, bench, cases, figures, judge, logs, merges, page, trace, updates
 from uneven_bench.elastic.judge import SampleCounts
@@ -22,7 +19,7 @@ from uneven_bench.elastic.merges import LoggedMerge, MergeLog
 from uneven_bench.elastic.play import FaultEvent, Played
 from uneven_bench.elastic.replay import error, replay, replay_merges
 from uneven_bench.elastic.spot import machines
-from uneven_bench.elastic.workload import CountedWorkload, counted, hidden, weights
+from uneven_bench.elastic.workload import CountedWorkload, counted, weights
 
 SAMPLES, BATCH = 12, 4
 SMALL = CountedWorkload(model_bytes=8 * 120, double=True, samples=SAMPLES, global_batch=BATCH)
@@ -282,24 +279,6 @@ def test_the_gradient_of_the_ledger_says_which_samples_are_in_a_sum() -> None:
     SMALL.optimizer(model).step()
     assert not model.ledger.any()
     assert any(bool((one != other).any()) for one, other in zip(weights(model), weights(SMALL.model()), strict=True))
-
-
-@pytest.mark.parametrize("size", [4_000_000, 100_000_000])
-def test_models_have_the_size_that_they_are_named_after(size: int) -> None:
-    width = hidden(size // 4)
-    assert width * width + 76 * width + 10 == pytest.approx(size / 4, rel=0.01)
-
-
-def test_the_demo_is_what_uneven_demo_trains() -> None:
-    demo = CountedWorkload(demo=True, samples=2_000, global_batch=GLOBAL_BATCH, per_sample_s=0.0)
-    model, data = demo.model(), demo.data()
-    trained = network(digits(), WIDTH).parameters()
-    assert all(bool((one == other).all()) for one, other in zip(weights(model), trained, strict=True))
-    x, y = digits().train.tensors
-    assert bool((data.x[: len(y)] == x).all())
-    assert bool((data.y[len(y) :] == y[: 2_000 - len(y)]).all())
-    model(*data.batch((1, 1_999))).backward()
-    assert counted(model) == [1, 1_999]
 
 
 def test_a_seed_makes_the_faults_and_turns_share_them_out() -> None:

@@ -327,9 +327,9 @@ def versions() -> dict[str, str]:
 
 
 IN_A_RUN = (
-    *("__init__", "balance", "board", "config", "control", "core", "data", "entries", "errors", "folder", "installed"),
-    *("journal", "loops", "merge", "patience", "plugins", "predict", "registry", "run", "rundir", "server", "session"),
-    *("skew", "slurm", "stores", "sync", "tables", "world"),
+    *("__init__", "balance", "board", "config", "control", "core", "data", "ending", "entries", "errors", "folder"),
+    *("installed", "journal", "loops", "merge", "patience", "plugins", "predict", "registry", "run", "rundir"),
+    *("server", "session", "skew", "slurm", "stores", "sync", "tables", "world"),
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
 

@@ -1,0 +1,28 @@
+"""What ``uneven bench elastic`` trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from uneven.data.datasets import digits
+from uneven.demo.training import network
+from uneven.demo.worker import GLOBAL_BATCH, WIDTH
+from uneven_bench.elastic.workload import CountedWorkload, counted, hidden, weights
+
+
+@pytest.mark.parametrize("size", [4_000_000, 100_000_000])
+def test_models_have_the_size_that_they_are_named_after(size: int) -> None:
+    width = hidden(size // 4)
+    assert width * width + 76 * width + 10 == pytest.approx(size / 4, rel=0.01)
+
+
+def test_the_demo_is_what_uneven_demo_trains() -> None:
+    demo = CountedWorkload(demo=True, samples=2_000, global_batch=GLOBAL_BATCH, per_sample_s=0.0)
+    model, data = demo.model(), demo.data()
+    trained = network(digits(), WIDTH).parameters()
+    assert all(bool((one == other).all()) for one, other in zip(weights(model), trained, strict=True))
+    x, y = digits().train.tensors
+    assert bool((data.x[: len(y)] == x).all())
+    assert bool((data.y[len(y) :] == y[: 2_000 - len(y)]).all())
+    model(*data.batch((1, 1_999))).backward()
+    assert counted(model) == [1, 1_999]
