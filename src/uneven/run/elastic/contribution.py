@@ -64,6 +64,8 @@ class Contribution:
         if weight == 0.0:
             self.sum.zero_()  # a padded batch; zero even where its gradient is not finite
             return
+        if not self.own.numel():
+            return
         for own, sent in zip(self.own.split(_STRETCH), self.sum.split(_STRETCH), strict=True):
             if weight == 1.0:
                 sent.copy_(own)  # whole numbers, too

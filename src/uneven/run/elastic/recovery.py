@@ -307,7 +307,10 @@ class Recovery:
         try:
             piece.inside = None if self.at.groups is None or piece.slotted else self.mine(self.at.groups)
             circle = self.circle if piece.inside is None else self._circle_of(piece.inside)
-            piece.work = None if circle is None else circle.sum(piece.sent)
+            if circle is None:
+                piece.work = None
+            else:
+                piece.work = circle.sum(piece.sent) if piece.own.numel() else self.slots.tell(piece.sent, circle)
         except Broken:
             piece.work = None
 

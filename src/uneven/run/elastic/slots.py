@@ -7,12 +7,14 @@ for the end of this step. The memory is the exchange's own, so nothing of DDP's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import numpy as np
 import torch
 
 from uneven.run.gradients.instep import mark
 from uneven.run.gradients.piggyback import MOST_RANKS, NOTHING, WIDE, Heard, PendingRows, fill_row, rows_said
+from uneven.run.lines.circle import Circle
 
 SILENT, LEAVES, DOOR, RESTS = 0.0, 1.0, 2.0, 3.0
 """Nothing; this member leaves after this step; somebody stands at the door; it only takes part, until all say so."""
@@ -70,6 +72,16 @@ class Slots:
             fill_row(row, numbers[2 + size :].reshape(size, 2, self._length), self._place)
         self._call = None
 
+    def tell(self, slots: torch.Tensor, circle: Circle) -> Telling:
+        """Begin the exchange of filled slots that are behind nothing: each member sends all others its own numbers.
+
+        A sum goes round a ring, and where workers share cores, all in turn have to be woken for each of its messages.
+
+        Raises:
+            Broken: see :meth:`Circle.swap`.
+        """
+        return Telling(slots, self._place, circle)
+
     def read(self, slots: torch.Tensor) -> None:
         """After the exchange; of the same members as :meth:`fill`."""
         numbers, size = slots.numpy(), (slots.numel() - 2) // (1 + 2 * self._row(slots.dtype))
@@ -91,3 +103,36 @@ class Slots:
 
     def _row(self, dtype: torch.dtype) -> int:
         return self._length if dtype in WIDE and self._size <= MOST_RANKS else 0
+
+
+class Telling:
+    """What all members send one another of their slots; can be waited for as an exchange.
+
+    Args:
+        slots: filled; then with what all say.
+        place: of this member.
+    """
+
+    def __init__(self, slots: torch.Tensor, place: int, circle: Circle) -> None:
+        self._slots: np.ndarray = slots.numpy()
+        own = np.concatenate((self._slots[:2], self._slots[2 + place, None], self._table(circle.size)[place]))
+        self._said = np.empty((circle.size, own.size), own.dtype)
+        sizes = [own.size] * circle.size
+        sent = np.tile(own, circle.size)
+        self._work = circle.swap(torch.from_numpy(sent), torch.from_numpy(self._said.reshape(-1)), sizes, sizes)
+
+    def wait(self, within: timedelta) -> None:
+        """As that of torch's works.
+
+        Raises:
+            RuntimeError: it has failed, or is not over within this time.
+        """
+        self._work.wait(within)
+        said, size = self._said, len(self._said)
+        self._slots[:2] = said[:, :2].sum(0)
+        self._slots[2 : 2 + size] = said[:, 2]
+        self._table(size)[:] = said[:, 3:]
+
+    def _table(self, size: int) -> np.ndarray:
+        """What is reported, a row for each member."""
+        return self._slots[2 + size :].reshape(size, -1)
