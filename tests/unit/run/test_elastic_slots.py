@@ -34,7 +34,7 @@ class Table:
 
 
 def filled(dtype: torch.dtype, late: int | None) -> list[tuple[Slots, torch.Tensor]]:
-    """Three members of which the first reports, the second leaves and the last calls; one may be an iteration behind."""
+    """Of three members the first reports, the second leaves and the last calls; one may be an iteration behind."""
     members = []
     for place in range(SIZE):
         slots = Slots(LENGTH)

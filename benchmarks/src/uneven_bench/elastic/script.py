@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from uneven_bench.elastic.cases import at_own_pace, checkpoint_every
 from uneven_bench.elastic.worker import ElasticTask, LoggedWorker
+from uneven_bench.elastic.workload import as_it_is
 
 _EPOCHS = 1_000_000
 _SAVED = 3
@@ -32,7 +33,7 @@ def ours(task: ElasticTask) -> None:
     session = uneven.Session(sync=task.told["sync"], balance="even" if own_pace else None)
     model, optimizer = session.setup(worker.model, worker.optimizer)
     worker.hooked()
-    loader = session.loader(worker.workload.data(), worker.workload.global_batch)
+    loader = session.loader(worker.workload.data(), worker.workload.global_batch, collate_fn=as_it_is)
     book: MergeBook | UpdateBook | None = None
     if task.told["sync"] != "bsp":
         book = UpdateBook(worker, session) if own_pace else MergeBook(worker, session)
