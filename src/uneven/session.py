@@ -207,7 +207,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         *,
         shuffle: bool = True,
         drop_last: bool = False,
-        min_batch: int = 1,
+        min_batch: int | None = None,
         max_batch: int | None = None,
         epochs: int | None = None,
         sharded: bool = False,
@@ -220,7 +220,8 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         Args:
             dataset: map-style or a stream, the same on every rank.
             batch_size: the GLOBAL batch: samples of all workers together in one iteration.
-            min_batch: least samples of this worker in an iteration (batch norm wants at least 2).
+            min_batch: least samples of this worker in an iteration; None for 2 where :meth:`setup` was given a model
+                with batch norm, which wants as many, and for 1 elsewhere.
             max_batch: most samples of this worker, for instance what fits its memory; None for no limit.
             epochs: how many epochs are planned; only for the progress display.
             sharded: whether this rank's stream is a shard of its own, whose ``__len__`` says how many samples it has.
@@ -243,6 +244,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         check_together(together, dataset, microbatch, dataloader)
         if sharded:
             dataloader["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
+        min_batch = self._loop.least(batch_size, max_batch) if min_batch is None else min_batch
         asked = LoaderOptions.split(
             dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, lower=min_batch, **dataloader
         )

@@ -103,7 +103,7 @@ def normalised(session: Any) -> nn.Module:
 def batch_norm(session: Any) -> nn.Module:
     model = seeded((nn.BatchNorm1d, FEATURES), (nn.Linear, FEATURES, CLASSES))
     model, optimizer = session.setup(model, sgd(model))
-    loader = session.loader(samples(), X, min_batch=2)
+    loader = session.loader(samples(), X)
     for _ in range(EPOCHS):
         for x, y in loader:
             step(model, optimizer, x, y)

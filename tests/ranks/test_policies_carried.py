@@ -141,7 +141,7 @@ def test_what_is_evaluated_after_each_step_is_the_mean_of_replicas_that_have_mad
 @ranks(2)
 def test_warm_up_is_bsp_then_the_loop_goes_apart(me: RankContext) -> None:
     """Balanced shares too: reports are read where the workers have met."""
-    run, exact = Run("local:every=4,warmup=3", balance=Moving(), model=normed, min_batch=2), []
+    run, exact = Run("local:every=4,warmup=3", balance=Moving(), model=normed), []
     for count, (x, y, _) in enumerate(run.loader):
         run.step(x, y)
         exact.append(bool((everybodys(flat(run.model)) == flat(run.model)).all()))

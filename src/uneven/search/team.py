@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.fleet.member.team import Seat, apart, as_it_is, least_samples, together
+from uneven.fleet.member.team import Seat, apart, as_it_is, together
 
 BALANCE = "lb-bsp"
 
@@ -75,9 +75,7 @@ class TrialTeam:
         self._session = together(seat, BALANCE)
         self._session.setup(models[0], *(part for part in kept if isinstance(part, torch.optim.Optimizer)))
         self._global = GlobalBatches(samples, batch)
-        self._loader = self._session.loader(
-            self._global, batch, shuffle=False, min_batch=least_samples(models[0]), collate_fn=as_it_is
-        )
+        self._loader = self._session.loader(self._global, batch, shuffle=False, collate_fn=as_it_is)
 
     def parts(self, batches: Iterator[list[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
         """This process's part of each of an epoch's batches."""

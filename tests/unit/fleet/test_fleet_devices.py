@@ -24,7 +24,6 @@ from uneven.fleet.engine.options import Options, RunSnapshot
 from uneven.fleet.engine.run import run
 from uneven.fleet.member.batch_rule import rate_factor
 from uneven.fleet.member.host import Job
-from uneven.fleet.member.team import least_samples
 from uneven.fleet.stream.feed import Feed, look
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source
@@ -141,12 +140,6 @@ def test_a_worker_that_is_killed_or_fails_takes_its_member_along_and_nobody_else
     assert len(struck) == 1
     assert "ValueError: not here" in state.members["second"].why
     assert state.members["single"].epochs[0].shares == (1,)  # a batch of one is not divided
-
-
-def test_batch_norm_asks_for_two_samples_on_each_worker() -> None:
-    assert least_samples(members.plain().model) == 1
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
-    assert least_samples(model) == 2
 
 
 def test_one_that_died_between_two_passes_is_not_waited_for(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.member import checkpoint
 from uneven.fleet.member.batch_rule import BatchRule, global_batch, most_workers, rate_factor
 from uneven.fleet.member.converge import Epoch
-from uneven.fleet.member.team import Alone, Samples, Seat, Team, least_samples
+from uneven.fleet.member.team import Alone, Samples, Seat, Team
 from uneven.fleet.member.train import Copies, diverged, nonfinite_in, profile, run_epoch
 from uneven.fleet.planning.profile import MOST_BATCHES
 from uneven.fleet.stream.order import Stream
@@ -29,6 +29,7 @@ from uneven.fleet.stream.ring import RingHandle
 from uneven.jobs.call import telling
 from uneven.jobs.place import ProcessLine
 from uneven.jobs.pulse import Pulse
+from uneven.run.model.check import least_samples
 from uneven.states import random_state
 
 

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.errors import PeerError
 from uneven.fleet.ensemble import Member
@@ -64,11 +62,6 @@ class Samples(Protocol):
 
 Counted = tuple[list[torch.Tensor], int]
 """A worker's part of a global batch, field by field, and how many of its samples count; padding does not."""
-
-
-def least_samples(model: nn.Module) -> int:
-    """Samples that a worker needs in a step: two where batch norm takes a variance."""
-    return 2 if any(isinstance(layer, _BatchNorm) for layer in model.modules()) else 1
 
 
 class Alone:
@@ -137,9 +130,7 @@ class Team:
         self._others = _Others()
         self._session = together(seat, balance, self._others)
         self._session.setup(member.model, member.optimizer, find_unused_parameters=member.find_unused_parameters)
-        self._loader = self._session.loader(
-            self._shared or samples, batch, shuffle=False, min_batch=least_samples(member.model), collate_fn=as_it_is
-        )
+        self._loader = self._session.loader(self._shared or samples, batch, shuffle=False, collate_fn=as_it_is)
 
     def batches(self, section: Section) -> Iterator[Counted]:
         """This worker's parts of the training set's global batches."""

@@ -2,9 +2,9 @@
 
 What this worker brings is scaled into memory of the exchange's own and summed up there, so it is still there if the
 exchange has to be made again. The memory of two exchanges takes turns: the sums of the last one are kept until this one
-is over, for a member that had not completed the last one when somebody died. Those of gradients are not. A sum of the
-few numbers that all say comes after theirs: who has it knows that everybody has the gradients', and may change
-them; who lacks it has them, too. So only that one is kept.
+is over, for a member that had not completed the last one when somebody died. Those of gradients are not. After them
+each member tells all others the few numbers that it has to say: who has heard all knows that everybody has the
+gradients' sums, and may change them; who lacks a number has them, too. So only these numbers are kept.
 
 One exchange is under way at a time, and all members make the same ones in the same order: gradients, parameters, and
 the sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on who
@@ -61,7 +61,7 @@ class ExchangePlace:
 
     @property
     def confirms(self) -> bool:
-        """Whether a last sum is begun when all others have come."""
+        """Whether something is begun when all sums have come, which says that they have."""
         return self.confirmed or self.groups is not None
 
 
@@ -309,8 +309,10 @@ class Recovery:
             circle = self.circle if piece.inside is None else self._circle_of(piece.inside)
             if circle is None:
                 piece.work = None
+            elif piece.slotted and not piece.own.numel():
+                piece.work = self.slots.tell(piece.sent, circle)
             else:
-                piece.work = circle.sum(piece.sent) if piece.own.numel() else self.slots.tell(piece.sent, circle)
+                piece.work = circle.sum(piece.sent)
         except Broken:
             piece.work = None
 
@@ -337,7 +339,7 @@ class Recovery:
         return True
 
     def _received(self, circle: Circle) -> bool:
-        """Whether all has come that a last sum confirms, where there is one; then that begins."""
+        """Whether all has come that is to be confirmed; then that begins."""
         assert self.at is not None
         if self._swap is not None and not self.pieces:
             if not self._swap.wait(circle):

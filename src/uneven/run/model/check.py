@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from uneven.errors import ConfigError
+from uneven.skew.norms import batch_norms
 
 _EXCHANGERS = {
     "DistributedDataParallel": "DistributedDataParallel averages its gradients",
@@ -165,3 +166,8 @@ def unused_parameters(model: nn.Module, parameters: list[nn.Parameter], iteratio
         f"{f' (without a gradient: {shown})' if shown else ''}; use "
         f"session.setup(model, optimizer, find_unused_parameters=True), or freeze what is not used"
     )
+
+
+def least_samples(model: nn.Module) -> int:
+    """Samples that a worker needs in a step: two where batch norm takes a variance."""
+    return 2 if batch_norms(model) else 1
