@@ -149,14 +149,15 @@ def emulated(quick: bool) -> dict[str, SyncCase]:
     """
     found = {}
     for name, workers in (("20mbit", 3), ("100mbit", 3), ("three_sites", 6)):
-        left_out = SLOW_ARMS if name == "three_sites" else ()
+        slow = name == "three_sites"
+        left_out, round_s, equal_steps = (SLOW_ARMS, 2.0, 120) if slow else ((), 4.0, 240)
         arms = {arm: who for arm, who in ARMS.items() if arm not in left_out and (not quick or arm in QUICK_ARMS)}
         lines = tuple((*ends, mbit, latency_s) for ends, (mbit, latency_s) in LINES[name].items())
         found[name] = SyncCase(
             name=name, about=f"{workers} workers at three sites, lines of {name}",
             shares=(round(CORES / workers, 4),) * workers, mbit_per_s=math.inf, arms=arms, batch=BATCH // workers,
-            rounds_s=(2.0,) * 2 if quick else (4.0,) * 3, turns=1, settling_s=0.5, equal_steps=80 if quick else 240,
-            look_every=8,
+            rounds_s=(2.0,) * 2 if quick else (round_s,) * 3, turns=1, settling_s=0.5,
+            equal_steps=80 if quick else equal_steps, look_every=8,
             sites=tuple(SITES[rank * 3 // workers] for rank in range(workers)), lines=lines,
         )  # fmt: skip
     return found
