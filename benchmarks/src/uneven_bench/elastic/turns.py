@@ -25,7 +25,7 @@ Progress = Callable[[str, str, float], None]
 def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[str, Any]:
     """Demo or size → ``ratio`` (median over the rounds of step time with ÷ without), ``ratios``, ``step_s`` of both."""
     found = {}
-    sizes = (DEMO, "4MB") if quick else UNDISTURBED
+    sizes = (DEMO,) if quick else UNDISTURBED
     rounds = 4 if quick else 20
     for place, size in enumerate(sizes):
 

@@ -18,12 +18,12 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites import filters, learning, lines, skewed
 from uneven_bench.far_sites.cases import (
     BSP,
-    QUICK_LINES,
     QUICK_SCOUT_SKEWS,
     QUICK_SKEWS,
     SCOUT_SKEWS,
     SKEWED,
     SKEWS,
+    TWO_MINUTES,
     LearningCase,
     emulated,
 )  # fmt: skip
@@ -95,9 +95,10 @@ def _learning(quick: bool, data: str, wanted: tuple[str, ...], left_out: dict[st
 def _emulated(
     quick: bool, data: str, wanted: tuple[str, ...], told: Told, left_out: dict[str, str], *, asked: bool
 ) -> dict[str, Any]:
-    left = {QUICK_LINES} if quick and not asked else set(wanted)
-    known = {name: one for name, one in emulated(quick).items() if name in wanted and name in left}
+    known = {name: one for name, one in emulated(quick).items() if name in wanted}
     why = (why_not_isolated() or why_no_bandwidth()) if known else ""
+    if quick and not asked:
+        why = TWO_MINUTES
     if why and asked:
         raise ConfigError(f"bench far-sites limits lines between sites, which cannot be done here: {why}")
     if why:

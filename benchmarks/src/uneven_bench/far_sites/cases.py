@@ -132,8 +132,8 @@ ARMS: dict[str, str] = {
 }
 """Arm → who, in real runs, as ``uneven bench sync`` writes them."""
 
-QUICK_LINES = "20mbit"
-"""The only world of the quick form, unless another one is asked for."""
+TWO_MINUTES = "it takes two minutes: ask for it by --case"
+"""Why the quick form leaves real runs out, unless one is asked for."""
 
 SLOW_ARMS = ("ddp-powersgd", "torchft-diloco 20", "hivemind 20")
 """Not played on three_sites: with six workers, and 160 ms there and back, a round of theirs took minutes."""
