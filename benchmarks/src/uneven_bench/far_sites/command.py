@@ -22,7 +22,8 @@ def far_sites(
     Cases: filter, learning, cifar10, text, 20mbit, 100mbit, three_sites, skew, scout; CIFAR-10 and text from
     UNEVEN_DATA.
 
-    Forty minutes, --case NAME ten at most; --quick a minute and a half, without real runs: --quick --case 20mbit plays one.
+    Forty minutes, --case NAME ten at most; --quick a minute and a half, without real runs, of which --quick --case
+    20mbit plays one.
     """
     from uneven.data.datasets import images
     from uneven_bench.far_sites.bench import run, tables
