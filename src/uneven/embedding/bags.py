@@ -207,9 +207,7 @@ class EmbeddingBagCollection(nn.Module):
 
     def extra_repr(self) -> str:
         """The tables."""
-        return ", ".join(
-            f"{one.name}: {'up to ' if one.grows else ''}{one.held:,} × {one.dim}" for one in self.tables
-        )
+        return ", ".join(f"{one.name}: {'up to ' if one.grows else ''}{one.held:,} × {one.dim}" for one in self.tables)
 
 
 class EmbeddingCollection(EmbeddingBagCollection):

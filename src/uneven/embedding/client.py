@@ -72,8 +72,7 @@ class TableClient:
         kind = Say.LOOKUP if learning else Say.READ
         with self._changed:
             numbers = {
-                shard: self._request(shard, kind, routed.bags(shard), halves=self.halves)
-                for shard in routed.blocks
+                shard: self._request(shard, kind, routed.bags(shard), halves=self.halves) for shard in routed.blocks
             }
         return AskedRows(self, routed, numbers)
 

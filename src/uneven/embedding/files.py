@@ -30,6 +30,7 @@ from uneven.embedding.growing import IdMap, bucket
 from uneven.embedding.holding import HeldRange, Holding
 from uneven.embedding.shard import SavedNumbers
 from uneven.errors import CheckpointError
+from uneven.npy import load_array
 
 _BLOCK_BYTES = 1 << 20
 _BLOCK_IDS = 1 << 16
@@ -209,7 +210,7 @@ def _written(path: Path, array: np.ndarray, beside: Executor) -> Iterator[None]:
 def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray:
     path = stem.with_name(f"{stem.name}.{name}.npy")
     try:
-        saved: np.ndarray = np.load(path, mmap_mode="r")
+        saved: np.ndarray = load_array(path, mapped=True)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if into is not None and len(saved) and saved.shape[1:] != into.shape[1:]:

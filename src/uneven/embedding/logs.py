@@ -23,6 +23,7 @@ from torch import Tensor
 
 from uneven.embedding.columns import Columns, LogRows, Wholes, as_ids, read_text
 from uneven.errors import ConfigError, DataError
+from uneven.npy import load_array, load_arrays
 
 _STEP = 256
 """Lines from one known place to the next."""
@@ -157,7 +158,7 @@ class _TextFile(_LogFile):
             name = zlib.crc32(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}".encode())
             kept = index / f"{path.name}.{name:08x}.npy"
         if kept is not None and kept.exists():
-            found = np.load(kept)
+            found = load_array(kept)
         else:
             found = _places(path)
             if kept is not None:
@@ -200,13 +201,11 @@ class _ArrayFile(_LogFile):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._held: LogRows | None = None
-        with np.load(path) as held:
-            self.rows = len(held["clicked"])
+        self.rows = len(load_arrays(path, ["clicked"])["clicked"])
 
     def read(self, start: int, stop: int) -> LogRows:
         if self._held is None:
-            with np.load(self._path) as held:
-                self._held = LogRows(*(held[name] for name in LogRows._fields))
+            self._held = LogRows(**load_arrays(self._path, LogRows._fields))
         ids, numbers, clicked = self._held
         found = LogRows(ids[start:stop], numbers[start:stop], clicked[start:stop])
         if stop == self.rows:

@@ -75,6 +75,7 @@ def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) ->
     features, batch = lengths.shape
     each = int(lengths[0, 0]) if lengths.size else 0
     if each and (lengths == each).all():
+
         def turned(one: Any) -> Any:
             return one.reshape(features, batch, each).swapaxes(0, 1).reshape(-1)
 

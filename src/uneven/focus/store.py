@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from uneven.errors import CheckpointError, ConfigError, DataError
 from uneven.focus.truth import Crops
+from uneven.npy import load_arrays
 
 OTHER = -1
 """Class of the output that stands for all classes without one of their own."""
@@ -190,8 +191,7 @@ class StreamStore:
         row = self._db.execute("SELECT counts, state FROM progress").fetchone()
         if row is None:
             return {}, {}
-        with np.load(io.BytesIO(row[1]), allow_pickle=False) as arrays:
-            return json.loads(row[0]), dict(arrays)
+        return json.loads(row[0]), load_arrays(io.BytesIO(row[1]))
 
     def clusters(self) -> int:
         """How many there are; they are numbered from 0 on."""

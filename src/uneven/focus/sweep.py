@@ -332,9 +332,7 @@ def pareto(points: Sequence[Tried]) -> tuple[Tried, ...]:
     return tuple(best)
 
 
-def choose(
-    points: Sequence[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0
-) -> Tried:
+def choose(points: Sequence[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0) -> Tried:
     """The setting that a policy takes.
 
     Args:

@@ -16,6 +16,7 @@ from uneven.errors import ConfigError, DataError
 from uneven.graph.clones import Holders, roots
 from uneven.graph.cut.base import CutFigures, EdgeCut, Ids, figures
 from uneven.graph.edge_list import EdgeList
+from uneven.npy import load_array
 
 SCHEMA = 1
 _META = "graph.json"
@@ -78,10 +79,9 @@ class GraphStore:
     def array(self, name: str) -> npt.NDArray[Any]:
         """One array, mapped: source, target (int32 [edges], by part), order (each vertex's id in the graph), …"""
         try:
-            found: npt.NDArray[Any] = np.load(self.path / f"{name}.npy", mmap_mode="r")
+            return load_array(self.path / f"{name}.npy", mapped=True)
         except FileNotFoundError:
             raise DataError(f"{self.path} has no {name}: partition the graph again") from None
-        return found
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def on_threads(
     every = [graph.load(path, rank=rank, size=size, **more) for rank in range(size)]
     shares = tuple(one.samples for one in every)
     told = [] if changed is None else changed
-    lines = ThreadLines.of(size, timeout_s=120.0)  # what a stalled disk must not exceed: parts are read meanwhile
+    lines = ThreadLines.of(size, timeout_s=60.0)  # before the test is ended, which would hide what stopped one
 
     def one(rank: int) -> Any:
         every[rank].attach(
