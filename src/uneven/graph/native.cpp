@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kAhead = 16;  // edges between a prefetch and its use
 constexpr int kChunks = 64;
 constexpr int64_t kNear = 16 << 20;  // bytes of x that one pass over the edges reads: most last-level caches keep them
+constexpr int64_t kSlice = 32;       // columns of a packed slice: two lines of the cache, which are fetched together
+constexpr int64_t kPacked = 128;     // columns that are packed at one time
 constexpr int64_t kOwn = 2 << 20;    // bytes of y above which it is written past the caches, which then keep x
 
 #ifdef UNEVEN_X86
@@ -121,27 +123,55 @@ int uneven_level() {
 }
 
 // y[v] = scale[v] · Σ weight[u] · x[u] over the row v; scale and weight may be null, which is 1. sources are x's rows,
-// bounds those of kChunks pieces of rows that take about equally long.
+// bounds those of kChunks pieces of rows that take about equally long. With room, for kPacked floats of each source, x is
+// copied there first, weighted, in slices of kSlice columns: a cache keeps a slice where it keeps no piece of wide rows,
+// which lie on many pages, and on few of the cache's sets.
 void uneven_sums(int level, const int32_t* starts, const int32_t* columns, const int32_t* bounds, const float* x,
-                 int64_t sources, int64_t ldx, float* y, int64_t ldy, int64_t width, const float* scale,
-                 const float* weight) {
+                 int64_t sources, float* y, int64_t width, const float* scale, const float* weight, float* room) {
 #ifdef UNEVEN_X86
   const int64_t lane = level == 2 ? 16 : 8, most = level == 2 ? 16 : 8;
-  const int64_t vectors = (width + lane - 1) / lane, far = (sources * width * 4 + kNear - 1) / kNear;
-  const bool past = width % lane == 0 && ldy % lane == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0 &&
-                    bounds[kChunks] * width * 4 > kOwn;
-  const int64_t parts = std::max((vectors + most - 1) / most, std::min(far, vectors * lane / 64));
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t job = 0; job < parts * kChunks; ++job) {
-    const int64_t part = job / kChunks, chunk = job % kChunks;
-    const int64_t from = vectors * part / parts, to = vectors * (part + 1) / parts, n = to - from;
-    const int64_t left = std::min(lane, width - (to - 1) * lane);
-    const float* in = x + from * lane;
-    float* out = y + from * lane;
-    const Rows* all = weight ? (level == 2 ? kRows512<true> : kRows256<true>)
+  const bool past = width % lane == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0 && bounds[kChunks] * width * 4 > kOwn;
+  auto add_up = [&](const float* in, int64_t ldx, int64_t from, int64_t to, const float* factor) {
+    const int64_t n = (to - from + lane - 1) / lane, left = to - from - (n - 1) * lane;
+    const Rows* all = factor ? (level == 2 ? kRows512<true> : kRows256<true>)
                              : (level == 2 ? kRows512<false> : kRows256<false>);
-    all[n - 1](starts, columns, bounds[chunk], bounds[chunk + 1], in, ldx, out, ldy, scale, weight, left, past);
-    if (past) _mm_sfence();  // before others read it
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      all[n - 1](starts, columns, bounds[chunk], bounds[chunk + 1], in, ldx, y + from, width, scale, factor, left, past);
+      if (past) _mm_sfence();  // before others read it
+    }
+  };
+  if (!room) {
+    const int64_t vectors = (width + lane - 1) / lane, far = (sources * width * 4 + kNear - 1) / kNear;
+    const int64_t parts = std::max((vectors + most - 1) / most, std::min(far, vectors * lane / 64));
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t from = vectors * part / parts * lane, to = vectors * (part + 1) / parts * lane;
+      add_up(x + from, width, from, std::min(to, width), weight);
+    }
+    return;
+  }
+  for (int64_t first = 0; first < width; first += kPacked) {
+    const int64_t end = std::min(width, first + kPacked);
+#pragma omp parallel for schedule(static)
+    for (int64_t u = 0; u < sources; ++u) {
+      const float by = weight ? weight[u] : 1.0f;
+      float* to = room + u * kSlice;
+      for (int64_t from = first; from < end; from += kSlice, to += sources * kSlice) {
+        const float* of = x + u * width + from;
+        if (u + kAhead / 2 < sources)
+          for (int64_t k = 0; k < kSlice; k += 16) __builtin_prefetch(of + kAhead / 2 * width + k);
+        if (end - from < kSlice) {
+          for (int64_t k = 0; k < end - from; ++k) to[k] = by * of[k];
+          continue;
+        }
+        float some[kSlice];  // all of it is read before any is written, so no load waits for a store
+        std::memcpy(some, of, sizeof some);
+        for (float& one : some) one *= by;
+        std::memcpy(to, some, sizeof some);
+      }
+    }
+    for (int64_t from = first, slice = 0; from < end; from += kSlice, ++slice)
+      add_up(room + slice * sources * kSlice, kSlice, from, std::min(from + kSlice, end), nullptr);
   }
 #endif
 }

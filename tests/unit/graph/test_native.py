@@ -83,16 +83,31 @@ def test_sums_are_those_of_torch(level: int, width: int) -> None:
 @needs_file
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize(("vertices", "width"), [(40_000, 128), (40_000, 120), (9_000, 64)])
-def test_sums_that_fit_in_no_cache_are_made_in_slices_and_written_past_them(
-    level: int, vertices: int, width: int
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_that_fit_in_no_cache_are_made_piece_by_piece_and_written_past_them(
+    level: int, vertices: int, width: int, weighted: bool
 ) -> None:
+    assert_large_sums(level, vertices, 3, width, weighted, packed=False)
+
+
+@needs_file
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("width", [256, 300])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_gathered_often_is_copied_in_slices_first(level: int, width: int, weighted: bool) -> None:
+    assert_large_sums(level, 6_000, 10, width, weighted, packed=True)
+
+
+def assert_large_sums(level: int, vertices: int, degree: int, width: int, weighted: bool, packed: bool) -> None:
     if native.level() < level:
         pytest.skip("this processor has no such vectors")
-    edges = edges_of(some_graph(vertices, 3 * vertices), vertices)
+    edges = edges_of(some_graph(vertices, degree * vertices), vertices)
     rows = Adjacency.of(edges.source, edges.target, vertices).into
     x, scale = torch.randn(vertices, width), torch.rand(vertices)
-    found = native.sums(rows, x, scale, at=level)
-    torch.testing.assert_close(found, bag_sums(rows, x, scale), rtol=1e-5, atol=1e-5)
+    weight = torch.rand(vertices) if weighted else None
+    assert native.packs(rows, vertices, width) is packed
+    found = native.sums(rows, x, scale, weight, at=level)
+    torch.testing.assert_close(found, bag_sums(rows, x, scale, weight), rtol=1e-5, atol=1e-5)
 
 
 @needs_file
