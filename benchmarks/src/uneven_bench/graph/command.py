@@ -15,8 +15,8 @@ def graph(
     """Graphs: kernels, training steps, cuts and exchanges against DGL, PyG and torch.
 
     Real graphs from UNEVEN_DATA. DGL and PyG are compared where they are installed (uneven-bench[graph]); malloc keeps
-    what is freed, for all alike. --quick takes a minute and a half, and leaves four
-    workers out unless a case asks for them; a case is meant to take ten minutes at most.
+    what is freed, for all alike. --quick takes a minute and a half, and leaves four workers out unless a case asks for
+    them; a case is meant to take ten minutes at most.
 
     Cases: kernel (one thread), step, cuts, exact, exchanges (four workers, ours and DistGNN's), links (the same at 100
     Mbit/s, as root), unequal (four workers with .6, .3, .2 and .1 of a core), accuracy, large.
