@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from uneven.plan import Choice, CombinationResult, LeftOut
     from uneven.simulate import Scenario
 
+_REASONS = 3  # as many are read; a cluster that is off by a unit gives one for each combination
+
 
 def command(
     cluster: Annotated[
@@ -119,15 +121,25 @@ def command(
     choices, left = combinations(case.spec, split(balance), split(sync))
     started_s = perf_counter()
     results, failed = _play(case, choices, lesson)
-    left += failed
     if not results:
-        raise ConfigError(f"nothing is left to be ranked: {'; '.join(dict.fromkeys(one.why for one in left))}")
+        raise ConfigError(f"nothing is left to be ranked: {_reasons(failed or left)}")
+    left += failed
     page = plan_page.PlanPage(
         case.spec, ranked(results), tuple(left), iterations, lesson.goal, perf_counter() - started_s
     )
     plan_page.show(page)
     if as_json:
         print(json.dumps(plan_page.as_json(page, train)))
+
+
+def _reasons(left: Sequence[LeftOut]) -> str:
+    """Why nothing could be played: the first reasons, each once, and with the first combination that it ended."""
+    whose: dict[str, str] = {}
+    for one in left:
+        whose.setdefault(one.why, " under ".join(word for word in (one.balance, one.sync) if word))
+    told = [f"{names}: {why}" for why, names in whose.items()]
+    more = len(told) - _REASONS
+    return "; ".join(told[:_REASONS]) + (f"; and {more} more reasons" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)

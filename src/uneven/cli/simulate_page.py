@@ -102,6 +102,7 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
         f"{count(outcome.samples_per_s)} samples/s, waiting {percent(outcome.wait_share)}",
         f"{span(outcome.ended_at_s)} of training simulated in {seconds(played.took_s)} "
         f"({count(outcome.happened / played.took_s)} events/s)",
+        *_cut_short(scenario, played),
         *([] if not outcome.own else [preconditioning(scenario.spec, outcome.own)]),
         *([] if outcome.tables is None else [_tables(outcome.tables)]),
         *(
@@ -110,3 +111,11 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
             else [f"{percent(played.goodput)} of the capacity that was there, as workers came and went"]
         ),
     ]
+
+
+def _cut_short(scenario: Scenario, played: FinishedSimulation) -> list[str]:
+    """Where the last worker has gone before the end: the other lines are of the iterations that there were."""
+    if played.outcome.iterations >= scenario.iterations or (played.learnt is not None and played.learnt.reached):
+        return []
+    over = f"{count(played.outcome.iterations)} of {count(scenario.iterations)} iterations"
+    return [f"Ended after {over}: no worker was left"]

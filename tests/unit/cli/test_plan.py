@@ -110,6 +110,19 @@ def test_a_combination_that_cannot_be_played_is_left_out_and_the_rest_goes_on(
     assert "nothing is left to be ranked" in capsys.readouterr().err
 
 
+def test_where_nothing_could_be_played_the_failures_are_told_and_not_what_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [f'{{ name = "node{rank}", cores = 1 }}' for rank in range(2)]
+    stop = '[[events]]\ndo = "stop"\nnode = "node0"\nat_s = 0.5\nfor_s = 1e9\n'
+    (tmp_path / "cluster.toml").write_text(f'name = "two"\nnodes = [{", ".join(nodes)}]\n{stop}')
+    assert typed(str(tmp_path / "cluster.toml"), "--iterations", "20") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "nothing is left to be ranked: even under bsp: after 1e+09 s of virtual time" in told
+    assert "same plans" not in told
+    assert "own pace" not in told
+
+
 @pytest.mark.parametrize(("words", "told"), [
     (("demo5",), "did you mean 'demo4'"),
     (("demo4", "--balance", "lb-bsb"), "did you mean 'lb-bsp'"),

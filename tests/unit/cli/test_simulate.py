@@ -80,3 +80,15 @@ def test_what_is_wrong_is_refused_before_anything_is_written(
 def test_a_balancer_that_decides_nothing_is_played_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("demo4", "--sync", "asp", "--iterations", "5", "--no-journal") == 0
     assert "decides nothing under sync = 'asp'" in capsys.readouterr().err
+
+
+def test_a_simulation_whose_last_worker_dies_says_that_it_was_cut_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kills = [f'[[events]]\ndo = "kill"\nnode = "{node}"\nat_s = 0.5\n' for node in "ab"]
+    nodes = 'name = "two"\nnodes = [{ name = "a", cores = 1 }, { name = "b", cores = 1 }]\n'
+    (tmp_path / "cluster.toml").write_text(nodes + "".join(kills))
+    assert typed(str(tmp_path / "cluster.toml"), "--iterations", "20", "--no-journal") == 0
+    assert "of 20 iterations: no worker was left" in capsys.readouterr().out
+    assert typed("demo4", "--iterations", "20", "--no-journal") == 0
+    assert "no worker was left" not in capsys.readouterr().out
