@@ -93,17 +93,23 @@ def _of_entry(name: str, given: Any) -> _Feature:
                 f"shape (batch,) or (batch, n), or (values, offsets)"
             )
         return _Feature(_numbers(given), np.full(len(given), given[:1].numel(), np.int64))
+    if not (isinstance(given, Sequence) and len(given) in (2, 3) and all(hasattr(one, "__len__") for one in given)):
+        raise DataError(
+            f"feature {name!r} has ids of type {type(given).__name__}: give whole numbers of shape (batch,) or (batch, "
+            f"n), or (values, offsets), or (values, offsets, weights)"
+        )
     values, offsets, *weights = given
-    begins = _numbers(offsets)
+    begins = _whole(offsets, f"feature {name!r}: offsets")  # weights in their place would all become 0
     if len(begins) == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > len(values):
         raise DataError(f"feature {name!r}: offsets begin with 0, do not fall, and end within the {len(values)} values")
     lengths = np.diff(begins, append=len(values))
-    return _Feature(_numbers(values), lengths, _weights(weights[0], values, name) if weights else None)
+    ids = _whole(values, f"feature {name!r}: ids")
+    return _Feature(ids, lengths, _weights(weights[0], values, name) if weights else None)
 
 
 def _of_keyed(given: Any, features: Sequence[str]) -> list[_Feature]:
     keys = list(given.keys())
-    lengths, values = _numbers(given.lengths()), _numbers(given.values())
+    lengths, values = _numbers(given.lengths()), _whole(given.values(), "ids")
     weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
     batch = len(lengths) // max(1, len(keys))
     ends = np.concatenate([[0], np.cumsum(lengths.reshape(len(keys), batch).sum(1))])
@@ -114,6 +120,14 @@ def _of_keyed(given: Any, features: Sequence[str]) -> list[_Feature]:
         scale = None if weights is None else _weights(weights[part], values[part], name)
         found.append(_Feature(values[part], lengths[at * batch : (at + 1) * batch], scale))
     return found
+
+
+def _whole(given: Any, what: str) -> npt.NDArray[np.int64]:
+    """The numbers, which have to be whole already: cut to whole ones they would be other ids."""
+    found = torch.as_tensor(given)
+    if found.is_floating_point() and found.numel():
+        raise DataError(f"{what} are of type {found.dtype}: give whole numbers")
+    return _numbers(found)
 
 
 def _numbers(given: Any) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@
     metric = "accuracy"
     trials = 64
     scheduler = "asha:max_t=27,reduction_factor=3"
-    searcher = "optuna:tpe"               # the other keys are those of search.run
+    searcher = "optuna:tpe"               # other keys are arguments of search.run
     data = "mymodels:train_set"           # the object, or a function that returns it; also validate
     transform = "mymodels:augment"
 
@@ -50,6 +50,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "validate_transform": named, "chunk": whole, "data_bytes": whole, "share": boolean, "preprocessors": whole,
     "warm_start": _directories,
 }  # fmt: skip
+_OPTIONS = ("devices", "directory", "engine")  # arguments of search.run that a machine decides, so no part of a file
 _DOMAINS: dict[str, Callable[..., Domain]] = {
     "uniform": uniform, "log": log, "integer": integer, "choice": choice, "grid": grid,
 }  # fmt: skip
@@ -73,6 +74,9 @@ def read(path: Path) -> dict[str, Any]:
     with located(str(path)):
         known(found, ("search", "space"))
         asked = table(required(found, "search"))
+        for key in _OPTIONS:
+            if key in asked:
+                raise ConfigError(f"[search] has no key {key}: give --{key} on the command line")
         known(asked, _KEYS)
         for key in ("train", "metric"):
             required(asked, key)

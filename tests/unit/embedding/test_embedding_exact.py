@@ -164,6 +164,12 @@ def test_ids_and_tables_in_other_forms_mean_the_same(closing: list[Any]) -> None
         (torch.full((3, 4), -1), "feature 'left' has the id -1"),
         ({"left": torch.zeros(3, dtype=torch.long)}, "no ids of feature 'right'"),
         (7, "ids of type int"),
+        (dict.fromkeys(FEATURES, (torch.arange(3), torch.rand(3))), "'left': offsets are of type torch.float"),
+        (dict.fromkeys(FEATURES, (torch.rand(3), torch.arange(3))), "'left': ids are of type torch.float"),
+        (Keyed(dict.fromkeys(FEATURES, (torch.rand(3), torch.arange(3)))), "ids are of type torch.float"),
+        (dict.fromkeys(FEATURES, (torch.arange(3),)), "'left' has ids of type tuple"),
+        (dict.fromkeys(FEATURES, [3, 0]), "'left' has ids of type list"),
+        (dict.fromkeys(FEATURES), "'left' has ids of type NoneType"),
     ],
 )
 def test_ids_that_cannot_be_are_refused(closing: list[Any], ids: Any, why: str) -> None:

@@ -411,6 +411,7 @@ def test_data_are_named_in_a_file(tmp_path: Path) -> None:
         ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { log = [1] }', "two ends"),
         ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { lag = [1, 2] }', "log"),
         ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\n[space]\nx = { }', "one kind"),
+        ('[search]\ntrain = "search_functions:trivial"\nmetric = "a"\ndevices = 2', "give --devices"),
     ],
 )
 def test_a_file_that_cannot_be_meant(tmp_path: Path, text: str, why: str) -> None:
