@@ -168,7 +168,7 @@ def test_ids_and_tables_in_other_forms_mean_the_same(closing: list[Any]) -> None
         (dict.fromkeys(FEATURES, (torch.rand(3), torch.arange(3))), "'left': ids are of type torch.float"),
         (Keyed(dict.fromkeys(FEATURES, (torch.rand(3), torch.arange(3)))), "ids are of type torch.float"),
         (dict.fromkeys(FEATURES, (torch.arange(3),)), "'left' has ids of type tuple"),
-        (dict.fromkeys(FEATURES, [3, 0]), "'left' has ids of type list"),
+        ({name: [3, 0] for name in FEATURES}, "'left' has ids of type list"),
         (dict.fromkeys(FEATURES), "'left' has ids of type NoneType"),
     ],
 )
