@@ -97,7 +97,7 @@ def command(
     for tool in tools:
         result.track(tool)
     if result.failed:
-        typer.echo(printable(_failures(result)), err=True)
+        typer.echo("error: some trials failed; the table says why", err=True)
         raise typer.Exit(1)
 
 
@@ -114,11 +114,6 @@ def _searched(file: Path, devices: str | int | list[str], engine: str, more: dic
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; the same command goes on with what is kept in {given['directory']}", err=True)
         raise typer.Exit(130) from None
-
-
-def _failures(result: SearchResult) -> str:
-    lines = [f"  trial {row.number}: {row.why.splitlines()[-1]}" for row in result.failed]
-    return "\n".join([f"error: {len(lines)} of {len(result.rows)} trials failed:", *lines])
 
 
 def _tell(what: list[str]) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from uneven.cluster.files import load
 from uneven.errors import ConfigError, DataError
 from uneven.graph.capacity import GraphRates, StepWork, capped, shares_of
 from uneven.graph.cut.base import normal
-from uneven.graph.edges import edges_of, tensors_of
+from uneven.graph.edges import edges_of, rows_of, tensors_of
 from uneven.graph.methods import cut
 from uneven.graph.order import near_first
 from uneven.graph.probe import all_measured
@@ -33,7 +34,7 @@ def partition(
     method: str = "ne",
     beta: float | None = None,
     seed: int = 0,
-    tensors: Mapping[str, Tensor] | None = None,
+    tensors: Mapping[str, Tensor | NDArray[Any]] | None = None,
 ) -> GraphStore:
     """Cut a graph into parts, one for each worker, and write it to a folder.
 
@@ -52,11 +53,12 @@ def partition(
         memory: bytes that each worker has for its part; it gets no more of the graph than fits.
         method: ne, libra, hdrf, dbh, random, or metis with the extra ``graph``.
         beta: what the layers of one vertex cost, in edges; by default what ``by="speed"`` has measured, else 10.
-        tensors: name → a row for each vertex.
+        tensors: name → a row for each vertex, of torch or NumPy.
 
     Raises:
         DataError: bad ids or shapes.
-        ConfigError: no such method, one that is not installed, shares that do not fit, or too little memory.
+        ConfigError: no such method, one that is not installed, shares that do not fit, too little memory, or a tensor
+            that cannot be kept.
     """
     if by is not None and (shares is not None or parts is not None):
         raise ConfigError("graph.partition: by= says what each worker can do, and so do shares= and parts=: give one")
@@ -65,7 +67,7 @@ def partition(
         each: Sequence[float], rates: Sequence[GraphRates] = (), most: Sequence[float] | None = memory
     ) -> GraphStore:
         edges = edges_of(graph, num_nodes)
-        kept = {**tensors_of(graph, edges.vertices), **(tensors or {})}
+        kept = rows_of({**tensors_of(graph, edges.vertices), **(tensors or {})}, edges.vertices)
         work = StepWork.of(layers or (kept["x"].shape[-1] if "x" in kept else 64, 64, 16))
         price = 10.0 if beta is None else beta
         if rates:

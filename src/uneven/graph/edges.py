@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from uneven.errors import DataError
+from uneven.errors import ConfigError, DataError
 from uneven.graph.edge_list import MOST, EdgeList
 
 
@@ -52,3 +54,32 @@ def tensors_of(graph: Any, vertices: int) -> dict[str, torch.Tensor]:
     items = dict(graph) if hasattr(graph, "__iter__") else vars(graph)  # PyG's Data gives its names and tensors
     rows = {name: one for name, one in items.items() if isinstance(one, torch.Tensor) and one.dim()}
     return {name: one for name, one in rows.items() if name != "edge_index" and one.shape[0] == vertices}
+
+
+def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[Any]]:
+    """What is kept beside a cut graph, as files have it: each name becomes a file's, each array has a row a vertex.
+
+    Raises:
+        ConfigError: a name that is no file's, another number of rows, or numbers that NumPy has not.
+    """
+    found = {}
+    for name, given in tensors.items():
+        if not name or name.startswith(".") or "/" in name or "\0" in name:
+            raise ConfigError(f"tensor {name!r}: it becomes a file of this name, so give a word without slashes")
+        if not isinstance(given, torch.Tensor | np.ndarray):
+            raise ConfigError(f"tensor {name!r} is of type {type(given).__name__}: give a tensor, or an array of NumPy")
+        if given.ndim < 1 or given.shape[0] != vertices:
+            raise ConfigError(f"tensor {name!r} has shape {tuple(given.shape)}: give {vertices} rows, one a vertex")
+        if isinstance(given, np.ndarray):
+            if given.dtype.kind not in "biufc":
+                raise ConfigError(f"tensor {name!r} is of dtype {given.dtype}: give numbers")
+            found[name] = given
+            continue
+        try:
+            found[name] = given.detach().cpu().numpy()
+        except TypeError as error:  # sparse, or of a kind that NumPy has not
+            raise ConfigError(
+                f"tensor {name!r} is {given.dtype}, {given.layout}, which files of NumPy do not hold: give it dense, "
+                f"and float32 for bfloat16; g.constant(x, torch.bfloat16) halves it again where it is used"
+            ) from error
+    return found

@@ -300,19 +300,21 @@ class PartedGraph(Part):
         samples, which is what ``session.log`` draws, is the mean over vertices.
 
         Args:
-            criterion: from ``torch.nn.functional``, or alike: takes ``reduction="sum"``.
+            criterion: from ``torch.nn.functional``, or alike: takes ``reduction="sum"``. Other arguments by
+                ``functools.partial(F.cross_entropy, label_smoothing=0.1)``.
             mask: bool [rows]; all vertices if None.
 
         Raises:
             DataError: nothing is in the mask of any worker.
+            ConfigError: the criterion does not take ``reduction=``.
         """
         mask = self._everyone if mask is None else mask
         everywhere = self._count(mask)
         if self.how.counts_copies:  # a vertex counts once in all
-            each = criterion(output[mask], y[mask], reduction="none") / self.copies[mask]
+            each = _losses(criterion, output[mask], y[mask], "none") / self.copies[mask]
             return each.sum() / (everywhere * self._weight)
         mask = mask & self.rooted
-        return criterion(output[mask], y[mask], reduction="sum") / (everywhere * self._weight)
+        return _losses(criterion, output[mask], y[mask], "sum") / (everywhere * self._weight)
 
     def _count(self, mask: Tensor) -> int:
         """Vertices in a mask, of all workers; asked once for each mask."""
@@ -426,3 +428,16 @@ def load(
             f"parts={size}), and load the folder"
         )
     return PartedGraph(WholeSource(where), 0, 1, how=how, seed=seed)
+
+
+def _losses(criterion: Callable[..., Tensor], output: Tensor, y: Tensor, reduction: str) -> Tensor:
+    try:
+        return criterion(output, y, reduction=reduction)
+    except TypeError as error:
+        if "'reduction'" not in str(error):
+            raise
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        raise ConfigError(
+            f"g.loss: {name} does not take reduction={reduction!r}, and its mean would be over this worker's vertices: "
+            f"give a function such as F.cross_entropy, with its other arguments by functools.partial"
+        ) from error

@@ -68,7 +68,7 @@ class SearchResult:
             TrainingError: none has reported a metric.
         """
         if not self.rows or self.rows[0].metric != self.rows[0].metric:
-            why = f"; trial {self.rows[0].number}: {self.rows[0].why.splitlines()[-1]}" if self.rows else ""
+            why = f"; trial {self.rows[0].number}: {_last(self.rows[0].why)}" if self.rows else ""
             raise TrainingError(f"no trial has reported {self.metric}{why}")
         return self.rows[0]
 
@@ -149,7 +149,15 @@ class SearchResult:
             metric = f"{row.metric:.6g}" if row.metric == row.metric else "–"
             params = " ".join(f"{name}={_short(value)}" for name, value in row.params.items())
             lines.append(f"{row.number:>5} {metric:>12} {row.best_t:>6g} {row.t:>6g}  {row.status:<11} {params}")
+        if self.failed:
+            lines.append(f"{len(self.failed)} of {len(self.rows)} trials failed:")
+            lines += [f"  trial {row.number}: {_last(row.why)}" for row in self.failed]
         return "\n".join(lines)
+
+
+def _last(why: str) -> str:
+    """What a traceback ends with."""
+    return next((line for line in reversed(why.splitlines()) if line.strip()), "no reason is known")
 
 
 def _short(value: Plain) -> str:

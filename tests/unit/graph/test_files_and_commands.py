@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from uneven import graph
 from uneven.cli import main
 from uneven.cli.graph_files import read_graph
-from uneven.errors import DataError
+from uneven.errors import ConfigError, DataError
 
 
 def write(path: Path) -> None:
@@ -66,3 +67,26 @@ def test_what_is_no_graph_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
             main(["graph", "partition", str(tmp_path / "x.npz"), *line])
         assert ended.value.code == 2
         assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "why"),
+    [
+        ("x", torch.tensor(1.0), r"has shape \(\): give 4 rows"),
+        ("x", torch.zeros(3, 2), r"has shape \(3, 2\): give 4 rows"),
+        ("x", torch.eye(4).to_sparse(), "give it dense"),
+        ("x", torch.eye(4).bfloat16(), "float32 for bfloat16"),
+        ("x", np.array(["a", "b", "c", "d"]), "give numbers"),
+        ("x", [1, 2, 3, 4], "type list"),
+        ("../source", torch.zeros(4), "without slashes"),
+    ],
+)
+def test_a_tensor_that_cannot_be_kept_is_refused_and_an_earlier_cut_stays(
+    tmp_path: Path, name: str, tensor: object, why: str
+) -> None:
+    ring = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    graph.partition(ring, 4, path=tmp_path / "p", tensors={"x": np.arange(4.0)})
+    with pytest.raises(ConfigError, match=why):
+        graph.partition(ring, 4, path=tmp_path / "p", tensors={name: tensor})  # type: ignore[dict-item]
+    g = graph.load(tmp_path / "p", rank=0, size=1)
+    assert g.gather(g.x).tolist() == [0.0, 1.0, 2.0, 3.0]  # type: ignore[union-attr]

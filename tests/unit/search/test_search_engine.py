@@ -86,6 +86,9 @@ def test_who_crashes_is_tried_again_from_its_last_state_and_who_diverges_is_not(
     assert rows[1].why == "its process was killed by SIGKILL"
     assert rows[2].why == "diverged: score is no finite number at 2"
     assert {row.number for row in result.failed} == {1, 2}
+    told = str(result).splitlines()[-3:]
+    assert told[0] == "2 of 4 trials failed:"
+    assert "  trial 2: diverged: score is no finite number at 2" in told
     fails = Counter(event["trial"] for event in result.events() if event["event"] == "fail")
     assert fails == {0: 1, 1: 2}
     assert list(result.frame()["trial"]) == [row.number for row in result.rows]
