@@ -185,11 +185,14 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             bucket_cap_mb: size in MiB of the buckets in which gradients travel; torch's default if None.
 
         Raises:
-            ConfigError: the model is wrapped or in an open session already, has nothing to train, or lies on several
-                devices.
+            ConfigError: the model is none, is wrapped or in an open session already, has nothing to train, or lies on
+                several devices.
         """
         if isinstance(self._loop.model, Attached):
             raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
+        if not isinstance(model, nn.Module):
+            what = type(model).__name__
+            raise ConfigError(f"session.setup({what}, …): give the model first, one nn.Module, and then its optimizers")
         self._threads.check(model)
         optimizers = tuple(one for one in stateful if isinstance(one, torch.optim.Optimizer))
         self._loop.attach(

@@ -312,3 +312,11 @@ def test_a_non_finite_loss_only_warns_by_default(tmp_path: Path) -> None:
                 session.log(loss=float("inf"))
             break
     assert len(events(tmp_path, 0, "non-finite")) == 1
+
+
+def test_the_model_comes_first() -> None:
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for given in ((optimizer, model), ([model, linear()],), (None,)):
+        with uneven.Session() as session, pytest.raises(ConfigError, match=r"give the model first, one nn\.Module"):
+            session.setup(*given)

@@ -213,7 +213,10 @@ def _truth(name: str, side: int) -> Truth:
     made = _named(name, "--truth")
     if isinstance(made, Truth):
         return made
-    return Truth(made if hasattr(made, "classes") else made(), side=side)
+    if not callable(made):
+        raise ConfigError(f"--truth {name} is of type {type(made).__name__}: give a Truth, a network, or what makes it")
+    network = made if hasattr(made, "classes") and not isinstance(made, type) else made()
+    return network if isinstance(network, Truth) else Truth(network, side=side)
 
 
 def _policy(name: str) -> Any:

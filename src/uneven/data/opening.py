@@ -45,7 +45,7 @@ class LoaderOptions:
             ``pin_memory``, ``prefetch_factor``, …), except ``in_order``.
 
     Raises:
-        DataError: a keyword that the loader decides itself; or ``lower`` below 1.
+        DataError: a keyword that the loader decides itself; a ``DataLoader`` for a data set; or ``lower`` below 1.
         UnknownNameError: a keyword that ``DataLoader`` does not have.
     """
 
@@ -79,6 +79,11 @@ class LoaderOptions:
                 )
             if name not in _PASSED:
                 raise UnknownNameError("keyword for the loader:", name, _PASSED)
+        if isinstance(self.dataset, DataLoader):
+            raise DataError(
+                "the data set is a DataLoader, whose batches would count as samples: give session.loader the data set, "
+                "the size of the global batch, and what the DataLoader was given (num_workers, collate_fn, …)"
+            )
         if self.lower < 1:
             raise DataError(f"lower = {self.lower}: a batch holds at least 1 sample")
         if type(self.ahead) is not int or self.ahead < 0 or (self.ahead and self.ids is None):

@@ -180,7 +180,13 @@ class PartedGraph(Part):
 
         Raises:
             TrainingError: other samples than the graph's.
+            ConfigError: rows would be exchanged between models that differ.
         """
+        if self.how.name != "0c" and not step.averaged:
+            raise ConfigError(
+                f"exchange={self.how.name!r} and a policy under which workers have weights of their own at step "
+                f"{step.clock}: rows of several models would make one layer; use sync='bsp', or exchange='0c'"
+            )
         if isinstance(self.exchange, CloneExchange):
             self.exchange.begin()
         if abs(step.weight - self._weight) > 1e-12:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.core.actions import Payload, Via
 from uneven.errors import CheckpointError, ConfigError
 from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.precondition.carrier import PackedExchanges
@@ -367,9 +366,7 @@ class Preconditioner(Part):
             work.write(result, self.bounded(work, result, scale))
 
     def _check_plan(self, step: Step) -> None:
-        those = [one for one in step.plan.exchanges if one.payload is Payload.GRADIENT and one.via is Via.GROUP]
-        averaged = any(one.members == step.members for one in those)
-        if len(step.members) > 1 and not averaged:
+        if not step.averaged:
             raise ConfigError(
                 f"{self.name} needs the gradients of all workers averaged on every step, and the policy does not do so "
                 f"at step {step.clock}: use sync='bsp'"

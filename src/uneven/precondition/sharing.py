@@ -43,6 +43,8 @@ class Sharing:
     factor_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.periods, tuple | list) or len(self.periods) != 2:
+            raise ConfigError(f"periods = {self.periods!r}: give two, of factors and of bases, for instance (10, 100)")
         Schedule(*self.periods)
         if self.share != "auto" and (isinstance(self.share, str) or not 0.0 < self.share <= 1.0):
             raise ConfigError(f"share = {self.share!r}: give 'auto', or a number above 0 up to 1")

@@ -35,6 +35,8 @@ def join(
     Raises:
         ConfigError, ConflictError, PeerError: see :class:`uneven.Session`.
     """
+    if isinstance(parts, Part):
+        raise ConfigError(f"parts={parts.name!r}: give a list, even of one, parts=[…]")
     settings = decide_settings(world, {key: value for key, value in given.items() if value is not None})
     config = settings.config
     sync, balance = (settings.objects.get(key, getattr(config, key)) for key in ("sync", "balance"))

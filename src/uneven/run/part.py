@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from uneven.core.actions import StepPlan
+from uneven.core.actions import Payload, StepPlan, Via
 
 if TYPE_CHECKING:  # a part need not load torch to say what it wants
     from collections.abc import Callable
@@ -63,6 +63,12 @@ class Step:
     def weight(self) -> float:
         """x_i / X: what the mean over this worker's samples counts in that over all."""
         return self.samples / max(1, sum(self.shares))
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the policy averages the gradients of all workers in this step, so that all have the same weights."""
+        those = [one for one in self.plan.exchanges if one.payload is Payload.GRADIENT and one.via is Via.GROUP]
+        return len(self.members) == 1 or any(one.members == self.members for one in those)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

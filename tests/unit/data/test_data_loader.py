@@ -248,6 +248,8 @@ def test_data_sets_that_cannot_work_are_refused() -> None:
         one([])
     with pytest.raises(DataError, match="can be read only once"):
         one(iter([1, 2]))
+    with pytest.raises(DataError, match="batches would count as samples: give session"):
+        one(torch.utils.data.DataLoader(Numbers(20), 4))
 
 
 def test_a_split_that_does_not_fit_stops_the_loop_with_its_iteration() -> None:

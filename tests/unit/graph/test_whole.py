@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from threaded_graphs import features, some_graph
 
-from uneven import graph
+from uneven import Step, graph
+from uneven.core.views import SyncView
 from uneven.errors import ConfigError, DataError, TrainingError
 from uneven.graph.workspaces import LEAST, Workspaces
+from uneven.sync import policies
 
 
 def scattered(x: torch.Tensor, edges: torch.Tensor, how: str) -> torch.Tensor:
@@ -165,3 +167,16 @@ def test_features_in_bfloat16_learn_as_in_float32() -> None:
     assert outputs[1].dtype is torch.float32
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0.03, atol=0.03)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.01)
+
+
+def test_rows_of_models_that_differ_are_refused() -> None:
+    def step(sync: str) -> Step:
+        plan = policies.resolve(sync).plan(SyncView(rank=0, clock=0, members=(0, 1), sites={0: "a", 1: "a"}))
+        return Step(clock=0, iteration=0, epoch=0, rank=0, members=(0, 1), shares=(5, 0), plan=plan)
+
+    edges = SimpleNamespace(edge_index=some_graph(), num_nodes=60)
+    for sync in ("local:every=4", "diloco"):
+        with pytest.raises(ConfigError, match=r"weights of their own at step 0: .* use sync='bsp', or exchange='0c'"):
+            graph.load(edges).before_step(step(sync))
+    graph.load(edges).before_step(step("bsp"))
+    graph.load(edges).before_step(step("hierarchical"))  # one site: the mean over all

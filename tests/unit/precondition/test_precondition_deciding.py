@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from uneven import KFAC
 from uneven.errors import ConfigError
 from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
 from uneven.precondition.kfac.damping import AdaptiveDamping
@@ -88,6 +89,9 @@ def test_refused_shares_periods_and_rules() -> None:
     assert [gradient_workers(f, 4) for f in (0.0001, 0.25, 0.5, 1.0)] == [1, 1, 2, 4]
     with pytest.raises(ConfigError, match=r"periods = \(3, 10\) at step 0: .* the second a multiple of the first"):
         Schedule(3, 10)
+    for periods in (10, (1, 10, 100)):
+        with pytest.raises(ConfigError, match="give two, of factors and of bases"):
+            KFAC(periods=periods)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="place = 'size' is none of 'speed', 'compute'"):
         place(ITEMS, grid(range(2), 1), rule="size")
 

@@ -240,3 +240,8 @@ def test_a_moment_that_is_given_to_one_part_alone_is_asked_too() -> None:
         step(model, optimizer, x, y)
     assert seen == [0, 1, 2]
     session.close()
+
+
+def test_a_part_without_its_list_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"parts='one': give a list"):
+        uneven.Session(parts=Telling("one", []))  # type: ignore[arg-type]
