@@ -119,7 +119,7 @@ class StreamStore:
         folder: made by :meth:`create`.
 
     Raises:
-        CheckpointError: there is none, or one of another version.
+        CheckpointError: there is none, one of another version, or one that is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -129,8 +129,17 @@ class StreamStore:
                 f"{folder} holds no index; `uneven focus ingest VIDEO --into {folder.parent}` makes one"
             )
         self._db = sqlite3.connect(folder / "index.db", timeout=30, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        if (found := self.fact("schema")) != _SCHEMA:
+        try:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            found = self.fact("schema")
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # whole, and somebody has it
+                raise
+            raise CheckpointError(
+                f"{folder / 'index.db'} cannot be read as an index: {error}; take the stream in anew, without {folder}"
+            ) from error
+        if found != _SCHEMA:
             raise CheckpointError(f"{folder} has schema {found}, this version reads {_SCHEMA}")
         self.side = int(self.fact("side"))
         self._size = self.side**2 * 3

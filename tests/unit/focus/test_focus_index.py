@@ -153,6 +153,14 @@ def test_a_filter_of_the_query_keeps_the_truth_network_from_looking(taken, tmp_p
     assert list(index.query("red", skip=1.0))
 
 
+def test_a_damaged_index_is_refused_by_name(tmp_path):
+    (tmp_path / "cam").mkdir()
+    for text in ("no database, though longer than the header of one" * 4, ""):
+        (tmp_path / "cam" / "index.db").write_text(text)
+        with pytest.raises(CheckpointError, match=r"index\.db cannot be read as an index: .*take the stream in anew"):
+            focus.open(tmp_path)
+
+
 class Interrupted(Exception):
     pass
 
