@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from uneven import graph
-from uneven.core.actions import StepPlan
+from uneven.core.views import SyncView
 from uneven.errors import PeerError
 from uneven.run.lines import ThreadLines
 from uneven.run.part import Run, Step
+from uneven.sync import policies
 
 
 def some_graph(vertices: int = 60, edges: int = 240, *, symmetric: bool = True, seed: int = 0) -> Tensor:
@@ -62,7 +63,9 @@ def on_threads(
                 work_changed=lambda: told.append(rank),
             )
         )
-        every[rank].before_step(Step(0, 0, 0, rank, tuple(range(size)), shares, StepPlan()))
+        members = tuple(range(size))
+        plan = policies.resolve("bsp").plan(SyncView(rank=rank, clock=0, members=members))
+        every[rank].before_step(Step(0, 0, 0, rank, members, shares, plan))
         return work(every[rank])
 
     with ThreadPoolExecutor(size) as pool:
