@@ -49,8 +49,8 @@ def test_a_description_is_emulated_and_simulated_and_compared(tmp_path: Path) ->
         assert {(run.world, run.settings["balance"]) for run in runs} == {("emulated", balance)}
         read = any(step.others is not None for step in steps)
         assert read is (balance != "even")  # what a predictor was shown of the others' load; nobody asks under even
-        unequal = {step.batch for step in steps if step.iteration == effort.iterations - 1}
-        assert (len(unequal) == 1) is (balance == "even")
+        shares = {step.batch for step in steps}  # in some iteration: beside other work the last ones may be alike
+        assert (len(shares) == 1) is (balance == "even")
     (race,) = races["tiny"]
     even, balanced = (compared["tiny"][balance]["emulated_s"] for balance in BALANCERS)
     assert race.emulated == pytest.approx(even / balanced)
