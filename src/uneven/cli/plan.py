@@ -139,7 +139,7 @@ def _reasons(left: Sequence[LeftOut]) -> str:
         whose.setdefault(one.why, " under ".join(word for word in (one.balance, one.sync) if word))
     told = [f"{names}: {why}" for why, names in whose.items()]
     more = len(told) - _REASONS
-    return "; ".join(told[:_REASONS]) + (f"; and {more} more reasons" if more > 0 else "")
+    return "; ".join(told[:_REASONS]) + (f"; and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)

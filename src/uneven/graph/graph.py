@@ -184,8 +184,9 @@ class PartedGraph(Part):
         """
         if self.how.name != "0c" and not step.averaged:
             raise ConfigError(
-                f"exchange={self.how.name!r} and a policy under which workers have weights of their own at step "
-                f"{step.clock}: rows of several models would make one layer; use sync='bsp', or exchange='0c'"
+                f"exchange={self.how.name!r} makes each layer of all workers' rows, so it needs the gradients of all "
+                f"averaged on every step, and the policy does not do so at step {step.clock}: use sync='bsp', or "
+                f"exchange='0c'"
             )
         if isinstance(self.exchange, CloneExchange):
             self.exchange.begin()

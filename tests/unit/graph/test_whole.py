@@ -176,7 +176,7 @@ def test_rows_of_models_that_differ_are_refused() -> None:
 
     edges = SimpleNamespace(edge_index=some_graph(), num_nodes=60)
     for sync in ("local:every=4", "diloco"):
-        with pytest.raises(ConfigError, match=r"weights of their own at step 0: .* use sync='bsp', or exchange='0c'"):
+        with pytest.raises(ConfigError, match=r"averaged on every step, .* at step 0: use sync='bsp', or exch"):
             graph.load(edges).before_step(step(sync))
     graph.load(edges).before_step(step("bsp"))
     graph.load(edges).before_step(step("hierarchical"))  # one site: the mean over all
