@@ -186,8 +186,9 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
 
         Raises:
             ConfigError: the model is none, is wrapped or in an open session already, has nothing to train, or lies on
-                several devices.
+                several devices; or this session is closed.
         """
+        self._loop.check_open("session.setup")
         if isinstance(self._loop.model, Attached):
             raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
         if not isinstance(model, nn.Module):
@@ -237,9 +238,11 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
 
         Raises:
             DataError: the data set has neither length nor stream interface, or a keyword does not fit.
-            ConfigError: the limits cannot be met, or the batch is smaller than the number of workers.
+            ConfigError: the limits cannot be met, the batch is smaller than the number of workers, or the session is
+                closed.
             ConflictError: ranks gave different data sets or batch sizes.
         """
+        self._loop.check_open("session.loader")
         if self._loader is not None:
             raise ConfigError("session.loader was called twice: one session balances one loader; use torch's own "
                               "DataLoader for evaluation, or make another Session")  # fmt: skip
@@ -358,6 +361,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
 
         Raises:
             NonFiniteError: one is NaN or infinite and ``nonfinite="raise"``.
+            ConfigError: one is no number.
         """
         with self._threads.at_own_step():
             self._loop.context.log(scalars, self._counts())

@@ -76,6 +76,30 @@ def test_models_that_cannot_be_carried(case: str) -> None:
         session.setup(build())
 
 
+def test_a_session_that_has_ended_takes_no_model_and_no_data() -> None:
+    session = uneven.Session()
+    session.close()
+    with said(ConfigError, "session.setup", "closed", "make another one"):
+        session.setup(linear())
+    with said(ConfigError, "session.loader", "closed", "make another one"):
+        session.loader(samples(), batch_size=X)
+
+
+@pytest.mark.parametrize("value", ["a", None, torch.ones(2), [1.0]], ids=["text", "none", "tensor", "list"])
+def test_what_is_logged_or_averaged_is_a_number(value: Any) -> None:
+    with uneven.Session() as session:
+        session.setup(linear())
+        with said(ConfigError, "session.log(loss=…)", "no number"):
+            session.log(loss=value)
+        with said(ConfigError, "session.weighted", "no number"):
+            session.weighted(value)
+        with said(ConfigError, "session.mean(weight=…)", "no number"):
+            session.mean(1.0, weight=[value])
+        if not isinstance(value, torch.Tensor):  # its mean is one, too
+            with said(ConfigError, "session.mean", "no number"):
+                session.mean(value)
+
+
 SETTINGS: dict[str, tuple[dict[str, Any], type[UnevenError], list[str]]] = {
     "balancer": ({"balance": "proportionl"}, UnknownNameError, ["'proportionl'", "did you mean 'proportional'"]),
     "option": ({"balance": "lb-bsp:hysteresi=0.1"}, UnknownNameError, ["'hysteresi'", "did you mean 'hysteresis'"]),

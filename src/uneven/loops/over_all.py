@@ -19,6 +19,7 @@ from uneven.loops.passes import in_passes
 from uneven.loops.together import PieceTaker
 from uneven.registry import describe
 from uneven.run.attach import NoModel
+from uneven.run.context import one_number
 from uneven.run.gradients.counted import GatheredCounts, Uncounted
 from uneven.run.lines import Line
 from uneven.run.loop import StepLoop
@@ -57,7 +58,7 @@ class OverAll:
             TrainingError: all counts add up to 0; no forward pass is inside, or passes on two batches are.
             PeerError: somebody did not come.
         """
-        number = float(count)
+        number = one_number("session.weighted", count)
         if not (math.isfinite(number) and number >= 0.0):
             raise ConfigError(f"session.weighted({number}): give what the mean is divided by, a number of 0 or more")
         if self._alone("session.weighted"):
@@ -92,11 +93,11 @@ class OverAll:
             The same kind as ``x``, without gradient; NaN if all weights are 0.
 
         Raises:
-            ConfigError: before ``setup``; or where workers do not meet (``asp``).
+            ConfigError: before ``setup``; where workers do not meet (``asp``); or what is given is no number.
             PeerError: somebody did not come.
         """
-        counts = self._counts() if weight is None else float(weight)
-        value = x.detach() if isinstance(x, Tensor) else torch.tensor(float(x), dtype=torch.float64)
+        counts = self._counts() if weight is None else one_number("session.mean(weight=…)", weight)
+        value = x.detach() if isinstance(x, Tensor) else torch.tensor(one_number("session.mean", x), dtype=torch.float64)
         flat = torch.empty(value.numel() + 1, dtype=torch.float64)
         flat[0] = counts
         torch.mul(value.reshape(-1).double().cpu(), counts, out=flat[1:])

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from uneven.config import RunConfig
 from uneven.ending import program_ends
+from uneven.errors import ConfigError
 from uneven.run.elastic.elastic import Elastic
 from uneven.run.scribe import Scribe, tell_nonfinite
 from uneven.run.start.connect import Connection
@@ -60,7 +62,7 @@ class Context:
     def log(self, scalars: Mapping[str, float], weight: float) -> None:
         """See :meth:`uneven.Session.log`."""
         for name, value in scalars.items():
-            number = float(value)
+            number = one_number(f"session.log({name}=…)", value)
             self.scribe.scalar(name, number, weight)
             if not math.isfinite(number):
                 self.nonfinite(name)()
@@ -76,6 +78,20 @@ class Context:
         failed = self.scribe.failure() is not None
         self.scribe.close()
         self.connection.close(failed)
+
+
+def one_number(call: str, value: Any) -> float:
+    """What a user gave as a number: one of Python's or NumPy's, or a tensor of one element.
+
+    Raises:
+        ConfigError: it is none, naming the call.
+    """
+    if not isinstance(value, str):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last for a tensor of several elements
+            raise ConfigError(f"{call} is given a {type(value).__name__}, which is no number ({error})") from error
+    raise ConfigError(f"{call} is given {value!r}, which is no number")
 
 
 def leave(context: Context) -> None:

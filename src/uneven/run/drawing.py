@@ -38,8 +38,7 @@ def drawn_steps(
         ConfigError: the session is closed; there is a loader; workers take samples at their own pace; or neither number
             is given, or both, no whole number, or another global batch than before.
     """
-    if loop.closed:
-        raise ConfigError("session.step: the session is closed; make another one, with the model and the optimizer")
+    loop.check_open("session.step")
     if isinstance(loader, BalancedLoader):
         raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
     if (batch_size is None) == (samples is None):

@@ -34,6 +34,7 @@ from uneven.data.drawn import DrawnSteps
 from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion
+from uneven.errors import ConfigError
 from uneven.run.attach import Attached, NoModel, attach
 from uneven.run.context import Context
 from uneven.run.elastic.elastic import Elastic, Fixed
@@ -85,6 +86,15 @@ class StepLoop:
         )  # fmt: skip
         self._needs = least_samples(model)
         self._planned = None
+
+    def check_open(self, call: str) -> None:
+        """Refuse a call on a session that has ended.
+
+        Raises:
+            ConfigError: naming the call.
+        """
+        if self.closed:
+            raise ConfigError(f"{call}: the session is closed; make another one, with the model and the optimizer")
 
     def least(self, batch_size: int, most: int | None = None) -> int:
         """Samples of a global batch that this worker takes at least, if its user does not say how many: what the model
