@@ -97,7 +97,8 @@ class OverAll:
             PeerError: somebody did not come.
         """
         counts = self._counts() if weight is None else one_number("session.mean(weight=…)", weight)
-        value = x.detach() if isinstance(x, Tensor) else torch.tensor(one_number("session.mean", x), dtype=torch.float64)
+        own = x if isinstance(x, Tensor) else torch.tensor(one_number("session.mean", x), dtype=torch.float64)
+        value = own.detach()
         flat = torch.empty(value.numel() + 1, dtype=torch.float64)
         flat[0] = counts
         torch.mul(value.reshape(-1).double().cpu(), counts, out=flat[1:])
