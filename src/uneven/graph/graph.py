@@ -59,7 +59,7 @@ class PartedGraph(Part):
         self._masks: dict[int, tuple[Tensor, int, int]] = {}
         self.constants = Constants()
         self._take(source.part(rank, size))
-        self.samples = max(1, self.part.edges)
+        self.samples = max(1, self.edges)
 
     @property
     def name(self) -> str:
@@ -72,14 +72,14 @@ class PartedGraph(Part):
         self.exchange: ExactExchange | CloneExchange = (
             ExactExchange(carrier) if self.how.exact else self.how.clones(carrier, self.size)
         )
-        ids = part.ids[: self.rows]
-        self.degree = torch.from_numpy(self.source.vector("in_degree", ids).astype(np.float32))
-        self.loops = torch.from_numpy(self.source.vector("loops", ids).astype(np.float32))
+        self.degree, self.loops, self.ids = (
+            torch.from_numpy(self.source.store.array(name)[part.ids[: self.rows]].astype(kind))
+            for name, kind in (("in_degree", np.float32), ("loops", np.float32), ("order", np.int64))
+        )
         self.inverse_degree = 1.0 / self.degree.double().clamp(min=1.0)
         self._everyone = torch.ones(self.rows, dtype=torch.bool)
         self.rooted = torch.arange(self.rows) < part.roots
         self.copies = torch.from_numpy(part.copies[: self.rows].clip(1)).float()
-        self.ids = torch.from_numpy(self.source.vector("order", ids).astype(np.int64))
 
     # ── as a part of a session ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,7 +123,7 @@ class PartedGraph(Part):
 
     def _compare(self) -> None:
         assert self._line is not None
-        same = [int(self.source.fingerprint[:15], 16), *self.source.ends(self.size)]
+        same = [int(self.source.store.facts.fingerprint[:15], 16), *(one.stop for one in self.source.groups(self.size))]
         told = self._gathered(torch.tensor([*same, self.samples], dtype=torch.int64))
         self._weight = self.samples / sum(int(one[-1]) for one in told.values())
         self.exchange.carrier.weight = self._weight
@@ -162,9 +162,7 @@ class PartedGraph(Part):
         Returns:
             Whether parts were handed over, the same on all workers. False until the time of steps is known.
         """
-        from uneven.graph.source import StoredSource
-
-        if self._run is None or self._line is None or not isinstance(self.source, StoredSource):
+        if self._run is None or self._line is None:
             return False
         told = self._gathered(torch.tensor([alone_s(*self._run.own_time())], dtype=torch.float64))
         taken_s = [one.item() for one in told.values()]
@@ -206,11 +204,11 @@ class PartedGraph(Part):
     @property
     def edges(self) -> int:
         """How many edges this worker's part has."""
-        return self.part.edges
+        return len(self.part.adjacency.into.columns)
 
     def tensor(self, name: str) -> Tensor:
         """This worker's rows of a tensor that was given to ``partition``."""
-        return self.source.rows(name, self.part.ids[: self.rows])
+        return self.source.store.rows(name, self.part.ids[: self.rows])
 
     @property
     def x(self) -> Tensor:
@@ -417,7 +415,7 @@ def load(
         ConfigError: more workers than parts, or another number of speeds than workers.
     """
     from uneven.graph.elastic import ElasticGraph
-    from uneven.graph.source import StoredSource, WholeSource
+    from uneven.graph.store import GraphStore, WholeGraph
     from uneven.world import discover
 
     how = ExchangeChoice.of(exchange, backward, delays or {}, faithful)
@@ -428,13 +426,13 @@ def load(
         if world.elastic is not None:
             kind, rank = ElasticGraph, min(rank, size - 1)  # a newcomer's own part is known once it is let in
     if isinstance(where, str | Path):
-        return kind(StoredSource(where, speeds), rank, size, how=how, seed=seed)
+        return kind(GraphSource(GraphStore(where), speeds), rank, size, how=how, seed=seed)
     if size > 1:
         raise DataError(
             f"graph.load was given a whole graph, and there are {size} workers: cut it once with graph.partition(…, "
             f"parts={size}), and load the folder"
         )
-    return PartedGraph(WholeSource(where), 0, 1, how=how, seed=seed)
+    return PartedGraph(GraphSource(WholeGraph(where)), 0, 1, how=how, seed=seed)
 
 
 def _losses(criterion: Callable[..., Tensor], output: Tensor, y: Tensor, reduction: str) -> Tensor:
