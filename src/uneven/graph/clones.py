@@ -95,5 +95,4 @@ def _among(held: Flags, vertices: Wholes, wanted: npt.NDArray[np.float64]) -> Id
         weights *= np.clip(ratio, 0.25, 4.0)
         weights /= weights.max()
         weights = np.maximum(weights, 1e-12)
-    last: Ids = found.astype(np.int32)
-    return last
+    return np.asarray(found, np.int32)

@@ -69,16 +69,14 @@ class GraphSource:
             least: the share of the longest of these that must be saved.
         """
         now = self.groups(size)
-
-        def of_workers(of_parts: npt.NDArray[np.generic]) -> tuple[float, ...]:
-            return tuple(float(of_parts[one.start : one.stop].sum()) for one in now)
-
-        dealt = Dealt(of_workers(np.diff(self.store.facts.bounds)), of_workers(self.rooted), tuple(own_s))
+        starts = [one.start for one in now]
+        edges, roots = (np.add.reduceat(one, starts) for one in (np.diff(self.store.facts.bounds), self.rooted))
+        dealt = Dealt(tuple(edges.tolist()), tuple(roots.tolist()), tuple(own_s))
         others = [one for one in self._seen if len(one.own_s) == size and one.edges != dealt.edges]
         self._seen = [*others[-_DEALINGS:], dealt]  # the newest of each dealing
         beta, fixed = fitted(self._seen, self.store.facts.beta)
         costs = self.costs(beta)
-        speeds = [(fixed + cost) / taken_s for cost, taken_s in zip(of_workers(costs), own_s, strict=True)]
+        speeds = ((fixed + np.add.reduceat(costs, starts)) / np.asarray(own_s)).tolist()
         then = grouped(costs.tolist(), speeds, fixed)
         if then == now or done_in(costs.tolist(), speeds, then, fixed) > (1.0 - least) * max(own_s):
             return False

@@ -78,8 +78,7 @@ class GraphStore:
             raise DataError(
                 f"{self.path}: schema {told.get('schema')}, and this version reads {SCHEMA}: partition again"
             )
-        for name in ("bounds", "shares"):
-            told[name] = tuple(told[name])
+        told.update({name: tuple(told[name]) for name in ("bounds", "shares")})
         self.facts = StoreFacts(**told)
 
     @property
@@ -135,9 +134,8 @@ class WholeGraph(GraphStore):
 
     def __init__(self, graph: Any) -> None:
         edges = edges_of(graph)
-        whole = EdgeCut.of(np.zeros(len(edges), np.int32), 1)
         told = {"method": "whole", "seed": 0, "shares": (1.0,), "beta": 0.0}
-        self.facts, self._arrays = laid_out(edges, whole, told)
+        self.facts, self._arrays = laid_out(edges, EdgeCut.of(np.zeros(len(edges), np.int32), 1), told)
         self._tensors = tensors_of(graph, edges.vertices)
 
     @property
