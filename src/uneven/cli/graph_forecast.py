@@ -16,7 +16,8 @@ from rich.table import Table
 from uneven.core.phase import WorkPhase
 from uneven.errors import ConfigError
 from uneven.graph.capacity import GraphRates
-from uneven.graph.source import StoredSource
+from uneven.graph.source import GraphSource
+from uneven.graph.store import GraphStore
 from uneven.report.console import Console
 from uneven.report.text import seconds
 from uneven.simulate.graph_steps import EXCHANGES, CutLoad, Rows, phases
@@ -91,14 +92,15 @@ def _case(cluster: str, parts: Path, layers: str | None, core: str | None) -> _G
 
     spec = files.load(cluster)
     speeds = [node.cores * node.share.at(0.0) for node in spec.nodes]
-    source = StoredSource(parts, None if len(spec.nodes) == StoredSource(parts).store.facts.parts else speeds)
+    store = GraphStore(parts)
+    source = GraphSource(store, None if len(spec.nodes) == store.facts.parts else speeds)
     return _GraphCase(spec, load_of(source, len(spec.nodes)), _widths(source, layers), _rates(core))
 
 
-def load_of(source: StoredSource, size: int) -> CutLoad:
+def load_of(source: GraphSource, size: int) -> CutLoad:
     """What each of ``size`` workers has of a cut graph."""
     groups, bounds = source.groups(size), source.store.facts.bounds
-    holders, root = source.store.holders(groups), source.worker_of(groups)[source.store.array("roots")]
+    holders, root = source.store.holders(groups), source.root(size)
     rooted = np.bincount(root, minlength=size)
 
     def rows(flags: npt.NDArray[np.bool_]) -> Rows:
@@ -113,12 +115,12 @@ def load_of(source: StoredSource, size: int) -> CutLoad:
     )  # fmt: skip
 
 
-def _widths(source: StoredSource, layers: str | None) -> tuple[int, ...]:
+def _widths(source: GraphSource, layers: str | None) -> tuple[int, ...]:
     if layers is not None:
         return tuple(int(one) for one in _numbers("--layers", layers, "features, hidden and classes, as in 602,64,10"))
     store = source.store
     if not {"x", "y"} <= set(store.names):
-        raise ConfigError(f"--graph {store.path}: it has no x and y: give --layers 602,64,10, features to classes")
+        raise ConfigError(f"--graph {store.where}: it has no x and y: give --layers 602,64,10, features to classes")
     return (store.array("tensors/x").shape[-1], 64, int(store.array("tensors/y").max()) + 1)
 
 

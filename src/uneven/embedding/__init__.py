@@ -16,8 +16,9 @@ when: docs/how-to/recommendation.md.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from uneven.late import late
 
 if TYPE_CHECKING:
     from uneven.embedding.bags import EmbeddingBagCollection, EmbeddingCollection, PooledFeatures
@@ -30,22 +31,12 @@ __all__ = [
     "Table", "write_log",
 ]  # fmt: skip
 
-_HOMES = {
-    "ClickLog": "logs",
-    "Columns": "columns",
-    "EmbeddingBagCollection": "bags",
-    "EmbeddingCollection": "bags",
-    "PooledFeatures": "bags",
-    "RowwiseAdagrad": "config",
-    "SGD": "config",
-    "Table": "config",
-    "write_log": "logs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'uneven.embedding' has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(f"uneven.embedding.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = late(
+    __name__,
+    {
+        "uneven.embedding.bags": ("EmbeddingBagCollection", "EmbeddingCollection", "PooledFeatures"),
+        "uneven.embedding.columns": ("Columns",),
+        "uneven.embedding.config": ("RowwiseAdagrad", "SGD", "Table"),
+        "uneven.embedding.logs": ("ClickLog", "write_log"),
+    },
+)

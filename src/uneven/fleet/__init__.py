@@ -13,8 +13,9 @@ A name is imported when it is first touched: planning needs no torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from uneven.late import late
 
 if TYPE_CHECKING:
     from uneven.fleet.engine.options import Options
@@ -55,15 +56,7 @@ _HOMES = {
     "uneven.fleet.result": ("Result",),
     "uneven.fleet.planning.rounds": ("Paradigm",),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'uneven.fleet' has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = late(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

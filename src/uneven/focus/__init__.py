@@ -21,8 +21,9 @@ A name is imported when it is first touched. The extra ``focus`` brings what rea
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from uneven.late import late
 
 if TYPE_CHECKING:
     from uneven.focus.begin import Update, ingest, open, retune
@@ -82,15 +83,7 @@ _HOMES = {
     "video": ("Frame", "VideoSource", "Video"),
     "words": ("Embedding",),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'uneven.focus' has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(f"uneven.focus.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = late(__name__, {f"uneven.focus.{module}": names for module, names in _HOMES.items()})
 
 
 def __dir__() -> list[str]:

@@ -12,8 +12,9 @@ A name is imported when it is first touched, so partitioners do not wait for tor
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from uneven.late import late
 
 if TYPE_CHECKING:
     from uneven.graph.conv import GCNConv, GINConv, SAGEConv
@@ -23,20 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GCNConv", "GINConv", "GraphStore", "PartedGraph", "SAGEConv", "load", "partition"]
 
-_HOMES = {
-    "GCNConv": "conv",
-    "GINConv": "conv",
-    "SAGEConv": "conv",
-    "PartedGraph": "graph",
-    "load": "graph",
-    "partition": "cutting",
-    "GraphStore": "store",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'uneven.graph' has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(f"uneven.graph.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = late(
+    __name__,
+    {
+        "uneven.graph.conv": ("GCNConv", "GINConv", "SAGEConv"),
+        "uneven.graph.cutting": ("partition",),
+        "uneven.graph.graph": ("PartedGraph", "load"),
+        "uneven.graph.store": ("GraphStore",),
+    },
+)

@@ -92,11 +92,9 @@ def capped(shares: Sequence[float], most: Sequence[float]) -> tuple[float, ...]:
         raise ConfigError(
             f"memory: the machines hold {math.fsum(most):.0%} of what the graph needs: give more, or larger ones"
         )
-    found = list(shares)
-    full: set[int] = set()
-    while over := {p for p, one in enumerate(found) if p not in full and one > most[p]}:
-        full |= over
-        left = 1.0 - math.fsum(most[p] for p in full)
-        rest = math.fsum(shares[p] for p in range(len(shares)) if p not in full)
-        found = [most[p] if p in full else shares[p] / rest * left for p in range(len(shares))]
+    found, left = list(shares), 1.0
+    order = sorted(range(len(shares)), key=lambda p: most[p] / shares[p])  # who is full first
+    for place, p in enumerate(order):
+        found[p] = min(most[p], shares[p] / math.fsum(shares[q] for q in order[place:]) * left)
+        left -= found[p]
     return tuple(found)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from uneven.graph.cut.base import Ids, mixed
+from uneven.graph.edge_list import EdgeList, Ids, Wholes, chance
 
 Flags = npt.NDArray[np.bool_]
 
@@ -29,14 +29,13 @@ class Holders:
     takes: Flags
 
     @classmethod
-    def of(cls, source: Ids, target: Ids, bounds: Sequence[int], vertices: int) -> Holders:
+    def of(cls, edges: EdgeList, bounds: Sequence[int]) -> Holders:
         """Who holds which vertex, from edges in the order of the parts."""
-        parts = len(bounds) - 1
-        found = cls(np.zeros((parts, vertices), np.bool_), np.zeros((parts, vertices), np.bool_))
+        sends, takes = np.zeros((2, len(bounds) - 1, edges.vertices), np.bool_)
         for p, (begin, end) in enumerate(pairwise(bounds)):
-            found.sends[p, source[begin:end]] = True
-            found.takes[p, target[begin:end]] = True
-        return found
+            sends[p, edges.source[begin:end]] = True
+            takes[p, edges.target[begin:end]] = True
+        return cls(sends, takes)
 
     @property
     def held(self) -> Flags:
@@ -80,12 +79,12 @@ def roots(held: Flags, shares: Sequence[float], edges: Sequence[int], beta: floa
     return found
 
 
-def _among(held: Flags, vertices: npt.NDArray[np.int64], wanted: npt.NDArray[np.float64]) -> Ids:
+def _among(held: Flags, vertices: Wholes, wanted: npt.NDArray[np.float64]) -> Ids:
     """One holder each, in proportion to weights that are turned until each part has what is wanted of it."""
     parts = len(held)
     key = vertices.astype(np.uint64) * np.uint64(parts) + np.arange(parts, dtype=np.uint64)[:, None]
     # The least of exponential times with rates w falls on each part with probability w / Σ w.
-    times = np.where(held, -np.log(np.maximum(mixed(key), 1e-300)), np.inf)
+    times = np.where(held, -np.log(np.maximum(chance(key), 1e-300)), np.inf)
     weights = wanted.copy()
     for _ in range(_ROUNDS):
         found = np.argmin(times / weights[:, None], axis=0)
@@ -96,5 +95,4 @@ def _among(held: Flags, vertices: npt.NDArray[np.int64], wanted: npt.NDArray[np.
         weights *= np.clip(ratio, 0.25, 4.0)
         weights /= weights.max()
         weights = np.maximum(weights, 1e-12)
-    last: Ids = found.astype(np.int32)
-    return last
+    return np.asarray(found, np.int32)

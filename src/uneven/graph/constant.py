@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from uneven.errors import ConfigError, TrainingError
 
 
 @dataclass
 class _Known:
-    tensor: Tensor
     version: int
-    dtype: torch.dtype | None
+    dtype: torch.dtype
     made: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Constants:
-    """The constants of one graph. Dropout on one makes another tensor, which is none."""
+    """The constants of one graph, as long as somebody has them. Dropout on one makes another tensor, which is none."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known = WeakTensorKeyDictionary()
 
     def add(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
         """Take up ``x``; returned as it is.
@@ -33,19 +33,21 @@ class Constants:
         """
         if x.requires_grad:
             raise ConfigError("graph.constant: x is trained (requires_grad), so what is made of it changes each step")
-        if id(x) not in self._known:
-            self._known[id(x)] = _Known(x, x._version, dtype)
+        self._known.setdefault(x, _Known(x._version, dtype or x.dtype))
         return x
 
-    def made(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """What ``make`` makes of a constant, made once; None for other tensors.
+    def __contains__(self, x: Tensor) -> bool:
+        return x in self._known
+
+    def made(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``make`` makes of ``x``; of a constant, it is made once.
 
         Raises:
             TrainingError: the constant was changed in place.
         """
-        known = self._known.get(id(x))
-        if known is None or known.tensor is not x:
-            return None
+        known = self._known.get(x)
+        if known is None:
+            return make(x)
         if x._version != known.version:
             raise TrainingError(
                 "features given to graph.constant were changed in place, and what was made of them is kept: change a "
@@ -53,10 +55,5 @@ class Constants:
             )
         if what not in known.made:
             with torch.no_grad():
-                found = make(x)
-            known.made[what] = found if known.dtype is None else found.to(known.dtype)
+                known.made[what] = make(x).to(known.dtype)
         return known.made[what]
-
-    def forget(self) -> None:
-        """The part is another one."""
-        self._known.clear()

@@ -43,10 +43,8 @@ class SAGEConv(nn.Module):
         super().__init__()
         if aggr not in AGGREGATIONS:
             raise ConfigError(f"SAGEConv(aggr={aggr!r}): give one of {', '.join(AGGREGATIONS)}")
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.aggr = aggr
-        self.normalize = normalize
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.aggr, self.normalize = aggr, normalize
         self.root_weight = root_weight and aggr != "gcn"
         self.lin_l = nn.Linear(in_channels, out_channels, bias=bias)
         if self.root_weight:
@@ -59,20 +57,20 @@ class SAGEConv(nn.Module):
 
     def _out(self, x: Tensor, g: PartedGraph) -> Tensor:
         if self.aggr in ("max", "min"):
-            extreme = g.max if self.aggr == "max" else g.min
-            known = g.kept(self.aggr, x, extreme)
-            return self._with_own(self.lin_l(extreme(x) if known is None else known), x)
-        operand = g.kept(f"sage {self.aggr} {self.root_weight}", x, lambda one: self._operand(one, g))
-        if operand is not None:
-            weight = torch.cat([self.lin_l.weight, self.lin_r.weight], 1) if self.root_weight else self.lin_l.weight
-            return _product(operand, weight, self.lin_l.bias)
-        if self.in_channels <= self.out_channels:
-            return self._with_own(self.lin_l(self._neighbours(x, g)), x)
-        if not self.root_weight:
-            return _plus(self._neighbours(F.linear(x, self.lin_l.weight), g), self.lin_l.bias)
-        both = F.linear(x, torch.cat([self.lin_l.weight, self.lin_r.weight]))
-        near, own = both.split(self.out_channels, dim=1)
-        return _plus(self._neighbours(near, g) + own, self.lin_l.bias)
+            near = g.kept(self.aggr, x, g.max if self.aggr == "max" else g.min)
+        elif g.keeps(x):
+            operand = g.kept(f"sage {self.aggr} {self.root_weight}", x, lambda one: self._operand(one, g))
+            return _product(operand, self._weights(1), self.lin_l.bias)
+        elif self.in_channels > self.out_channels:
+            near, *own = F.linear(x, self._weights(0)).split(self.out_channels, dim=1)
+            return _plus(sum(own, self._neighbours(near, g)), self.lin_l.bias)
+        else:
+            near = self._neighbours(x, g)
+        return self.lin_l(near) + self.lin_r(x) if self.root_weight else self.lin_l(near)
+
+    def _weights(self, side: int) -> Tensor:
+        """W_l and W_r in one, so that one product does for both."""
+        return torch.cat([self.lin_l.weight, self.lin_r.weight], side) if self.root_weight else self.lin_l.weight
 
     def _operand(self, x: Tensor, g: PartedGraph) -> Tensor:
         near = self._neighbours(x, g)
@@ -83,9 +81,6 @@ class SAGEConv(nn.Module):
             near, degree = g.sum_and_degree(x)
             return (near + x) / (degree + 1.0)[:, None]
         return g.mean(x) if self.aggr == "mean" else g.sum(x)
-
-    def _with_own(self, near: Tensor, x: Tensor) -> Tensor:
-        return near + self.lin_r(x) if self.root_weight else near
 
 
 class GCNConv(nn.Module):
@@ -104,11 +99,9 @@ class GCNConv(nn.Module):
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
         """[rows, in] → [rows, out]."""
-        near = g.kept("gcn", x, lambda one: self._propagate(one, g))
-        if near is not None:
+        if g.keeps(x) or self.in_channels < self.out_channels:
+            near = g.kept("gcn", x, lambda one: self._propagate(one, g))
             return _product(near, self.lin.weight, self.bias)
-        if self.in_channels < self.out_channels:
-            return _plus(self.lin(self._propagate(x, g)), self.bias)
         return _plus(self._propagate(self.lin(x), g), self.bias)
 
     def _propagate(self, x: Tensor, g: PartedGraph) -> Tensor:
@@ -139,10 +132,8 @@ class GINConv(nn.Module):
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
         """[rows, in] → [rows, out]."""
-        known = g.kept("sum", x, g.sum)
-        near = g.sum(x) if known is None else known.to(x.dtype)
-        found: Tensor = self.nn(near + (1.0 + self.eps) * x)
-        return found
+        near = g.kept("sum", x, g.sum).to(x.dtype)
+        return self.nn(near + (1.0 + self.eps) * x)
 
 
 def _product(operand: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

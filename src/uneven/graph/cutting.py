@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from uneven.cluster.files import load
-from uneven.errors import ConfigError, DataError
+from uneven.errors import ConfigError
 from uneven.graph.capacity import GraphRates, StepWork, capped, shares_of
 from uneven.graph.cut.base import normal
 from uneven.graph.edges import edges_of, rows_of, tensors_of
 from uneven.graph.methods import cut
-from uneven.graph.order import near_first
 from uneven.graph.probe import all_measured
 from uneven.graph.store import GraphStore, write_store
 
@@ -69,10 +68,10 @@ def partition(
         edges = edges_of(graph, num_nodes)
         kept = rows_of({**tensors_of(graph, edges.vertices), **(tensors or {})}, edges.vertices)
         work = StepWork.of(layers or (kept["x"].shape[-1] if "x" in kept else 64, 64, 16))
-        price = 10.0 if beta is None else beta
+        price = 10.0
         if rates:
-            each, measured = shares_of(rates, work, len(edges), edges.vertices)
-            price = measured if beta is None else beta
+            each, price = shares_of(rates, work, len(edges), edges.vertices)
+        price = price if beta is None else beta
         each = normal(each, len(each) if parts is None else parts)
         if most is not None:
             if len(most) != len(each):
@@ -80,32 +79,15 @@ def partition(
             whole = work.whole_bytes(len(edges), edges.vertices)
             each = capped(each, [one / whole for one in most])
         found = cut(edges, method, each, seed, price)
-        rank = near_first(edges.source, edges.target, edges.vertices) if found.rank is None else found.rank
-        facts = {"method": method, "seed": seed, "shares": each, "beta": price}
-        return write_store(Path(path), edges, found, facts, rank, kept)
+        told = {"method": method, "seed": seed, "shares": each, "beta": price}
+        return write_store(Path(path), edges, found, told, kept)
 
     if by == "speed":
-        rates, me, through = all_measured()
-        return _by_first(me, through, Path(path), lambda: write((), rates))
+        with all_measured() as (rates, rank):
+            found = write((), rates) if rank == 0 else None
+        return found or GraphStore(path)
     if by is not None:
         nodes = load(by).nodes
         limits = [math.inf if node.memory_bytes is None else node.memory_bytes for node in nodes]
         return write([node.cores * node.share.at(0.0) for node in nodes], most=limits if memory is None else memory)
     return write([1.0] * (1 if parts is None else parts) if shares is None else shares)
-
-
-def _by_first(rank: int, through: Callable[[bool], bool], path: Path, write: Callable[[], GraphStore]) -> GraphStore:
-    """What rank 0 writes, and the others read.
-
-    Raises:
-        DataError: it has failed there.
-    """
-    well = False
-    try:
-        found = write() if rank == 0 else None
-        well = True
-    finally:
-        written = through(well)
-    if not written:
-        raise DataError("graph.partition has failed on rank 0, which cuts for all: its message says why")
-    return found or GraphStore(path)

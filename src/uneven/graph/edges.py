@@ -68,18 +68,17 @@ def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[
             raise ConfigError(f"tensor {name!r}: it becomes a file of this name, so give a word without slashes")
         if not isinstance(given, torch.Tensor | np.ndarray):
             raise ConfigError(f"tensor {name!r} is of type {type(given).__name__}: give a tensor, or an array of NumPy")
+        if isinstance(given, torch.Tensor):
+            try:
+                given = given.detach().cpu().numpy()
+            except TypeError as error:  # sparse, or of a kind that NumPy has not
+                raise ConfigError(
+                    f"tensor {name!r} is {given.dtype}, {given.layout}, which files of NumPy do not hold: give it "
+                    f"dense, and float32 for bfloat16; g.constant(x, torch.bfloat16) halves it again where it is used"
+                ) from error
         if given.ndim < 1 or given.shape[0] != vertices:
             raise ConfigError(f"tensor {name!r} has shape {tuple(given.shape)}: give {vertices} rows, one a vertex")
-        if isinstance(given, np.ndarray):
-            if given.dtype.kind not in "biufc":
-                raise ConfigError(f"tensor {name!r} is of dtype {given.dtype}: give numbers")
-            found[name] = given
-            continue
-        try:
-            found[name] = given.detach().cpu().numpy()
-        except TypeError as error:  # sparse, or of a kind that NumPy has not
-            raise ConfigError(
-                f"tensor {name!r} is {given.dtype}, {given.layout}, which files of NumPy do not hold: give it dense, "
-                f"and float32 for bfloat16; g.constant(x, torch.bfloat16) halves it again where it is used"
-            ) from error
+        if given.dtype.kind not in "biufc":
+            raise ConfigError(f"tensor {name!r} is of dtype {given.dtype}: give numbers")
+        found[name] = given
     return found

@@ -11,6 +11,7 @@ import torch
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.graph.graph import PartedGraph
+from uneven.graph.source import GraphSource
 from uneven.run.part import Run, Step
 
 
@@ -49,7 +50,7 @@ class ElasticGraph(PartedGraph):
             self._changed, moved = False, True
             members = self._line.members
             self.rank, self.size = members.index(self._run.rank), len(members)
-            self.source.forget()
+            self.source = GraphSource(self.source.store)  # of the others' speeds nothing is known
             self._renew()
             self._compare()
         return moved or super().rebalance(least)

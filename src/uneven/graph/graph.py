@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from uneven.errors import ConfigError, ConflictError, DataError, TrainingError
 from uneven.graph.constant import Constants
@@ -56,10 +57,10 @@ class PartedGraph(Part):
         self._line: Line | None = None
         self._run: Run | None = None
         self._calls = 0
-        self._masks: dict[int, tuple[Tensor, int, int]] = {}
         self.constants = Constants()
+        self._masks = WeakTensorKeyDictionary()  # → version, and how many vertices of all workers are in it
         self._take(source.part(rank, size))
-        self.samples = max(1, self.part.edges)
+        self.samples = max(1, self.edges)
 
     @property
     def name(self) -> str:
@@ -70,16 +71,16 @@ class PartedGraph(Part):
         self.part = part
         carrier = RowCarrier(part, self._line, self._weight)
         self.exchange: ExactExchange | CloneExchange = (
-            ExactExchange(carrier) if self.how.exact else self.how.clones(carrier, self.size)
+            ExactExchange(carrier) if self.how.exact else CloneExchange(carrier, self.how, self.size)
         )
-        ids = part.ids[: self.rows]
-        self.degree = torch.from_numpy(self.source.vector("in_degree", ids).astype(np.float32))
-        self.loops = torch.from_numpy(self.source.vector("loops", ids).astype(np.float32))
+        self.degree, self.loops, self.ids = (
+            torch.from_numpy(self.source.store.array(name)[part.ids[: self.rows]].astype(kind))
+            for name, kind in (("in_degree", np.float32), ("loops", np.float32), ("order", np.int64))
+        )
         self.inverse_degree = 1.0 / self.degree.double().clamp(min=1.0)
         self._everyone = torch.ones(self.rows, dtype=torch.bool)
         self.rooted = torch.arange(self.rows) < part.roots
         self.copies = torch.from_numpy(part.copies[: self.rows].clip(1)).float()
-        self.ids = torch.from_numpy(self.source.vector("order", ids).astype(np.int64))
 
     # ── as a part of a session ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,7 +124,7 @@ class PartedGraph(Part):
 
     def _compare(self) -> None:
         assert self._line is not None
-        same = [int(self.source.fingerprint[:15], 16), *self.source.ends(self.size)]
+        same = [int(self.source.store.facts.fingerprint[:15], 16), *(one.stop for one in self.source.groups(self.size))]
         told = self._gathered(torch.tensor([*same, self.samples], dtype=torch.int64))
         self._weight = self.samples / sum(int(one[-1]) for one in told.values())
         self.exchange.carrier.weight = self._weight
@@ -135,7 +136,8 @@ class PartedGraph(Part):
 
     def _gathered(self, mine: Tensor) -> dict[int, Tensor]:
         """Rank → what it says; those that are lost say nothing."""
-        assert self._line is not None
+        if self._line is None:
+            return {self.rank: mine}
         members = self._line.members
         each = [torch.empty_like(mine) for _ in members]
         there = self._line.gather(mine, each).wait()
@@ -145,7 +147,7 @@ class PartedGraph(Part):
         """The part is another one."""
         if self._run is not None:
             self._run.work_changed()
-        self.constants.forget()
+        self.constants = Constants()
         self._masks.clear()
         self._take(self.source.part(self.rank, self.size))
 
@@ -162,9 +164,7 @@ class PartedGraph(Part):
         Returns:
             Whether parts were handed over, the same on all workers. False until the time of steps is known.
         """
-        from uneven.graph.source import StoredSource
-
-        if self._run is None or self._line is None or not isinstance(self.source, StoredSource):
+        if self._run is None or self._line is None:
             return False
         told = self._gathered(torch.tensor([alone_s(*self._run.own_time())], dtype=torch.float64))
         taken_s = [one.item() for one in told.values()]
@@ -188,8 +188,7 @@ class PartedGraph(Part):
                 f"averaged on every step, and the policy does not do so at step {step.clock}: use sync='bsp', or "
                 f"exchange='0c'"
             )
-        if isinstance(self.exchange, CloneExchange):
-            self.exchange.begin()
+        self.exchange.begin()
         if abs(step.weight - self._weight) > 1e-12:
             raise TrainingError(
                 f"rank {self.rank} takes {step.samples} of {sum(step.shares)} samples in this step: with a graph, give "
@@ -206,11 +205,11 @@ class PartedGraph(Part):
     @property
     def edges(self) -> int:
         """How many edges this worker's part has."""
-        return self.part.edges
+        return len(self.part.adjacency.into.columns)
 
     def tensor(self, name: str) -> Tensor:
         """This worker's rows of a tensor that was given to ``partition``."""
-        return self.source.rows(name, self.part.ids[: self.rows])
+        return self.source.store.rows(name, self.part.ids[: self.rows])
 
     @property
     def x(self) -> Tensor:
@@ -239,25 +238,22 @@ class PartedGraph(Part):
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over all in-neighbours; [rows, d] → [rows, d]. Every worker calls it at the same place."""
-        return self.sum_and_degree(x)[0]
+        return self.scaled_sum(x, None)
 
     def sum_and_degree(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The sum, and how many in-edges are in it; fewer than there are where an exchange is late or left out."""
         self._check(x)
-        found = self.exchange.sum(x)
-        return found if isinstance(found, tuple) else (found, self.degree.to(x.dtype))
+        found, degree = self.exchange.sum(x)
+        return found, self.degree.to(x.dtype) if degree is None else degree
 
     def scaled_sum(self, x: Tensor, scale: Tensor | None, weight: Tensor | None = None) -> Tensor:
         """scale · Σ of weight · x over all in-neighbours; both [rows], of ``x``'s dtype, or None for 1."""
-        if isinstance(self.exchange, ExactExchange):
-            self._check(x)
-            return self.exchange.sum(x, scale, weight)
-        found = self.sum(x if weight is None else x * weight[:, None])
-        return found if scale is None else found * scale[:, None]
+        self._check(x)
+        return self.exchange.sum(x, scale, weight)[0]
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean over all in-neighbours, 0 where there are none."""
-        if isinstance(self.exchange, ExactExchange):
+        if self.how.exact:
             return self.scaled_sum(x, self.inverse_degree.to(x.dtype))
         found, degree = self.sum_and_degree(x)
         return found / degree.clamp(min=1.0)[:, None]
@@ -265,19 +261,19 @@ class PartedGraph(Part):
     def max(self, x: Tensor) -> Tensor:
         """Greatest value over all in-neighbours, column by column; 0 where there are none."""
         self._check(x)
-        if isinstance(self.exchange, CloneExchange):
-            raise ConfigError(
-                f"max and min with exchange={self.how.name!r}: DistGNN's exchanges merge sums; use 'exact'"
-            )
         return self.exchange.max(x).masked_fill(self.degree[:, None] == 0.0, 0.0)
 
     def min(self, x: Tensor) -> Tensor:
         """Least value, likewise."""
         return -self.max(-x)
 
-    def kept(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """``make(x)``, made once, where ``x`` is a constant; None where it is not."""
-        return self.constants.made(what, x, make) if self.how.exact else None
+    def keeps(self, x: Tensor) -> bool:
+        """Whether ``x`` is a constant, of which something is made once."""
+        return self.how.exact and x in self.constants
+
+    def kept(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """``make(x)``, made once where ``x`` is a constant."""
+        return self.constants.made(what, x, make) if self.how.exact else make(x)
 
     def _check(self, x: Tensor) -> None:
         if x.dim() != 2 or x.shape[0] != self.rows:
@@ -317,7 +313,7 @@ class PartedGraph(Part):
         """
         mask = self._everyone if mask is None else mask
         everywhere = self._count(mask)
-        if self.how.counts_copies:  # a vertex counts once in all
+        if self.how.backward == "identity":  # no gradient reaches copies otherwise; a vertex counts once in all
             each = _losses(criterion, output[mask], y[mask], "none") / self.copies[mask]
             return each.sum() / (everywhere * self._weight)
         mask = mask & self.rooted
@@ -325,9 +321,9 @@ class PartedGraph(Part):
 
     def _count(self, mask: Tensor) -> int:
         """Vertices in a mask, of all workers; asked once for each mask."""
-        known = self._masks.get(id(mask))
-        if known is not None and known[0] is mask and known[1] == mask._version:
-            return known[2]
+        version, found = self._masks.get(mask, (None, 0))
+        if version == mask._version:
+            return found
         if mask.dtype is not torch.bool or mask.shape != (self.rows,):
             raise DataError(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{self.rows}]")
         found = int(self.total((mask & self.rooted).sum().double()))
@@ -335,16 +331,12 @@ class PartedGraph(Part):
             return 1  # of a step that is left out
         if not found:
             raise DataError("the mask is empty on all workers: there is no mean over no vertices")
-        if len(self._masks) >= 16:
-            self._masks.clear()
-        self._masks[id(mask)] = (mask, mask._version, found)
+        self._masks[mask] = (mask._version, found)
         return found
 
     def total(self, value: Tensor) -> Tensor:
         """The sum over all workers of a tensor of one shape; every worker calls it."""
-        found = value.detach().clone()
-        self.exchange.carrier.sum(found)
-        return found
+        return self.exchange.carrier.total(value.detach())
 
     def accuracy(self, output: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
         """The share of right answers over the vertices of ``mask`` in the whole graph; every worker calls it."""
@@ -356,31 +348,24 @@ class PartedGraph(Part):
     def gather(self, output: Tensor) -> Tensor | None:
         """Rows of all vertices in the graph's own order, on rank 0; None elsewhere. Every worker calls it."""
         output, ids = output.detach()[self.rooted].contiguous(), self.ids[self.rooted]
-        if self._line is None:
-            found = torch.empty_like(output)
-            found[ids] = output
-            return found
-        counts = torch.zeros(self.size, dtype=torch.int64)
-        counts[self.rank] = len(ids)
-        self._line.sum(counts).wait()
-        if self.rank:
-            self._line.send(ids, 0).wait()
-            self._line.send(output, 0).wait()
+        counts = [int(one) for one in self._gathered(torch.tensor([len(ids)])).values()]
+        if self.rank and self._line is not None:
+            for one in (ids, output):
+                self._line.send(one, 0).wait()
             return None
-        found = output.new_empty(int(counts.sum()), *output.shape[1:])
+        found = output.new_empty(sum(counts), *output.shape[1:])
         found[ids] = output
-        for other in range(1, self.size):
-            theirs = torch.empty(int(counts[other]), dtype=torch.int64)
-            rows = output.new_empty(len(theirs), *output.shape[1:])
-            self._line.receive(theirs, other).wait()
-            self._line.receive(rows, other).wait()
+        for other, count in enumerate(counts[1:], start=1):
+            assert self._line is not None  # who else would have said how many
+            theirs, rows = ids.new_empty(count), output.new_empty(count, *output.shape[1:])
+            for one in (theirs, rows):
+                self._line.receive(one, other).wait()
             found[theirs] = rows
         return found
 
     def finish(self) -> None:
         """After the last step: wait for late messages. Every worker calls it."""
-        if isinstance(self.exchange, CloneExchange):
-            self.exchange.finish()
+        self.exchange.finish()
 
     @property
     def sent_bytes(self) -> int:
@@ -417,7 +402,7 @@ def load(
         ConfigError: more workers than parts, or another number of speeds than workers.
     """
     from uneven.graph.elastic import ElasticGraph
-    from uneven.graph.source import StoredSource, WholeSource
+    from uneven.graph.store import GraphStore, WholeGraph
     from uneven.world import discover
 
     how = ExchangeChoice.of(exchange, backward, delays or {}, faithful)
@@ -428,13 +413,13 @@ def load(
         if world.elastic is not None:
             kind, rank = ElasticGraph, min(rank, size - 1)  # a newcomer's own part is known once it is let in
     if isinstance(where, str | Path):
-        return kind(StoredSource(where, speeds), rank, size, how=how, seed=seed)
+        return kind(GraphSource(GraphStore(where), speeds), rank, size, how=how, seed=seed)
     if size > 1:
         raise DataError(
             f"graph.load was given a whole graph, and there are {size} workers: cut it once with graph.partition(…, "
             f"parts={size}), and load the folder"
         )
-    return PartedGraph(WholeSource(where), 0, 1, how=how, seed=seed)
+    return PartedGraph(GraphSource(WholeGraph(where)), 0, 1, how=how, seed=seed)
 
 
 def _losses(criterion: Callable[..., Tensor], output: Tensor, y: Tensor, reduction: str) -> Tensor:

@@ -1,55 +1,84 @@
-"""The partitioners by name."""
+"""The partitioners by name, with what some need beside pure code: the compiled loops, or METIS."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from uneven.errors import UnknownNameError
+from uneven.errors import ConfigError, UnknownNameError
 from uneven.graph import native
-from uneven.graph.cut.base import EdgeCut, Ids
+from uneven.graph.cut.base import EdgeCut
 from uneven.graph.cut.expand import expand
-from uneven.graph.cut.greedy import check_parts, hdrf, libra, stream_order
+from uneven.graph.cut.greedy import MOST_PARTS, Rule, hdrf, libra, placed, stream_order
 from uneven.graph.cut.hashed import cut_dbh, cut_random
 from uneven.graph.edge_list import EdgeList
-from uneven.graph.metis import cut_metis
 
 Cutter = Callable[[EdgeList, Sequence[float], int, float], EdgeCut]
-
-
-def cut_libra(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """Libra on a shuffled stream."""
-    return _greedy(0, libra, edges, shares, seed)
-
-
-def cut_hdrf(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """HDRF on a shuffled stream."""
-    return _greedy(1, hdrf, edges, shares, seed)
 
 
 def cut_ne(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
     """Neighbourhood expansion; the target of a part is edges + β · vertices."""
     first = np.random.default_rng(seed).permutation(edges.vertices)
-    given = (edges.source, edges.target, edges.vertices, shares, first, beta)
+    given = (edges, shares, first, beta)
     order, bounds, rank = native.expanded(*given) or expand(*given)
     return EdgeCut(order, tuple(bounds.tolist()), rank)
 
 
-def _greedy(kind: int, plain: Callable[..., Ids], edges: EdgeList, shares: Sequence[float], seed: int) -> EdgeCut:
-    check_parts(len(shares))
-    given = (edges.source, edges.target, edges.vertices, shares, stream_order(len(edges), seed))
-    part = native.greedy(kind, *given)
-    return EdgeCut.of(plain(*given) if part is None else part, len(shares))
+def _greedy(kind: int, rule: Rule) -> Cutter:
+    """A greedy partitioner on a shuffled stream, compiled or plain."""
+
+    def cut_stream(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
+        if len(shares) > MOST_PARTS:
+            raise ConfigError(f"{len(shares)} parts: libra and hdrf cut into at most {MOST_PARTS}; use 'ne' or 'dbh'")
+        given = (edges, shares, stream_order(len(edges), seed))
+        part = native.greedy(kind, *given)
+        return EdgeCut.of(placed(*given, rule) if part is None else part, len(shares))
+
+    return cut_stream
+
+
+def cut_metis(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
+    """METIS' cut of edges, through pymetis: each vertex in one part, with all edges that lead into it.
+
+    Few edges between parts, and in-edges + β for each vertex by the shares. Sums need no way up: only rows of sources
+    travel.
+
+    Raises:
+        ConfigError: pymetis is not installed.
+    """
+    try:
+        metis: Any = importlib.import_module("pymetis")
+    except ImportError as error:
+        raise ConfigError("method='metis': pymetis is not installed: pip install 'uneven[graph]'") from error
+    parts, vertices = len(shares), edges.vertices
+    if parts == 1:
+        return EdgeCut.of(np.zeros(len(edges), np.int32), 1, owners=np.zeros(vertices, np.int32))
+    key = edges.source.astype(np.int64) * vertices + edges.target
+    both = np.unique(np.concatenate([key, edges.target.astype(np.int64) * vertices + edges.source]))
+    both = both[both // vertices != both % vertices]  # METIS takes undirected graphs without loops
+    starts = np.concatenate([[0], np.cumsum(np.bincount(both // vertices, minlength=vertices))])
+    weights = np.bincount(edges.target, minlength=vertices) + round(beta)
+    _, found = metis.part_graph(
+        parts,
+        metis.CSRAdjacency(starts, both % vertices),
+        vweights=np.maximum(weights, 1),
+        tpwgts=list(shares),
+        options=metis.Options(seed=seed),
+    )
+    owners = np.asarray(found, np.int32)
+    return EdgeCut.of(owners[edges.target], parts, owners=owners)
 
 
 METHODS: Mapping[str, Cutter] = {
     "ne": cut_ne,
-    "libra": cut_libra,
-    "hdrf": cut_hdrf,
-    "dbh": lambda edges, shares, seed, beta: cut_dbh(edges.source, edges.target, edges.vertices, shares, seed),
+    "libra": _greedy(0, libra),
+    "hdrf": _greedy(1, hdrf),
+    "dbh": cut_dbh,
     "metis": cut_metis,
-    "random": lambda edges, shares, seed, beta: cut_random(edges.source, edges.target, edges.vertices, shares, seed),
+    "random": cut_random,
 }
 
 

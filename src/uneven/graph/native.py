@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uneven.graph.cut.base import Ids, Wholes
+from uneven.graph.edge_list import EdgeList, Ids, Wholes
 from uneven.graph.rows import RowIndex
 from uneven.graph.workspaces import WORKSPACES
 
@@ -118,32 +119,33 @@ def packs(rows: RowIndex, sources: int, width: int) -> bool:
 
 
 def expanded(
-    source: Ids, target: Ids, vertices: int, shares: Sequence[float], first: Wholes, beta: float
+    edges: EdgeList, shares: Sequence[float], first: Wholes, beta: float
 ) -> tuple[Wholes, Wholes, Wholes] | None:
     """See :func:`uneven.graph.cut.expand.expand`; None without the compiled file."""
     found = library()
     if found is None:
         return None
     each, first = np.asarray(shares, np.float64), np.ascontiguousarray(first, np.int64)
-    placed, ends, rank = (np.empty(n, np.int64) for n in (len(source), len(each) + 1, vertices))
+    placed, ends, rank = (np.empty(n, np.int64) for n in (len(edges), len(each) + 1, edges.vertices))
     found.uneven_expand(
-        _wide(len(source)), _wide(vertices), _of(source), _of(target), len(each), _of(each), _of(first),
-        ctypes.c_double(beta), _of(placed), _of(ends), _of(rank),
-    )  # fmt: skip
+        *_graph(edges), len(each), _of(each), _of(first), ctypes.c_double(beta), _of(placed), _of(ends), _of(rank)
+    )
     return placed, ends, rank
 
 
-def greedy(kind: int, source: Ids, target: Ids, vertices: int, shares: Sequence[float], order: Ids) -> Ids | None:
+def greedy(kind: int, edges: EdgeList, shares: Sequence[float], order: Ids) -> Ids | None:
     """Libra for 0, HDRF for 1; see :mod:`uneven.graph.cut.greedy`. None without the compiled file."""
     found = library()
     if found is None:
         return None
     each, order = np.asarray(shares, np.float64), np.ascontiguousarray(order, np.int32)
-    part = np.empty(len(source), np.int32)
-    found.uneven_greedy(
-        kind, _wide(len(source)), _wide(vertices), _of(source), _of(target), len(each), _of(each), _of(order), _of(part)
-    )
+    part = np.empty(len(edges), np.int32)
+    found.uneven_greedy(kind, *_graph(edges), len(each), _of(each), _of(order), _of(part))
     return part
+
+
+def _graph(edges: EdgeList) -> tuple[Any, ...]:
+    return _wide(len(edges)), _wide(edges.vertices), _of(edges.source), _of(edges.target)
 
 
 def _at(tensor: Tensor) -> ctypes.c_void_p:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from uneven.graph.clones import Holders
-from uneven.graph.cut.base import Ids
+from uneven.graph.edge_list import EdgeList, Ids, Wholes
 from uneven.graph.rows import Adjacency
 
 
@@ -31,11 +30,6 @@ class HaloRoute:
     copies: tuple[slice, ...]
     rooted: tuple[Tensor, ...]
 
-    @property
-    def rows(self) -> int:
-        """Copies of this worker's, which is how many rows it sends one way."""
-        return sum(one.stop - one.start for one in self.copies)
-
 
 @dataclass(frozen=True)
 class GraphPart:
@@ -49,7 +43,6 @@ class GraphPart:
         down: copies that edges lead out of: they need their root's value.
         up: copies that edges lead into: their root needs their sum.
         every: all copies, for exchanges that compute layers at each of them.
-        edges: how many are this part's.
     """
 
     ids: Ids
@@ -59,50 +52,37 @@ class GraphPart:
     down: HaloRoute
     up: HaloRoute
     every: HaloRoute
-    edges: int
 
 
-def part_of(source: Ids, target: Ids, holders: Holders, root: Ids, me: int) -> GraphPart:
+def part_of(edges: EdgeList, holders: Holders, root: Wholes, me: int) -> GraphPart:
     """The part of worker ``me``.
 
     Args:
-        source, target: its own edges.
+        edges: its own.
         holders: of all workers.
-        root: int [vertices], the worker that roots each.
+        root: int64 [vertices], the worker that roots each.
     """
-    workers, vertices = holders.sends.shape
+
+    def pair(owner: int, holder: int) -> tuple[Ids, list[int]]:
+        """Vertices of the one that the other has copies of, by what their edges do there; and where each kind ends."""
+        theirs = np.flatnonzero(root == owner if owner != holder else np.zeros(0)).astype(np.int32)
+        sends, takes = holders.sends[holder, theirs], holders.takes[holder, theirs]
+        kinds = [theirs[one] for one in (sends & ~takes, sends & takes, takes & ~sends)]
+        return np.concatenate(kinds), [0, *np.cumsum([len(one) for one in kinds]).tolist()]
+
+    workers = range(len(holders.sends))
+    here, there = [pair(one, me) for one in workers], [pair(me, one) for one in workers]
     mine = np.flatnonzero(root == me).astype(np.int32)
-    held = holders.held
-    leaves, down, up, every = [], [], [], []
-    row = len(mine)
-    for other in range(workers):
-        theirs = np.flatnonzero((root == other) & held[me]) if other != me else np.zeros(0, np.int64)
-        sends, takes = holders.sends[me, theirs], holders.takes[me, theirs]
-        kind = np.where(~takes, 0, np.where(sends, 1, 2))
-        leaves.append(theirs[np.argsort(kind, kind="stable")].astype(np.int32))
-        only_out, only_in = int((kind == 0).sum()), int((kind == 2).sum())
-        down.append(slice(row, row + len(theirs) - only_in))
-        up.append(slice(row + only_out, row + len(theirs)))
-        every.append(slice(row, row + len(theirs)))
-        row += len(theirs)
-    ids = np.concatenate([mine, *leaves])
-    number = np.full(vertices, -1, np.int32)
+    begins = np.cumsum([len(mine), *(len(one) for one, _ in here)]).tolist()
+    ids = np.concatenate([mine, *(one for one, _ in here)])
+    number = np.full(edges.vertices, -1, np.int32)
     number[ids] = np.arange(len(ids), dtype=np.int32)
-    adjacency = Adjacency.of(number[source], number[target], len(ids))
-    copies = held.sum(axis=0)[ids].astype(np.int32)
-    routes = {
-        name: HaloRoute(tuple(slices), _rooted(holders, mine, number, me, kinds))
-        for name, slices, kinds in (("down", down, (0, 1)), ("up", up, (1, 2)), ("every", every, (0, 1, 2)))
-    }
-    return GraphPart(ids, len(mine), copies, adjacency, **routes, edges=len(source))
 
+    def route(first: int, last: int) -> HaloRoute:
+        copies = [slice(row + ends[first], row + ends[last]) for row, (_, ends) in zip(begins, here, strict=False)]
+        rooted = [number[one[ends[first] : ends[last]]].astype(np.int64) for one, ends in there]
+        return HaloRoute(tuple(copies), tuple(torch.from_numpy(one) for one in rooted))
 
-def _rooted(holders: Holders, mine: Ids, number: Ids, me: int, kinds: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """For each other worker: this one's roots that it has copies of, in the order in which those lie there."""
-    found: list[npt.NDArray[np.int64]] = []
-    for other in range(len(holders.sends)):
-        sends, takes = holders.sends[other, mine], holders.takes[other, mine]
-        flags = (sends & ~takes, sends & takes, ~sends & takes)
-        rows = np.concatenate([mine[flags[one]] for one in kinds]) if other != me else np.zeros(0, np.int32)
-        found.append(number[rows].astype(np.int64))
-    return tuple(torch.from_numpy(one) for one in found)
+    copies = holders.held.sum(axis=0)[ids].astype(np.int32)
+    adjacency = Adjacency.of(EdgeList(number[edges.source], number[edges.target], len(ids)))
+    return GraphPart(ids, len(mine), copies, adjacency, down=route(0, 2), up=route(1, 3), every=route(0, 3))

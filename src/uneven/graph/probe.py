@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.benchmark import Timer
 
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, DataError
 from uneven.graph.capacity import GraphRates
 from uneven.graph.reduce import row_sums
 from uneven.graph.rows import RowIndex
@@ -23,7 +24,7 @@ def measured() -> GraphRates:
     """This machine's rates, with as many threads as torch has."""
     draw = np.random.default_rng(0)
     source, target = draw.integers(0, _ROWS, (2, _EDGES), dtype=np.int32)
-    rows = RowIndex.of(target, source, _ROWS, _ROWS)
+    rows = RowIndex.of(target, source, _ROWS)
     x, weight = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, 4 * _WIDTH)
     return GraphRates(
         _seconds(lambda: row_sums(rows, x)) / (_EDGES * _WIDTH),
@@ -31,11 +32,13 @@ def measured() -> GraphRates:
     )
 
 
-def all_measured() -> tuple[list[GraphRates], int, Callable[[bool], bool]]:
-    """Every worker's rates, all measuring at the same time; who this one is; and what all call when rank 0 is through.
+@contextmanager
+def all_measured() -> Iterator[tuple[list[GraphRates], int]]:
+    """Every worker's rates, all measuring at the same time, and who this one is; left when rank 0 is through.
 
     Raises:
         ConfigError: there is one worker only, or they may come and go.
+        DataError: rank 0 has failed inside.
     """
     from uneven.run.start.connect import connect
     from uneven.world import discover
@@ -50,19 +53,17 @@ def all_measured() -> tuple[list[GraphRates], int, Callable[[bool], bool]]:
     mine = measured()
     rows = connection.transport.gather([mine.number_s, mine.flop_s]).result()
     assert rows is not None  # all take part
-
-    def through(well: bool) -> bool:
+    well = False
+    try:
+        yield [GraphRates(float(number_s), float(flop_s)) for number_s, flop_s in rows], world.rank
+        well = True
+    finally:
         told = connection.transport.gather([float(well)]).result()
         connection.close()
-        return told is not None and bool(told[0][0])
-
-    return [GraphRates(float(number_s), float(flop_s)) for number_s, flop_s in rows], world.rank, through
+    if told is None or not told[0][0]:
+        raise DataError("graph.partition has failed on rank 0, which cuts for all: its message says why")
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    work()
-    began_s, count = time.perf_counter(), 0
-    while time.perf_counter() - began_s < _LEAST_S:
-        work()
-        count += 1
-    return (time.perf_counter() - began_s) / count
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=_LEAST_S).mean

@@ -76,11 +76,9 @@ class NeighbourMax(torch.autograd.Function):
 
 def neighbour_sum(x: Tensor, adjacency: Adjacency, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
     """scale · Σ of weight · x over in-neighbours, with a gradient for ``x``; scale [targets] and weight [sources]."""
-    found: Tensor = NeighbourSum.apply(x, adjacency, scale, weight)
-    return found
+    return NeighbourSum.apply(x, adjacency, scale, weight)
 
 
 def neighbour_max(x: Tensor, adjacency: Adjacency) -> Tensor:
     """Greatest ``x`` over in-neighbours, −∞ where there are none, with a gradient."""
-    found: Tensor = NeighbourMax.apply(x, adjacency.into)
-    return found
+    return NeighbourMax.apply(x, adjacency.into)

@@ -72,16 +72,15 @@ def grouped(costs: Sequence[float], speeds: Sequence[float], fixed: float = 0.0)
         )
     if not all(0.0 < one < float("inf") for one in speeds):
         raise ConfigError(f"speeds = {tuple(speeds)}: each must be a number above 0")
-    low, high = 0.0, (fixed + sum(costs)) / min(speeds)
-    for _ in range(60):
+    low, high = 0.0, 2.0 * (fixed + sum(costs)) / min(speeds)
+    best: list[range] = []
+    for _ in range(61):  # first, the time in which the slowest does all: there each does one and the last the rest
         middle = (low + high) / 2.0
-        if _within(costs, speeds, middle, fixed) is None:
-            low = middle
+        if found := _within(costs, speeds, middle, fixed):
+            best, high = found, middle
         else:
-            high = middle
-    found = _within(costs, speeds, high, fixed)
-    assert found is not None  # within the time in which the slowest does all, each does one and the last the rest
-    return found
+            low = middle
+    return best
 
 
 def _within(costs: Sequence[float], speeds: Sequence[float], time: float, fixed: float) -> list[range] | None:

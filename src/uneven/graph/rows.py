@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from uneven.errors import DataError
-from uneven.graph.edge_list import MOST
+from uneven.graph.edge_list import MOST, EdgeList, Ids
 
 
 @dataclass(frozen=True)
@@ -21,12 +20,10 @@ class RowIndex:
     Attributes:
         starts: int32 [rows + 1]: row i's columns are ``columns[starts[i] : starts[i + 1]]``.
         columns: int32 [ones], ascending within a row.
-        width: how many columns there are.
     """
 
     starts: Tensor
     columns: Tensor
-    width: int
 
     @property
     def rows(self) -> int:
@@ -46,7 +43,7 @@ class RowIndex:
         return torch.searchsorted(cost, wanted).clamp_(max=self.rows).to(torch.int32)
 
     @classmethod
-    def of(cls, row: npt.NDArray[np.int32], column: npt.NDArray[np.int32], rows: int, width: int) -> RowIndex:
+    def of(cls, row: Ids, column: Ids, vertices: int) -> RowIndex:
         """From the row and the column of each one, in any order; twice the same counts twice.
 
         Raises:
@@ -55,13 +52,13 @@ class RowIndex:
         if len(row) > MOST:
             raise DataError(f"{len(row):,} edges in one part, and {MOST:,} is the most: cut the graph into more parts")
         key = row.astype(np.int64)
-        key *= width
+        key *= vertices
         key += column
         key.sort()
-        starts = np.zeros(rows + 1, np.int32)
-        np.cumsum(np.bincount(row, minlength=rows), out=starts[1:])
-        columns = np.remainder(key, width, out=key).astype(np.int32) if width else np.zeros(0, np.int32)
-        return cls(torch.from_numpy(starts), torch.from_numpy(columns), width)
+        starts = np.zeros(vertices + 1, np.int32)
+        np.cumsum(np.bincount(row, minlength=vertices), out=starts[1:])
+        columns = np.remainder(key, max(1, vertices), out=key).astype(np.int32)
+        return cls(torch.from_numpy(starts), torch.from_numpy(columns))
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,9 @@ class Adjacency:
     out: RowIndex
 
     @classmethod
-    def of(cls, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], vertices: int) -> Adjacency:
-        """The adjacency that these edges make among ``vertices`` vertices."""
-        into = RowIndex.of(target, source, vertices, vertices)
-        out = RowIndex.of(source, target, vertices, vertices)
+    def of(cls, edges: EdgeList) -> Adjacency:
+        """The adjacency that these edges make."""
+        into = RowIndex.of(edges.target, edges.source, edges.vertices)
+        out = RowIndex.of(edges.source, edges.target, edges.vertices)
         alike = torch.equal(into.starts, out.starts) and torch.equal(into.columns, out.columns)
         return cls(into, into if alike else out)

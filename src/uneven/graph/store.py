@@ -1,4 +1,8 @@
-"""A cut graph on disk: written once, mapped into memory by every worker, which reads its own part of it."""
+"""A cut graph: a few facts, and arrays by name. Vertices are numbered so that neighbours are near each other.
+
+It lies in a folder, which is written once and mapped into memory by every worker, or is a whole graph in memory, in one
+part.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from uneven.errors import ConfigError, DataError
 from uneven.graph.clones import Holders, roots
-from uneven.graph.cut.base import CutFigures, EdgeCut, Ids, figures
-from uneven.graph.edge_list import EdgeList
+from uneven.graph.cut.base import CutFigures, EdgeCut, figures
+from uneven.graph.edge_list import EdgeList, Ids, Wholes
+from uneven.graph.edges import edges_of, tensors_of
 from uneven.npy import load_array
 
 SCHEMA = 1
@@ -50,18 +56,18 @@ class StoreFacts:
 
 
 class GraphStore:
-    """A folder with a cut graph. Vertices are numbered so that neighbours are near each other.
+    """A folder with a cut graph.
 
     Attributes:
+        where: the folder, as messages name it.
         facts: what the file of facts says.
-        path: the folder.
 
     Raises:
         DataError: there is no cut graph, or one of another schema.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path, self.where = Path(path), str(path)
         try:
             told = json.loads((self.path / _META).read_text())
         except FileNotFoundError:
@@ -72,9 +78,13 @@ class GraphStore:
             raise DataError(
                 f"{self.path}: schema {told.get('schema')}, and this version reads {SCHEMA}: partition again"
             )
-        for name in ("bounds", "shares"):
-            told[name] = tuple(told[name])
+        told.update({name: tuple(told[name]) for name in ("bounds", "shares")})
         self.facts = StoreFacts(**told)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors with a row for each vertex."""
+        return tuple(sorted(one.stem for one in (self.path / "tensors").glob("*.npy")))
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """One array, mapped: source, target (int32 [edges], by part), order (each vertex's id in the graph), …"""
@@ -83,20 +93,24 @@ class GraphStore:
         except FileNotFoundError:
             raise DataError(f"{self.path} has no {name}: partition the graph again") from None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the tensors with a row for each vertex."""
-        return tuple(sorted(one.stem for one in (self.path / "tensors").glob("*.npy")))
-
-    def rows(self, name: str, ids: Ids) -> torch.Tensor:
+    def rows(self, name: str, ids: Ids) -> Tensor:
         """Rows of a tensor.
 
         Raises:
-            DataError: it was not given to ``partition``.
+            DataError: it was not given to ``partition``, or is not in the graph.
         """
         if name not in self.names:
-            raise DataError(f"{self.path} has no tensor {name!r}, only {', '.join(self.names) or 'none'}")
+            raise DataError(f"{self.where} has no tensor {name!r}, only {', '.join(self.names) or 'none'}")
+        return self._rows(name, ids)
+
+    def _rows(self, name: str, ids: Ids) -> Tensor:
         return torch.from_numpy(np.asarray(self.array(f"tensors/{name}")[ids]))
+
+    def edges(self, parts: range) -> EdgeList:
+        """Those of parts that follow each other."""
+        mine = slice(self.facts.bounds[parts.start], self.facts.bounds[parts.stop])
+        source, target = (np.asarray(self.array(name)[mine]) for name in ("source", "target"))
+        return EdgeList(source, target, self.facts.vertices)
 
     def holders(self, parts: Sequence[range]) -> Holders:
         """Which group of parts has an edge of which vertex."""
@@ -113,19 +127,78 @@ class GraphStore:
         return figures(self.holders(each).held, self.facts.bounds, self.facts.shares)
 
 
+class WholeGraph(GraphStore):
+    """A graph in memory, as ``partition`` takes it: a store of one part that is never written."""
+
+    where = "the graph"
+
+    def __init__(self, graph: Any) -> None:
+        edges = edges_of(graph)
+        told = {"method": "whole", "seed": 0, "shares": (1.0,), "beta": 0.0}
+        self.facts, self._arrays = laid_out(edges, EdgeCut.of(np.zeros(len(edges), np.int32), 1), told)
+        self._tensors = tensors_of(graph, edges.vertices)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See :class:`GraphStore`."""
+        return tuple(sorted(self._tensors))
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """See :class:`GraphStore`."""
+        return self._arrays[name]
+
+    def _rows(self, name: str, ids: Ids) -> Tensor:
+        return self._tensors[name][torch.from_numpy(self._arrays["order"][ids]).long()]
+
+
+def laid_out(edges: EdgeList, cut: EdgeCut, told: Mapping[str, Any]) -> tuple[StoreFacts, dict[str, npt.NDArray[Any]]]:
+    """Facts and arrays of a graph that was cut.
+
+    Args:
+        told: method, seed, shares, beta.
+    """
+    facts = StoreFacts(
+        vertices=edges.vertices, edges=len(edges), bounds=cut.bounds, fingerprint=f"{edges.fingerprint():016x}", **told
+    )
+    rank = _near_first(edges) if cut.rank is None else cut.rank
+    order = np.empty(edges.vertices, np.int32)
+    order[rank] = np.arange(edges.vertices, dtype=np.int32)
+    number = rank.astype(np.int32)
+    source, target = number[edges.source[cut.order]], number[edges.target[cut.order]]
+    holders = Holders.of(EdgeList(source, target, edges.vertices), cut.bounds)
+    counts = np.diff(np.asarray(cut.bounds)).tolist()
+    rooted = roots(holders.held, facts.shares, counts, facts.beta) if cut.owners is None else cut.owners[order]
+    return facts, {
+        "source": source,
+        "target": target,
+        "order": order,
+        "sends": np.packbits(holders.sends, axis=1),
+        "takes": np.packbits(holders.takes, axis=1),
+        "roots": rooted.astype(np.int16),
+        "in_degree": np.bincount(target, minlength=edges.vertices).astype(np.int32),
+        "loops": np.bincount(source[source == target], minlength=edges.vertices).astype(np.int32),
+    }
+
+
+def _near_first(edges: EdgeList) -> Wholes:
+    """The place of each vertex in reverse Cuthill–McKee order, so that a kernel finds neighbours' rows in the cache."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    ones, shape = np.ones(len(edges), np.bool_), (edges.vertices, edges.vertices)
+    order = reverse_cuthill_mckee(csr_matrix((ones, (edges.source, edges.target)), shape=shape))
+    place = np.empty(edges.vertices, np.int64)
+    place[order] = np.arange(edges.vertices)
+    return place
+
+
 def write_store(
-    path: Path,
-    edges: EdgeList,
-    cut: EdgeCut,
-    facts: Mapping[str, Any],
-    rank: npt.NDArray[np.int64],
-    tensors: Mapping[str, npt.NDArray[Any]],
+    path: Path, edges: EdgeList, cut: EdgeCut, told: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]
 ) -> GraphStore:
     """Write a cut graph; the file of facts comes last, so what was interrupted is no store.
 
     Args:
-        facts: method, seed, shares, beta.
-        rank: int64 [vertices], each vertex's number here.
+        told: method, seed, shares, beta.
         tensors: name → a row for each vertex.
 
     Raises:
@@ -137,29 +210,10 @@ def write_store(
     (path / _META).unlink(missing_ok=True)
     for old in (path / "tensors").glob("*.npy"):
         old.unlink()
-    order = np.empty(edges.vertices, np.int32)
-    order[rank] = np.arange(edges.vertices, dtype=np.int32)
-    number = rank.astype(np.int32)
-    source, target = number[edges.source[cut.order]], number[edges.target[cut.order]]
-    told = StoreFacts(
-        vertices=edges.vertices, edges=len(edges), bounds=cut.bounds, fingerprint=f"{edges.fingerprint():016x}", **facts
-    )
-    holders = Holders.of(source, target, cut.bounds, edges.vertices)
-    counts = np.diff(np.asarray(cut.bounds)).tolist()
-    rooted = roots(holders.held, told.shares, counts, told.beta) if cut.owners is None else cut.owners[order]
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "source": source,
-        "target": target,
-        "order": order,
-        "sends": np.packbits(holders.sends, axis=1),
-        "takes": np.packbits(holders.takes, axis=1),
-        "roots": rooted.astype(np.int16),
-        "in_degree": np.bincount(target, minlength=edges.vertices).astype(np.int32),
-        "loops": np.bincount(source[source == target], minlength=edges.vertices).astype(np.int32),
-    }
+    facts, arrays = laid_out(edges, cut, told)
     for name, array in arrays.items():
         np.save(path / f"{name}.npy", array)
     for name, one in tensors.items():
-        np.save(path / "tensors" / f"{name}.npy", one[order])
-    (path / _META).write_text(json.dumps(asdict(told), indent=1))
+        np.save(path / "tensors" / f"{name}.npy", one[arrays["order"]])
+    (path / _META).write_text(json.dumps(asdict(facts), indent=1))
     return GraphStore(path)

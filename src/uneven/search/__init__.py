@@ -23,6 +23,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from uneven.errors import ConfigError
+from uneven.late import late
 from uneven.search.schedulers import schedulers as _schedulers
 from uneven.search.searchers import searchers as _searchers
 
@@ -58,7 +59,7 @@ _HOMES = {
     "uneven.search.space": ("Space", "choice", "grid", "integer", "log", "uniform"),
     "uneven.search.trial": ("Trainable", "Trial"),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__getattr__ = late(__name__, _HOMES)
 
 
 def _optuna() -> Any:
@@ -81,14 +82,6 @@ def _optuna_pruner(inner: str = "median") -> OptunaPruner:
 
 _searchers.register("optuna", _optuna_search)
 _schedulers.register("optuna", _optuna_pruner)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'uneven.search' has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@ from uneven.cluster.spec import ClusterSpec, Node, steady
 from uneven.core.phase import WorkPhase
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.graph.capacity import GraphRates
-from uneven.graph.source import StoredSource
+from uneven.graph.source import GraphSource
 from uneven.simulate.graph_steps import phases
 from uneven.simulate.phases import play
 
@@ -40,10 +40,9 @@ class ReleasedConv(nn.Module):
         return found
 
 
-def write(path: Path) -> StoredSource:
+def write(path: Path) -> GraphSource:
     tensors = {"x": features(60, LAYERS[0]).float(), "y": torch.arange(60) % LAYERS[-1]}
-    graph.partition(some_graph(), 60, path=path, shares=(3, 2, 1), tensors=tensors)
-    return StoredSource(path)
+    return GraphSource(graph.partition(some_graph(), 60, path=path, shares=(3, 2, 1), tensors=tensors))
 
 
 def sent(g: graph.PartedGraph) -> int:

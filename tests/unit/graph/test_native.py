@@ -14,7 +14,7 @@ from threaded_graphs import features, some_graph
 
 from uneven.graph import native
 from uneven.graph.cut.expand import expand
-from uneven.graph.cut.greedy import hdrf, libra, stream_order
+from uneven.graph.cut.greedy import hdrf, libra, placed, stream_order
 from uneven.graph.edges import edges_of
 from uneven.graph.methods import cut
 from uneven.graph.reduce import bag_sums, row_sums
@@ -29,20 +29,20 @@ ROOT = Path(__file__).parents[3]
 def test_cuts_are_the_same_edge_by_edge(seed: int) -> None:
     edges = edges_of(some_graph(200, 1500, symmetric=seed % 2 == 0, seed=seed), 200)
     shares = (0.4, 0.3, 0.2, 0.1)
-    given = (edges.source, edges.target, edges.vertices, shares)
+    given = (edges, shares)
     first = np.random.default_rng(seed).permutation(200)
     for beta in (0.0, 3.5):
         for mine, theirs in zip(native.expanded(*given, first, beta) or (), expand(*given, first, beta), strict=True):
             assert np.array_equal(mine, theirs)
     order = stream_order(len(edges), seed)
-    for kind, plain in enumerate((libra, hdrf)):
-        assert np.array_equal(native.greedy(kind, *given, order), plain(*given, order))
+    for kind, rule in enumerate((libra, hdrf)):
+        assert np.array_equal(native.greedy(kind, *given, order), placed(*given, order, rule))
 
 
 @needs_file
 def test_factors_of_any_type_and_layout_count_as_they_are() -> None:
     edges = edges_of(some_graph(symmetric=False), 60)
-    rows, x = Adjacency.of(edges.source, edges.target, 60).into, features(60, 64).float()
+    rows, x = Adjacency.of(edges).into, features(60, 64).float()
     pairs = torch.rand(60, 2, dtype=torch.float64)
     for scale, weight in ((pairs[:, 0], None), (pairs[:, 0].float(), pairs[:, 1]), (pairs.float()[:, 1], None)):
         torch.testing.assert_close(row_sums(rows, x, scale, weight), bag_sums(rows, x, scale, weight).float())
@@ -58,7 +58,7 @@ def test_sums_are_those_of_torch(level: int, width: int) -> None:
     if native.level() < level:
         pytest.skip("this processor has no such vectors")
     edges = edges_of(some_graph(symmetric=False), 60)
-    rows = Adjacency.of(edges.source, edges.target, 60).into
+    rows = Adjacency.of(edges).into
     x, scale, weight = features(60, width).float(), torch.rand(60), torch.rand(60)
     dense = torch.zeros(60, 60).index_put_(
         (torch.tensor(edges.target), torch.tensor(edges.source)), torch.ones(()), True
@@ -102,7 +102,7 @@ def assert_large_sums(level: int, vertices: int, degree: int, width: int, weight
     if native.level() < level:
         pytest.skip("this processor has no such vectors")
     edges = edges_of(some_graph(vertices, degree * vertices), vertices)
-    rows = Adjacency.of(edges.source, edges.target, vertices).into
+    rows = Adjacency.of(edges).into
     x, scale = torch.randn(vertices, width), torch.rand(vertices)
     weight = torch.rand(vertices) if weighted else None
     assert native.packs(rows, vertices, width) is packed
@@ -114,7 +114,7 @@ def assert_large_sums(level: int, vertices: int, degree: int, width: int, weight
 @pytest.mark.parametrize("vertices", [60, 9000])  # of malloc's memory, and of a workspace
 def test_sums_are_float32_whatever_the_default_is(vertices: int) -> None:
     edges = edges_of(some_graph(vertices, 300), vertices)
-    rows, x = Adjacency.of(edges.source, edges.target, vertices).into, torch.randn(vertices, 33)
+    rows, x = Adjacency.of(edges).into, torch.randn(vertices, 33)
     right = bag_sums(rows, x)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -126,7 +126,7 @@ def test_sums_are_float32_whatever_the_default_is(vertices: int) -> None:
 
 def test_without_the_file_all_works(monkeypatch: pytest.MonkeyPatch) -> None:
     edges = edges_of(some_graph(), 60)
-    rows, x = Adjacency.of(edges.source, edges.target, 60).into, features(60, 33).float()
+    rows, x = Adjacency.of(edges).into, features(60, 33).float()
     with_it = row_sums(rows, x), *(cut(edges, method, (0.7, 0.3), 0, 1.0).order for method in ("ne", "libra"))
     monkeypatch.setenv("UNEVEN_NATIVE", "0")
     native.library.cache_clear()

@@ -22,7 +22,7 @@ from uneven.errors import ConfigError, TrainingError
 from uneven.graph.elastic import ElasticGraph
 from uneven.graph.exchange.choice import ExchangeChoice
 from uneven.graph.regions import Dealt, alone_s, done_in, fitted, grouped
-from uneven.graph.source import StoredSource
+from uneven.graph.source import GraphSource
 from uneven.run.lines import ThreadLines
 from uneven.run.part import Run, Step
 
@@ -131,7 +131,7 @@ def test_nothing_is_handed_over_where_all_are_alike_or_nobody_knows(tmp_path: Pa
 
 def test_where_workers_come_and_go_parts_are_dealt_out_before_each_step(tmp_path: Path) -> None:
     write(tmp_path / "p")
-    source, lines = StoredSource(tmp_path / "p"), ThreadLines.of(1)[0]
+    source, lines = GraphSource(graph.GraphStore(tmp_path / "p")), ThreadLines.of(1)[0]
     run = Run(rank=0, members=(0,), lines=lines, model=nn.Linear(1, 1), optimizers=(), log=lambda *_: None)
     late = ElasticGraph(source, 0, 1, how=ExchangeChoice.of("cd-0", None, {}))
     with pytest.raises(ConfigError, match="exchange='cd-0' in an elastic run"):

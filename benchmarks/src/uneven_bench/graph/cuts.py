@@ -73,7 +73,7 @@ def _judged(edges: EdgeList, found: EdgeCut, shares: tuple[float, ...]) -> Any:
 
 
 def _held(edges: EdgeList, found: EdgeCut) -> Any:
-    return Holders.of(edges.source[found.order], edges.target[found.order], found.bounds, edges.vertices).held
+    return Holders.of(edges.ordered(found.order), found.bounds).held
 
 
 def _halo(edges: EdgeList, parts: int) -> int:

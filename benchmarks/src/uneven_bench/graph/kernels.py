@@ -109,7 +109,7 @@ class _BagSum(torch.autograd.Function):
 
 
 def _adjacency(graph: BenchGraph) -> Adjacency:
-    return Adjacency.of(graph.edges.source, graph.edges.target, graph.edges.vertices)
+    return Adjacency.of(graph.edges)
 
 
 def _agree(arms: Arms) -> None:

@@ -6,15 +6,14 @@ Pure; :mod:`uneven.graph.native` has the same loop compiled, with the same answe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
-from uneven.graph.cut.base import Ids, Wholes
+from uneven.graph.edge_list import EdgeList, Wholes
 
 
-def expand(
-    source: Ids, target: Ids, vertices: int, shares: Sequence[float], first: Wholes, beta: float
-) -> tuple[Wholes, Wholes, Wholes]:
+def expand(edges: EdgeList, shares: Sequence[float], first: Wholes, beta: float) -> tuple[Wholes, Wholes, Wholes]:
     """One pass.
 
     A part holds S. Its next core vertex is the one of S with the fewest unplaced edges; that one's other neighbours
@@ -28,38 +27,37 @@ def expand(
         edges in the order in which they were placed; bounds of the parts in it; the rank in which each vertex first
         joined, those without edges last.
     """
-    growth = _Growth(source, target, vertices, first)
-    ends, total = [0], len(source) + beta * int((np.array(growth.left) > 0).sum())
+    growth = _Growth(edges, first)
+    ends, total = [0], len(edges) + beta * int((np.array(growth.left) > 0).sum())
     for p, share in enumerate(shares):
         growth.grow(share * total if p < len(shares) - 1 else float("inf"), beta)
         ends.append(len(growth.placed))
     rank = np.array(growth.rank, np.int64)
-    rank[rank < 0] = np.arange(growth.joined, vertices)
+    rank[rank < 0] = np.arange(growth.joined, edges.vertices)
     return np.array(growth.placed, np.int64), np.array(ends, np.int64), rank
 
 
 class _Growth:
     """All unplaced edges of a member of S lead out of S, so their number is how many neighbours it would bring."""
 
-    def __init__(self, source: Ids, target: Ids, vertices: int, first: Wholes) -> None:
-        self.near: list[list[tuple[int, int]]] = [[] for _ in range(vertices)]
-        for edge, (u, v) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+    def __init__(self, edges: EdgeList, first: Wholes) -> None:
+        self.near: list[list[tuple[int, int]]] = [[] for _ in range(edges.vertices)]
+        for edge, (u, v) in enumerate(zip(edges.source.tolist(), edges.target.tolist(), strict=True)):
             self.near[u].append((v, edge))
             if u != v:
                 self.near[v].append((u, edge))
         self.left = [len(one) for one in self.near]  # unplaced edges of each vertex
-        self.most = max(self.left, default=0)
-        self.taken = bytearray(len(source))
+        self.taken = bytearray(len(edges))
         self.placed: list[int] = []
-        self.rank = [-1] * vertices
-        self.joined = 0
+        self.rank = [-1] * edges.vertices
+        self.joined = self.waits = 0
         self.seeds, self.seed = first.tolist(), 0
 
     def grow(self, target: float, beta: float) -> None:
         """One part."""
         self.member = bytearray(len(self.near))
-        self.queue: list[list[int]] = [[] for _ in range(self.most + 1)]
-        self.least, cost = 1, 0.0
+        self.queue: list[tuple[int, int, int]] = []  # unplaced edges, the newest first, the vertex
+        cost = 0.0
         while cost < target:
             core = self._next()
             if core is None:
@@ -77,13 +75,10 @@ class _Growth:
 
     def _next(self) -> int | None:
         """The member with the fewest unplaced edges; of equal ones the newest."""
-        while self.least <= self.most:
-            waiting = self.queue[self.least]
-            while waiting:
-                vertex = waiting.pop()
-                if self.left[vertex] == self.least:
-                    return vertex
-            self.least += 1
+        while self.queue:
+            left, _, vertex = heappop(self.queue)
+            if self.left[vertex] == left:
+                return vertex
         return None
 
     def _join(self, vertex: int, beta: float) -> float:
@@ -107,5 +102,5 @@ class _Growth:
 
     def _wait(self, vertex: int) -> None:
         if left := self.left[vertex]:
-            self.queue[left].append(vertex)
-            self.least = min(self.least, left)
+            self.waits += 1
+            heappush(self.queue, (left, -self.waits, vertex))

@@ -7,24 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from uneven.graph.cut.base import EdgeCut, Ids, mixed
+from uneven.graph.cut.base import EdgeCut
+from uneven.graph.edge_list import EdgeList, chance
 
 
-def cut_random(source: Ids, target: Ids, vertices: int, shares: Sequence[float], seed: int) -> EdgeCut:
+def cut_random(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
     """Any edge anywhere; both directions of one stay together."""
-    low, high = np.minimum(source, target), np.maximum(source, target)
-    key = low.astype(np.uint64) * np.uint64(vertices) + high.astype(np.uint64)
-    return EdgeCut.of(_parts(key, shares, seed), len(shares))
+    low, high = np.minimum(edges.source, edges.target), np.maximum(edges.source, edges.target)
+    return _by_key(low.astype(np.uint64) * np.uint64(edges.vertices) + high.astype(np.uint64), shares, seed)
 
 
-def cut_dbh(source: Ids, target: Ids, vertices: int, shares: Sequence[float], seed: int) -> EdgeCut:
+def cut_dbh(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
     """Each edge where its end of lower degree is hashed to, so that vertices of high degree are split."""
-    degree = np.bincount(source, minlength=vertices) + np.bincount(target, minlength=vertices)
+    source, target, degree = edges.source, edges.target, edges.degree()
     first = (degree[source] < degree[target]) | ((degree[source] == degree[target]) & (source < target))
-    return EdgeCut.of(_parts(np.where(first, source, target).astype(np.uint64), shares, seed), len(shares))
+    return _by_key(np.where(first, source, target).astype(np.uint64), shares, seed)
 
 
-def _parts(key: npt.NDArray[np.uint64], shares: Sequence[float], seed: int) -> Ids:
+def _by_key(key: npt.NDArray[np.uint64], shares: Sequence[float], seed: int) -> EdgeCut:
     with np.errstate(over="ignore"):
         salted = key * np.uint64(0x2545F4914F6CDD1D) + np.uint64(seed)
-    return np.searchsorted(np.cumsum(shares)[:-1], mixed(salted), side="right").astype(np.int32)
+    part = np.searchsorted(np.cumsum(shares)[:-1], chance(salted), side="right")
+    return EdgeCut.of(part.astype(np.int32), len(shares))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError
-from uneven.graph.exchange.clones import CloneExchange
-from uneven.graph.exchange.exact import RowCarrier
-
-_BACKWARDS = ("exact", "identity")
 
 
 @dataclass(frozen=True)
@@ -38,17 +35,12 @@ class ExchangeChoice:
         Raises:
             ConfigError: no such exchange, or a backward pass or delays that it does not have.
         """
-        kind, _, option = name.partition(":")
-        r = 5 if kind == "cd-r" and not option else 1
-        if option:
-            key, _, value = option.partition("=")
-            if kind != "cd-r" or key != "r" or not value.isdecimal() or int(value) < 1:
-                raise ConfigError(f"exchange={name!r}: give exact, cd-0, cd-r:r=5 or 0c")
-            r = int(value)
-        if kind not in ("exact", "cd-0", "cd-r", "0c"):
+        known = re.fullmatch(r"exact|cd-0|0c|cd-r(?::r=0*([1-9]\d*))?", name)
+        if known is None:
             raise ConfigError(f"exchange={name!r}: give exact, cd-0, cd-r:r=5 or 0c")
+        kind, r = name.partition(":")[0], int(known[1] or (5 if name == "cd-r" else 1))
         chosen = backward or ("exact" if kind == "exact" else "identity")
-        if chosen not in _BACKWARDS or (kind == "exact") > (chosen == "exact"):
+        if chosen not in ("exact", "identity") or (kind == "exact") > (chosen == "exact"):
             raise ConfigError(f"backward={backward!r} with exchange={name!r}: exact, or identity for DistGNN's")
         if chosen == "exact" and kind in ("cd-r", "0c"):
             raise ConfigError(f"backward='exact' with exchange={name!r}: what is late or missing has no exact gradient")
@@ -65,13 +57,6 @@ class ExchangeChoice:
         """Whether each vertex is computed once."""
         return self.name == "exact"
 
-    @property
-    def counts_copies(self) -> bool:
-        """Whether the loss is that of all copies, as no gradient reaches them otherwise."""
-        return self.backward == "identity"
-
-    def clones(self, carrier: RowCarrier, size: int) -> CloneExchange:
-        """The exchange of one worker of ``size``."""
-        me = carrier.line.rank if carrier.line is not None else 0
-        bins = [self.delays.get((me, one), self.delays.get((one, me), self.r)) for one in range(size)]
-        return CloneExchange(carrier, bins, backward=self.backward, none=self.name == "0c", faithful=self.faithful)
+    def bins(self, rank: int, size: int) -> list[int]:
+        """Into how many bins what passes between this worker and each of ``size`` is dealt: r; 1 waits for each."""
+        return [self.delays.get((rank, one), self.delays.get((one, rank), self.r)) for one in range(size)]

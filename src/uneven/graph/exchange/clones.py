@@ -10,18 +10,20 @@ deals the vertices into r bins; epoch e sends those of bin e mod r, what was sen
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from uneven.errors import ConfigError
-from uneven.graph.exchange.exact import RowCarrier
+from uneven.graph.exchange.choice import ExchangeChoice
+from uneven.graph.exchange.exact import RowCarrier, RowMove
 from uneven.graph.reduce import neighbour_sum
 from uneven.run.lines import Handle, Line
 
-Messages = deque[tuple[int, Handle, Tensor]]
+Dealt = list[list[Tensor]]
+"""For each other worker, by bin: rows here."""
 
 
 class CloneExchange:
@@ -29,89 +31,71 @@ class CloneExchange:
 
     Args:
         carrier: what moves rows.
-        bins: for each other worker, into how many bins what passes between the two is dealt: r; 1 waits for each.
-        backward: exact or identity.
-        none: whether nothing is exchanged: 0c.
-        faithful: whether each worker cuts the list of its own copies into bins, as in the released code, where a total
-            may then miss copies whose turn is another; else bins are by the vertex's number, the same on all workers.
+        how: cd-0, cd-r or 0c.
+        size: how many workers there are.
 
     Attributes:
         rows: copies of this worker's, roots first.
-        sent_rows: rows that this worker has sent.
-
-    Raises:
-        ConfigError: an exact backward pass where sums are late or missing.
     """
 
-    def __init__(
-        self,
-        carrier: RowCarrier,
-        bins: Sequence[int],
-        *,
-        backward: str = "identity",
-        none: bool = False,
-        faithful: bool = False,
-    ) -> None:
-        if backward == "exact" and (none or max(bins, default=1) > 1):
-            raise ConfigError("backward='exact' is for exchange='exact' and 'cd-0': what is late has no exact gradient")
-        self.carrier = carrier
-        self.bins = tuple(bins)
-        self.backward = backward
-        self.none = none
-        self.faithful = faithful
+    def __init__(self, carrier: RowCarrier, how: ExchangeChoice, size: int) -> None:
+        self.carrier, self.how = carrier, how
+        self.bins = how.bins(0 if carrier.line is None else carrier.line.rank, size)
         self.rows = len(carrier.part.ids)
-        self.sent_rows = 0
         self.own_degree = (carrier.part.adjacency.into.starts.diff()).float()
         self._layers: list[LateSums] = []
         self._posted: deque[tuple[Handle, Tensor]] = deque()
         self._turn = 0
-        self._dealt: tuple[list[list[Tensor]], list[list[Tensor]]] | None = None
 
-    def dealt(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """For each other worker, by bin: copies here of its roots, and roots here of which it has copies."""
-        if self._dealt is None:
-            part = self.carrier.part
-            own = [torch.arange(one.start, one.stop) for one in part.every.copies]
-            theirs = part.every.rooted
-            if self.faithful:
-                split = torch.from_numpy(part.copies > 1)
-                place, count = split.cumsum(0) - 1, int(split.sum())
-                mine = [place[rows] // max(1, -(-count // r)) for rows, r in zip(own, self.bins, strict=True)]
-                told = [torch.empty(len(rows), dtype=torch.int64) for rows in theirs]
-                self.line.all_to_all(mine, told).wait()
-            else:
-                ids = torch.from_numpy(part.ids).long()
-                mine = [ids[rows] % r for rows, r in zip(own, self.bins, strict=True)]
-                told = [ids[rows] % r for rows, r in zip(theirs, self.bins, strict=True)]
-            self._dealt = (self._by_bin(own, mine), self._by_bin(theirs, told))
-        return self._dealt
+    def _deal(self) -> tuple[Dealt, Dealt]:
+        """Copies here of others' roots, and roots here of which others have copies.
 
-    def _by_bin(self, rows: Sequence[Tensor], at: Sequence[Tensor]) -> list[list[Tensor]]:
+        Bins are by the vertex's number, the same on all workers; or each worker cuts the list of its own copies, as in
+        the released code, where a total may then miss copies whose turn is another.
+        """
+        part = self.carrier.part
+        own = [torch.arange(one.start, one.stop) for one in part.every.copies]
+        theirs = part.every.rooted
+        if self.how.faithful:
+            split = torch.from_numpy(part.copies > 1)
+            place, count = split.cumsum(0) - 1, int(split.sum())
+            mine = [place[rows] // max(1, -(-count // r)) for rows, r in zip(own, self.bins, strict=True)]
+            told = [torch.empty(len(rows), dtype=torch.int64) for rows in theirs]
+            self.line.all_to_all(mine, told).wait()
+        else:
+            ids = torch.from_numpy(part.ids).long()
+            mine, told = ([ids[rows] % r for rows, r in zip(one, self.bins, strict=True)] for one in (own, theirs))
+        return self._by_bin(own, mine), self._by_bin(theirs, told)
+
+    def _by_bin(self, rows: Sequence[Tensor], at: Sequence[Tensor]) -> Dealt:
         return [[some[of == one] for one in range(r)] for some, of, r in zip(rows, at, self.bins, strict=True)]
 
     def begin(self) -> None:
         """A forward pass begins: its first layer is next."""
         self._turn = 0
 
-    def sum(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[rows, d] → sums [rows, d] and the number of in-edges [rows] that are in them."""
-        near = neighbour_sum(x, self.carrier.part.adjacency)
+    def sum(self, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """scale · Σ of weight · x, [rows, d] → [rows, d], and the number of in-edges [rows] that are in it."""
+        near = neighbour_sum(x, self.carrier.part.adjacency, None, weight)
         degree = self.own_degree.to(x.dtype)
-        if self.none or self.carrier.line is None:
-            return near, degree
-        if not torch.is_grad_enabled():
-            return self._whole(near, degree)
-        if self._turn == len(self._layers):
-            self._layers.append(LateSums(self))
-        layer, self._turn = self._layers[self._turn], self._turn + 1
-        both: Tensor = _Merge.apply(torch.cat([degree[:, None], near], dim=1), self, layer)
-        return both[:, 1:], both[:, 0].detach()
+        if self.how.name != "0c" and self.carrier.line is not None:
+            both = self._merged(torch.cat([degree[:, None], near], dim=1))
+            near, degree = both[:, 1:], both[:, 0].detach()
+        return near if scale is None else near * scale[:, None], degree
 
-    def _whole(self, near: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
-        """Totals of now, for evaluations."""
-        carrier, route = self.carrier, self.carrier.part.every
-        total = carrier.down(carrier.up(torch.cat([degree[:, None], near], dim=1), route), route)
-        return total[:, 1:], total[:, 0]
+    def _merged(self, both: Tensor) -> Tensor:
+        """Totals of what all copies have: for evaluations and an exact gradient those of now, without delay."""
+        if self.how.backward == "exact" or not torch.is_grad_enabled():
+            route = self.carrier.part.every
+            return self.carrier.down(self.carrier.up(both, route), route)
+        if self._turn == len(self._layers):
+            self._layers.append(LateSums(self, self._layers[0].dealt if self._layers else self._deal()))
+        layer, self._turn = self._layers[self._turn], self._turn + 1
+        return RowMove.apply(both, layer.merge, lambda gradient: gradient)
+
+    def max(self, x: Tensor) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"max and min with exchange={self.how.name!r}: DistGNN's exchanges merge sums; use 'exact'")
 
     def finish(self) -> None:
         """Wait for what is under way, at the end of a training."""
@@ -122,7 +106,7 @@ class CloneExchange:
     @property
     def under_way(self) -> int:
         """Messages that were sent and not yet taken."""
-        return sum(len(one) for layer in self._layers for one in (*layer.ups, *layer.downs))
+        return sum(len(one) for layer in self._layers for way in (layer.up, layer.down) for one in way.messages)
 
     @property
     def line(self) -> Line:
@@ -138,72 +122,64 @@ class CloneExchange:
             self._posted.popleft()[0].wait()
 
 
-class LateSums:
-    """One layer's messages: for each worker those under way, oldest first, with what is received into."""
+class LateWay:
+    """Rows that go one way, from copies to roots or back: for each worker what is under way, oldest first.
 
-    def __init__(self, exchange: CloneExchange) -> None:
+    Args:
+        given, taken: rows here that are sent, and rows here that are meant by what comes.
+    """
+
+    def __init__(self, exchange: CloneExchange, given: Dealt, taken: Dealt) -> None:
         self.exchange = exchange
+        self.given = given
+        self.taken = taken
+        self.messages: list[deque[tuple[int, Handle, Tensor]]] = [deque() for _ in exchange.bins]
+
+    def post(self, values: Tensor, other: int, place: int) -> None:
+        """Put what passes between the two in this bin on the way."""
+        line = self.exchange.line
+        if count := len(self.taken[other][place]):
+            room = values.new_empty(count, values.shape[1])
+            handle = line.receive(room, other)
+            self.exchange.post(handle, room)
+            self.messages[other].append((place, handle, room))
+        if len(rows := self.given[other][place]):
+            sent = values[rows].contiguous()
+            self.exchange.post(line.send(sent, other), sent)
+
+    def due(self, other: int, place: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows here and what is for them, of the oldest message, if it is of the bin whose turn it is."""
+        if self.messages[other] and self.messages[other][0][0] == place:
+            _, handle, room = self.messages[other].popleft()
+            handle.wait()
+            yield self.taken[other][place], room
+
+
+class LateSums:
+    """One layer's messages."""
+
+    def __init__(self, exchange: CloneExchange, dealt: tuple[Dealt, Dealt]) -> None:
+        self.bins = exchange.bins
+        self.dealt = dealt
         self.epoch = 0
-        self.leaves, self.roots = exchange.dealt()
-        self.ups: list[Messages] = [deque() for _ in exchange.bins]
-        self.downs: list[Messages] = [deque() for _ in exchange.bins]
+        leaves, roots = dealt
+        self.up, self.down = LateWay(exchange, leaves, roots), LateWay(exchange, roots, leaves)
 
     def merge(self, both: Tensor) -> Tensor:
         """Put this epoch's messages on the way, and take up those that are due."""
         found, epoch = both.clone(), self.epoch
         self.epoch += 1
-        turns = [(other, epoch % r, r) for other, r in enumerate(self.exchange.bins)]
+        turns = [(other, epoch % r, r) for other, r in enumerate(self.bins)]
         for other, place, _ in turns:
-            self._expect(self.ups[other], other, place, self.roots[other][place], both)
-            self._send(other, both, self.leaves[other][place])
+            self.up.post(both, other, place)
         answered = [(other, place) for other, place, r in turns if epoch >= r or r == 1]
         for other, place in answered:
-            for rows in self._due(self.ups[other], place):
-                found.index_add_(0, self.roots[other][place], rows)
+            for at, rows in self.up.due(other, place):
+                found.index_add_(0, at, rows)
         for other, place in answered:
-            self._expect(self.downs[other], other, place, self.leaves[other][place], both)
-            self._send(other, found, self.roots[other][place])
+            self.down.post(found, other, place)
         for other, place, r in turns:
             if epoch >= 2 * r or r == 1:
-                for rows in self._due(self.downs[other], place):
-                    found[self.leaves[other][place]] = rows
+                for at, rows in self.down.due(other, place):
+                    found[at] = rows
         return found
-
-    def _send(self, other: int, values: Tensor, rows: Tensor) -> None:
-        if len(rows):
-            given = values[rows].contiguous()
-            self.exchange.post(self.exchange.line.send(given, other), given)
-            self.exchange.sent_rows += len(rows)
-
-    def _expect(self, messages: Messages, other: int, place: int, rows: Tensor, like: Tensor) -> None:
-        if len(rows):
-            room = like.new_empty(len(rows), like.shape[1])
-            handle = self.exchange.line.receive(room, other)
-            self.exchange.post(handle, room)
-            messages.append((place, handle, room))
-
-    @staticmethod
-    def _due(messages: Messages, place: int) -> list[Tensor]:
-        """The oldest message, if it is of the bin whose turn it is."""
-        if not messages or messages[0][0] != place:
-            return []
-        _, handle, room = messages.popleft()
-        handle.wait()
-        return [room]
-
-
-class _Merge(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, both: Tensor, exchange: CloneExchange, layer: LateSums) -> Tensor:
-        ctx.exchange = exchange
-        return layer.merge(both)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        exchange: CloneExchange = ctx.exchange
-        if exchange.backward == "identity":
-            return gradients[0], None, None
-        carrier, weight = exchange.carrier, exchange.carrier.weight
-        route = carrier.part.every
-        total = carrier.up(gradients[0].contiguous(), route, weight, 1.0 / weight)
-        return carrier.down(total, route, weight, 1.0 / weight), None, None

@@ -11,6 +11,7 @@ gradient on it. On the way they are in the unit of the whole: multiplied by wᵢ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,11 +42,15 @@ class RowCarrier:
         self.ranks = () if line is None else line.members
         self.whole = True
 
-    def swap(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
-        """Give each worker what is for it, and take what it has; zeros from all once one is lost."""
+    def swap(self, given: Sequence[Tensor], taken: Sequence[Tensor], weight: float = 1.0) -> None:
+        """Give each worker what is for it, times ``weight``, and take what it has, over ``weight``; zeros from all once
+        one is lost."""
         assert self.line is not None
         if self.whole and self.line.members == self.ranks:
-            self.whole = set(self.line.all_to_all(given, taken).wait()) >= set(self.ranks)
+            sent = given if weight == 1.0 else [one * weight for one in given]
+            self.whole = set(self.line.all_to_all(sent, taken).wait()) >= set(self.ranks)
+            for one in taken if weight != 1.0 else ():
+                one.mul_(1.0 / weight)
             return
         if self.whole:  # this worker knows already that somebody is lost, and others do not
             nothing = given[0].new_empty(0)
@@ -55,67 +60,60 @@ class RowCarrier:
         for one in taken:
             one.zero_()
 
-    def sum(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over the workers."""
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over the workers."""
+        found = tensor.clone()
         if self.line is not None and self.whole:
-            self.whole = set(self.line.sum(tensor).wait()) >= set(self.ranks)
-
-    def down(self, x: Tensor, route: HaloRoute, scale_sent: float = 1.0, scale_got: float = 1.0) -> Tensor:
-        """Rows of roots → rows of the part; copies that are not on the route are 0."""
-        part = self.part
-        found = x.new_zeros(len(part.ids), x.shape[1])
-        found[: part.roots] = x
-        if self.line is not None:
-            given = [_scaled(x[rows], scale_sent) for rows in route.rooted]
-            taken = [found[one] for one in route.copies]
-            self.swap(given, taken)
-            if scale_got != 1.0:
-                for one in taken:
-                    one.mul_(scale_got)
+            self.whole = set(self.line.sum(found).wait()) >= set(self.ranks)
         return found
 
-    def up(self, x: Tensor, route: HaloRoute, scale_sent: float = 1.0, scale_got: float = 1.0) -> Tensor:
-        """Rows of the part → rows of roots, with what their copies elsewhere have."""
+    def down(self, x: Tensor, route: HaloRoute) -> Tensor:
+        """Rows of roots → rows of the part; copies that are not on the route are 0. With a gradient."""
+        back = partial(self._up, route=route, weight=self.weight)
+        return RowMove.apply(x, partial(self._down, route=route), back)
+
+    def up(self, x: Tensor, route: HaloRoute) -> Tensor:
+        """Rows of the part → rows of roots, with what their copies elsewhere have. With a gradient."""
+        back = partial(self._down, route=route, weight=self.weight)
+        return RowMove.apply(x, partial(self._up, route=route), back)
+
+    def _down(self, x: Tensor, route: HaloRoute, weight: float = 1.0) -> Tensor:
+        return self.spread(x, [x[rows] for rows in route.rooted], route, weight)
+
+    def spread(self, own: Tensor, given: Sequence[Tensor], route: HaloRoute, weight: float) -> Tensor:
+        """Rows of roots, and for each worker what is for its copies of them → rows of the part."""
+        found = own.new_zeros(len(self.part.ids), own.shape[1])
+        found[: self.part.roots] = own
+        if self.line is not None:
+            self.swap(given, [found[one] for one in route.copies], weight)
+        return found
+
+    def _up(self, x: Tensor, route: HaloRoute, weight: float = 1.0) -> Tensor:
         found = x[: self.part.roots].clone()
-        if self.line is not None:
-            taken = self.received(x, route, scale_sent)
-            for rows, one in zip(route.rooted, taken, strict=True):
-                found.index_add_(0, rows, one, alpha=scale_got)
+        for rows, one in self.received(x, route, weight):
+            found.index_add_(0, rows, one)
         return found
 
-    def received(self, x: Tensor, route: HaloRoute, scale_sent: float = 1.0) -> list[Tensor]:
-        """What the copies of this worker's roots have elsewhere, by worker."""
-        assert self.line is not None
+    def received(self, x: Tensor, route: HaloRoute, weight: float = 1.0) -> list[tuple[Tensor, Tensor]]:
+        """By worker, which roots of this one have copies there, and what these have."""
+        if self.line is None:
+            return []
         taken = [x.new_empty(len(rows), x.shape[1]) for rows in route.rooted]
-        self.swap([_scaled(x[one], scale_sent) for one in route.copies], taken)
-        return taken
+        self.swap([x[one] for one in route.copies], taken, weight)
+        return list(zip(route.rooted, taken, strict=True))
 
 
-Move = Callable[..., Tensor]
-
-
-class _Moved(torch.autograd.Function):
-    """Rows go one way along a route, and their gradients back the other way."""
+class RowMove(torch.autograd.Function):
+    """Rows go one way, and their gradients back another way."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: Move, back: Move, route: HaloRoute, weight: float) -> Tensor:
-        ctx.back, ctx.route, ctx.weight = back, route, weight
-        return there(x.contiguous(), route)
+    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return there(x.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        gradient = ctx.back(gradients[0].contiguous(), ctx.route, ctx.weight, 1.0 / ctx.weight)
-        return gradient, None, None, None, None
-
-
-def _down(x: Tensor, carrier: RowCarrier) -> Tensor:
-    found: Tensor = _Moved.apply(x, carrier.down, carrier.up, carrier.part.down, carrier.weight)
-    return found
-
-
-def _up(x: Tensor, carrier: RowCarrier) -> Tensor:
-    found: Tensor = _Moved.apply(x, carrier.up, carrier.down, carrier.part.up, carrier.weight)
-    return found
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0].contiguous()), None, None
 
 
 class _UpMax(torch.autograd.Function):
@@ -123,33 +121,22 @@ class _UpMax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, carrier: RowCarrier) -> Tensor:
-        part = carrier.part
-        best = x[: part.roots].clone()
+        best = x[: carrier.part.roots].clone()
         winner = torch.full(best.shape, -1, dtype=torch.int16)
-        if carrier.line is not None:
-            taken = carrier.received(x.contiguous(), part.up)
-            for other, (rows, one) in enumerate(zip(part.up.rooted, taken, strict=True)):
-                better = one > best[rows]
-                best[rows] = torch.where(better, one, best[rows])
-                winner[rows] = torch.where(better, other, winner[rows])
+        for other, (rows, one) in enumerate(carrier.received(x.contiguous(), carrier.part.up)):
+            better = one > best[rows]
+            best[rows] = torch.where(better, one, best[rows])
+            winner[rows] = torch.where(better, other, winner[rows])
         ctx.carrier = carrier
         ctx.save_for_backward(winner)
         return best
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        carrier: RowCarrier = ctx.carrier
-        part, (winner,), gradient = carrier.part, ctx.saved_tensors, gradients[0]
-        found = gradient.new_zeros(len(part.ids), gradient.shape[1])
-        found[: part.roots] = gradient * (winner == -1)
-        if carrier.line is not None:
-            weight = carrier.weight
-            given = [(gradient * weight * (winner == p))[rows] for p, rows in enumerate(part.up.rooted)]
-            taken = [found[one] for one in part.up.copies]
-            carrier.swap(given, taken)
-            for one in taken:
-                one.mul_(1.0 / weight)
-        return found, None
+        carrier, (winner,), gradient = ctx.carrier, ctx.saved_tensors, gradients[0]
+        route = carrier.part.up
+        given = [gradient[rows] * (winner[rows] == other) for other, rows in enumerate(route.rooted)]
+        return carrier.spread(gradient * (winner == -1), given, route, carrier.weight), None
 
 
 class ExactExchange:
@@ -164,26 +151,27 @@ class ExactExchange:
         self.carrier = carrier
         self.rows = carrier.part.roots
 
-    def sum(self, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    def begin(self) -> None:
+        """A forward pass begins."""
+
+    def sum(self, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, None]:
         """scale · Σ of weight · x; [rows, d] → [rows, d], factors [rows], which may depend on the vertex alone.
 
-        Every worker calls it at the same place of its script.
+        Every worker calls it at the same place of its script. All in-edges are in it.
         """
-        carrier = self.carrier
+        carrier, part = self.carrier, self.carrier.part
         if carrier.line is None:
-            return neighbour_sum(x, carrier.part.adjacency, scale, weight)
-        x = x if weight is None else x * weight[:, None]
-        found = _up(neighbour_sum(_down(x, carrier), carrier.part.adjacency), carrier)
-        return found if scale is None else found * scale[:, None]
+            return neighbour_sum(x, part.adjacency, scale, weight), None
+        near = neighbour_sum(carrier.down(x if weight is None else x * weight[:, None], part.down), part.adjacency)
+        found = carrier.up(near, part.up)
+        return found if scale is None else found * scale[:, None], None
 
     def max(self, x: Tensor) -> Tensor:
         """Likewise; −∞ where a vertex has no in-neighbours."""
-        carrier = self.carrier
+        carrier, part = self.carrier, self.carrier.part
         if carrier.line is None:
-            return neighbour_max(x, carrier.part.adjacency)
-        found: Tensor = _UpMax.apply(neighbour_max(_down(x, carrier), carrier.part.adjacency), carrier)
-        return found
+            return neighbour_max(x, part.adjacency)
+        return _UpMax.apply(neighbour_max(carrier.down(x, part.down), part.adjacency), carrier)
 
-
-def _scaled(x: Tensor, by: float) -> Tensor:
-    return x if by == 1.0 else x * by
+    def finish(self) -> None:
+        """Nothing is under way."""

@@ -1,0 +1,27 @@
+"""Names of a package that are imported when they are first touched, so that its pure files do not wait for torch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def late(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """What a package takes as its ``__getattr__``.
+
+    Args:
+        package: its full name.
+        homes: full name of a module → names that it has.
+    """
+    home = {name: module for module, names in homes.items() for name in names}
+
+    def found(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+        value = getattr(importlib.import_module(home[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return found
