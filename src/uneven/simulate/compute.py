@@ -8,16 +8,16 @@ import numpy as np
 
 from uneven.cluster.spec import Node
 from uneven.errors import ConfigError
+from uneven.simulate.quota import Quota
 
 _BLOCK = 256
 """Iterations whose jitter is drawn at once."""
 
+_CORES = 2
+"""What a quota is with: one for the worker's thread, and one for the thread that takes messages."""
+
 _MOST_CHANGES = 100_000
 """Most changes of a node's speed within one piece of work; ours."""
-
-_KEPT_CORE_S = 1e-3
-"""Quota that Linux leaves with a core whose threads have gone to sleep, beyond the period that it was dealt out in
-(min_cfs_rq_runtime in kernel/sched/fair.c); the next work there finds it."""
 
 
 class Processor:
@@ -28,10 +28,12 @@ class Processor:
 
     Args:
         node: whose share and load, over time, say what is available.
+        seed: says where in a period it begins, if the node's processor time is dealt out in periods.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *seed: int) -> None:
         self._node = node
+        self._quota = Quota.begun(node.period_s, _CORES, seed) if node.period_s > 0.0 else None
         self._steady = node.available(0.0) if node.share.constant and node.load.constant else None
         self._factors: list[float] = []
         self._factor = 1.0
@@ -58,15 +60,19 @@ class Processor:
             ConfigError: too much changes until then.
         """
         start_s = max(start_s, self._still_until_s) if work_s > 0.0 else start_s
+        if work_s <= 0.0 or self._factor <= 0.0:
+            return start_s if work_s <= 0.0 else math.inf
+        if self._quota is not None:
+            return self._run(self._quota.copy(), start_s, work_s)[0]
         if self._steady is not None:
             rate = self._steady * self._factor
-            return start_s + work_s / rate if rate > 0.0 else math.inf if work_s > 0.0 else start_s
+            return start_s + work_s / rate if rate > 0.0 else math.inf
         time_s, left_s = start_s, work_s
         for _ in range(_MOST_CHANGES):
             rate = self._node.available(time_s) * self._factor
             change_s = self._node.next_change_s(time_s)
             if rate * (change_s - time_s) >= left_s:
-                return time_s + (left_s / rate if left_s > 0.0 else 0.0)
+                return time_s + left_s / rate
             left_s -= rate * (change_s - time_s)
             time_s = change_s
         raise ConfigError(
@@ -74,41 +80,45 @@ class Processor:
             f"{work_s:g} s: give it a larger step_s, or a smaller cost"
         )
 
-    def after_rest(self, now_s: float, idle_s: float, work_s: float) -> float:
-        """What is left of a piece of work that begins now, counted as if processor time were dealt out evenly.
+    @property
+    def dealt_out(self) -> bool:
+        """Whether its time is dealt out in periods, and may all be gone when it is wanted."""
+        return self._quota is not None and self._node.cores < 1.0
 
-        With a quota it is dealt out at the start of each period of P seconds, and a worker may use its part at once.
-        Who has waited finds the part of the present period untouched, runs through it, waits for the next period, and
-        in the last period is through before its part would have been dealt out evenly. Beginning anywhere in a period
-        and needing any part of the last one, it is ahead by P (1 − q) on average at a quota of q cores for each
-        thread, half of it at either end; and a millisecond of processor time was kept for it besides. It is not ahead
-        by more than it has waited, and it cannot be faster than its threads. Where others compete, they take what it
-        leaves.
+    def evenly_s(self, now_s: float, work_s: float) -> float:
+        """How long work takes as fast as it is now, were its time dealt out evenly; 0 where it stands still."""
+        rate = self.rate(now_s)
+        return work_s / rate if rate > 0.0 else 0.0
+
+    def spend(self, start_s: float, work_s: float) -> None:
+        """Note that it has worked, of which a quota depends. :meth:`end_s` and :meth:`work_s` only reckon."""
+        if self._quota is not None and work_s > 0.0:
+            self._run(self._quota, start_s, work_s)
+
+    def answer_s(self, start_s: float, work_s: float) -> float:
+        """When it has answered a message, and notes that it has.
+
+        A thread takes what comes, and hands it to the one that waits. With a quota the two run on a core each, and
+        where the quota is with the other one's, a core waits for the next period.
         """
-        node, rate, quota = self._node, self.rate(now_s), self._quota(now_s)
-        if quota >= 1.0 or node.load.at(now_s) > 0.0:
-            return work_s
-        ahead_s = min(node.period_s * (1.0 - quota) + _KEPT_CORE_S / quota, max(idle_s, 0.0)) if quota > 0.0 else 0.0
-        return max(work_s - ahead_s * rate, work_s * quota)
+        if self._quota is None or not self.dealt_out:
+            return self.end_s(start_s, work_s)
+        handed_s, _ = self._run(self._quota, start_s, work_s / 2, core=1)
+        return self._run(self._quota, handed_s, work_s / 2)[0]
 
-    def hand_over_s(self, now_s: float, messages: int) -> float:
-        """What an exchange of so many messages in a row loses under a quota where it goes from thread to thread.
+    def _run(
+        self, quota: Quota, start_s: float, work_s: float, until_s: float = math.inf, core: int = 0
+    ) -> tuple[float, float]:
+        """With a quota, or a copy of it: when it ends, and how much is done by then."""
+        if self._node.load.at(start_s) > 0.0 and start_s > quota.rested_s:
+            quota.lose(start_s, self._dealt)
+        whole = self._node.cores / self._node.threads
+        end_s, done_s = quota.run(core, start_s, work_s * whole, self._dealt, until_s)
+        return end_s, done_s / whole
 
-        That is about a period: the core on which the message's thread runs finds the quota with the other one's, and
-        waits for the next. Where others compete, they use up the quota while the worker waits for a message, which
-        then finds all of them stopped: with the part 1 − q of the time, for half of that part of a period; on the way
-        in and on the way out.
-        """
-        quota, period_s = self._quota(now_s), self._node.period_s
-        if quota >= 1.0:
-            return 0.0
-        stopped = 1.0 - min(1.0, self._node.cores * self._factor) if self._node.load.at(now_s) > 0.0 else 0.0
-        return period_s * (1.0 + 2 * messages * stopped**2 / 2)
-
-    def _quota(self, now_s: float) -> float:
-        """Cores for each thread, where they are dealt out in periods; else 1."""
-        node = self._node
-        return node.cores * self.rate(now_s) / node.threads if node.period_s > 0.0 else 1.0
+    def _dealt(self, time_s: float) -> float:
+        """Cores for each thread, which are dealt out in periods."""
+        return min(1.0, self._node.cores * self.rate(time_s) / self._node.threads)
 
     def rate(self, now_s: float) -> float:
         """Part of the node's full speed at a time."""
@@ -118,6 +128,8 @@ class Processor:
     def work_s(self, start_s: float, end_s: float) -> float:
         """How much work is done between two times; the inverse of :meth:`end_s`."""
         start_s = min(max(start_s, self._still_until_s), end_s)
+        if self._quota is not None:
+            return self._run(self._quota.copy(), start_s, math.inf, end_s)[1]
         if self._steady is not None:
             return (end_s - start_s) * self._steady * self._factor
         time_s, done_s = start_s, 0.0

@@ -54,7 +54,7 @@ class VirtualExchanges:
         self._preconditioner = preconditioner
         self.letters = Letters(stage)
         self._copies = SiteClocks(stage, self.letters)
-        self._rings = Rings(stage, self._through)
+        self._rings = Rings(stage, self._through, self._reached)
         self._servers = Servers(stage, self._served)
 
     def overlap(self, worker: Worker, one: Exchange) -> None:
@@ -175,16 +175,16 @@ class VirtualExchanges:
         self._stage.go_on(worker)
 
     def _through(self, meeting: Round) -> None:
-        one, stage = meeting.exchange, self._stage
-        ranks = tuple(meeting.arrived)
-        stage.arithmetic.merges(one, ranks)
-        counted = self._counted(meeting) if one.payload is Payload.GRADIENT else None
-        for worker in list(meeting.arrived.values()):
-            if one.beside:
-                self._landed(worker, one, meeting.group)
-            elif not worker.gone:
-                worker.counted = counted
-                stage.go_on(worker)
+        self._stage.arithmetic.merges(meeting.exchange, tuple(meeting.arrived))
+        if meeting.exchange.payload is Payload.GRADIENT:
+            meeting.counted = self._counted(meeting)
+
+    def _reached(self, meeting: Round, worker: Worker) -> None:
+        if meeting.exchange.beside:
+            self._landed(worker, meeting.exchange, meeting.group)
+        elif not worker.gone:
+            worker.counted = meeting.counted
+            self._stage.go_on(worker)
 
     def _counted(self, meeting: Round) -> int | None:
         """Samples of everybody whose gradients went into a step; None if that was not a step of all members."""

@@ -44,7 +44,7 @@ class _Play:
         self._topology = Topology(spec)
         self._network = Network(self.queue, self._topology.capacities)
         self._cores = [node.cores for node in spec.nodes]
-        self._processors = [Processor(node) for node in spec.nodes]
+        self._processors = [Processor(node, rank) for rank, node in enumerate(spec.nodes)]
         self._workers = range(len(spec.nodes))
         self._missing: dict[tuple[int, int], int] = {}  # (phase of the whole run, worker) → what it waits for
         self._over = [0] * steps
@@ -62,7 +62,9 @@ class _Play:
 
     def _begin(self, place: int, worker: int) -> None:
         work_s = self._phase(place).core_s[worker] / self._cores[worker]
-        self.queue.at(self._processors[worker].end_s(self.queue.now_s, work_s), self._computed, place, worker)
+        processor, now_s = self._processors[worker], self.queue.now_s
+        self.queue.at(processor.end_s(now_s, work_s), self._computed, place, worker)
+        processor.spend(now_s, work_s)
 
     def _computed(self, place: int, worker: int) -> None:
         phase = self._phase(place)

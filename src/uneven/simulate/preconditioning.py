@@ -260,6 +260,7 @@ class VirtualPreconditioner:
         now_s = stage.queue.now_s
         work_s = phase.work[worker.rank] / (self._one.cost_per_s * self._cores(worker.rank))
         end_s = worker.machine.processor.end_s(now_s, work_s)
+        worker.machine.processor.spend(now_s, work_s)
         worker.own_s += end_s - now_s
         worker.refresh_s += (end_s - now_s) * phase.lasting
         self._phases.setdefault((clock, number), phase)
@@ -287,7 +288,7 @@ class VirtualPreconditioner:
         for rank, worker in here.items():
             sent = sum(size for pair, size in pairs.items() if pair[0] == rank)
             self._sums_of(rank).sent_bytes += sent
-            _, end_s = worker.own_side(now_s, 1, sent / whole)
+            _, end_s = worker.own_side(now_s, sent / whole)
             phase.own_end_s = max(phase.own_end_s, end_s)
         framed = {pair: size * stage.workload.framing for pair, size in pairs.items()}
         stage.network.start(stage.topology.pieces(framed), 1.0, self._carried, phase, clock, number)

@@ -25,12 +25,16 @@ class Rings:
     """Carries the rounds of groups.
 
     Args:
-        through: called with the round when its outcome is at all members.
+        through: called with the round when its outcome is there.
+        goes_on: called with the round and a member when that member has it.
     """
 
-    def __init__(self, stage: Stage, through: Callable[[Round], None]) -> None:
+    def __init__(
+        self, stage: Stage, through: Callable[[Round], None], goes_on: Callable[[Round, Worker], None]
+    ) -> None:
         self._stage = stage
         self._through = through
+        self._goes_on = goes_on
         self._computing: dict[Worker, Round] = {}  # whose gradient is not ready yet → the round that waits for it
 
     def arrive(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
@@ -145,26 +149,53 @@ class Rings:
     def _own_sides(self, meeting: Round) -> None:
         """Let every member's processor do its part."""
         now_s = meeting.own_end_s = self._stage.queue.now_s
-        messages = 2 * (len(self._speakers(meeting)) - 1)
         for worker in meeting.arrived.values():
             self._computing.pop(worker, None)
             if meeting.overlapped:
                 self._stage.sends(worker.rank, meeting.exchange)
-            if worker.machine.exchange_work_s:
-                busy_s, end_s = worker.own_side(now_s, messages)
-                meeting.own_end_s = max(meeting.own_end_s, end_s)
-                if not meeting.exchange.beside:
-                    worker.transfer_s += busy_s
+        busy = [worker for worker in meeting.arrived.values() if worker.machine.exchange_work_s]
+        if any(worker.machine.processor.dealt_out for worker in busy):
+            self._pass_on(meeting)
+            return
+        for worker in busy:
+            busy_s, end_s = worker.own_side(now_s)
+            meeting.own_end_s = max(meeting.own_end_s, end_s)
+            if not meeting.exchange.beside:
+                worker.transfer_s += busy_s
+
+    def _pass_on(self, meeting: Round) -> None:
+        """Message by message round the ring, each as soon as the one before has come and its worker's quota lets it."""
+        ring = [meeting.arrived[rank] for rank in self._speakers(meeting)]
+        now_s, messages = self._stage.queue.now_s, 2 * (len(ring) - 1)
+        ends_s = [worker.computed_s if meeting.overlapped else now_s for worker in ring]
+        for _ in range(messages):
+            come_s = [max(ends_s[place], ends_s[place - 1]) for place in range(len(ring))]
+            ends_s = [worker.answer_s(at_s, 1 / messages) for worker, at_s in zip(ring, come_s, strict=True)]
+        for worker, end_s in zip(ring, ends_s, strict=True):
+            meeting.ends_s[worker.rank] = end_s
+            meeting.own_end_s = max(meeting.own_end_s, end_s)
+            if not meeting.exchange.beside:
+                worker.transfer_s += worker.machine.processor.evenly_s(now_s, worker.machine.exchange_work_s)
 
     def _sent(self, meeting: Round) -> None:
         meeting.flow = None
         meeting.bucket += 1
+        now_s = self._stage.queue.now_s
         if meeting.bucket < len(meeting.parts):
             self._await(meeting)
-        elif meeting.own_end_s > self._stage.queue.now_s:
+        elif meeting.ends_s and not meeting.exchange.parties:
+            for rank, worker in meeting.arrived.items():
+                self._stage.queue.at(max(meeting.ends_s[rank], now_s), self._reached, meeting, worker)
+        elif meeting.own_end_s > now_s:
             meeting.event = self._stage.queue.at(meeting.own_end_s, self._reduced, meeting)
         else:
             self._reduced(meeting)
+
+    def _reached(self, meeting: Round, worker: Worker) -> None:
+        """One of them has the outcome."""
+        if not meeting.closed:
+            self._close(meeting)
+        self._goes_on(meeting, worker)
 
     def _reduced(self, meeting: Round) -> None:
         """The speakers have the outcome; they hand it on inside their parties."""
@@ -179,6 +210,11 @@ class Rings:
             self._over(meeting)
 
     def _over(self, meeting: Round) -> None:
+        self._close(meeting)
+        for worker in list(meeting.arrived.values()):
+            self._goes_on(meeting, worker)
+
+    def _close(self, meeting: Round) -> None:
         meeting.closed = True
         meeting.forget()
         self._through(meeting)

@@ -47,6 +47,8 @@ class Round:
         errands: of those who wait for the parameter server's answer.
         parts, bucket: up to which part of the payload each bucket goes, and which is on its way.
         own_end_s: when the members are done with their own sides of it.
+        ends_s: rank → when that one is, where they go on one by one.
+        counted: samples of everybody whose gradients went into it; None if nobody asks, or it is not of all members.
     """
 
     group: Group
@@ -63,6 +65,8 @@ class Round:
     parts: tuple[float, ...] = (1.0,)
     bucket: int = 0
     own_end_s: float = 0.0
+    ends_s: dict[int, float] = field(default_factory=dict)
+    counted: int | None = None
     opened_s: float = math.nan
     due_s: float = math.nan
     flow: Flow | None = None

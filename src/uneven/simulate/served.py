@@ -66,7 +66,7 @@ class Servers:
 
     def _own_side(self, errand: Errand) -> None:
         now_s = self._stage.queue.now_s
-        busy_s, errand.own_end_s = errand.worker.own_side(now_s, messages=1)
+        busy_s, errand.own_end_s = errand.worker.own_side(now_s)
         if errand.exchange.moment is not Moment.BACKGROUND:
             errand.worker.transfer_s += busy_s
 

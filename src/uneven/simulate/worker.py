@@ -99,10 +99,19 @@ class Worker:
         """Begin to compute."""
         processor = self.machine.processor
         self.started_s = now_s
-        self._work_s = processor.after_rest(now_s, now_s - self.computed_s, work_s + self.owed_s)
+        self._settle(now_s)
+        self._work_s = work_s + self.owed_s
         self.owed_s = 0.0
         self._mark = now_s, 0.0
         self.computed_s = processor.end_s(now_s, self._work_s)
+
+    def _settle(self, now_s: float) -> None:
+        """Note that it has computed, if it is through."""
+        since_s, done_s = self._mark
+        if now_s < self.computed_s:
+            return
+        self.machine.processor.spend(since_s, self._work_s - done_s)
+        self._mark = self.computed_s, self._work_s
 
     def ready_s(self, part: float) -> float:
         """When so much of this step's work is done, or was."""
@@ -117,7 +126,9 @@ class Worker:
         since_s, done_s = self._mark
         if not since_s <= now_s < self.computed_s:
             return False
-        self._mark = now_s, done_s + self.machine.processor.work_s(since_s, now_s)
+        here_s = self.machine.processor.work_s(since_s, now_s)
+        self.machine.processor.spend(since_s, here_s)
+        self._mark = now_s, done_s + here_s
         return True
 
     def go_on(self) -> None:
@@ -125,16 +136,20 @@ class Worker:
         since_s, done_s = self._mark
         self.computed_s = self.machine.processor.end_s(since_s, self._work_s - done_s)
 
-    def own_side(self, now_s: float, messages: int, part: float = 1.0) -> tuple[float, float]:
+    def own_side(self, now_s: float, part: float = 1.0) -> tuple[float, float]:
         """Its own side of an exchange of the whole model that begins now: how long that keeps it busy, and its end.
 
         Args:
-            messages: that it gets and answers one after another.
             part: of the whole model.
         """
-        work_s, processor = self.machine.exchange_work_s * part, self.machine.processor
+        work_s = self.machine.exchange_work_s * part
         if not work_s:
             return 0.0, now_s
-        left_s = processor.after_rest(now_s, now_s - self.computed_s, work_s)
-        busy_s = processor.end_s(now_s, work_s) - now_s
-        return busy_s, processor.end_s(now_s, left_s) + processor.hand_over_s(now_s, messages)
+        self._settle(now_s)
+        busy_s = self.machine.processor.end_s(now_s, work_s) - now_s
+        return busy_s, self.machine.processor.answer_s(now_s, work_s)
+
+    def answer_s(self, now_s: float, part: float) -> float:
+        """When it has passed on a message with such a part of an exchange."""
+        self._settle(now_s)
+        return self.machine.processor.answer_s(now_s, self.machine.exchange_work_s * part)

@@ -54,7 +54,7 @@ class Scenario:
         samples: where given, workers take their samples from one common order, as much as is theirs by the split, and
             begin no step once so many are taken. That is how workers stream that do not wait for each other; a fast
             one then takes more steps than a slow one, and ``iterations`` only bounds them.
-        seed: for the random jitter.
+        seed: for the random jitter, and for where in a period each node's quota begins.
         lookahead: how many iterations ahead the loaders draw, as in :class:`~uneven.control.Decider`.
         budget: as in a run; measuring and deciding take no time here, so it hardly matters.
         exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
@@ -306,7 +306,7 @@ def _machine(scenario: Scenario, rank: int) -> Machine:
     # One thread carries an exchange, so more than one core is no use to it.
     own_s = spec.workload.exchange_core_s / min(1.0, node.cores)
     return Machine(
-        processor=Processor(node),
+        processor=Processor(node, scenario.seed, rank),
         cost=spec.cost(node),
         jitter=Jitter(node.jitter, scenario.seed, rank),
         exchange_work_s=scenario.exchange_s.get(rank, own_s),

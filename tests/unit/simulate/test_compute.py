@@ -93,67 +93,53 @@ def test_a_slow_down_while_another_policy_computes() -> None:
     assert run.ends_s(1) == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("cores", [0.25, 0.7, 1.5])
+def test_with_a_quota_the_end_is_where_the_work_is_done(cores: float) -> None:
+    processor = Processor(Node(name="a", cores=cores, period_s=0.01, share=Trace(values=(1.0, 0.4), step_s=0.3)), 7)
+    end_s = processor.end_s(0.05, 0.4)
+    assert end_s == processor.end_s(0.05, 0.4)  # to ask changes nothing
+    assert processor.work_s(0.05, end_s) == pytest.approx(0.4)
+    processor.spend(0.05, 0.4)
+    assert processor.end_s(end_s, 0.1) > end_s + 0.09  # what it has had is gone
+
+
 def test_who_waited_has_a_head_start_under_a_quota() -> None:
-    """By going through the periods: some 40 ms of work at a quarter core, begun anywhere in a period of 10 ms.
-
-    A millisecond of processor time was kept from before.
-    """
-    node = Node(name="n", cores=0.25, period_s=0.01)
-    told_s, found_s = [], []
-    for core_s in (0.04 + part / 50 * 0.0025 for part in range(50)):
-        told_s.append(Processor(node).after_rest(0.0, math.inf, core_s / 0.25))
-        found_s += [_dealt_out(core_s, 0.25, 0.01, phase / 100 * 0.01) for phase in range(100)]
-    assert fmean(told_s) == pytest.approx(fmean(found_s), rel=0.002)
+    processor = Processor(Node(name="a", cores=0.25, period_s=0.01), 3)
+    busy_s = processor.end_s(0.0, 0.1)
+    processor.spend(0.0, 0.1)
+    assert processor.end_s(busy_s, 0.01) > busy_s + 0.005
+    assert processor.end_s(busy_s + 1.0, 0.01) == pytest.approx(busy_s + 1.0 + 0.0025)  # as fast as its thread
 
 
-def _dealt_out(core_s: float, quota: float, period_s: float, phase_s: float) -> float:
-    """How long it takes if each period's part can be used at once, and the present one is untouched."""
-    time_s, left_s, until_s, kept_s = phase_s, core_s, 0.0, 0.001
-    while True:
-        until_s += period_s
-        here_s = min(quota * period_s + kept_s, left_s, until_s - time_s)
-        kept_s = max(0.0, kept_s - max(0.0, here_s - quota * period_s))
-        left_s -= here_s
-        if left_s <= 1e-12:
-            return time_s + here_s - phase_s
-        time_s = until_s
+def test_who_waited_beside_a_rival_has_none() -> None:
+    alone, beside = (
+        Processor(Node(name="a", cores=0.25, period_s=0.01, load=steady(rivals)), 3) for rivals in (0.0, 1.0)
+    )
+    assert alone.end_s(1.0, 0.004) == pytest.approx(1.001)  # a millisecond, at the speed of its thread
+    assert beside.end_s(1.0, 0.004) > 1.001
 
 
-@pytest.mark.parametrize(
-    ("node", "idle_s", "left_s"),
-    [
-        (Node(name="evenly", cores=0.25), 1.0, 0.16),
-        (Node(name="whole-cores", cores=2.0, period_s=0.01), 1.0, 0.16),
-        (Node(name="rivals", cores=0.25, period_s=0.01, load=steady(1.0)), 1.0, 0.16),
-        (Node(name="did-not-wait", cores=0.25, period_s=0.01), 0.0, 0.16),
-        (Node(name="waited-for-a-moment", cores=0.25, period_s=0.01), 0.004, 0.156),
-    ],
-)
-def test_no_more_head_start_than_was_saved(node: Node, idle_s: float, left_s: float) -> None:
-    assert Processor(node).after_rest(0.0, idle_s, 0.16) == pytest.approx(left_s)
+def test_without_a_quota_a_message_is_answered_as_fast_as_the_node_is() -> None:
+    assert Processor(Node(name="a", cores=0.25)).answer_s(1.0, 0.1) == 1.1
+    assert Processor(Node(name="a", cores=1.5, period_s=0.01)).dealt_out is False
 
 
-def test_a_head_start_makes_nobody_faster_than_its_thread() -> None:
-    node = Node(name="n", cores=0.25, period_s=0.01)
-    assert Processor(node).after_rest(0.0, 1.0, 0.004) == pytest.approx(0.001)
+def test_a_slow_down_under_a_quota_is_one_of_the_quota() -> None:
+    node_of = {"cores": 0.5, "period_s": 0.01}
+    slow = Event(do=Do.SLOW, node="a", at_s=0.5, factor=0.25)
+    run = Ran(cluster(node("a", **node_of), node("b", **node_of), events=(slow,)), iterations=1)
+    assert run.of(0)[0].compute_s == pytest.approx(0.5 + 0.5 / 0.25, abs=0.05)
+    assert run.of(1)[0].compute_s == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("rest", "lost_s"),
-    [
-        ({"cores": 0.25}, 0.0),
-        ({"cores": 1.0, "period_s": 0.01}, 0.0),
-        ({"cores": 0.25, "period_s": 0.01}, 0.01),
-        ({"cores": 0.5, "period_s": 0.01, "load": steady(1.0)}, 0.01 * (1 + 6 * 0.25)),
-    ],
-)
-def test_an_exchange_goes_from_thread_to_thread_under_a_quota(rest: dict[str, Any], lost_s: float) -> None:
-    assert Processor(Node(name="n", **rest)).hand_over_s(0.0, messages=6) == pytest.approx(lost_s)
+def test_under_a_quota_each_goes_on_when_its_own_part_of_an_exchange_is_over() -> None:
+    def ends_s(**rest: Any) -> list[float]:
+        nodes = (node(name, cores=0.3, **rest) for name in "abc")
+        run = Ran(cluster(*nodes, exchange_core_s=0.004), iterations=1)
+        return [run.ends_s(rank)[0] for rank in range(3)]
 
-
-def test_a_wait_before_the_exchange_gives_it_a_head_start_too() -> None:
-    last, waits = node("last", step_s=2.0, cores=0.5, period_s=0.01), node("waits", cores=0.25, period_s=0.01)
-    first = Ran(cluster(last, waits, exchange_core_s=0.02), iterations=1)
-    # 20 ms of processor time take 80 ms, and a period is lost; but who waited is 7.5 ms ahead, and another 4 by the
-    # kept millisecond.
-    assert first.ends_s(0) == [pytest.approx(2.0 + 0.08 + 0.01 - 0.0115)]
+    assert ends_s() == [pytest.approx(1.0 + 0.004 / 0.3)] * 3
+    under_quota = ends_s(period_s=0.01)
+    assert len(set(under_quota)) == 3
+    assert max(under_quota) - min(under_quota) < 0.03
+    assert max(under_quota) > 1.0

@@ -39,6 +39,14 @@ def test_bsp_is_plain_sgd_on_the_union_whatever_the_split(balance: str, momentum
     assert torch.allclose(ran.replicas(), expected.expand(4, 3), atol=1e-12)
 
 
+def test_bsp_is_plain_sgd_where_each_goes_on_when_its_own_part_of_an_exchange_is_over() -> None:
+    task = Quadratic.random(37, momentum=0.9)
+    nodes = (node(f"n{rank}", cores=0.3, period_s=0.01) for rank in range(4))
+    ran = Trained(cluster(*nodes, exchange_core_s=0.004), task, balance="static:shares=1/7/5/3")
+    assert len({step.ended_at_s for step in ran.steps}) > 12
+    assert torch.allclose(ran.replicas(), by_hand(task, ran.order, ranges(0, 12, 16)).expand(4, 3), atol=1e-12)
+
+
 def test_bsp_holds_one_replica_and_computes_one_gradient_for_all() -> None:
     task = Quadratic.random(37)
     ran = Trained(uneven_four(), task, iterations=5)

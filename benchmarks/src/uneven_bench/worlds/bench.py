@@ -9,10 +9,12 @@ simulated, for how fast that is.
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,13 +41,15 @@ from uneven_bench.worlds.compare import (
     summary,
     tables,
 )  # fmt: skip
-from uneven_bench.worlds.costs import as_in, shape_of
+from uneven_bench.worlds.costs import as_in, own_sides, shape_of
 from uneven_bench.worlds.worker import WIDTH
 
 __all__ = ["run", "tables"]
 
 SETTLED = CHANGE_AT + 45
 """Iteration from which on an iteration counts: the split has been found, after a change as well."""
+
+_SEEDS = 5
 
 _MANY = 10_000
 _ITERATIONS_OF_MANY = 100
@@ -172,24 +176,31 @@ def compare(
 
 
 def _pair(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> Pair:
-    simulated = _simulate(spec, balance, emulated, effort)
-    return Pair(iteration_s(simulated, effort.settled), iteration_s(emulated, effort.settled))
+    return Pair(_simulated_s(spec, balance, emulated, effort), iteration_s(emulated, effort.settled))
 
 
 def _race(spec: ClusterSpec, first: list[Record], pairs: Mapping[str, list[Pair]], effort: Effort) -> Race:
     """A race of the newest pairs; simulated balancers get the processors of the first one's emulated run."""
     one, other = (pairs[balance][-1] for balance in BALANCERS)
-    there_s = iteration_s(_simulate(spec, BALANCERS[1], first, effort), effort.settled)
+    there_s = _simulated_s(spec, BALANCERS[1], first, effort)
     return Race(one.simulated_s / there_s, one.emulated_s / other.emulated_s)
 
 
-def _simulate(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> list[Record]:
-    """The same run in virtual time, on processors as fast as they were in the emulated one."""
-    records: list[Record] = []
-    spec = as_in(spec, emulated, effort.settled)
-    scenario = Scenario(spec=spec, balancer=balancers.resolve(balance), policy=BSP(), iterations=effort.iterations)
-    simulate(scenario, records.append)
-    return records
+def _simulated_s(spec: ClusterSpec, balance: str, emulated: list[Record], effort: Effort) -> float:
+    """Time of an iteration of the same run in virtual time, on processors as fast as they were in the emulated one.
+
+    The median of several seeds, which say where in its period each node begins.
+    """
+    scenario = Scenario(
+        spec=as_in(spec, emulated, effort.settled), balancer=balancers.resolve(balance), policy=BSP(),
+        iterations=effort.iterations, exchange_s=own_sides(spec, emulated, effort.settled),
+    )  # fmt: skip
+    found: list[float] = []
+    for seed in range(_SEEDS):
+        records: list[Record] = []
+        simulate(replace(scenario, seed=seed, balancer=balancers.resolve(balance)), records.append)
+        found.append(iteration_s(records, effort.settled))
+    return statistics.median(found)
 
 
 def _emulate(spec: ClusterSpec, balance: str, where: Path, training: WorldTraining, iterations: int) -> list[Record]:

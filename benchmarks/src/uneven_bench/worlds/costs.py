@@ -52,8 +52,19 @@ def as_in(spec: ClusterSpec, records: Iterable[Record], since: int) -> ClusterSp
     for rank, node in enumerate(spec.nodes):
         own = replace(spec, workload=_scaled(spec.workload, steps[rank]))
         nodes.append(replace(node, cost=own.cost(node), jitter=_jitter(steps[rank])))
-    workload = replace(spec.workload, exchange_core_s=_exchange_core_s(steps))
-    return replace(spec, nodes=tuple(nodes), workload=workload)
+    return replace(spec, nodes=tuple(nodes))
+
+
+def own_sides(spec: ClusterSpec, records: Iterable[Record], since: int) -> dict[int, float]:
+    """Rank → seconds of the whole node that its own side of an exchange took in a run, from an iteration on.
+
+    Not the same for all: who waits on a narrow link, or in the midst of others, wakes up more often.
+    """
+    steps = _by_rank(records, since)
+    return {
+        rank: statistics.fmean(one.exchange_cpu_s for one in its) / min(1.0, spec.nodes[rank].cores)
+        for rank, its in steps.items()
+    }
 
 
 def _scaled(workload: Workload, its: list[StepRecord]) -> Workload:
@@ -63,11 +74,13 @@ def _scaled(workload: Workload, its: list[StepRecord]) -> Workload:
 
 
 def _jitter(its: list[StepRecord]) -> float:
-    """Relative deviation of a worker's times: from neighbour to neighbour, so that lasting changes do not count."""
-    local_s = [one.data_s + one.compute_s for one in its]
+    """Relative deviation of a worker's processor time, from neighbour to neighbour: lasting changes do not count.
+
+    Not of its steps' times, for these are uneven because of the quota, which is the simulator's to find.
+    """
     apart = [
-        abs(later_s - earlier_s) / (later_s + earlier_s) * 2.0
-        for (earlier, earlier_s), (later, later_s) in pairwise(zip(its, local_s, strict=True))
+        abs(later.local_cpu_s - earlier.local_cpu_s) / (later.local_cpu_s + earlier.local_cpu_s) * 2.0
+        for earlier, later in pairwise(its)
         if earlier.batch == later.batch
     ]
     return _TO_DEVIATION * statistics.median(apart) / math.sqrt(2.0) if apart else 0.0
