@@ -222,8 +222,7 @@ class VideoIndex:
         def look(crops: Crops) -> npt.NDArray[np.float32]:  # an older index has no features
             return run(restored(setting, store.weights(number))[1], crops)[1]
 
-        features = np.stack(store.once(feature_of(number), clusters, look))
-        spreading = Spreading(features, setting["threshold"], spread)
+        spreading = Spreading(np.stack(store.once(feature_of(number), clusters, look)), setting["threshold"], spread)
         spreading.tell(range(len(known)), [verdicts[one.id][0] == label for one in known])
         while rows := spreading.ask(ROUND if spread or self.truth is None else self.truth.at_once):
             if self.truth is None:

@@ -33,7 +33,9 @@ class Spreading:
 
     def __init__(self, features: npt.NDArray[np.float32], threshold: float, spread: float) -> None:
         count = len(features)
-        self._features, self._threshold, self._spread = features, threshold, spread
+        self._features = features
+        self._threshold = threshold
+        self._spread = spread
         self._apart = np.full((2, count), np.inf, np.float32)  # to the nearest one that is not of the class, that is
         self._speaker = np.full((2, count), -1)
         self._judged = np.zeros(count, bool)

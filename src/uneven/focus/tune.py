@@ -153,8 +153,7 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
     looked = [look(one, models[one.name], check.crops) for one in tried]
     points = list(sweep(seen, looked, truth.work(), wanted.grid))
     aim = wanted.recall, wanted.precision, wanted.policy, wanted.confidence
-    best = promising(points, *aim)[: wanted.grid.widened]
-    points += widened(seen, looked, truth.work(), best, wanted.grid)
+    points += widened(seen, looked, truth.work(), promising(points, *aim)[: wanted.grid.widened], wanted.grid)
     point = choose(points, *aim)
     price = {
         "truth_calls": float(truth.calls - calls), "label_s": labelled_s - began_s, "train_s": trained_s - labelled_s,

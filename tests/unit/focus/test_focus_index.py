@@ -131,6 +131,7 @@ def test_verdicts_are_spread_as_far_as_the_setting_says_and_stay(taken, tmp_path
             assert len(frames & truth) >= 0.95 * max(len(truth), len(frames))
         for later in (index, focus.open(folder.parent)):  # what other classes' verdicts have told meanwhile
             assert {name: sorted(later.query(name), key=repr) for name in NAMES} == first
+        assert later.cost.alike == 0, "what was settled is known"
         assert index.truth.calls == calls[spread] == index.streams["sprites"].judgements()
         index.streams["sprites"].forget_verdicts()
         list(index.query("red"))
