@@ -6,7 +6,7 @@ it cost at most its speed together. Largest first onto the machine that is then 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from uneven.errors import ConfigError
@@ -49,15 +49,11 @@ def place(cost: Mapping[str, float], speed: Mapping[str, float], stay: Mapping[s
     work = dict.fromkeys(speed, 0.0)
     for stream, at in machine.items():
         work[at] += cost[stream]
-    for stream in sorted(_without(cost, machine), key=lambda one: (-cost[one], one)):
+    for stream in sorted(cost.keys() - machine.keys(), key=lambda one: (-cost[one], one)):
         at = min(speed, key=lambda one: ((work[one] + cost[stream]) / speed[one], one))
         machine[stream] = at
         work[at] += cost[stream]
     return Placed(machine, {name: work[name] / speed[name] for name in speed})
-
-
-def _without(cost: Mapping[str, float], machine: Collection[str]) -> list[str]:
-    return [stream for stream in cost if stream not in machine]
 
 
 def _check(what: str, numbers: Mapping[str, float]) -> None:

@@ -36,25 +36,6 @@ class Grown:
     sealed: tuple[int, ...]
 
 
-def leaders(features: npt.NDArray[np.float32], threshold: float, first: int = 0) -> npt.NDArray[np.int64]:
-    """Who speaks for whom: of each feature, the first one that is at most ``threshold`` away and speaks for itself.
-
-    What clusters would be if none were sealed; int64 [n] from float32 [n, dim].
-
-    Args:
-        first: so many speak for themselves, however near they are to each other.
-    """
-    found = np.full(len(features), -1, np.int64)
-    found[:first] = np.arange(first)
-    for at in range(len(features)):
-        if found[at] in (-1, at):
-            found[at] = at
-            open_ = np.flatnonzero(found < 0)
-            apart = features[open_] - features[at]
-            found[open_[np.einsum("nd,nd->n", apart, apart) <= threshold * threshold]] = at
-    return found
-
-
 class Clusters:
     """The active clusters, and the number of the next one.
 

@@ -66,5 +66,6 @@ def drifted(
     seen = LabelledObjects(objects.frame, index.truth.label(objects.crops)[0], len(index.classes))
     looked = look(*restored(setting, store.weights(number)), objects.crops)
     grouped = Grouped(seen, replace(looked, name=setting["network"]), setting["threshold"])
-    results = {index.classes[label]: grouped.ask(label, setting["k"], setting["skip"]) for label in seen.dominant()}
+    how = setting["k"], setting["skip"], setting.get("spread", 0.0)  # older settings have none
+    results = {index.classes[label]: grouped.ask(label, *how) for label in seen.dominant()}
     return Drift(results, store.fact("recall"), store.fact("precision"))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
-from uneven.focus.clusters import leaders
 from uneven.focus.moment import Moment, seconds
 from uneven.focus.networks import run
-from uneven.focus.store import OTHER, ClusterRow, StreamStore
+from uneven.focus.spread import ROUND, Spreading
+from uneven.focus.store import OTHER, ClusterRow, StreamStore, feature_of
 from uneven.focus.truth import Crops, Truth
 from uneven.focus.tune import restored
 from uneven.focus.words import Embedding, nearness
@@ -53,7 +55,7 @@ class QueryCost:
         candidates: clusters that could hold the class.
         sure: of these, accepted on the cheap network's word.
         known: of these, judged by an earlier query.
-        alike: of these, as near to the centroid of another one as the members of a cluster, and judged with it.
+        alike: of these, so near to one that was judged that its verdict is theirs, too.
         rejected: of these, by a query's own filter.
         checked: of these, seen by the truth network.
         embedded: centroids seen by an embedding network.
@@ -67,21 +69,6 @@ class QueryCost:
     checked: int = 0
     embedded: int = 0
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A query, checked.
-
-    Attributes:
-        label: the class's number.
-        between_s: from, until; since each stream began.
-    """
-
-    label: int
-    between_s: tuple[float, float]
-    reject: Reject | None = None
-    skip: float | None = None
 
 
 @dataclass(slots=True)
@@ -137,9 +124,11 @@ class VideoIndex:
         """
         if name not in self.classes:
             raise UnknownNameError("class", name, self.classes)
-        label, chosen = self.classes.index(name), self._chosen(streams)
-        asked = {stream: Asked(label, seconds(between, store.fact("starts")), reject, skip) for stream, store in chosen}
-        return self._hits(chosen, asked)
+        label, chosen = self.classes.index(name), self._chosen(streams, between)
+        return chain.from_iterable(
+            self._hits(stream, between_s, self._accepted(stream, label, between_s, reject, skip))
+            for stream, between_s in chosen
+        )
 
     def search(
         self, text: str, by: Embedding, *, most: int = 20, between: tuple[Moment, Moment] | None = None,
@@ -163,128 +152,103 @@ class VideoIndex:
         """
         if most < 1:
             raise ConfigError(f"most = {most!r}: a search returns at least 1 cluster")
-        chosen = [(stream, store, seconds(between, store.fact("starts"))) for stream, store in self._chosen(streams)]
+        chosen = self._chosen(streams, between)
         wanted = by.of_text(text)
         found: list[tuple[float, int, int]] = []
         began_s = time.perf_counter()
-        for place, (_, store, between_s) in enumerate(chosen):
+        for place, (stream, between_s) in enumerate(chosen):
+            store = self.streams[stream]
             if clusters := store.within(between_s):
-                near = nearness(store, by, clusters, wanted, self._count_embedded)
+                near, embedded = nearness(store, by, clusters, wanted)
+                self.cost.embedded += embedded
                 found += [(float(-near[at]), place, clusters[at]) for at in np.argsort(-near, kind="stable")[:most]]
         self.cost.seconds += time.perf_counter() - began_s
-        return self._near(chosen, sorted(found)[:most])
+        nearest = [(chosen[place], cluster, -far) for far, place, cluster in sorted(found)[:most]]
+        return chain.from_iterable(self._hits(*one, [(cluster, near)]) for one, cluster, near in nearest)
 
-    def _near(
-        self, chosen: Sequence[tuple[str, StreamStore, tuple[float, float]]], found: Sequence[tuple[float, int, int]]
-    ) -> Iterator[Hit]:
-        for far, place, cluster in found:
-            stream, store, between_s = chosen[place]
-            for member in store.members(cluster, between_s):
-                yield Hit(stream, member.frame, member.time_s, member.box, -far, cluster)
-
-    def _count_embedded(self, centroids: int) -> None:
-        self.cost.embedded += centroids
-
-    def _chosen(self, streams: Sequence[str] | None) -> list[tuple[str, StreamStore]]:
+    def _chosen(
+        self, streams: Sequence[str] | None, between: tuple[Moment, Moment] | None
+    ) -> list[tuple[str, tuple[float, float]]]:
         for stream in streams or ():
             if stream not in self.streams:
                 raise UnknownNameError("stream", stream, self.streams)
-        return [(stream, self.streams[stream]) for stream in streams or self.streams]
+        return [(one, seconds(between, self.streams[one].fact("starts"))) for one in streams or self.streams]
 
-    def _hits(self, chosen: Sequence[tuple[str, StreamStore]], asked: dict[str, Asked]) -> Iterator[Hit]:
-        for stream, store in chosen:
-            one = asked[stream]
-            for cluster, confidence in self._accepted(stream, store, one):
-                for member in store.members(cluster, one.between_s):
-                    yield Hit(stream, member.frame, member.time_s, member.box, confidence, cluster)
+    def _hits(self, stream: str, between_s: tuple[float, float], found: Iterable[tuple[int, float]]) -> Iterator[Hit]:
+        for cluster, confidence in found:
+            for frame, time_s, box in self.streams[stream].members(cluster, between_s):
+                yield Hit(stream, frame, time_s, box, confidence, cluster)
 
-    def _accepted(self, stream: str, store: StreamStore, asked: Asked) -> Iterator[tuple[int, float]]:
+    def _accepted(
+        self, stream: str, label: int, between_s: tuple[float, float], reject: Reject | None, skip: float | None
+    ) -> Iterator[tuple[int, float]]:
         """Clusters whose centroid is of the class, with how sure that is."""
-        known: list[ClusterRow] = []
-        open_: list[ClusterRow] = []
+        store = self.streams[stream]
         for number, setting in store.networks().items():
-            named = asked.label in setting["named"]
-            skip = setting["skip"] if asked.skip is None else asked.skip
-            for cluster in store.find(asked.label if named else OTHER, number, setting["k"], asked.between_s):
+            known: list[ClusterRow] = []
+            open_: list[ClusterRow] = []
+            named = label in setting["named"]
+            enough = setting["skip"] if skip is None else skip
+            for cluster in store.find(label, label if named else OTHER, number, setting["k"], between_s):
                 self.cost.candidates += 1
                 if cluster.verdict is not None:
                     self.cost.known += 1
-                    known += [cluster] if cluster.leader is None else []
-                    if cluster.verdict[0] == asked.label:
+                    if cluster.judged:
+                        known.append(cluster)
+                    if cluster.verdict[0] == label:
                         yield cluster.id, cluster.verdict[1]
-                elif named and cluster.confidence > skip:
+                elif named and cluster.confidence > enough:
                     self.cost.sure += 1
                     yield cluster.id, cluster.confidence
                 else:
                     open_.append(cluster)
-        if open_:
             open_.sort(key=lambda one: (one.place, -one.confidence))  # the likeliest first, so that hits come early
-            began_s = time.perf_counter()
-            groups = _together(store, known, open_)
-            self.cost.seconds += time.perf_counter() - began_s
-            yield from self._judged(stream, store, asked, groups)
+            if reject is not None and open_:
+                rejected = np.asarray(reject(store.crops([one.id for one in open_])), bool)
+                self.cost.rejected += int(rejected.sum())
+                open_ = [one for one, gone in zip(open_, rejected, strict=True) if not gone]
+            if open_:
+                yield from self._settled(stream, label, number, setting, known, [one.id for one in open_])
 
-    def _judged(
-        self, stream: str, store: StreamStore, asked: Asked, groups: dict[ClusterRow, list[int]]
+    def _settled(
+        self, stream: str, label: int, number: int, setting: dict[str, Any], known: list[ClusterRow], open_: list[int]
     ) -> Iterator[tuple[int, float]]:
-        """Group by group: one centroid is looked at, and speaks for the others. Verdicts are kept batch by batch."""
-        known = {one: groups.pop(one) for one in list(groups) if one.verdict is not None}
-        if any(known.values()):
-            store.keep_verdicts([], [], [], {one.id: alike for one, alike in known.items()})
-        for one, alike in known.items():
-            self.cost.alike += len(alike)
-            if one.verdict is not None and one.verdict[0] == asked.label:
-                yield from ((cluster, one.verdict[1]) for cluster in alike)
-        if not groups:
-            return
-        if self.truth is None:
-            raise ConfigError(
-                f"{len(groups)} centroids of {stream} were never judged: open the index with its truth network"
-            )
-        every, size = list(groups), self.truth.at_once
-        for part in (every[at : at + size] for at in range(0, len(every), size)):
-            began_s = time.perf_counter()
-            crops = store.crops([one.id for one in part])
-            if asked.reject is not None:
-                keep = ~np.asarray(asked.reject(crops), bool)
-                self.cost.rejected += int((~keep).sum())
-                part, crops = [one for one, kept in zip(part, keep, strict=True) if kept], crops[keep]
-            labels, scores = self.truth.label(crops)
-            alike_of = {one.id: groups[one] for one in part}
-            store.keep_verdicts(list(alike_of), labels, scores, alike_of)
+        """Round by round some are looked at, until verdicts hold for the others as well; each is kept at once."""
+        began_s, store = time.perf_counter(), self.streams[stream]
+        clusters = [*(one.id for one in known), *open_]
+        spread = setting.get("spread", 0.0)  # older settings have none
+        verdicts = {one.id: one.verdict for one in known if one.verdict is not None}
+
+        def look(crops: Crops) -> npt.NDArray[np.float32]:  # an older index has no features
+            return run(restored(setting, store.weights(number))[1], crops)[1]
+
+        spreading = Spreading(np.stack(store.once(feature_of(number), clusters, look)), setting["threshold"], spread)
+        spreading.tell(range(len(known)), [verdicts[one.id][0] == label for one in known])
+        while rows := spreading.ask(ROUND if spread or self.truth is None else self.truth.at_once):
+            if self.truth is None:
+                raise ConfigError(
+                    f"centroids of {stream} that may hold it were never judged: open the index with its truth network"
+                )
+            part = [clusters[row] for row in rows[: self.truth.at_once]]
+            labels, scores = self.truth.label(store.crops(part))
+            store.keep_verdicts(part, labels, scores)
+            spreading.tell(rows[: len(part)], (labels == label).tolist())
+            verdicts |= dict(zip(part, zip(labels.tolist(), scores.tolist(), strict=True), strict=True))
             self.cost.checked += len(part)
             self.cost.seconds += time.perf_counter() - began_s
-            for one, label, score in zip(part, labels, scores, strict=True):
-                self.cost.alike += len(groups[one])
-                if label == asked.label:
-                    yield from ((cluster, float(score)) for cluster in (one.id, *groups[one]))
+            yield from ((one, verdicts[one][1]) for one in part if verdicts[one][0] == label)
+            began_s = time.perf_counter()
+        speakers = zip(clusters, spreading.speakers(), strict=True)
+        leaders = {one: clusters[row] for one, row in speakers if one not in verdicts}
+        store.keep_settled(label, leaders)
+        self.cost.alike += len(leaders)
+        self.cost.seconds += time.perf_counter() - began_s
+        yield from ((one, verdicts[led][1]) for one, led in leaders.items() if verdicts[led][0] == label)
 
     def close(self) -> None:
         """Let go of the files."""
         for store in self.streams.values():
             store.close()
-
-
-def _together(
-    store: StreamStore, known: Sequence[ClusterRow], open_: Sequence[ClusterRow]
-) -> dict[ClusterRow, list[int]]:
-    """Clusters by the one whose verdict is theirs, too; those that were judged themselves speak first.
-
-    Sealing saves memory while a stream is taken in; what comes again afterwards begins another cluster. Here those
-    whose centroids are at most T apart are one again.
-    """
-    found: dict[ClusterRow, list[int]] = {}
-    for number in sorted({one.network for one in open_}):
-        first = [one for one in known if one.network == number]
-        rows = [*first, *(one for one in open_ if one.network == number)]
-        setting = store.networks()[number]
-        _, model = restored(setting, store.weights(number))
-        _, features = run(model, store.crops([one.id for one in rows]))
-        for row, leader in zip(rows, leaders(features, setting["threshold"], len(first)), strict=True):
-            group = found.setdefault(rows[leader], [])
-            if row is not rows[leader]:
-                group.append(row.id)
-    return found
 
 
 def check_truth(store: StreamStore, truth: Truth | None) -> None:

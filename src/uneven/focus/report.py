@@ -10,7 +10,6 @@ import av
 import numpy as np
 
 from uneven.errors import UnknownNameError
-from uneven.focus.price import price_list
 from uneven.focus.query import VideoIndex
 from uneven.focus.store import StreamStore
 from uneven.focus.truth import Crops
@@ -87,11 +86,22 @@ def _results(index: VideoIndex, setting: dict[str, Any]) -> PageTable:
 
 
 def _prices(store: StreamStore, counts: dict[str, Any], setting: dict[str, Any]) -> PageTable:
-    lines = price_list(store.fact("price"), counts, setting, store.judgements())
+    tuned, seconds, objects = store.fact("price"), counts.get("seconds", {}), max(1, int(counts.get("objects", 0)))
+    calls, judged, looked = int(tuned.get("truth_calls", 0)), store.judgements(), int(counts.get("looked", 0))
+    lines: list[tuple[str, float | None, int, float | None]] = [
+        ("choose: truth network on the sample", tuned.get("label_s"), calls, calls / objects),
+        ("choose: train the candidates", tuned.get("train_s"), 0, None),
+        ("choose: sweep", tuned.get("sweep_s"), 0, None),
+        ("ingest: decode", seconds.get("decode"), 0, None),
+        ("ingest: find moving objects", seconds.get("find"), 0, None),
+        ("ingest: cheap network", seconds.get("look"), 0, setting["ingest"] * looked / objects),
+        ("ingest: cluster, index", seconds.get("cluster"), 0, None),
+        ("queries: truth network on centroids", None, judged, judged / objects),
+    ]
     rows = [
-        (one.step, "–" if one.seconds is None else f"{one.seconds:.2f}", f"{one.calls:,}" if one.calls else "–",
-         "–" if one.share is None else f"{one.share:.2%}")
-        for one in lines
+        (step, "–" if spent_s is None else f"{spent_s:.2f}", f"{asked:,}" if asked else "–",
+         "–" if share is None else f"{share:.2%}")
+        for step, spent_s, asked, share in lines
     ]  # fmt: skip
     return PageTable(("step", "s", "calls of the truth network", "of its work on every object"), rows)
 

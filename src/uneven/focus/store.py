@@ -17,7 +17,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,17 +52,22 @@ CREATE TABLE verdicts (cluster INTEGER PRIMARY KEY, label INTEGER NOT NULL, scor
 CREATE TABLE progress (one INTEGER PRIMARY KEY CHECK (one = 0), counts TEXT NOT NULL, state BLOB NOT NULL);
 """
 
-_EMBEDDINGS = """
+_LATER = """
 CREATE TABLE IF NOT EXISTS embeddings (network TEXT, cluster INTEGER, numbers BLOB NOT NULL,
-                                       PRIMARY KEY (network, cluster)) WITHOUT ROWID
+                                       PRIMARY KEY (network, cluster)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS settled (class INTEGER, cluster INTEGER, leader INTEGER NOT NULL,
+                                    PRIMARY KEY (class, cluster)) WITHOUT ROWID;
 """
+"""What the first indexes did not have; it is filled when somebody asks."""
 
-_ALIKE = "CREATE TABLE IF NOT EXISTS alike (cluster INTEGER PRIMARY KEY, leader INTEGER NOT NULL)"
+_EMBED = "INSERT OR REPLACE INTO embeddings VALUES (?, ?, ?)"
 
 _FIND = """
-SELECT clusters.id, clusters.network, entries.place, entries.confidence, verdicts.label, verdicts.score, alike.leader
-FROM entries JOIN clusters ON clusters.id = entries.cluster LEFT JOIN alike ON alike.cluster = clusters.id
-LEFT JOIN verdicts ON verdicts.cluster = COALESCE(alike.leader, clusters.id)
+SELECT clusters.id, entries.place, entries.confidence, COALESCE(own.label, led.label), COALESCE(own.score, led.score),
+       own.label IS NOT NULL
+FROM entries JOIN clusters ON clusters.id = entries.cluster LEFT JOIN verdicts own ON own.cluster = clusters.id
+LEFT JOIN settled ON settled.cluster = clusters.id AND settled.class = ?
+LEFT JOIN verdicts led ON led.cluster = settled.leader
 WHERE entries.class = ? AND clusters.network = ? AND entries.place < ?
 AND EXISTS (SELECT 1 FROM objects WHERE objects.cluster = clusters.id AND time_s >= ? AND time_s < ?)
 ORDER BY clusters.id
@@ -76,25 +81,15 @@ class ClusterRow:
     Attributes:
         place: how many outputs of the cheap network are likelier for its centroid.
         confidence: of the output asked for.
-        verdict: what the truth network has said of the centroid, or of its leader's, if it was asked: class and score.
-        leader: the cluster whose verdict is this one's, too; None where it speaks for itself.
+        verdict: what the truth network has said of the centroid, or of the one that speaks for it: class and score.
+        judged: whether it was asked about this very one.
     """
 
     id: int
-    network: int
     place: int
     confidence: float
     verdict: tuple[int, float] | None
-    leader: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectAt:
-    """An object of a cluster: where it is."""
-
-    frame: int
-    time_s: float
-    box: tuple[int, int, int, int]
+    judged: bool
 
 
 @dataclass(slots=True)
@@ -102,12 +97,12 @@ class Gathered:
     """What ingest has found since it last wrote.
 
     Attributes:
-        begun: cluster (one more than the last), network, centroid's crop, and its outputs as pairs of class and
-            confidence, the likeliest first.
+        begun: cluster (one more than the last), network, centroid's crop, its outputs as pairs of class and confidence,
+            the likeliest first, and its feature.
         members: cluster, frame, place in the frame, time in s, box.
     """
 
-    begun: list[tuple[int, int, npt.NDArray[np.uint8], list[tuple[int, float]]]]
+    begun: list[tuple[int, int, npt.NDArray[np.uint8], list[tuple[int, float]], npt.NDArray[np.float32]]]
     members: list[tuple[int, int, int, float, Sequence[int]]]
     sealed: list[int]
 
@@ -141,6 +136,7 @@ class StreamStore:
             ) from error
         if found != _SCHEMA:
             raise CheckpointError(f"{folder} has schema {found}, this version reads {_SCHEMA}")
+        self._db.executescript(_LATER)
         self.side = int(self.fact("side"))
         self._size = self.side**2 * 3
 
@@ -159,7 +155,7 @@ class StreamStore:
             part = folder / "index.part"
             part.unlink(missing_ok=True)
             with sqlite3.connect(part) as db:
-                db.executescript(_TABLES)
+                db.executescript(_TABLES + _LATER)
                 rows = [(key, json.dumps(value)) for key, value in {"schema": _SCHEMA, **facts}.items()]
                 db.executemany("INSERT INTO facts VALUES (?, ?)", rows)
             db.execute("PRAGMA journal_mode = WAL")
@@ -171,11 +167,6 @@ class StreamStore:
         """What was noted under a name; None if nothing was."""
         row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
-
-    def note(self, key: str, value: Any) -> None:
-        """Note plain data under a name."""
-        with told_of_disk(self.folder):
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
 
     def add_network(self, setting: dict[str, Any], weights: bytes) -> int:
         """A network by which clusters are made from now on; its number."""
@@ -206,11 +197,17 @@ class StreamStore:
         """How many there are; they are numbered from 0 on."""
         return int(self._db.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM clusters").fetchone()[0])
 
-    def find(self, label: int, network: int, k: int, between_s: tuple[float, float]) -> list[ClusterRow]:
-        """Clusters of a network with an object in that time and a class among the centroid's K likeliest."""
-        self._db.execute(_ALIKE)
-        rows = self._db.execute(_FIND, (label, network, k, *between_s))
-        return [ClusterRow(row[0], row[1], row[2], row[3], _verdict(row[4], row[5]), row[6]) for row in rows]
+    def find(self, label: int, entry: int, network: int, k: int, between_s: tuple[float, float]) -> list[ClusterRow]:
+        """Clusters of a network with an object in that time and a class among the centroid's K likeliest.
+
+        Args:
+            entry: the class under which they are found: itself, or OTHER.
+        """
+        rows = self._db.execute(_FIND, (label, entry, network, k, *between_s))
+        return [
+            ClusterRow(cluster, place, sure, None if verdict is None else (verdict, score), bool(judged))
+            for cluster, place, sure, verdict, score, judged in rows
+        ]
 
     def within(self, between_s: tuple[float, float]) -> list[int]:
         """Clusters with an object in that time."""
@@ -219,15 +216,16 @@ class StreamStore:
         )
         return [int(row[0]) for row in rows]
 
-    def members(self, cluster: int, between_s: tuple[float, float]) -> Iterator[ObjectAt]:
-        """Its objects in that time, in order."""
+    def members(
+        self, cluster: int, between_s: tuple[float, float]
+    ) -> list[tuple[int, float, tuple[int, int, int, int]]]:
+        """Its objects in that time, in order: frame, time in s, box."""
         rows = self._db.execute(
             "SELECT frame, time_s, box FROM objects WHERE cluster = ? AND time_s >= ? AND time_s < ? "
             "ORDER BY frame, place",
             (cluster, *between_s),
         )
-        for frame, time_s, box in rows.fetchall():
-            yield ObjectAt(int(frame), float(time_s), tuple(json.loads(box)))
+        return [(int(frame), float(time_s), tuple(json.loads(box))) for frame, time_s, box in rows]
 
     def crops(self, clusters: Sequence[int]) -> Crops:
         """Centroids, uint8 [n, side, side, 3].
@@ -244,39 +242,39 @@ class StreamStore:
         except (OSError, ValueError, IndexError) as error:
             raise CheckpointError(f"{self.folder / 'crops.bin'} does not hold what the index names: {error}") from error
 
-    def keep_verdicts(
-        self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float],
-        alike: Mapping[int, Sequence[int]],
-    ) -> None:  # fmt: skip
-        """What the truth network has said of centroids; it is not asked again, nor of those that are alike.
-
-        Args:
-            alike: cluster → others of which its verdict holds as well.
-        """
+    def keep_verdicts(self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float]) -> None:
+        """What the truth network has said of centroids; it is not asked again."""
         rows = [(one, int(label), float(score)) for one, label, score in zip(clusters, labels, scores, strict=True)]
-        pairs = [(one, leader) for leader, others in alike.items() for one in others]
-        with told_of_disk(self.folder), self.transaction():
-            self._db.executemany("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", rows)
-            self._db.executemany("INSERT OR REPLACE INTO alike VALUES (?, ?)", pairs)
+        self._keep("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", rows)
 
-    def embeddings(self, network: str) -> dict[int, npt.NDArray[np.float32]]:
-        """What an embedding network has said of centroids, by cluster."""
-        self._db.execute(_EMBEDDINGS)
-        rows = self._db.execute("SELECT cluster, numbers FROM embeddings WHERE network = ?", (network,))
+    def keep_settled(self, label: int, leaders: Mapping[int, int]) -> None:
+        """Where one class is asked for, the verdict of another cluster holds for these; their leader's, by cluster."""
+        self._keep("INSERT OR REPLACE INTO settled VALUES (?, ?, ?)", [(label, *pair) for pair in leaders.items()])
+
+    def numbers(self, network: str, clusters: Sequence[int]) -> dict[int, npt.NDArray[np.float32]]:
+        """What a network has made of centroids, by cluster; those that it has not seen are not there."""
+        rows = self._db.execute(
+            "SELECT cluster, numbers FROM embeddings WHERE network = ? AND cluster IN (SELECT value FROM json_each(?))",
+            (network, json.dumps(list(clusters))),
+        )
         return {int(cluster): np.frombuffer(numbers, np.float32) for cluster, numbers in rows}
 
-    def keep_embeddings(self, network: str, clusters: Sequence[int], numbers: npt.NDArray[np.float32]) -> None:
-        """It is not asked again."""
-        rows = [(network, one, row.tobytes()) for one, row in zip(clusters, numbers, strict=True)]
-        with told_of_disk(self.folder), self.transaction():
-            self._db.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?, ?)", rows)
+    def once(
+        self, network: str, clusters: Sequence[int], make: Callable[[Crops], npt.NDArray[np.float32]], batch: int = 256
+    ) -> list[npt.NDArray[np.float32]]:
+        """The same of all; those that are not there are made now, a batch at a time, and kept."""
+        known = self.numbers(network, clusters)
+        fresh = [one for one in clusters if one not in known]
+        for part in (fresh[at : at + batch] for at in range(0, len(fresh), batch)):
+            made = dict(zip(part, make(self.crops(part)), strict=True))
+            self._keep(_EMBED, [(network, one, row.tobytes()) for one, row in made.items()])
+            known |= made
+        return [known[one] for one in clusters]
 
     def forget_verdicts(self) -> None:
         """The truth network is asked again; for when it is not the same any more."""
         with told_of_disk(self.folder):
-            self._db.execute(_ALIKE)
-            self._db.execute("DELETE FROM verdicts")
-            self._db.execute("DELETE FROM alike")
+            self._db.executescript("BEGIN IMMEDIATE; DELETE FROM verdicts; DELETE FROM settled; COMMIT")
 
     def judged(self, label: int) -> list[int]:
         """Clusters that the truth network has found to be of a class."""
@@ -286,6 +284,10 @@ class StreamStore:
     def judgements(self) -> int:
         """Centroids that the truth network has judged in queries."""
         return int(self._db.execute("SELECT COUNT(*) FROM verdicts").fetchone()[0])
+
+    def _keep(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        with told_of_disk(self.folder), self.transaction() as db:
+            db.executemany(statement, rows)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -303,8 +305,9 @@ class StreamStore:
         self._db.close()
 
 
-def _verdict(label: int | None, score: float | None) -> tuple[int, float] | None:
-    return None if label is None or score is None else (label, score)
+def feature_of(number: int) -> str:
+    """The name under which the features of a network of the index are kept; no embedding has such a one."""
+    return f"\0{number}"
 
 
 class StreamWriter:
@@ -330,8 +333,8 @@ class StreamWriter:
         """
         with told_of_disk(self.store.folder):
             self._crops.seek(self._next * self.store.side**2 * 3)
-            for _, _, crop, _ in batch.begun:
-                self._crops.write(crop.tobytes())
+            for one in batch.begun:
+                self._crops.write(one[2].tobytes())
             self._crops.flush()
             os.fsync(self._crops.fileno())
             with self.store.transaction() as db:
@@ -351,6 +354,7 @@ class StreamWriter:
                 for place, (label, sure) in enumerate(one[3][:PLACES])
             ],
         )
+        db.executemany(_EMBED, [(feature_of(one[1]), one[0], one[4].tobytes()) for one in batch.begun])
         members = [(*one[:4], json.dumps([int(edge) for edge in one[4]])) for one in batch.members]
         db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?)", members)
         db.executemany("UPDATE clusters SET sealed = 1 WHERE id = ?", [(one,) for one in batch.sealed])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def take_in(line: ProcessLine, folder: Path, source: VideoSource, options: Inges
     torch.set_num_threads(1)  # a core for each stream
     store = StreamStore(folder)
     try:
-        Ingest(store, source, options, lambda counts: line.send(counts.plain())).run()
+        Ingest(store, source, options, lambda counts: line.send(asdict(counts))).run()
     finally:
         store.close()
 

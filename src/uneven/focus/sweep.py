@@ -15,6 +15,7 @@ elsewhere. So of the settings that reach the targets those are taken whose leaps
     what K leaves out         of the clusters of X, which have it among the K likeliest     none where K is all outputs
     what Skip_th lets pass    of those accepted unseen, which are X                         none where it is off
     what T puts together      of the objects behind a centroid, which are of its class      none where T is 0
+    what verdicts settle      of the clusters settled by another one's, which rightly       none where spread is 0
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import enum
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +32,16 @@ from scipy.stats import beta
 
 from uneven.errors import ConfigError
 from uneven.focus.clusters import Clusters
+from uneven.focus.spread import played
 
 OFF = 1.0
 """Skip_th that no confidence exceeds: every candidate is checked."""
 
 COVERED = 0.95
 """Classes that make up this share of the objects count; the rest is mostly the truth network's errors (the paper)."""
+
+EVEN = 0.5
+"""That verdicts spread is borne out with this confidence at least: what is not the paper's is not believed on sight."""
 
 
 class Policy(enum.Enum):
@@ -99,6 +105,8 @@ class FocusSetting:
     k: int
     threshold: float
     skip: float = OFF
+    spread: float = 0.0
+    """How far verdicts hold for others, see :mod:`uneven.focus.spread`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ class Leap:
 
     def risk(self, confidence: float) -> float:
         """The share that may be wrong, with that confidence at most."""
-        return self.share * (1.0 - borne_out(self.right, self.trials, confidence)) if self.share else 0.0
+        return self.share * (1.0 - borne_out(self.right, self.trials, confidence)) if confidence else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +169,11 @@ class ClassResult:
     left_out: Leap = Leap(0.0, 1.0, 0)
     unseen: Leap = Leap(0.0, 1.0, 0)
     put_together: Leap = Leap(0.0, 1.0, 0)
+    settled: Leap = Leap(0.0, 1.0, 0)
 
     def risk(self, confidence: float) -> tuple[float, float]:
         """What recall and precision may fall short of 1 by, with that confidence at most."""
-        together = self.put_together.risk(confidence)
+        together = self.put_together.risk(confidence) + self.settled.risk(max(confidence, EVEN))
         return self.left_out.risk(confidence) + together, self.unseen.risk(confidence) + together
 
     def meets(self, recall: float, precision: float) -> bool:
@@ -186,8 +195,8 @@ class Tried:
         return all(result.meets(recall, precision) for result in self.results)
 
     def borne_out(self, recall: float, precision: float, confidence: float) -> bool:
-        """Whether the sample is large enough to say so with that confidence; at 0 it always is."""
-        risks = [result.risk(confidence) for result in self.results] if confidence else []
+        """Whether the sample is large enough to say so with that confidence; at 0 it is, but for spread verdicts."""
+        risks = [result.risk(confidence) for result in self.results]
         return all(one <= 1.0 - recall and other <= 1.0 - precision for one, other in risks)
 
 
@@ -199,11 +208,14 @@ class SweepGrid:
         quantiles: of the distance from an object to the nearest one before it; each is a T, and T = 0 is tried always.
         skips: Skip_th.
         most_k: greatest K below "all outputs", which is tried always.
+        spreads: how far verdicts are spread, rising; tried with the :attr:`widened` settings that are best without.
     """
 
     quantiles: tuple[float, ...] = (0.1, 0.25, 0.5, 0.7, 0.85)
     skips: tuple[float, ...] = (0.8, 0.9, 0.95, 0.99, OFF)
     most_k: int = 6
+    spreads: tuple[float, ...] = (0.05, 0.1, 0.14, 0.2, 0.28)
+    widened: int = 16
 
 
 class Grouped:
@@ -223,39 +235,51 @@ class Grouped:
         behind[self.centroid] = False  # objects behind a centroid, and whether they are of its class
         self.behind, self.same = behind, seen.label == self.verdict[self.cluster]
 
-    def split(self, label: int, k: int, skip: float) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which clusters a query for a class accepts, and which of all it asks the truth network about."""
-        output = self.looked.output(label)
-        candidate = self.place[:, output] < k
-        sure = candidate & (self.looked.confidence[self.centroid, output] > skip)
-        sure &= output < len(self.looked.named)  # OTHER says nothing about one class
-        return sure | (candidate & (self.verdict == label)), candidate & ~sure
+    def split(
+        self, label: int, k: int, skip: float, spread: float = 0.0, inside: npt.NDArray[np.bool_] | None = None
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which clusters a query for a class accepts, which it asks the truth network about, which pass unseen.
 
-    def ask(self, label: int, k: int, skip: float) -> ClassResult:
+        Args:
+            inside: the clusters that it may find, bool [clusters]; by default all.
+        """
+        output = self.looked.output(label)
+        candidate = self.place[:, output] < k if inside is None else inside & (self.place[:, output] < k)
+        confidence = self.looked.confidence[self.centroid, output]
+        sure = candidate & (confidence > skip)
+        sure &= output < len(self.looked.named)  # OTHER says nothing about one class
+        is_it, asked = self.verdict == label, candidate & ~sure
+        if not spread:
+            return sure | (candidate & is_it), asked, sure
+        open_ = np.flatnonzero(asked)
+        open_ = open_[np.lexsort((-confidence[open_], self.place[open_, output]))]  # as a query takes them
+        leader = open_[played(self.looked.feature[self.centroid[open_]], is_it[open_], self.threshold, spread)]
+        accepted = sure.copy()
+        accepted[open_], asked[open_] = is_it[leader], leader == open_
+        return accepted, asked, sure
+
+    def ask(self, label: int, k: int, skip: float, spread: float = 0.0) -> ClassResult:
         """One class, on these clusters."""
-        accepted, asked = self.split(label, k, skip)
-        unseen = accepted & ~asked
+        accepted, asked, sure = self.split(label, k, skip, spread)
         result = judged(self.seen, label, accepted[self.cluster], int(asked.sum()))
+        is_it, near = self.verdict == label, self.place[:, self.looked.output(label)] < k
+        behind = self.behind & (sure | is_it)[self.cluster]
+        settled = near & ~sure & ~asked & (accepted | is_it)
         return replace(
-            result, left_out=self._left_out(label, k), unseen=self._unseen(label, unseen, accepted),
-            put_together=self._put_together(unseen | (self.verdict == label)),
+            result,
+            left_out=Leap(0.0 if k > len(self.looked.named) else 1.0, _share((near & is_it).sum(), is_it.sum()),
+                          int(is_it.sum())),  # where K is all outputs, no cluster can be left out
+            unseen=Leap(_part(sure[self.cluster], accepted[self.cluster]), _share((sure & is_it).sum(), sure.sum()),
+                        int(sure.sum())),
+            put_together=Leap(_part(behind, (sure | is_it)[self.cluster]),
+                              _share(self.same[behind].sum(), behind.sum()), len(np.unique(self.cluster[behind]))),
+            settled=Leap(_part(settled, accepted | is_it), _share((accepted & is_it & settled).sum(), settled.sum()),
+                         int(settled.sum())),
         )  # fmt: skip
 
-    def _left_out(self, label: int, k: int) -> Leap:
-        is_it = self.verdict == label
-        near = (self.place[:, self.looked.output(label)] < k) & is_it
-        whole = k > len(self.looked.named)  # no cluster can be left out
-        return Leap(0.0 if whole else 1.0, _share(near.sum(), is_it.sum()), int(is_it.sum()))
 
-    def _unseen(self, label: int, unseen: npt.NDArray[np.bool_], accepted: npt.NDArray[np.bool_]) -> Leap:
-        right = (unseen & (self.verdict == label)).sum()
-        share = _share(unseen[self.cluster].sum(), accepted[self.cluster].sum()) if unseen.any() else 0.0
-        return Leap(share, _share(right, unseen.sum()), int(unseen.sum()))
-
-    def _put_together(self, those: npt.NDArray[np.bool_]) -> Leap:
-        behind = self.behind & those[self.cluster]
-        share = _share(behind.sum(), those[self.cluster].sum()) if behind.any() else 0.0
-        return Leap(share, _share(self.same[behind].sum(), behind.sum()), len(np.unique(self.cluster[behind])))
+def _part(those: npt.NDArray[np.bool_], whole: npt.NDArray[np.bool_]) -> float:
+    return float(those.sum() / max(whole.sum(), 1))
 
 
 def _share(part: float, whole: float) -> float:
@@ -313,23 +337,56 @@ def sweep(
             grouped = Grouped(seen, looked, threshold)
             for k in sorted({*range(1, min(grid.most_k, outputs) + 1), outputs}):
                 for skip in grid.skips:
-                    results = tuple(grouped.ask(label, k, skip) for label in labels)
-                    query = sum(result.checked for result in results) / len(results) / len(seen.label)
-                    setting = FocusSetting(looked.name, k, threshold, skip)
-                    yield Tried(setting, looked.work / truth_work, query, results)
+                    yield _tried(grouped, labels, FocusSetting(looked.name, k, threshold, skip), truth_work)
 
 
-def pareto(points: Sequence[Tried]) -> tuple[Tried, ...]:
-    """Those that no other beats in both costs, by rising cost of ingest; of equal ones, that which risks least."""
+def _tried(grouped: Grouped, labels: Sequence[int], setting: FocusSetting, truth_work: float) -> Tried:
+    results = tuple(grouped.ask(label, setting.k, setting.skip, setting.spread) for label in labels)
+    query = sum(result.checked for result in results) / len(results) / len(grouped.seen.label)
+    return Tried(setting, grouped.looked.work / truth_work, query, results)
+
+
+def widened(
+    seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, points: Iterable[Tried], grid: SweepGrid
+) -> Iterator[Tried]:
+    """Settings once more, with verdicts spread: what a query would ask about then.
+
+    As a margin, the results of each are those of the grid's next wider spread.
+
+    Args:
+        points: some of :func:`sweep`'s, such as :func:`promising` ones.
+    """
+    looked = {one.name: one for one in networks}
+    labels, groups = seen.dominant(), dict[tuple[str, float], Grouped]()
+    for point in points:
+        network, threshold = point.setting.network, point.setting.threshold
+        if (network, threshold) not in groups:
+            groups[network, threshold] = Grouped(seen, looked[network], threshold)
+        grouped = groups[network, threshold]
+        spread = [_tried(grouped, labels, replace(point.setting, spread=one), truth_work) for one in grid.spreads]
+        for one, wider in pairwise(spread):
+            pairs = zip(one.results, wider.results, strict=True)
+            yield replace(one, results=tuple(replace(other, checked=own.checked) for own, other in pairs))
+
+
+def promising(
+    points: Iterable[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0
+) -> list[Tried]:
+    """Those that reach the targets, and that the sample bears out, the best by a policy first.
+
+    Of equal costs, that which risks least; the first one has both costs beaten by no other.
+    """
 
     def order(one: Tried) -> tuple[float, ...]:
-        return one.ingest, one.query, -one.setting.skip, one.setting.threshold, -one.setting.k
+        costs = {
+            Policy.BALANCE: (one.ingest + one.query, one.ingest), Policy.OPT_INGEST: (one.ingest, one.query),
+            Policy.OPT_QUERY: (one.query, one.ingest),
+        }  # fmt: skip
+        setting = one.setting
+        return *costs[policy], setting.spread, -setting.skip, setting.threshold, -setting.k
 
-    best: list[Tried] = []
-    for point in sorted(points, key=order):
-        if not best or point.query < best[-1].query:
-            best.append(point)
-    return tuple(best)
+    good = (one for one in points if one.meets(recall, precision) and one.borne_out(recall, precision, confidence))
+    return sorted(good, key=order)
 
 
 def choose(points: Sequence[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0) -> Tried:
@@ -341,20 +398,12 @@ def choose(points: Sequence[Tried], recall: float, precision: float, policy: Pol
     Raises:
         ConfigError: no setting reaches the targets; the message says what can be reached.
     """
+    if best := promising(points, recall, precision, policy, confidence):
+        return best[0]
     viable = [point for point in points if point.meets(recall, precision)]
     if not viable:
         raise ConfigError(_out_of_reach(points, recall, precision))
-    sure = [point for point in viable if point.borne_out(recall, precision, confidence)]
-    front = pareto(sure or [min(viable, key=lambda point: _risk(point, confidence))])
-    if policy is Policy.OPT_INGEST:
-        return front[0]
-    if policy is Policy.OPT_QUERY:
-        return front[-1]
-    return min(front, key=lambda point: point.ingest + point.query)
-
-
-def _risk(point: Tried, confidence: float) -> float:
-    return max(max(one.risk(confidence)) for one in point.results)
+    return min(viable, key=lambda point: max(max(one.risk(confidence)) for one in point.results))
 
 
 def _out_of_reach(points: Sequence[Tried], recall: float, precision: float) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -71,10 +70,6 @@ class Counts:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     wall_s: float = 0.0
     done: bool = False
-
-    def plain(self) -> dict[str, Any]:
-        """For the index."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +148,8 @@ class Ingest:
 
     def _look(self, objects: Iterable[Objects]) -> Iterator[_Looked]:
         """Chunk by chunk; a live stream's chunks are what is there."""
-        for chunk in _together(objects, 1 if self._source.live else _CHUNK):
+        every = iter(objects)
+        while chunk := list(islice(every, 1 if self._source.live else _CHUNK)):
             repeats = np.full(sum(map(len, chunk)), -1)
             if self._options.same is not None:
                 repeats = _repeats(chunk, self._options.same)
@@ -189,7 +185,7 @@ class Ingest:
         if grown.began[0]:
             order = np.argsort(-chunk.confidence[row], kind="stable")
             entries = [(self._label(int(one)), float(chunk.confidence[row, one])) for one in order]
-            batch.begun.append((cluster, self._network, chunk.objects.crops[at], entries))
+            batch.begun.append((cluster, self._network, chunk.objects.crops[at], entries, chunk.feature[row]))
         batch.sealed += grown.sealed
         return cluster
 
@@ -211,7 +207,7 @@ class Ingest:
         state["network"] = np.array(self._network)
         if background is not None:
             state["background"] = background
-        writer.write(batch, self.counts.plain(), state)
+        writer.write(batch, asdict(self.counts), state)
         self._tell(self.counts)
 
     def _restore(self) -> None:
@@ -230,18 +226,6 @@ class Ingest:
         return Clusters(
             self._setting["threshold"], self._model.head.in_features, self._options.most_active, self._store.clusters()
         )
-
-
-def _together(objects: Iterable[Objects], size: int) -> Iterator[list[Objects]]:
-    """Frames of one chunk."""
-    chunk: list[Objects] = []
-    for one in objects:
-        chunk.append(one)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _repeats(chunk: list[Objects], most: float) -> npt.NDArray[np.int64]:

@@ -6,7 +6,7 @@ import io
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from uneven.errors import ConfigError
 from uneven.focus.moving import Detector, Moving
 from uneven.focus.networks import LADDER, NAMED, Candidate, Cheap, LadderRung, candidates, ensemble, fused, look
 from uneven.focus.objects import Objects, found
-from uneven.focus.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, sweep
+from uneven.focus.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, promising, sweep, widened
 from uneven.focus.truth import Truth
 from uneven.focus.video import Frame, VideoSource
 from uneven.jobs.devices import Devices
@@ -88,15 +88,6 @@ class Tuned:
         """The same, trained."""
         return self.models[self.point.setting.network]
 
-    def at(self, recall: float, precision: float, policy: Policy) -> Tuned:
-        """Another choice among the same points.
-
-        Raises:
-            ConfigError: none of them reaches the targets.
-        """
-        point = choose(self.points, recall, precision, policy, self.confidence)
-        return replace(self, point=point, targets=(recall, precision))
-
     def setting(self) -> dict[str, Any]:
         """Plain data, as the index keeps it."""
         return {
@@ -160,14 +151,16 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
         models = {one.name: _cheap(result.model(one.name)) for one in tried}
     trained_s = time.perf_counter()
     looked = [look(one, models[one.name], check.crops) for one in tried]
-    points = tuple(sweep(seen, looked, truth.work(), wanted.grid))
-    point = choose(points, wanted.recall, wanted.precision, wanted.policy, wanted.confidence)
+    points = list(sweep(seen, looked, truth.work(), wanted.grid))
+    aim = wanted.recall, wanted.precision, wanted.policy, wanted.confidence
+    points += widened(seen, looked, truth.work(), promising(points, *aim)[: wanted.grid.widened], wanted.grid)
+    point = choose(points, *aim)
     price = {
         "truth_calls": float(truth.calls - calls), "label_s": labelled_s - began_s, "train_s": trained_s - labelled_s,
         "sweep_s": time.perf_counter() - trained_s,
     }  # fmt: skip
     by_name = {one.name: one for one in tried}
-    return Tuned(by_name, models, point, points, (wanted.recall, wanted.precision), wanted.confidence, price)
+    return Tuned(by_name, models, point, tuple(points), aim[:2], wanted.confidence, price)
 
 
 def _cheap(model: torch.nn.Module) -> Cheap:

@@ -108,9 +108,9 @@ class Video:
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
         """The first frame at or after each moment that is due."""
-        grown = _FileGrowth(Path(self.at)) if self.follow else None
-        due = first
+        due, size = first, 0
         while True:
+            size = Path(self.at).stat().st_size if self.follow else size
             for time_s, picture in self._decoded(due / per_s, per_s):
                 if time_s + 1e-6 < due / per_s:
                     continue
@@ -118,7 +118,7 @@ class Video:
                 number = max(due, math.floor(time_s * per_s + 1e-6))
                 yield Frame(number, time_s, np.asarray(picture.to_ndarray(format="rgb24"), np.uint8))
                 due = number + 1
-            if grown is None or not grown.waited():
+            if not self.follow or not _grown(Path(self.at), size):
                 return
 
     def _decoded(self, from_s: float, per_s: float) -> Iterator[tuple[float, av.VideoFrame]]:
@@ -149,19 +149,11 @@ class Video:
         return container
 
 
-class _FileGrowth:
-    """Whether a file still grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._size = path, path.stat().st_size
-
-    def waited(self) -> bool:
-        """Wait until it has grown since the last time; False if it does not."""
-        until_s = time.monotonic() + GROWS_WITHIN_S
-        while time.monotonic() < until_s:
-            size = self._path.stat().st_size
-            if size > self._size:
-                self._size = size
-                return True
-            time.sleep(_LOOK_AGAIN_S)  # no system call tells of growth on every kind of file system
-        return False
+def _grown(path: Path, size_bytes: int) -> bool:
+    """Wait until a file is larger; False if it does not grow."""
+    until_s = time.monotonic() + GROWS_WITHIN_S
+    while time.monotonic() < until_s:
+        if path.stat().st_size > size_bytes:
+            return True
+        time.sleep(_LOOK_AGAIN_S)  # no system call tells of growth on every kind of file system
+    return False

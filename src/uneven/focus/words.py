@@ -62,32 +62,24 @@ class Embedding:
             return _rows(self.picture(pictures), len(crops), "pictures")
 
 
-def nearness(
-    store: StreamStore, by: Embedding, clusters: list[int], wanted: Rows, counted: Callable[[int], None]
-) -> Rows:
-    """The cosine of each centroid and a text, [clusters]: from what is kept, or by the network, and then that is kept.
+def nearness(store: StreamStore, by: Embedding, clusters: list[int], wanted: Rows) -> tuple[Rows, int]:
+    """The cosine of each centroid and a text, [clusters], and how many of them the network had to be shown for it.
 
     Args:
         wanted: the text, [d], of length 1.
-        counted: told how many centroids the network has been shown, batch by batch.
 
     Raises:
         DataError: pictures and text come in different widths.
     """
-    known = store.embeddings(by.name)
-    fresh = [one for one in clusters if one not in known]
-    for part in (fresh[at : at + by.batch] for at in range(0, len(fresh), by.batch)):
-        rows = by.of_crops(store.crops(part))
-        store.keep_embeddings(by.name, part, rows)
-        known |= dict(zip(part, rows, strict=True))
-        counted(len(part))
-    other = [len(known[one]) for one in clusters if len(known[one]) != len(wanted)]
+    fresh = len(clusters) - len(store.numbers(by.name, clusters))
+    rows = store.once(by.name, clusters, by.of_crops, by.batch)
+    other = [len(row) for row in rows if len(row) != len(wanted)]
     if other:
         raise DataError(
             f"embedding {by.name!r} gives {len(wanted)} numbers for a text and {other[0]} for centroids of "
             f"{store.folder}: if another network had that name, give this one a name of its own"
         )
-    return np.stack([known[one] for one in clusters]) @ wanted
+    return np.stack(rows) @ wanted, fresh
 
 
 def _rows(found: Any, count: int, what: str) -> Rows:

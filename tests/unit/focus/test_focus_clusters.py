@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
 from uneven.focus import Clusters
-from uneven.focus.clusters import leaders
 
 LINE = np.array([[0.0], [0.5], [5.0], [9.0], [0.9], [5.2]], np.float32)
 
@@ -61,11 +60,3 @@ def test_each_object_is_in_one_cluster_near_its_centroid_and_sealed_ones_never_g
 def test_a_negative_threshold_is_refused():
     with pytest.raises(ConfigError, match="threshold=-1"):
         Clusters(-1, 2)
-
-
-def test_who_speaks_for_whom() -> None:
-    features = np.array([[0.0], [0.5], [1.4], [3.0], [0.9], [3.0]], np.float32)
-    assert leaders(features, 1.0).tolist() == [0, 0, 2, 3, 0, 3]
-    assert leaders(features, 1.0, 2).tolist() == [0, 1, 1, 3, 0, 3], "0 and 1 were judged: each speaks for itself"
-    assert leaders(features, 0.0).tolist() == [0, 1, 2, 3, 4, 3], "equal ones are 0 apart"
-    assert leaders(np.zeros((0, 4), np.float32), 1.0).tolist() == []

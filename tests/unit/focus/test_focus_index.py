@@ -18,7 +18,7 @@ from colours import NAMES, PALETTE, Colours, sprites
 from uneven import focus
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from uneven.focus import taking
-from uneven.focus.networks import LadderRung
+from uneven.focus.networks import LadderRung, run
 from uneven.focus.report import page
 from uneven.focus.store import FileHold, StreamStore
 from uneven.focus.supervise import Cameras, supervise
@@ -42,14 +42,14 @@ def taken(tmp_path_factory):
     return index
 
 
-def again(taken, folder: Path) -> StreamStore:
-    """An empty index with the settings of another one."""
+def again(taken, folder: Path, **other: float) -> StreamStore:
+    """An empty index with the settings of another one, but for some."""
     before = taken.streams["sprites"]
     facts = {key: before.fact(key) for key in ("name", "side", "classes", "truth", "starts", "per_s", "recall",
                                                "precision", "policy", "confidence", "price", "truth_work")}  # fmt: skip
     store = StreamStore.create(folder, **facts)
     for number, setting in before.networks().items():
-        store.add_network(setting, before.weights(number))
+        store.add_network({**setting, **other}, before.weights(number))
     return store
 
 
@@ -60,6 +60,8 @@ def rows(folder: Path) -> dict[str, list]:
             name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall() for name in ("objects", "entries")
         }
         found["clusters"] = db.execute("SELECT id, network, sealed FROM clusters ORDER BY id").fetchall()
+        found["features"] = db.execute("SELECT * FROM embeddings ORDER BY cluster").fetchall()
+        assert len(found["features"]) == len(found["clusters"])
     found["crops"] = [(folder / "crops.bin").read_bytes()[: len(found["clusters"]) * SIDE * SIDE * 3]]
     return found
 
@@ -114,6 +116,47 @@ def test_clusters_that_were_sealed_and_begun_again_are_asked_about_once(taken, t
     cost = index.cost
     assert cost.alike > cost.checked
     assert cost.checked <= 1.2 * taken.streams["sprites"].clusters()
+
+
+def test_verdicts_are_spread_as_far_as_the_setting_says_and_stay(taken, tmp_path):
+    calls = {}
+    for spread in (0.0, 0.1):
+        folder = tmp_path / f"{spread}" / "sprites"
+        Ingest(again(taken, folder, spread=spread, threshold=0.0, skip=1.0), sprites()).run()
+        index = focus.open(folder.parent, focus.Truth(Colours(), side=SIDE))
+        first = {name: sorted(index.query(name), key=repr) for name in NAMES}
+        calls[spread] = index.truth.calls
+        for name, hits in first.items():
+            frames, truth = {hit.frame for hit in hits}, frames_with(name, sprites())
+            assert len(frames & truth) >= 0.95 * max(len(truth), len(frames))
+        for later in (index, focus.open(folder.parent)):  # what other classes' verdicts have told meanwhile
+            assert {name: sorted(later.query(name), key=repr) for name in NAMES} == first
+        assert later.cost.alike == 0, "what was settled is known"
+        assert index.truth.calls == calls[spread] == index.streams["sprites"].judgements()
+        index.streams["sprites"].forget_verdicts()
+        list(index.query("red"))
+        assert index.truth.calls > calls[spread]
+    assert 0 < calls[0.1] < 0.4 * calls[0.0]
+
+
+def test_features_are_those_of_ingest_and_an_older_index_has_them_made_once(taken, tmp_path, monkeypatch):
+    folder = tmp_path / "index" / "sprites"
+    Ingest(again(taken, folder), sprites()).run()
+    with sqlite3.connect(folder / "index.db") as db:
+        kept = db.execute("SELECT COUNT(*) FROM embeddings").fetchone()[0]
+        db.execute("DROP TABLE embeddings")
+        db.execute("DROP TABLE settled")
+    looks = []
+    monkeypatch.setattr("uneven.focus.query.run", lambda model, crops: (looks.append(len(crops)), run(model, crops))[1])
+    index = focus.open(folder.parent, focus.Truth(Colours(), side=SIDE))
+    hits = {name: {hit.frame for hit in index.query(name)} for name in NAMES}
+    assert 0 < sum(looks) <= kept
+    index.streams["sprites"].forget_verdicts()
+    before = list(looks)
+    assert {name: {hit.frame for hit in index.query(name)} for name in NAMES} == hits
+    taken.streams["sprites"].forget_verdicts()
+    assert {name: {hit.frame for hit in taken.query(name)} for name in NAMES} == hits
+    assert looks == before
 
 
 def test_a_time_range_asks_only_for_what_is_in_it(taken, tmp_path):

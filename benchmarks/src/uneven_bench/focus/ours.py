@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from uneven.focus import IngestOptions, VideoIndex, Wanted, open
 from uneven.focus.networks import look
 from uneven.focus.store import StreamStore
-from uneven.focus.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy
+from uneven.focus.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.taking import Counts, Ingest
 from uneven.focus.tune import Tuned, tune
 from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, timed
@@ -133,9 +133,9 @@ def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: tup
     inside[grouped.cluster[rows]] = True
     found = []
     for label in labels:
-        accepted, asked_about = grouped.split(label, setting.k, setting.skip)
+        accepted, asked_about, _ = grouped.split(label, setting.k, setting.skip, setting.spread, inside)
         frames = seen.test.seen.frame[accepted[grouped.cluster[rows]]]
-        found.append(in_frames(seen.test, label, frames, int((asked_about & inside).sum())))
+        found.append(in_frames(seen.test, label, frames, int(asked_about.sum())))
     return found
 
 
@@ -144,9 +144,10 @@ def ablation(
 ) -> dict[str, Any]:
     """Each part of the idea added in turn to the chosen network; K, T and Skip_th are chosen for each on the check."""
     allowed = {
-        "index only": lambda one: one.threshold == 0 and one.skip == OFF,
-        "+ clustering": lambda one: one.skip == OFF,
-        "+ skip": lambda one: True,
+        "index only": lambda one: one.threshold == 0 and one.skip == OFF and not one.spread,
+        "+ clustering": lambda one: one.skip == OFF and not one.spread,
+        "+ skip": lambda one: not one.spread,
+        "+ verdicts spread": lambda one: True,
     }
     found: dict[str, Any] = {}
     for name, may in allowed.items():
@@ -168,7 +169,8 @@ def summed(setting: FocusSetting, results: list[ClassResult]) -> dict[str, Any]:
 
 def other(seen: SceneSeen, tuned: Tuned, targets: Targets, policy: Policy, labels: tuple[int, ...]) -> dict[str, Any]:
     """What another choice among the same settings costs and reaches."""
-    mine = tuned.at(targets.recall, targets.precision, policy)
+    point = choose(tuned.points, targets.recall, targets.precision, policy, tuned.confidence)
+    mine = replace(tuned, point=point)
     looked = look(mine.candidate, mine.model, seen.whole.objects.crops)
     return {"work_times_less": 1 / mine.point.ingest,
             **summed(mine.point.setting, answered(seen, looked, mine.point.setting, labels))}  # fmt: skip
