@@ -17,6 +17,7 @@ from uneven.errors import ConfigError
 MOST_ROWS = 2**31 - 1
 """The most rows of one shard: ids travel in 32 bits."""
 MOST_DIM = 1 << 14
+_MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _POOLINGS = ("sum", "mean")
 _EVICTIONS = ("age", "count")
 
@@ -27,15 +28,25 @@ class RowwiseAdagrad:
 
     The rule of FBGEMM's ``EXACT_ROWWISE_ADAGRAD``: g is the sum of all gradients that a row gets in a batch.
 
+    Attributes:
+        initial_accumulator_value: G of a row that begins, as ``torch.optim.Adagrad`` calls it. With 0 the first step of
+            a row is about lr · √dim long, however small its gradient is.
+
     Raises:
         ConfigError: a number out of range.
     """
 
     lr: float = 0.05
     eps: float = 1e-8
+    initial_accumulator_value: float = 0.0
 
     def __post_init__(self) -> None:
         _positive("RowwiseAdagrad", lr=self.lr, eps=self.eps)
+        first = self.initial_accumulator_value
+        if not (isinstance(first, int | float) and 0 <= first <= _MOST_FLOAT32):
+            raise ConfigError(
+                f"RowwiseAdagrad(initial_accumulator_value={first!r}): give a finite float32, 0 or more"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +171,10 @@ class TableSpec:
         """It, as JSON."""
         kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
         plain = {"tables": [asdict(one) for one in self.tables], "seed": self.seed, "save_every_s": self.save_every_s}
-        return json.dumps({**plain, "optimizer": [kind, asdict(self.optimizer)]}, sort_keys=True)
+        values = asdict(self.optimizer)
+        if not values.get("initial_accumulator_value", 1):
+            del values["initial_accumulator_value"]  # 0 is what a text means that does not say it, as older ones do not
+        return json.dumps({**plain, "optimizer": [kind, values]}, sort_keys=True)
 
     @property
     def fingerprint(self) -> int:
@@ -179,7 +193,7 @@ class TableSpec:
             kind, values = plain["optimizer"]
             tables = tuple(Table(**{**one, "features": tuple(one["features"])}) for one in plain["tables"])
             return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:  # what JSON of another shape leads to
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:  # JSON of another shape
             raise ConfigError(f"no description of tables: {error!r}") from error
 
 

@@ -219,17 +219,20 @@ def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray
 
 
 def _read(stem: Path, held: HeldRange, start: int, low: int, high: int) -> None:
+    """The rows between two numbers; sums that were not written, as under another optimizer, begin."""
     for name, into in (("rows", held.rows), ("sums", held.sums)):
-        if len(into) and len(saved := _loaded(stem, name, into)):  # none where it was written under another optimizer
-            into[low - held.start : high - held.start] = saved[low - start : high - start]
+        if len(into):
+            saved = _loaded(stem, name, into)
+            part = saved[low - start : high - start] if len(saved) else held.first_sum
+            into[low - held.start : high - held.start] = part
 
 
 def _read_grown(stem: Path, held: HeldRange, ids_of: IdMap) -> None:
-    """The rows whose ids belong here, as far as there is room."""
+    """The rows whose ids belong here, as far as there is room; sums as in :func:`_read`."""
     ids, taken = _loaded(stem, "ids"), _loaded(stem, "taken")
     arrays = [(into, _loaded(stem, name, into)) for name, into in (("rows", held.rows), ("sums", held.sums))]
     for into, saved in arrays:
-        into[:1] = saved[:1] if len(saved) else 0
+        into[:1] = saved[:1] if len(saved) else held.first_sum
     for begin in range(0, len(ids), _BLOCK_IDS):
         block = np.asarray(ids[begin : begin + _BLOCK_IDS])
         part = bucket(block, held.many)
@@ -237,4 +240,4 @@ def _read_grown(stem: Path, held: HeldRange, ids_of: IdMap) -> None:
         slots = ids_of.take(block[mine])
         for into, saved in arrays:
             if len(into):
-                into[slots[slots > 0]] = saved[begin + mine[slots > 0]] if len(saved) else 0
+                into[slots[slots > 0]] = saved[begin + mine[slots > 0]] if len(saved) else held.first_sum

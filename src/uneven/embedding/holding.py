@@ -55,7 +55,7 @@ class ShardSpec:
             tables, ranges = json.loads(text)
             found = tuple(RowRange(int(table), int(start), int(stop)) for table, start, stop in ranges)
             return cls(TableSpec.read(tables), found)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of a shard: {error!r}") from error
 
 
@@ -70,6 +70,7 @@ class HeldRange(NamedTuple):
     Attributes:
         many: rows of the table that the range is of.
         map: of a table that grows: its rows are those of one array, the first that of all ids without one.
+        first_sum: Adagrad's of a row that begins.
     """
 
     table: str
@@ -79,6 +80,7 @@ class HeldRange(NamedTuple):
     rows: Floats
     sums: Floats
     map: IdMap | None
+    first_sum: float
 
 
 @dataclass(slots=True)
@@ -109,8 +111,12 @@ class Holding:
             table = tables[part.table]
             if into.map is None:
                 into.rows[:] = begin(table.name, seed, part.start, part.stop, table.dim, table.spread)
+                new = into.sums
             else:
+                new = into.sums[:1]
                 into.rows[0] = begin_by_id(np.array([-1]), _salt(table, seed), table.dim, table.spread)[0]
+            if held.first_sum:
+                new[:] = held.first_sum
         return held
 
     def slots(self, group: int, ids: Ids64, *, counted: bool) -> Ids:
@@ -124,8 +130,19 @@ class Holding:
             table = self.spec.tables.tables[self.spec.groups[group].ranges[0].table]
             salt = _salt(table, self.spec.tables.seed)
             self.rows[group][made] = begin_by_id(found.ids[made], salt, table.dim, table.spread)
-            self.sums[group][made if len(self.sums[group]) else []] = 0.0
+            self.begin_sums(group, made)
         return slots
+
+    @property
+    def first_sum(self) -> float:
+        """Adagrad's of a row that begins."""
+        optimizer = self.spec.tables.optimizer
+        return optimizer.initial_accumulator_value if isinstance(optimizer, RowwiseAdagrad) else 0.0
+
+    def begin_sums(self, group: int, rows: Ids | Ids64) -> None:
+        """Adagrad's sums of some rows of a group begin anew."""
+        if len(self.sums[group]):
+            self.sums[group][rows] = self.first_sum
 
     def __iter__(self) -> Iterator[HeldRange]:
         """The ranges, group by group."""
@@ -133,7 +150,9 @@ class Holding:
             for part, base in zip(group.ranges, group.bases, strict=True):
                 where = slice(base, base + part.rows + int(group.grows))
                 table = self.spec.tables.tables[part.table]
-                yield HeldRange(table.name, part.start, part.stop, table.held, rows[where], sums[where], found)
+                yield HeldRange(
+                    table.name, part.start, part.stop, table.held, rows[where], sums[where], found, self.first_sum
+                )
 
 
 def _map(table: Table, group: RowGroup) -> IdMap:

@@ -299,7 +299,7 @@ class TableShard:
                 self.kernels.update(rows, sums, one, values, optimizer)
             else:
                 rows[one.ids] = values
-                sums[one.ids if len(sums) else []] = 0.0
+                holding.begin_sums(group, one.ids)
         if m.kind is Say.GRADIENT:
             self.staleness[min(max(0, self.version - m.version), MOST_STALE)] += 1
         self.version += 1

@@ -23,7 +23,9 @@ TABLES = [
     Table("mean", 30, 4, pooling="mean"),
 ]
 FEATURES = ("left", "right", "large", "mean")
-OPTIMIZERS = [RowwiseAdagrad(lr=0.1), SGD(lr=0.1)]
+BEGUN = RowwiseAdagrad(lr=0.1, initial_accumulator_value=0.01)
+OPTIMIZERS = [RowwiseAdagrad(lr=0.1), BEGUN, SGD(lr=0.1)]
+OPTIMIZER_NAMES = ["adagrad", "begun", "sgd"]
 
 
 @pytest.fixture
@@ -45,7 +47,8 @@ class Plain(nn.Module):
         weights = {key.removeprefix("embedding_bags."): value.clone() for key, value in state.items()}
         self.bags.load_state_dict(weights)
         self.optimizer = optimizer
-        self.sums = {one.name: torch.zeros(one.rows) for one in TABLES}
+        first = getattr(optimizer, "initial_accumulator_value", 0.0)
+        self.sums = {one.name: torch.full((one.rows,), first) for one in TABLES}
 
     def forward(self, ids: dict[str, tuple[Tensor, ...]]) -> Tensor:
         found = []
@@ -78,7 +81,7 @@ def ragged(seed: int, batch: int = 12) -> dict[str, tuple[Tensor, ...]]:
     return found | {"large": (*found["large"], weights)}
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adagrad", "sgd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=OPTIMIZER_NAMES)
 @pytest.mark.parametrize("shards", [1, 3])
 def test_one_trainer_is_equal_to_one_process(closing: list[Any], optimizer: Any, shards: int) -> None:
     tables = EmbeddingBagCollection(TABLES, optimizer=optimizer, shards=shards, seed=3)
@@ -186,6 +189,10 @@ def test_ids_that_cannot_be_are_refused(closing: list[Any], ids: Any, why: str) 
         (lambda: Table("a", 3, 4, pooling="max"), "pooling='max'"),
         (lambda: Table("a", 3, 4, features="f"), "list of names"),
         (lambda: RowwiseAdagrad(lr=-1.0), "lr=-1.0"),
+        (lambda: RowwiseAdagrad(initial_accumulator_value=-1e-6), r"initial_accumulator_value=-1e-06\): give a finite"),
+        (lambda: RowwiseAdagrad(initial_accumulator_value=float("nan")), "initial_accumulator_value=nan"),
+        (lambda: RowwiseAdagrad(initial_accumulator_value=1e39), r"initial_accumulator_value=1e\+39"),
+        (lambda: RowwiseAdagrad(initial_accumulator_value="0"), "initial_accumulator_value='0'"),  # type: ignore[arg-type]
         (lambda: EmbeddingBagCollection([]), "got none"),
         (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("a", 3, 4, ["b"])]), "table 'a'"),
         (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("b", 3, 4, ["a"])]), "feature 'a'"),
@@ -231,13 +238,13 @@ def some_bags(seed: int, *, each: int, weighted: bool) -> tuple[Bags, np.ndarray
     return Bags(0, 6, count, ids, each, lengths, weights), given
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adagrad", "sgd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=OPTIMIZER_NAMES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("each", [1, 3, 0])
 def test_kernels_compute_what_the_reference_says(each: int, weighted: bool, optimizer: Any) -> None:
     for fast in (TorchKernels(), kernels()):
         rows = np.random.default_rng(0).standard_normal((25, 6), dtype=np.float32)
-        sums = np.zeros(25, np.float32)
+        sums = np.full(25, getattr(optimizer, "initial_accumulator_value", 0.0), np.float32)
         mine, my_sums = rows.copy(), sums.copy()
         for seed in range(3):
             bags, given = some_bags(seed, each=each, weighted=weighted)

@@ -23,6 +23,7 @@ from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.page import scaling_page
 from uneven_bench.recommendation.quality import quality
+from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 3.0
@@ -108,7 +109,7 @@ def run(quick: bool, told: Progress, case: str | None = None, report: Path | Non
         report: where to write pictures of how examples a second grow, one HTML file.
 
     Returns:
-        See :func:`judged`, :func:`uneven_bench.recommendation.quality.quality`, and
+        See :func:`judged`, :func:`uneven_bench.recommendation.tuning.judged`, and
         :mod:`uneven_bench.recommendation.faults`.
 
     Raises:
@@ -121,7 +122,9 @@ def run(quick: bool, told: Progress, case: str | None = None, report: Path | Non
         raise ConfigError(f"--report shows how examples a second grow, and --case {case} does not measure that")
     rounds = 1 if quick else _SEEDS
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "quality": lambda: quality(rounds, _QUICK_SAMPLES if quick else _SAMPLES, told),
+        "quality": lambda: quality(
+            rounds, _QUICK_SAMPLES if quick else _SAMPLES, QUICK_GRID if quick else GRID, told
+        ),
         "killed": lambda: killed(rounds, _QUICK_SAMPLES if quick else _SAMPLES, partial(told, "killed")),
         "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(told, "checkpoint")),
     }

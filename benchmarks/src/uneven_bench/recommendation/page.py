@@ -10,13 +10,14 @@ from rich.table import Table
 
 from uneven.report.draw import Figure, colour, layout, line
 from uneven.report.page import Page
+from uneven_bench.recommendation.tuning import Settings
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     more = [_faults(result)] if {"killed", "checkpoint"} & result.keys() else []
     if "examples_per_s" not in result:
-        return [*([_quality(result)] if "quality" in result else []), *more]
+        return [*_qualities(result), *more]
     rates = Table(title=f"{result['rounds']} rounds of {result['window_s']:g} s", box=SIMPLE_HEAD)
     for heading in ("", "examples/s"):
         rates.add_column(heading, justify="right" if rates.columns else "left")
@@ -43,7 +44,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             ratios.add_row(f"two trainers and a server ÷ TorchRec, batch {batch}", f"{measured:.2f}", bar)
     for (shares, measured), bar in zip(result["vs_torchrec_unequal"].items(), ("≥ 3.5", "≥ 5"), strict=False):
         ratios.add_row(f"÷ TorchRec on {shares} at equal processor time", f"{measured:.2f}", bar)
-    return [rates, ratios, *([_quality(result)] if "quality" in result else []), *more]
+    return [rates, ratios, *_qualities(result), *more]
 
 
 def scaling_page(result: dict[str, Any]) -> str:
@@ -105,15 +106,28 @@ def _faults(result: dict[str, Any]) -> Table:
     return shown
 
 
-def _quality(result: dict[str, Any]) -> Table:
-    shown = Table(title="one pass in virtual time", box=SIMPLE_HEAD)
-    for heading in ("", "log loss", "AUC"):
+def _qualities(result: dict[str, Any]) -> list[Table]:
+    """Each way at its own best settings, and all at equal ones."""
+    if "quality" not in result:
+        return []
+    own = _quality("one pass in virtual time, each way at its own best settings", result)
+    return [own, *(
+        _quality(f"the same, all at {Settings(**one['settings']).text}", one)
+        for one in result["quality_at_equal_settings"]
+    )]  # fmt: skip
+
+
+def _quality(title: str, result: dict[str, Any]) -> Table:
+    shown = Table(title=title, box=SIMPLE_HEAD)
+    for heading in ("", "first sum, table lr, dense lr", "log loss", "AUC"):
         shown.add_column(heading, justify="right" if shown.columns else "left")
     for name, each in result["quality"].items():
         loss, auc = (statistics.fmean(each[key]) for key in ("log_loss", "auc"))
-        shown.add_row(name, f"{loss:.4f}", f"{auc:.4f}")
+        shown.add_row(name, Settings(**each["settings"]).text, f"{loss:.4f}", f"{auc:.4f}")
     for other, bar in (("synchronous", "≤ +1 %"), ("sequential", "≤ +3 %")):
-        shown.add_row(f"asynchronous, worse than {other} by", f"{result[f'logloss_vs_{other}']:+.2%}", bar)
+        shown.add_row(f"asynchronous, worse than {other} by", bar, f"{result[f'logloss_vs_{other}']:+.2%}")
     for name, twin in result["foreground_twins"].items():
-        shown.add_row(f"S-EASGD ÷ FR-{name}, examples a unit of time", f"{twin['eps_ratio']:.2f}", "")
+        bar = "≤ 0" if name == "easgd-30" else ""
+        shown.add_row(f"S-EASGD less FR-{name}, log loss", bar, f"{twin['logloss_difference']:+.4f}")
+        shown.add_row(f"S-EASGD ÷ FR-{name}, examples a unit of time", "", f"{twin['eps_ratio']:.2f}")
     return shown

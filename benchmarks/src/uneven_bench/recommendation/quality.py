@@ -8,15 +8,19 @@
     foreground twin       each thread exchanges every so many of its own batches, and waits
 
 A batch lasts one unit of time and a little chance; an exchange occupies the sync server for half a unit, for all alike.
+With which settings each way is played, and what is said of it, is decided in :mod:`uneven_bench.recommendation.tuning`.
 """
 
 from __future__ import annotations
 
 import heapq
-import statistics
+import multiprocessing
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,11 +31,12 @@ from torch import Tensor, nn
 from uneven.embedding import RowwiseAdagrad
 from uneven.embedding.kernels import kernels
 from uneven.embedding.rows import Bags
+from uneven_bench.recommendation import tuning
 from uneven_bench.recommendation.clicks import Clicks, clicks
+from uneven_bench.recommendation.tuning import PLAIN, Learned, Pass, Settings
 
 DIM, BATCH, HELD = 16, 128, 5
 _EXCHANGE, _ALPHA, _JITTER = 0.5, 0.5, 0.1
-_TABLES, _DENSE_LR = RowwiseAdagrad(lr=0.05), 0.01
 TWINS = {"easgd-5": 5, "easgd-30": 30}
 
 
@@ -56,15 +61,6 @@ WAYS = {
     "asynchronous": Learning(4, 2, ahead=1, every=0),
     **{name: Learning(4, 2, ahead=1, every=every) for name, every in TWINS.items()},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """Log loss on what was held out, the area under the curve, and examples a unit of time."""
-
-    log_loss: float
-    auc: float
-    per_unit: float
 
 
 class ClickNet(nn.Module):
@@ -107,8 +103,10 @@ class _Thread:
 class OnePass:
     """See the module."""
 
-    def __init__(self, data: Clicks, way: Learning, seed: int) -> None:
+    def __init__(self, data: Clicks, way: Learning, seed: int, settings: Settings = PLAIN) -> None:
         self._way, self._data = way, data
+        self._tables = RowwiseAdagrad(settings.table_lr, initial_accumulator_value=settings.first_sum)
+        self._dense_lr = settings.dense_lr
         self._held = len(data.clicked) // HELD
         random = np.random.default_rng(seed)
         self._order = self._held + random.permutation(len(data.clicked) - self._held)
@@ -121,7 +119,7 @@ class OnePass:
         self._central = start.clone()
         spread = np.repeat(1 / np.sqrt(np.array(data.rows)), data.rows).astype(np.float32)[:, None]
         self._rows = (random.random((sum(data.rows), DIM), dtype=np.float32) * 2 - 1) * spread
-        self._sums = np.zeros(len(self._rows), np.float32)
+        self._sums = np.full(len(self._rows), settings.first_sum, np.float32)
         self._kernels = kernels()
         self._server_free = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -182,10 +180,10 @@ class OnePass:
         gradient = nn.utils.parameters_to_vector(dense)
         one = thread.trainer
         one.sums += gradient.square()
-        one.dense -= _DENSE_LR * gradient / (one.sums.sqrt() + 1e-10)
+        one.dense -= self._dense_lr * gradient / (one.sums.sqrt() + 1e-10)
         flat = self._bags(mine)
         given = np.ascontiguousarray(rows.numpy().reshape(-1, DIM))
-        self._kernels.update(self._rows, self._sums, flat, given, _TABLES)
+        self._kernels.update(self._rows, self._sums, flat, given, self._tables)
         self._ask(thread, 1)
         thread.since += 1
         if self._way.every and thread.since >= self._way.every:
@@ -232,42 +230,44 @@ class OnePass:
             for start in range(0, self._held, 4096):
                 some = np.arange(start, min(self._held, start + 4096))
                 scores.append(self._net(self._lookup(some), torch.from_numpy(self._data.numbers[some])))
-        score, clicked = torch.cat(scores).double(), self._data.clicked[: self._held]
-        return Learned(float(log_loss(clicked, score.sigmoid())), float(roc_auc_score(clicked, score)), per_unit)
+        half = self._held // 2  # the first is for validation
+        score, clicked = torch.cat(scores).double().numpy(), self._data.clicked[: self._held]
+        chance = 1 / (1 + np.exp(-score))
+        validation = float(log_loss(clicked[:half], chance[:half]))
+        auc = float(roc_auc_score(clicked[half:], score[half:]))
+        return Learned(float(log_loss(clicked[half:], chance[half:])), auc, validation, per_unit)
 
 
-def quality(seeds: int, samples: int, told: Callable[[str, str, float], None]) -> dict[str, Any]:
-    """All ways, on the same samples and seeds.
+def quality(
+    seeds: int, samples: int, grid: Sequence[Settings], told: Callable[[str, str, float], None]
+) -> dict[str, Any]:
+    """All ways, on the same samples and seeds, each tuned over the same grid; see :func:`tuning.judged`."""
+    data, ways = clicks(samples), list(WAYS)
+    cores = len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(cores, mp_context=context, initializer=_hold, initargs=(data,)) as pool:
+        tuned = _played(pool, tuning.to_tune(ways, grid), partial(told, "tuning in virtual time"))
+        wanted = tuning.to_report(tuning.chosen(tuned), seeds)
+        found = _played(pool, wanted, partial(told, "learning in virtual time"))
+    return tuning.judged(tuned, found, seeds, TWINS)
 
-    Returns:
-        ``logloss_vs_synchronous`` and ``logloss_vs_sequential`` (asynchronous over it, less 1, the mean over seeds),
-        ``foreground_twins`` (policy → examples a unit of time of the shadow over the twin's, and its log loss less the
-        twin's), and ``quality`` (way → log loss and AUC of each seed).
-    """
-    data = clicks(samples)
-    found: dict[str, list[Learned]] = {name: [] for name in WAYS}
-    for seed in range(seeds):
-        for place, (name, way) in enumerate(WAYS.items()):
-            told("learning in virtual time", f"{name}, seed {seed}", (seed * len(WAYS) + place) / (seeds * len(WAYS)))
-            found[name].append(OnePass(data, way, seed).run())
 
-    def worse(name: str) -> float:
-        pairs = zip(found["asynchronous"], found[name], strict=True)
-        return statistics.fmean(mine.log_loss / other.log_loss - 1 for mine, other in pairs)
+def _played(pool: Executor, passes: Sequence[Pass], told: Callable[[str, float], None]) -> dict[Pass, Learned]:
+    """One on each core; virtual time does not depend on it."""
+    under_way = {pool.submit(_play, one): one for one in passes}
+    for number, done in enumerate(as_completed(under_way), 1):
+        told(f"{under_way[done].way}, {number} of {len(passes)} passes", number / len(passes))
+    return {one: done.result() for done, one in under_way.items()}
 
-    def twin(name: str) -> dict[str, float]:
-        pairs = list(zip(found["asynchronous"], found[name], strict=True))
-        return {
-            "eps_ratio": statistics.fmean(mine.per_unit / other.per_unit for mine, other in pairs),
-            "logloss_difference": statistics.fmean(mine.log_loss - other.log_loss for mine, other in pairs),
-        }
 
-    return {
-        "logloss_vs_synchronous": worse("synchronous"),
-        "logloss_vs_sequential": worse("sequential"),
-        "foreground_twins": {name: twin(name) for name in TWINS},
-        "quality": {
-            name: {"log_loss": [one.log_loss for one in each], "auc": [one.auc for one in each]}
-            for name, each in found.items()
-        },
-    }
+_held: Clicks | None = None  # of a process of the pool, so that not every pass brings the log along
+
+
+def _hold(data: Clicks) -> None:
+    global _held
+    _held = data
+
+
+def _play(one: Pass) -> Learned:
+    assert _held is not None
+    return OnePass(_held, WAYS[one.way], one.seed, one.settings).run()
