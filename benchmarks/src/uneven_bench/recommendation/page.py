@@ -10,7 +10,7 @@ from rich.table import Table
 
 from uneven.report.draw import Figure, colour, layout, line
 from uneven.report.page import Page
-from uneven_bench.recommendation.tuning import Settings
+from uneven_bench.recommendation.tuning import LearningSettings
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -112,7 +112,7 @@ def _qualities(result: dict[str, Any]) -> list[Table]:
         return []
     own = _quality("one pass in virtual time, each way at its own best settings", result)
     return [own, *(
-        _quality(f"the same, all at {Settings(**one['settings']).text}", one)
+        _quality(f"the same, all at {LearningSettings(**one['settings']).text}", one)
         for one in result["quality_at_equal_settings"]
     )]  # fmt: skip
 
@@ -123,7 +123,7 @@ def _quality(title: str, result: dict[str, Any]) -> Table:
         shown.add_column(heading, justify="right" if shown.columns else "left")
     for name, each in result["quality"].items():
         loss, auc = (statistics.fmean(each[key]) for key in ("log_loss", "auc"))
-        shown.add_row(name, Settings(**each["settings"]).text, f"{loss:.4f}", f"{auc:.4f}")
+        shown.add_row(name, LearningSettings(**each["settings"]).text, f"{loss:.4f}", f"{auc:.4f}")
     for other, bar in (("synchronous", "≤ +1 %"), ("sequential", "≤ +3 %")):
         shown.add_row(f"asynchronous, worse than {other} by", bar, f"{result[f'logloss_vs_{other}']:+.2%}")
     for name, twin in result["foreground_twins"].items():

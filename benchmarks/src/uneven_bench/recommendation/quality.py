@@ -33,7 +33,7 @@ from uneven.embedding.kernels import kernels
 from uneven.embedding.rows import Bags
 from uneven_bench.recommendation import tuning
 from uneven_bench.recommendation.clicks import Clicks, clicks
-from uneven_bench.recommendation.tuning import PLAIN, Learned, Pass, Settings
+from uneven_bench.recommendation.tuning import PLAIN, Learned, LearningSettings, Pass
 
 DIM, BATCH, HELD = 16, 128, 5
 _EXCHANGE, _ALPHA, _JITTER = 0.5, 0.5, 0.1
@@ -103,7 +103,7 @@ class _Thread:
 class OnePass:
     """See the module."""
 
-    def __init__(self, data: Clicks, way: Learning, seed: int, settings: Settings = PLAIN) -> None:
+    def __init__(self, data: Clicks, way: Learning, seed: int, settings: LearningSettings = PLAIN) -> None:
         self._way, self._data = way, data
         self._tables = RowwiseAdagrad(settings.table_lr, initial_accumulator_value=settings.first_sum)
         self._dense_lr = settings.dense_lr
@@ -239,14 +239,14 @@ class OnePass:
 
 
 def quality(
-    seeds: int, samples: int, grid: Sequence[Settings], told: Callable[[str, str, float], None]
+    seeds: int, samples: int, grid: Sequence[LearningSettings], told: Callable[[str, str, float], None]
 ) -> dict[str, Any]:
     """All ways, on the same samples and seeds, each tuned over the same grid; see :func:`tuning.judged`."""
     data, ways = clicks(samples), list(WAYS)
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(cores, mp_context=context, initializer=_hold, initargs=(data,)) as pool:
-        tuned = _played(pool, tuning.to_tune(ways, grid), partial(told, "tuning in virtual time"))
+        tuned = _played(pool, tuning.to_tune(ways, grid, seeds), partial(told, "tuning in virtual time"))
         wanted = tuning.to_report(tuning.chosen(tuned), seeds)
         found = _played(pool, wanted, partial(told, "learning in virtual time"))
     return tuning.judged(tuned, found, seeds, TWINS)

@@ -20,7 +20,7 @@ TUNING_SEEDS = (1000, 1001)
 """Not among the seeds that are reported. With one alone chance chooses: two seeds at a high rate differ by 2 %."""
 
 
-class Settings(NamedTuple):
+class LearningSettings(NamedTuple):
     """How a way learns.
 
     Attributes:
@@ -38,16 +38,16 @@ class Settings(NamedTuple):
         return f"{self.first_sum:g}, {self.table_lr:g}, {self.dense_lr:g}"
 
 
-PLAIN = Settings()
-GRID = tuple(Settings(*one) for one in product((0.0, 1e-6, 1e-5, 1e-4), (0.1, 0.2), (0.01, 0.02)))
-QUICK_GRID = tuple(Settings(*one) for one in product((0.0, 1e-5), (0.05, 0.1), (0.02,)))
+PLAIN = LearningSettings()
+GRID = tuple(LearningSettings(*one) for one in product((0.0, 1e-6, 1e-5, 1e-4), (0.1, 0.2), (0.01, 0.02)))
+QUICK_GRID = (PLAIN, LearningSettings(1e-5, 0.1, 0.02))
 
 
 class Pass(NamedTuple):
     """One way through the log."""
 
     way: str
-    settings: Settings
+    settings: LearningSettings
     seed: int
 
 
@@ -67,29 +67,30 @@ class Learned:
     per_unit: float
 
 
-def to_tune(ways: Iterable[str], grid: Sequence[Settings]) -> list[Pass]:
-    """What has to be played before settings are chosen."""
-    return [Pass(way, settings, seed) for settings in grid for way in ways for seed in TUNING_SEEDS]
+def to_tune(ways: Iterable[str], grid: Sequence[LearningSettings], seeds: int) -> list[Pass]:
+    """What has to be played before settings are chosen, where so many seeds are reported."""
+    ways = tuple(ways)
+    return [Pass(way, settings, seed) for settings in grid for way in ways for seed in TUNING_SEEDS[:seeds]]
 
 
-def chosen(tuned: Mapping[Pass, Learned]) -> dict[str, Settings]:
+def chosen(tuned: Mapping[Pass, Learned]) -> dict[str, LearningSettings]:
     """Each way's own best settings, by the mean over seeds on the validation part; of equals the first."""
     return {way: min(each, key=each.__getitem__) for way, each in _validated(tuned).items()}
 
 
-def _validated(tuned: Mapping[Pass, Learned]) -> dict[str, dict[Settings, float]]:
-    found: dict[str, dict[Settings, list[float]]] = {}
+def _validated(tuned: Mapping[Pass, Learned]) -> dict[str, dict[LearningSettings, float]]:
+    found: dict[str, dict[LearningSettings, list[float]]] = {}
     for one, learned in tuned.items():
         found.setdefault(one.way, {}).setdefault(one.settings, []).append(learned.validation)
     return {way: {one: statistics.fmean(many) for one, many in each.items()} for way, each in found.items()}
 
 
-def equals(own: Mapping[str, Settings]) -> tuple[Settings, ...]:
+def equals(own: Mapping[str, LearningSettings]) -> tuple[LearningSettings, ...]:
     """The settings at which all ways are compared as well."""
     return tuple(dict.fromkeys((PLAIN, own["asynchronous"])))
 
 
-def to_report(own: Mapping[str, Settings], seeds: int) -> list[Pass]:
+def to_report(own: Mapping[str, LearningSettings], seeds: int) -> list[Pass]:
     """What has to be played after settings were chosen, each once."""
     wanted = (
         Pass(way, settings, seed)
@@ -127,7 +128,7 @@ def judged(
 
 
 def _compared(
-    at: Mapping[str, Settings], found: Mapping[Pass, Learned], seeds: int, twins: Iterable[str]
+    at: Mapping[str, LearningSettings], found: Mapping[Pass, Learned], seeds: int, twins: Iterable[str]
 ) -> dict[str, Any]:
     each = {way: [found[Pass(way, settings, seed)] for seed in range(seeds)] for way, settings in at.items()}
 
