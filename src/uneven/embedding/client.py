@@ -1,7 +1,7 @@
 """A worker's end of the table servers: ask for a batch's numbers, give its gradient.
 
-Every request returns at once; only asking for the outcome waits. Any thread may ask and give, and sends as it does; a
-thread of the line takes the answers, gives signs of life, and brings a shard that has been started again up to date.
+Every request returns at once; only asking for the outcome waits. Any thread may ask and give: a thread of the line
+carries the messages, gives signs of life, and brings a shard that has been started again up to date.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Both compute what :mod:`uneven.embedding.rows` says, which the tests hold agains
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -97,12 +97,10 @@ def _compiled() -> Callable[..., None]:
     ids, weights, given = read(int32, 1), read(float32, 1), read(float32, 2)
     rows, sums, wholes = float32[:, ::1], float32[::1], int32[::1]
     signature = types.void(rows, sums, ids, wholes, weights, given, float64, float64, wholes)
-    # In any order, so that a row's numbers are squared and added up side by side. NaN and infinity stay what they are.
-    made = partial(numba.njit, signature, nogil=True, fastmath={"reassoc", "contract", "nsz"})
     try:
-        return cast(Callable[..., None], made(cache=True)(_update))
+        return cast(Callable[..., None], numba.njit(signature, nogil=True, cache=True)(_update))
     except RuntimeError:  # there is no folder that it could keep what it compiles in
-        return cast(Callable[..., None], made()(_update))
+        return cast(Callable[..., None], numba.njit(signature, nogil=True)(_update))
 
 
 def _update(
@@ -111,22 +109,19 @@ def _update(
     """The rows of a batch are numbered as they come, their gradients added up, and each steps once."""
     dim = rows.shape[1]
     found = np.empty(len(ids), np.int32)
-    total = np.empty((len(ids), dim), np.float32)
+    total = np.zeros((len(ids), dim), np.float32)
     count = 0
     for bag in range(len(ends) - 1):
         for place in range(ends[bag], ends[bag + 1]):
             row = ids[place]
-            scale = weights[place] if len(weights) else np.float32(1)
             at = marks[row]
-            if at >= 0:
-                for k in range(dim):
-                    total[at, k] += scale * given[bag, k]
-                continue
-            marks[row] = count
-            found[count] = row
+            if at < 0:
+                at = marks[row] = count
+                found[count] = row
+                count += 1
+            scale = weights[place] if len(weights) else np.float32(1)
             for k in range(dim):
-                total[count, k] = scale * given[bag, k]
-            count += 1
+                total[at, k] += scale * given[bag, k]
     for at in range(count):
         row = found[at]
         marks[row] = -1

@@ -7,8 +7,8 @@
     client.pull(step - staleness).into(arrays)           # waits until every worker has finished so many steps
 
 Every request returns a :class:`Reply` at once; only asking it for its outcome waits. Any thread may make requests, one
-after the other, and sends them; a thread of the line takes the answers, gives signs of life, and brings a shard that
-has been started again back to where it was, even while the worker computes.
+after the other; a thread of the line carries them, gives signs of life, and brings a shard that has been started again
+back to where it was, even while the worker computes.
 """
 
 from __future__ import annotations

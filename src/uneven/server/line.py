@@ -1,14 +1,8 @@
-"""Between a client and its shards: all of a worker's conversations over ZeroMQ.
-
-Whoever posts a message sends it there and then; waking another thread for it costs more than to send. One thread takes
-what comes, connects, and gives signs of life. It waits on ZeroMQ's file descriptors without touching the sockets.
-"""
+"""Between a client and its shards: one thread for all of a worker's conversations over ZeroMQ."""
 
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
 import threading
 import time
 from collections import deque
@@ -23,6 +17,7 @@ from uneven.server import wire
 from uneven.server.keys import SERVER, Address, Keys, address, client_keys, shards_in
 from uneven.server.wire import Refused
 
+_WAKE = "inproc://wake"
 _LINGER_MS = 500
 """How long the end may take for messages that nobody takes any more; see the same in host.py for why it is not 0."""
 
@@ -32,12 +27,6 @@ a word. A piece of a message takes so long at half a megabit a second."""
 
 _QUEUE = 64
 """Messages that may wait in a socket. Lost ones are sent again, so a full queue delays and does no more."""
-
-COPIED_BYTES = 1 << 19
-"""Frames up to this size are copied into ZeroMQ. Larger ones are sent from where they are; pyzmq then tells a thread of
-its own when each of them has gone, which interrupts everybody else for longer than such a copy takes."""
-
-_FAILURES = (zmq.ZMQError, OSError, ValueError, RuntimeError)
 
 
 class Codec(Protocol):
@@ -73,7 +62,7 @@ class ShardLine(Protocol):
         ...
 
     def post(self, shard: int, messages: Sequence[Any]) -> None:
-        """Send, now or soon."""
+        """Send, later."""
         ...
 
     def where(self, shard: int) -> str:
@@ -120,12 +109,8 @@ class ZmqLine:
         self._posted: deque[tuple[int, Any]] = deque()
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._lines: list[_Connection] = []  # while the thread is there
-        self._using = threading.Lock()  # of these: a socket belongs to one thread at a time
-        self._failed: Exception | None = None  # in sending, perhaps in a thread that has no use for it
-        self._woken, self._wakeup = socket.socketpair()
-        self._woken.setblocking(False)
-        self._wakeup.setblocking(False)
+        self._wakeup = self._context.socket(zmq.PAIR)
+        self._wakeup.bind(_WAKE)
         self._waking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -149,9 +134,9 @@ class ZmqLine:
         self._thread.start()
 
     def post(self, shard: int, messages: Sequence[Any]) -> None:
-        """Send; where another thread is about to, it sends these as well."""
+        """Send, later."""
         self._posted.extend((shard, message) for message in messages)
-        self._send()
+        self._wake()
 
     def where(self, shard: int) -> str:
         """The address, if the shard has announced one."""
@@ -168,13 +153,15 @@ class ZmqLine:
             self._thread.join()
         with self._waking:
             self._wakeup.close()
-            self._woken.close()
         self._context.destroy()
 
     def _wake(self) -> None:
-        with self._waking, contextlib.suppress(BlockingIOError):  # it has calls enough to wake by
-            if self._wakeup.fileno() >= 0:
-                self._wakeup.send(b"!")
+        with self._waking:  # a socket belongs to one thread at a time
+            if self._wakeup.closed:
+                return
+            # Asking first whether it takes one would not do: the thread may end in between.
+            with contextlib.suppress(zmq.Again):  # it has not begun, or has ended, or has calls enough to wake by
+                self._wakeup.send(b"", zmq.NOBLOCK)
 
     def _find(self, shard: int) -> Callable[[], Address | None]:
         def find() -> Address | None:
@@ -186,72 +173,39 @@ class ZmqLine:
     def _run(self, ear: Ear) -> None:
         try:
             self._converse(ear)
-        except _FAILURES as error:
+        except (zmq.ZMQError, OSError, ValueError, RuntimeError) as error:
             ear.broken(error)
 
     def _converse(self, ear: Ear) -> None:
-        with self._using:
-            self._lines = [
-                _Connection(self._context, self._keys, self._find(shard), self._codec) for shard in range(self.shards)
-            ]
+        wakeup = self._context.socket(zmq.PAIR)
+        wakeup.connect(_WAKE)
+        lines = [_Connection(self._context, self._keys, self._find(shard), self._codec) for shard in range(self.shards)]
+        poller = zmq.Poller()
+        poller.register(wakeup, zmq.POLLIN)
         next_beat_s = 0.0
         try:
             while True:
-                ended = self._ended.is_set()  # before the last look at what has been posted
-                for shard, message in self._take():
-                    ear.received(shard, message)
+                for shard, line in enumerate(lines):
+                    line.refresh(poller, time.monotonic(), self._refresh_s)
+                    for message in line.messages():
+                        ear.received(shard, message)
                 if time.monotonic() >= next_beat_s:
                     next_beat_s = time.monotonic() + self._beat_s
                     for shard in range(self.shards):
                         ear.beat(shard)
-                self._send()
+                while wakeup.poll(0):
+                    wakeup.recv()
+                ended = self._ended.is_set()  # before the last look at what has been posted
+                while self._posted:
+                    shard, message = self._posted.popleft()
+                    lines[shard].send(message)
                 if ended:
                     break
-                self._wait(next_beat_s - time.monotonic())
+                poller.poll(max(1, int(1e3 * (next_beat_s - time.monotonic()))))
         finally:
-            with self._using:
-                for line in self._lines:
-                    line.close()
-                self._lines = []
-
-    def _take(self) -> list[tuple[int, Any]]:
-        """What has come, by shard."""
-        if self._failed is not None:
-            raise self._failed
-        found: list[tuple[int, Any]] = []
-        with self._using:
-            for shard, line in enumerate(self._lines):
-                line.refresh(time.monotonic(), self._refresh_s)
-                found += [(shard, message) for message in line.messages()]
-        return found
-
-    def _send(self) -> None:
-        """What has been posted, unless another thread is doing that: it looks again after it has let the sockets go."""
-        while self._posted and self._lines and self._using.acquire(blocking=False):
-            try:
-                self._send_posted()
-            except _FAILURES as error:
-                self._failed = error
-                self._wake()
-            finally:
-                self._using.release()
-
-    def _send_posted(self) -> None:
-        while self._posted and self._lines:
-            shard, message = self._posted.popleft()
-            self._lines[shard].send(message)
-            if self._lines[shard].ready:  # sending has taken notice of it, and the descriptor will not tell any more
-                self._wake()
-
-    def _wait(self, limit_s: float) -> None:
-        """Until something may have come, or somebody wakes this thread."""
-        waiting = select.poll()
-        for descriptor in (self._woken.fileno(), *(one.descriptor for one in self._lines)):
-            if descriptor is not None:
-                waiting.register(descriptor, select.POLLIN)
-        waiting.poll(max(1, int(1e3 * limit_s)))
-        with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
+            wakeup.close()
+            for line in lines:
+                line.close()
 
 
 class _Connection:
@@ -260,13 +214,9 @@ class _Connection:
     Signs of life wait behind what is on its way, for seconds where a large message passes a slow link. To begin anew
     then would throw away what has come through, again and again. So where the shard has been heard on this socket, and
     the same process is still where it was, the connection is kept; should it break, ZeroMQ makes it again by itself.
-
-    Attributes:
-        descriptor: of a file that can be read when something has come since the socket was used last; None before it.
     """
 
     def __init__(self, context: Any, keys: Keys, find: Callable[[], Address | None], codec: Codec) -> None:
-        self.descriptor: int | None = None
         self._codec = codec
         self._context = context
         self._keys = keys
@@ -277,12 +227,7 @@ class _Connection:
         self._target: Address | None = None
         self._found: Address | None = None  # where the socket leads to, once the shard has been heard on it
 
-    @property
-    def ready(self) -> bool:
-        """Whether something has come."""
-        return self._socket is not None and bool(self._socket.get(zmq.EVENTS) & zmq.POLLIN)
-
-    def refresh(self, now_s: float, limit_s: float) -> None:
+    def refresh(self, poller: Any, now_s: float, limit_s: float) -> None:
         """Connect, first or again, where there is an address; not more often than once in ``limit_s``."""
         silent_s = now_s - self._heard_s
         if silent_s < limit_s if self._socket is not None else silent_s < min(limit_s, 0.05):
@@ -300,20 +245,20 @@ class _Connection:
         local = found.local is not None and not self._in_vain
         self._in_vain = local
         if self._socket is not None:
+            poller.unregister(self._socket)
             self._socket.close()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.copy_threshold = COPIED_BYTES
         self._socket.setsockopt(zmq.SNDHWM, _QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, _QUEUE)
         if not local:
             self._keys.join(self._socket)
         self._socket.connect(found.local if local else found.remote)
-        self.descriptor = self._socket.get(zmq.FD)
+        poller.register(self._socket, zmq.POLLIN)
 
     def messages(self) -> list[Any]:
         """What has come. What is no message is passed over: only the shard has the keys for this connection."""
         found: list[Any] = []
-        while self.ready:
+        while self._socket is not None and self._socket.poll(0):
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 found.append(self._codec.decode([frame.buffer for frame in frames]))

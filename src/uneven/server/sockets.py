@@ -20,7 +20,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from uneven.errors import ConfigError, PeerError
 from uneven.server.keys import Keys, address, local_target, publish, server_keys
-from uneven.server.line import COPIED_BYTES
 from uneven.server.wire import PIECE_BYTES
 
 LOOPBACK = "tcp://127.0.0.1"
@@ -97,7 +96,6 @@ class ShardSockets:
 
     def _router(self) -> Any:
         socket = self._context.socket(zmq.ROUTER)
-        socket.copy_threshold = COPIED_BYTES
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
@@ -125,7 +123,7 @@ class ShardSockets:
                 self.shard.counts["strangers"] += 1
             for socket in (self._socket, self._near):
                 if socket in ready:
-                    self._take_some(socket)
+                    self._take(socket)
             if self.shard.busy or time.monotonic() >= next_tick_s:
                 next_tick_s = time.monotonic() + _TICK_S
                 self._send(self.shard.tick(time.monotonic()))
@@ -144,13 +142,6 @@ class ShardSockets:
         known = (version, domain, mechanism, credentials) == (b"1.0", _DOMAIN, b"CURVE", [self._worker_key])
         status, text = (b"200", b"") if known else (b"400", b"not a key of this run")
         self._guard.send_multipart([b"1.0", request, status, text, b"", b""])
-
-    def _take_some(self, socket: Any) -> None:
-        """What has come, without asking all sockets after each message; not for so long that a tick comes late."""
-        end_s = time.monotonic() + _TICK_S / 2
-        self._take(socket)
-        while socket.get(zmq.EVENTS) & zmq.POLLIN and time.monotonic() < end_s:
-            self._take(socket)
 
     def _take(self, socket: Any) -> None:
         route, *frames = socket.recv_multipart(copy=False)

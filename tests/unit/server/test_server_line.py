@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,73 +169,3 @@ def test_a_silent_shard_that_was_never_heard_is_tried_again(pinging: tuple[Pinge
     while len(found) < 2 and time.monotonic() < end:
         found |= {by for by, _ in shard.waiting()}
     assert len(found) == 2
-
-
-class BusyEar(Pinger):
-    """Is not through with what it hears until it is told so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hears, self.through = threading.Event(), threading.Event()
-
-    def received(self, shard: int, message: Message) -> None:
-        super().received(shard, message)
-        self.hears.set()
-        assert self.through.wait(20.0)
-
-
-@pytest.fixture
-def quiet(tmp_path: Path) -> Iterator[tuple[BusyEar, Listener]]:
-    """A line that gives one sign of life, at its start: whatever it misses, it misses for ever."""
-    directory, context = tmp_path / "server", zmq.Context()
-    make_keys(directory)
-    shard, ear = Listener(context, directory), BusyEar()
-    ear.line = ZmqLine(directory, 1, beat_s=3600.0)
-    ear.line.open(ear)
-    yield ear, shard
-    ear.through.set()
-    ear.line.close()
-    shard.socket.close(linger=0)
-    context.term()
-
-
-def test_who_posts_sends_while_the_lines_thread_is_busy(quiet: tuple[BusyEar, Listener]) -> None:
-    ear, shard = quiet
-    shard.answer()
-    assert ear.hears.wait(20.0)
-    assert ear.line is not None
-    ear.line.post(0, [Message(kind=Kind.PING, number=7)])
-    assert [message.number for _, message in shard.waiting()] == [7]
-
-
-def test_no_answer_is_missed_while_others_send(quiet: tuple[BusyEar, Listener]) -> None:
-    """Who sends takes notice of what has come in the thread's place, and tells it."""
-    ear, shard = quiet
-    ear.through.set()
-    shard.answer()
-    assert heard(ear, 1)
-    line, many, ended = ear.line, 3 * 400, threading.Event()
-    assert line is not None
-
-    def post() -> None:
-        for number in range(many // 3):
-            line.post(0, [Message(kind=Kind.PING)])
-            assert heard(ear, 3 * number - 15)  # no more under way than half of what a socket keeps
-
-    def answer() -> None:
-        while not ended.is_set():
-            if shard.socket.poll(50):
-                route, *_ = shard.socket.recv_multipart()
-                shard.socket.send_multipart([route, *encode(Message(kind=Kind.WELCOME))])
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    posting = [threading.Thread(target=post) for _ in range(3)]
-    for one in posting:
-        one.start()
-    for one in posting:
-        one.join()
-    found = heard(ear, 1 + many)
-    ended.set()
-    answering.join()
-    assert found

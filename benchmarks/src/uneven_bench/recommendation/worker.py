@@ -82,7 +82,7 @@ def _in_session(asked: argparse.Namespace) -> None:
     ahead: dict[str, Any] = {"ids": lambda batch: batch[0], "ahead": 1} if remote else {}
     loader = session.loader(Log(1 << 22), asked.batch * size, shuffle=False, collate_fn=_same, **ahead)
     marks = Marks(asked.folder, session.rank, size, asked.window_s)
-    _train(model, [optimizer], loader, marks, together=False)
+    _train(model, [optimizer], loader, marks)
     session.close()
 
 
@@ -116,8 +116,7 @@ def _plain(asked: argparse.Namespace) -> None:
     if sparse := list(tables.parameters()):
         optimizers.append(torch.optim.Adagrad(sparse, lr=0.05))
     model = DistributedDataParallel(bare) if asked.way == "ddp" else bare
-    marks = Marks(asked.folder, rank, size, asked.window_s)
-    _train(model, optimizers, _batches(Log(), asked.batch, rank, size), marks, together=asked.way == "ddp")
+    _train(model, optimizers, _batches(Log(), asked.batch, rank, size), Marks(asked.folder, rank, size, asked.window_s))
 
 
 def _batches(log: Log, batch: int, rank: int, size: int) -> Iterator[Any]:
@@ -127,22 +126,25 @@ def _batches(log: Log, batch: int, rank: int, size: int) -> Iterator[Any]:
         start += batch * size
 
 
-def _train(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Any, marks: Marks, *, together: bool
-) -> None:
+def _train(model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Any, marks: Marks) -> None:
     for number, (ids, numbers, clicked) in enumerate(batches):
         F.binary_cross_entropy_with_logits(model(ids, numbers), clicked).backward()
         for one in optimizers:
             one.step()
             one.zero_grad()
-        over = marks.over()
-        if _voted(over, number) if together else over:
+        if _all(marks.over(), number):
             break
     marks.write()
 
 
-def _voted(over: bool, number: int) -> bool:
+def _all(over: bool, number: int) -> bool:
     """Under DDP all end in the same step: they vote in every fourth."""
+    if not dist.is_initialized() or uneven.world.discover().run_directory is not None:
+        return over
+    return _voted(over, number)
+
+
+def _voted(over: bool, number: int) -> bool:
     if number % 4:
         return False
     votes = torch.tensor(float(over))
