@@ -78,7 +78,7 @@ class ClaimedSamples(StoredSampleCounter):
                     runs.setdefault(part.epoch, []).append((part.start, part.end))
             self._learnt = [part for part in self._learnt if (part.epoch, part.start) in unused]
             self._holding = self._holding.gives(update, {epoch: merged(those) for epoch, those in runs.items()})
-            self._note()
+            self._store.keep(*self._noted())  # before anything of it is sent, or what has arrived could come again
 
     def gave(self) -> None:
         """It has arrived."""
@@ -92,7 +92,10 @@ class ClaimedSamples(StoredSampleCounter):
             self._note()
 
     def _note(self) -> None:
-        self._store.put(self._key_of(self._store.rank), self._holding.text())
+        self._store.put(*self._noted())
+
+    def _noted(self) -> tuple[str, str]:
+        return self._key_of(self._store.rank), self._holding.text()
 
     # ---------------------------------------------------------------- members
     def members(self, iteration: int) -> Members:

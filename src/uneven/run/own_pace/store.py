@@ -43,6 +43,12 @@ class SessionStore:
         """Write a text."""
         self._ask(lambda: self._store.set(key, text))
 
+    def keep(self, key: str, text: str) -> None:
+        """Write a text, and return when it is there: a write alone has no answer, and may still be on its way when this
+        process, or its machine, is lost."""
+        self.put(key, text)
+        self.has(key)
+
     def delete(self, key: str) -> None:
         """Forget a text."""
         self._ask(lambda: self._store.delete_key(key))
