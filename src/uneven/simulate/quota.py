@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from uneven.errors import ConfigError
+
 _SLICE_S = 5e-3
 """What a core takes at once (sysctl kernel.sched_cfs_bandwidth_slice_us)."""
 
@@ -29,6 +31,9 @@ _KEPT_S = 1e-3
 
 _TICK_S = 4e-3
 """From one tick of a core's clock to the next: CONFIG_HZ=250, as Debian has it."""
+
+_MOST_PERIODS = 100_000
+"""Most periods that one piece of work may stand still for; ours."""
 
 _PAID_S = 1e-9
 """What a core whose debt has been paid is given on top."""
@@ -81,11 +86,21 @@ class Quota:
 
         Returns:
             When it ended, and how much was done.
+
+        Raises:
+            ConfigError: it stands still too often until then.
         """
-        now_s, done_s = start_s, 0.0
+        now_s, done_s, waited = start_s, 0.0, 0
         self._go_on(now_s, rate)
         while done_s < work_s and now_s < until_s:
             if not self._takes(core):
+                waited += 1
+                if waited > _MOST_PERIODS:
+                    raise ConfigError(
+                        f"a piece of work of {work_s:g} s waits for more than {_MOST_PERIODS:,} periods of "
+                        f"{self.period_s:g} s: give its node a longer period_s, 0 to have its time dealt out evenly, "
+                        f"or more cores"
+                    )
                 now_s = self.next_s
                 self._go_on(now_s, rate)
                 self._pay(core)

@@ -156,8 +156,9 @@ class Rings:
         busy = [worker for worker in meeting.arrived.values() if worker.machine.exchange_work_s]
         if any(worker.machine.processor.dealt_out for worker in busy):
             self._pass_on(meeting)
-            return
         for worker in busy:
+            if worker.rank in meeting.ends_s:
+                continue
             busy_s, end_s = worker.own_side(now_s)
             meeting.own_end_s = max(meeting.own_end_s, end_s)
             if not meeting.exchange.beside:
@@ -185,14 +186,17 @@ class Rings:
             self._await(meeting)
         elif meeting.ends_s and not meeting.exchange.parties:
             for rank, worker in meeting.arrived.items():
-                self._stage.queue.at(max(meeting.ends_s[rank], now_s), self._reached, meeting, worker)
+                end_s = meeting.ends_s.get(rank, meeting.own_end_s)  # one that came back meanwhile was not waited for
+                self._stage.queue.at(max(end_s, now_s), self._reached, meeting, worker)
         elif meeting.own_end_s > now_s:
             meeting.event = self._stage.queue.at(meeting.own_end_s, self._reduced, meeting)
         else:
             self._reduced(meeting)
 
     def _reached(self, meeting: Round, worker: Worker) -> None:
-        """One of them has the outcome."""
+        """One of them has the outcome, if it is still there."""
+        if meeting.arrived.get(worker.rank) is not worker:
+            return
         if not meeting.closed:
             self._close(meeting)
         self._goes_on(meeting, worker)

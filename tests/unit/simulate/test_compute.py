@@ -143,3 +143,11 @@ def test_under_a_quota_each_goes_on_when_its_own_part_of_an_exchange_is_over() -
     assert len(set(under_quota)) == 3
     assert max(under_quota) - min(under_quota) < 0.03
     assert max(under_quota) > 1.0
+
+
+@pytest.mark.parametrize("at_s", [0.05, 0.06, 0.17])
+@pytest.mark.parametrize("do", [Do.KILL, Do.LEAVE])
+def test_who_goes_in_the_midst_of_a_ring_under_a_quota_holds_nobody_up(at_s: float, do: Do) -> None:
+    nodes = (node(name, step_s=0.05, cores=0.3, period_s=0.01) for name in "abc")
+    gone = (Event(do=do, node="b", at_s=at_s), Event(do=do, node="c", at_s=at_s + 0.001))
+    assert len(Ran(cluster(*nodes, exchange_core_s=0.004, events=gone), iterations=5).of(0)) == 5

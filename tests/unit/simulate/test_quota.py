@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uneven.errors import ConfigError
 from uneven.simulate.quota import Quota
 
 MS = 1e-3
@@ -82,3 +83,8 @@ def test_where_it_begins_is_given_by_the_seed() -> None:
     first = Quota.begun(0.01, 2, (1, 2))
     assert first == Quota.begun(0.01, 2, (1, 2)) != Quota.begun(0.01, 2, (1, 3))
     assert -0.01 <= first.next_s <= 0.0
+
+
+def test_work_that_waits_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="more than 100,000 periods of 0.01 s: give its node a longer period_s"):
+        of_three_tenths().run(0, 0.0, 10.0, lambda time_s: 1e-7)
