@@ -113,7 +113,10 @@ class Processor:
         if self._node.load.at(start_s) > 0.0 and start_s > quota.rested_s:
             quota.lose(start_s, self._dealt)
         whole = self._node.cores / self._node.threads
-        end_s, done_s = quota.run(core, start_s, work_s * whole, self._dealt, until_s)
+        try:
+            end_s, done_s = quota.run(core, start_s, work_s * whole, self._dealt, until_s)
+        except ConfigError as error:
+            raise ConfigError(f"node {self._node.name!r}: {error}") from error
         return end_s, done_s / whole
 
     def _dealt(self, time_s: float) -> float:

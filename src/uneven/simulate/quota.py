@@ -98,7 +98,7 @@ class Quota:
                 if waited > _MOST_PERIODS:
                     raise ConfigError(
                         f"a piece of work of {work_s:g} s waits for more than {_MOST_PERIODS:,} periods of "
-                        f"{self.period_s:g} s: give its node a longer period_s, 0 to have its time dealt out evenly, "
+                        f"{self.period_s:g} s: give the node a longer period_s, 0 to have its time dealt out evenly, "
                         f"or more cores"
                     )
                 now_s = self.next_s

@@ -13,6 +13,7 @@ from small_world import Ran, cluster, node
 
 from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import Node, Trace, steady
+from uneven.errors import ConfigError
 from uneven.simulate.compute import Jitter, Processor
 
 
@@ -151,3 +152,8 @@ def test_who_goes_in_the_midst_of_a_ring_under_a_quota_holds_nobody_up(at_s: flo
     nodes = (node(name, step_s=0.05, cores=0.3, period_s=0.01) for name in "abc")
     gone = (Event(do=do, node="b", at_s=at_s), Event(do=do, node="c", at_s=at_s + 0.001))
     assert len(Ran(cluster(*nodes, exchange_core_s=0.004, events=gone), iterations=5).of(0)) == 5
+
+
+def test_a_node_whose_quota_is_far_too_small_is_named() -> None:
+    with pytest.raises(ConfigError, match="node 'tiny': a piece of work"):
+        Processor(Node(name="tiny", cores=1e-6, period_s=0.001), 1).end_s(0.0, 1e6)

@@ -86,5 +86,5 @@ def test_where_it_begins_is_given_by_the_seed() -> None:
 
 
 def test_work_that_waits_without_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"more than 100,000 periods of 0\.01 s: give its node a longer period_s"):
+    with pytest.raises(ConfigError, match=r"more than 100,000 periods of 0\.01 s: give the node a longer period_s"):
         of_three_tenths().run(0, 0.0, 10.0, lambda time_s: 1e-7)
