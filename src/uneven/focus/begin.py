@@ -133,7 +133,7 @@ def retune(
                    policy=Policy(store.fact("policy")), confidence=store.fact("confidence"))  # fmt: skip
     with contextlib.closing(FileHold(store.folder / "owner")):
         chosen = _tuned(source, store.side, index.truth, same, options or IngestOptions())
-        store.add_network(chosen.setting(), chosen.weights())
+        store.add_network(chosen.setting(), chosen.weights(), chosen.before)
     return chosen
 
 
@@ -159,7 +159,7 @@ def _prepare(
         per_s=options.per_s, recall=wanted.recall, precision=wanted.precision, policy=wanted.policy.value,
         confidence=wanted.confidence, price=dict(chosen.price), truth_work=truth.work(),
     )  # fmt: skip
-    store.add_network(chosen.setting(), chosen.weights())
+    store.add_network(chosen.setting(), chosen.weights(), chosen.before)
     store.close()
     show(Update(source.name, "tune", tuned=chosen))
 

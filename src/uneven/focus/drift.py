@@ -65,7 +65,8 @@ def drifted(
         raise ConfigError(f"nothing moves in the first {sample_s:g} s of {source.name}")
     seen = LabelledObjects(objects.frame, index.truth.label(objects.crops)[0], len(index.classes))
     looked = look(*restored(setting, store.weights(number)), objects.crops)
-    grouped = Grouped(seen, replace(looked, name=setting["network"]), setting["threshold"])
+    looked = replace(looked, name=setting["network"])
+    grouped = Grouped(seen, looked, setting["threshold"], store.precedents(number))
     how = setting["k"], setting["skip"], setting.get("spread", 0.0)  # older settings have none
     results = {index.classes[label]: grouped.ask(label, *how) for label in seen.dominant()}
     return Drift(results, store.fact("recall"), store.fact("precision"))

@@ -185,7 +185,6 @@ class VideoIndex:
         """Clusters whose centroid is of the class, with how sure that is."""
         store = self.streams[stream]
         for number, setting in store.networks().items():
-            known: list[ClusterRow] = []
             open_: list[ClusterRow] = []
             named = label in setting["named"]
             enough = setting["skip"] if skip is None else skip
@@ -193,8 +192,6 @@ class VideoIndex:
                 self.cost.candidates += 1
                 if cluster.verdict is not None:
                     self.cost.known += 1
-                    if cluster.judged:
-                        known.append(cluster)
                     if cluster.verdict[0] == label:
                         yield cluster.id, cluster.verdict[1]
                 elif named and cluster.confidence > enough:
@@ -208,22 +205,23 @@ class VideoIndex:
                 self.cost.rejected += int(rejected.sum())
                 open_ = [one for one, gone in zip(open_, rejected, strict=True) if not gone]
             if open_:
-                yield from self._settled(stream, label, number, setting, known, [one.id for one in open_])
+                yield from self._settled(stream, label, number, setting, [one.id for one in open_])
 
     def _settled(
-        self, stream: str, label: int, number: int, setting: dict[str, Any], known: list[ClusterRow], open_: list[int]
+        self, stream: str, label: int, number: int, setting: dict[str, Any], clusters: list[int]
     ) -> Iterator[tuple[int, float]]:
         """Round by round some are looked at, until verdicts hold for the others as well; each is kept at once."""
         began_s, store = time.perf_counter(), self.streams[stream]
-        clusters = [*(one.id for one in known), *open_]
         spread = setting.get("spread", 0.0)  # older settings have none
-        verdicts = {one.id: one.verdict for one in known if one.verdict is not None}
+        before = store.precedents(number)
+        said = zip(before.cluster.tolist(), before.label.tolist(), before.score.tolist(), strict=True)
+        verdicts = {one: (verdict, score) for one, verdict, score in said}
 
         def look(crops: Crops) -> npt.NDArray[np.float32]:  # an older index has no features
             return run(restored(setting, store.weights(number))[1], crops)[1]
 
-        spreading = Spreading(np.stack(store.once(feature_of(number), clusters, look)), setting["threshold"], spread)
-        spreading.tell(range(len(known)), [verdicts[one.id][0] == label for one in known])
+        features, is_it = np.stack(store.once(feature_of(number), clusters, look)), before.label == label
+        spreading = Spreading(features, setting["threshold"], spread, (before.feature, is_it))
         while rows := spreading.ask(ROUND if spread or self.truth is None else self.truth.at_once):
             if self.truth is None:
                 raise ConfigError(
@@ -238,8 +236,9 @@ class VideoIndex:
             self.cost.seconds += time.perf_counter() - began_s
             yield from ((one, verdicts[one][1]) for one in part if verdicts[one][0] == label)
             began_s = time.perf_counter()
-        speakers = zip(clusters, spreading.speakers(), strict=True)
-        leaders = {one: clusters[row] for one, row in speakers if one not in verdicts}
+        names = np.concatenate([np.array(clusters), before.cluster[::-1]])  # precedent i has place -1 - i
+        speakers = zip(clusters, names[spreading.speakers()].tolist(), strict=True)
+        leaders = {one: led for one, led in speakers if led != one}
         store.keep_settled(label, leaders)
         self.cost.alike += len(leaders)
         self.cost.seconds += time.perf_counter() - began_s

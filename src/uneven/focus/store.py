@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import CheckpointError, ConfigError, DataError
+from uneven.focus.spread import NO_PRECEDENTS, Precedents
 from uneven.focus.truth import Crops
 from uneven.npy import load_arrays
 
@@ -60,6 +61,7 @@ CREATE TABLE IF NOT EXISTS settled (class INTEGER, cluster INTEGER, leader INTEG
 """
 """What the first indexes did not have; it is filled when somebody asks."""
 
+_JUDGE = "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)"
 _EMBED = "INSERT OR REPLACE INTO embeddings VALUES (?, ?, ?)"
 
 _FIND = """
@@ -168,13 +170,21 @@ class StreamStore:
         row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def add_network(self, setting: dict[str, Any], weights: bytes) -> int:
-        """A network by which clusters are made from now on; its number."""
-        with told_of_disk(self.folder):
-            row = self._db.execute(
-                "INSERT INTO networks (setting, weights) VALUES (?, ?)", (json.dumps(setting), weights)
-            )
-        return int(row.lastrowid or 0)
+    def add_network(self, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS) -> int:
+        """A network by which clusters are made from now on; its number.
+
+        Args:
+            before: the sample's verdicts.
+        """
+        with told_of_disk(self.folder), self.transaction() as db:
+            row = db.execute("INSERT INTO networks (setting, weights) VALUES (?, ?)", (json.dumps(setting), weights))
+            number = int(row.lastrowid or 0)
+            lowest = int(db.execute("SELECT COALESCE(MIN(cluster), 0) FROM verdicts").fetchone()[0])
+            ids = (min(lowest, 0) + before.cluster).tolist()
+            db.executemany(_JUDGE, zip(ids, before.label.tolist(), before.score.tolist(), strict=True))
+            features = ((feature_of(number), one, row.tobytes()) for one, row in zip(ids, before.feature, strict=True))
+            db.executemany(_EMBED, features)
+        return number
 
     def networks(self) -> dict[int, dict[str, Any]]:
         """All networks, oldest first, with their settings."""
@@ -245,7 +255,7 @@ class StreamStore:
     def keep_verdicts(self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float]) -> None:
         """What the truth network has said of centroids; it is not asked again."""
         rows = [(one, int(label), float(score)) for one, label, score in zip(clusters, labels, scores, strict=True)]
-        self._keep("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)", rows)
+        self._keep(_JUDGE, rows)
 
     def keep_settled(self, label: int, leaders: Mapping[int, int]) -> None:
         """Where one class is asked for, the verdict of another cluster holds for these; their leader's, by cluster."""
@@ -271,19 +281,35 @@ class StreamStore:
             known |= made
         return [known[one] for one in clusters]
 
+    def precedents(self, network: int) -> Precedents:
+        """All verdicts on objects whose features by a network of the index are kept."""
+        rows = self._db.execute(
+            "SELECT verdicts.cluster, label, score, numbers FROM verdicts JOIN embeddings USING (cluster) "
+            "WHERE network = ? ORDER BY verdicts.cluster",
+            (feature_of(network),),
+        ).fetchall()
+        if not rows:
+            return NO_PRECEDENTS
+        cluster, label, score, numbers = zip(*rows, strict=True)
+        features = np.frombuffer(b"".join(numbers), np.float32).reshape(len(rows), -1)
+        return Precedents(np.array(cluster), features, np.array(label), np.array(score, np.float32))
+
     def forget_verdicts(self) -> None:
-        """The truth network is asked again; for when it is not the same any more."""
+        """What queries have settled; the truth network is asked again. The sample's verdicts stay."""
         with told_of_disk(self.folder):
-            self._db.executescript("BEGIN IMMEDIATE; DELETE FROM verdicts; DELETE FROM settled; COMMIT")
+            self._db.executescript(
+                "BEGIN IMMEDIATE; DELETE FROM verdicts WHERE cluster >= 0; DELETE FROM settled; COMMIT"
+            )
 
     def judged(self, label: int) -> list[int]:
         """Clusters that the truth network has found to be of a class."""
-        rows = self._db.execute("SELECT cluster FROM verdicts WHERE label = ? ORDER BY score DESC", (label,))
+        asked = "SELECT cluster FROM verdicts WHERE label = ? AND cluster >= 0 ORDER BY score DESC"
+        rows = self._db.execute(asked, (label,))
         return [int(row[0]) for row in rows]
 
     def judgements(self) -> int:
         """Centroids that the truth network has judged in queries."""
-        return int(self._db.execute("SELECT COUNT(*) FROM verdicts").fetchone()[0])
+        return int(self._db.execute("SELECT COUNT(*) FROM verdicts WHERE cluster >= 0").fetchone()[0])
 
     def _keep(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         with told_of_disk(self.folder), self.transaction() as db:

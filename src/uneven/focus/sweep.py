@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from scipy.stats import beta
 
 from uneven.errors import ConfigError
 from uneven.focus.clusters import Clusters
-from uneven.focus.spread import played
+from uneven.focus.spread import NO_PRECEDENTS, Precedents, played
 
 OFF = 1.0
 """Skip_th that no confidence exceeds: every candidate is checked."""
@@ -208,24 +209,32 @@ class SweepGrid:
         quantiles: of the distance from an object to the nearest one before it; each is a T, and T = 0 is tried always.
         skips: Skip_th.
         most_k: greatest K below "all outputs", which is tried always.
-        spreads: how far verdicts are spread, rising; tried with the :attr:`widened` settings that are best without.
+        spreads: how far verdicts are spread, rising; tried with the :attr:`widened` settings of each network that are
+            best without.
     """
 
     quantiles: tuple[float, ...] = (0.1, 0.25, 0.5, 0.7, 0.85)
     skips: tuple[float, ...] = (0.8, 0.9, 0.95, 0.99, OFF)
     most_k: int = 6
-    spreads: tuple[float, ...] = (0.05, 0.1, 0.14, 0.2, 0.28)
-    widened: int = 16
+    spreads: tuple[float, ...] = (0.05, 0.1, 0.14, 0.2, 0.28, 0.4)
+    widened: int = 3
 
 
 class Grouped:
-    """Objects in clusters: what every K, Skip_th and class needs of one T."""
+    """Objects in clusters: what every K, Skip_th and class needs of one T.
 
-    def __init__(self, seen: LabelledObjects, looked: Looked, threshold: float) -> None:
+    Args:
+        before: what queries know before they ask, by features of the same network; heard where verdicts spread.
+    """
+
+    def __init__(
+        self, seen: LabelledObjects, looked: Looked, threshold: float, before: Precedents = NO_PRECEDENTS
+    ) -> None:
         grown = Clusters(threshold, looked.feature.shape[1]).add(looked.feature)
         self.seen = seen
         self.looked = looked
         self.threshold = threshold
+        self.before = before
         self.cluster = grown.cluster
         self.centroid = np.flatnonzero(grown.began)  # of cluster i, the object
         order = np.argsort(-looked.confidence[self.centroid], axis=1, kind="stable")
@@ -253,9 +262,9 @@ class Grouped:
             return sure | (candidate & is_it), asked, sure
         open_ = np.flatnonzero(asked)
         open_ = open_[np.lexsort((-confidence[open_], self.place[open_, output]))]  # as a query takes them
-        leader = open_[played(self.looked.feature[self.centroid[open_]], is_it[open_], self.threshold, spread)]
+        features, before = self.looked.feature[self.centroid[open_]], (self.before.feature, self.before.label == label)
         accepted = sure.copy()
-        accepted[open_], asked[open_] = is_it[leader], leader == open_
+        accepted[open_], asked[open_] = played(features, is_it[open_], self.threshold, spread, before)
         return accepted, asked, sure
 
     def ask(self, label: int, k: int, skip: float, spread: float = 0.0) -> ClassResult:
@@ -347,21 +356,25 @@ def _tried(grouped: Grouped, labels: Sequence[int], setting: FocusSetting, truth
 
 
 def widened(
-    seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, points: Iterable[Tried], grid: SweepGrid
-) -> Iterator[Tried]:
+    seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, points: Iterable[Tried], grid: SweepGrid,
+    before: Mapping[str, Precedents] = MappingProxyType({}),
+) -> Iterator[Tried]:  # fmt: skip
     """Settings once more, with verdicts spread: what a query would ask about then.
 
     As a margin, the results of each are those of the grid's next wider spread.
 
     Args:
         points: some of :func:`sweep`'s, such as :func:`promising` ones.
+        before: of each network, by name, what queries know before they ask: the verdicts on the part that trains.
     """
     looked = {one.name: one for one in networks}
     labels, groups = seen.dominant(), dict[tuple[str, float], Grouped]()
     for point in points:
         network, threshold = point.setting.network, point.setting.threshold
         if (network, threshold) not in groups:
-            groups[network, threshold] = Grouped(seen, looked[network], threshold)
+            groups[network, threshold] = Grouped(
+                seen, looked[network], threshold, before.get(network, NO_PRECEDENTS)
+            )
         grouped = groups[network, threshold]
         spread = [_tried(grouped, labels, replace(point.setting, spread=one), truth_work) for one in grid.spreads]
         for one, wider in pairwise(spread):

@@ -142,14 +142,14 @@ class Ingest:
     def _chunks(self) -> Iterator[_Looked]:
         frames = Ahead(self._source.frames(self._options.per_s, self.counts.next_frame), self._stages["decode"], _ROOM,
                        drops=self._source.live)  # fmt: skip
-        objects = Ahead(found(frames, self._detector, self._store.side), self._stages["find"], _ROOM)
+        size = 1 if self._source.live else _CHUNK
+        objects = Ahead(_chunked(found(frames, self._detector, self._store.side), size), self._stages["find"],
+                        max(2, _ROOM // size))  # fmt: skip
         looked = Ahead(self._look(objects), self._stages["look"], 4)
         return iter(looked)
 
-    def _look(self, objects: Iterable[Objects]) -> Iterator[_Looked]:
-        """Chunk by chunk; a live stream's chunks are what is there."""
-        every = iter(objects)
-        while chunk := list(islice(every, 1 if self._source.live else _CHUNK)):
+    def _look(self, chunks: Iterable[list[Objects]]) -> Iterator[_Looked]:
+        for chunk in chunks:
             repeats = np.full(sum(map(len, chunk)), -1)
             if self._options.same is not None:
                 repeats = _repeats(chunk, self._options.same)
@@ -226,6 +226,12 @@ class Ingest:
         return Clusters(
             self._setting["threshold"], self._model.head.in_features, self._options.most_active, self._store.clusters()
         )
+
+
+def _chunked(objects: Iterator[Objects], size: int) -> Iterator[list[Objects]]:
+    """So many frames together; most are empty, and handing each over costs more than looking at it."""
+    while chunk := list(islice(objects, size)):
+        yield chunk
 
 
 def _repeats(chunk: list[Objects], most: float) -> npt.NDArray[np.int64]:

@@ -11,6 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from uneven import fleet
@@ -18,8 +20,9 @@ from uneven.errors import ConfigError
 from uneven.focus.moving import Detector, Moving
 from uneven.focus.networks import LADDER, NAMED, Candidate, Cheap, LadderRung, candidates, ensemble, fused, look
 from uneven.focus.objects import Objects, found
+from uneven.focus.spread import NO_PRECEDENTS, Precedents
 from uneven.focus.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, promising, sweep, widened
-from uneven.focus.truth import Truth
+from uneven.focus.truth import Crops, Truth
 from uneven.focus.video import Frame, VideoSource
 from uneven.jobs.devices import Devices
 
@@ -66,6 +69,8 @@ class Tuned:
         candidates, models: the networks that were tried, by name, and trained.
         point: the setting that was chosen, its costs, and the results that it had on the part that checks.
         points: all that were tried.
+        before: what queries know before they ask: the sample's verdicts, with the features of the point's network; none
+            where verdicts are not spread.
         targets: recall and precision that were asked for.
         price: step → what it cost, in seconds; ``truth_calls`` in objects.
     """
@@ -74,6 +79,7 @@ class Tuned:
     models: Mapping[str, Cheap]
     point: Tried
     points: tuple[Tried, ...]
+    before: Precedents
     targets: tuple[float, float]
     confidence: float
     price: Mapping[str, float]
@@ -141,8 +147,8 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
         ConfigError: nothing moves there, or no setting reaches the targets; the message says what can be reached.
     """
     began_s, calls = time.perf_counter(), truth.calls
-    labels, _ = truth.label(learn.crops)
-    seen = LabelledObjects(check.frame, truth.label(check.crops)[0], len(truth.classes))
+    taught, said = truth.label(learn.crops), truth.label(check.crops)
+    labels, seen = taught[0], LabelledObjects(check.frame, said[0], len(truth.classes))
     labelled_s = time.perf_counter()
     tried = candidates(labels, len(truth.classes), wanted.ladder, wanted.named)
     with tempfile.TemporaryDirectory(prefix="uneven-focus-") as folder:
@@ -153,14 +159,28 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
     looked = [look(one, models[one.name], check.crops) for one in tried]
     points = list(sweep(seen, looked, truth.work(), wanted.grid))
     aim = wanted.recall, wanted.precision, wanted.policy, wanted.confidence
-    points += widened(seen, looked, truth.work(), promising(points, *aim)[: wanted.grid.widened], wanted.grid)
+    good = promising(points, *aim)
+    best = {one.name: [point for point in good if point.setting.network == one.name] for one in looked}
+    again = [point for each in best.values() for point in each[: wanted.grid.widened]]
+    before = {one.name: _precedents(one, models, learn.crops, *taught) for one in tried if best[one.name]}
+    points += widened(seen, looked, truth.work(), again, wanted.grid, before)
     point = choose(points, *aim)
+    by_name, known = {one.name: one for one in tried}, NO_PRECEDENTS
+    if point.setting.spread:
+        name = point.setting.network
+        known = before[name].joined(_precedents(by_name[name], models, check.crops, *said))
     price = {
         "truth_calls": float(truth.calls - calls), "label_s": labelled_s - began_s, "train_s": trained_s - labelled_s,
         "sweep_s": time.perf_counter() - trained_s,
     }  # fmt: skip
-    by_name = {one.name: one for one in tried}
-    return Tuned(by_name, models, point, tuple(points), aim[:2], wanted.confidence, price)
+    return Tuned(by_name, models, point, tuple(points), known, aim[:2], wanted.confidence, price)
+
+
+def _precedents(
+    candidate: Candidate, models: Mapping[str, Cheap], crops: Crops, labels: npt.NDArray[np.int64],
+    scores: npt.NDArray[np.float32],
+) -> Precedents:  # fmt: skip
+    return Precedents.sample(look(candidate, models[candidate.name], crops).feature, labels, scores)
 
 
 def _cheap(model: torch.nn.Module) -> Cheap:

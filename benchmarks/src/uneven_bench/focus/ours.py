@@ -14,6 +14,7 @@ import torch
 
 from uneven.focus import IngestOptions, VideoIndex, Wanted, open
 from uneven.focus.networks import look
+from uneven.focus.spread import Precedents
 from uneven.focus.store import StreamStore
 from uneven.focus.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.taking import Counts, Ingest
@@ -76,7 +77,7 @@ def taken_in(
     torch.set_num_threads(1)
     try:
         with closing(store):
-            store.add_network(tuned.setting(), tuned.weights())
+            store.add_network(tuned.setting(), tuned.weights(), tuned.before)
             return Ingest(store, scene.source, options, tell).run()
     finally:
         torch.set_num_threads(threads)
@@ -96,10 +97,10 @@ def asked(seen: SceneSeen, folder: Path, labels: tuple[int, ...], name: str, ing
 
 
 def _query(seen: SceneSeen, index: VideoIndex, label: int) -> tuple[list[int], float, int]:
-    seen.memory.asked = 0
+    seen.memory.asked, seen.memory.remembering_s = 0, 0.0
     with timed() as own:
         frames = [hit.frame for hit in index.query(index.classes[label], between=seen.tests_s)]
-    return frames, own.seconds, seen.memory.asked
+    return frames, own.seconds - seen.memory.remembering_s, seen.memory.asked
 
 
 def for_real(seen: SceneSeen, folder: Path, label: int) -> tuple[float, float]:
@@ -127,7 +128,9 @@ def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: tup
     Args:
         looked: what the setting's network says of every object.
     """
-    grouped = Grouped(seen.whole.seen, looked, setting.threshold)
+    past = slice(0, seen.test.rows.start)
+    before = Precedents.sample(looked.feature[past], seen.whole.seen.label[past], looked.confidence[past].max(1))
+    grouped = Grouped(seen.whole.seen, looked, setting.threshold, before)
     rows = seen.test.rows
     inside = np.zeros(len(grouped.centroid), bool)
     inside[grouped.cluster[rows]] = True

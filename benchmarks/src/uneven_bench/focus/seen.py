@@ -23,13 +23,14 @@ class RememberedTruth(torch.nn.Module):
     Attributes:
         call_s: processor seconds of a call, mean over all objects of the scene, in the truth network's batches.
         asked: calls since it was last set to 0.
+        remembering_s: processor seconds that finding the answers took since then; no truth network has such a cost.
     """
 
     def __init__(self, truth: Truth, crops: Crops) -> None:
         super().__init__()
         self.classes = truth.classes
         self.network = truth.network
-        self.asked = 0
+        self.asked, self.remembering_s = 0, 0.0
         answers = []
         began_s = time.process_time()
         with torch.inference_mode():
@@ -42,11 +43,12 @@ class RememberedTruth(torch.nn.Module):
     def forward(self, crops: torch.Tensor) -> torch.Tensor:
         """[n, 3, side, side] → [n, classes]; of a crop that it has not seen, by the network itself."""
         self.asked += len(crops)
+        began_s = time.process_time()
         pixels = crops.mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
         rows = [self._row.get(crop.tobytes(), -1) for crop in pixels]
-        if -1 in rows:
-            return self.network(crops)
-        return self.scores[rows]
+        said = self.network(crops) if -1 in rows else self.scores[rows]
+        self.remembering_s += time.process_time() - began_s
+        return said
 
 
 class Noting(Moving):

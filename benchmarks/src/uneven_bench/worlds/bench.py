@@ -100,7 +100,7 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
         LaunchError: an emulated run failed.
         UnknownNameError: no such case.
     """
-    effort = Effort(SETTLED, SETTLED + 16, 1, close_repeats=4) if quick else Effort(SETTLED, SETTLED + 30, 3)
+    effort = Effort(SETTLED, SETTLED + 16, 1, close_repeats=2) if quick else Effort(SETTLED, SETTLED + 30, 3)
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
