@@ -248,7 +248,8 @@ def worlds(
 ) -> None:  # fmt: skip
     """Described clusters, emulated and simulated: do both agree?
 
-    Emulated with real processes, as root, with links. Twenty minutes, --quick ten.
+    Emulated with real processes, as root, with links. Twenty minutes, --case NAME three; --quick, which plays steady
+    shares unless a case is named, two.
     """
     from uneven_bench.show import show
     from uneven_bench.worlds.bench import run, tables

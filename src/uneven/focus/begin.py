@@ -155,11 +155,11 @@ def _prepare(
     show(Update(source.name, "tune"))
     chosen = _tuned(source, truth.side, truth, wanted, options)
     store = StreamStore.create(
-        folder, name=source.name, side=truth.side, classes=list(truth.classes), truth=truth.identity, starts=starts,
-        per_s=options.per_s, recall=wanted.recall, precision=wanted.precision, policy=wanted.policy.value,
-        confidence=wanted.confidence, price=dict(chosen.price), truth_work=truth.work(),
+        folder, chosen.setting(), chosen.weights(), chosen.before, name=source.name, side=truth.side,
+        classes=list(truth.classes), truth=truth.identity, starts=starts, per_s=options.per_s, recall=wanted.recall,
+        precision=wanted.precision, policy=wanted.policy.value, confidence=wanted.confidence, price=dict(chosen.price),
+        truth_work=truth.work(),
     )  # fmt: skip
-    store.add_network(chosen.setting(), chosen.weights(), chosen.before)
     store.close()
     show(Update(source.name, "tune", tuned=chosen))
 

@@ -143,10 +143,13 @@ class StreamStore:
         self._size = self.side**2 * 3
 
     @classmethod
-    def create(cls, folder: Path, **facts: Any) -> StreamStore:
-        """An empty index, whole or not there.
+    def create(
+        cls, folder: Path, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS, **facts: Any
+    ) -> StreamStore:
+        """An index with nothing but its first network, whole or not there.
 
         Args:
+            setting, weights, before: of the network, see :meth:`add_network`.
             facts: plain data; ``side``, the size of crops in pixels, among them.
 
         Raises:
@@ -160,6 +163,7 @@ class StreamStore:
                 db.executescript(_TABLES + _LATER)
                 rows = [(key, json.dumps(value)) for key, value in {"schema": _SCHEMA, **facts}.items()]
                 db.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+                _insert_network(db, setting, weights, before)
             db.execute("PRAGMA journal_mode = WAL")
             db.close()
             part.replace(folder / "index.db")
@@ -177,14 +181,7 @@ class StreamStore:
             before: the sample's verdicts.
         """
         with told_of_disk(self.folder), self.transaction() as db:
-            row = db.execute("INSERT INTO networks (setting, weights) VALUES (?, ?)", (json.dumps(setting), weights))
-            number = int(row.lastrowid or 0)
-            lowest = int(db.execute("SELECT COALESCE(MIN(cluster), 0) FROM verdicts").fetchone()[0])
-            ids = (min(lowest, 0) + before.cluster).tolist()
-            db.executemany(_JUDGE, zip(ids, before.label.tolist(), before.score.tolist(), strict=True))
-            features = ((feature_of(number), one, row.tobytes()) for one, row in zip(ids, before.feature, strict=True))
-            db.executemany(_EMBED, features)
-        return number
+            return _insert_network(db, setting, weights, before)
 
     def networks(self) -> dict[int, dict[str, Any]]:
         """All networks, oldest first, with their settings."""
@@ -329,6 +326,17 @@ class StreamStore:
     def close(self) -> None:
         """Let go of the files."""
         self._db.close()
+
+
+def _insert_network(db: sqlite3.Connection, setting: dict[str, Any], weights: bytes, before: Precedents) -> int:
+    row = db.execute("INSERT INTO networks (setting, weights) VALUES (?, ?)", (json.dumps(setting), weights))
+    number = int(row.lastrowid or 0)
+    lowest = int(db.execute("SELECT MIN(0, COALESCE(MIN(cluster), 0)) FROM verdicts").fetchone()[0])
+    ids = (lowest + before.cluster).tolist()
+    db.executemany(_JUDGE, zip(ids, before.label.tolist(), before.score.tolist(), strict=True))
+    features = ((feature_of(number), one, row.tobytes()) for one, row in zip(ids, before.feature, strict=True))
+    db.executemany(_EMBED, features)
+    return number
 
 
 def feature_of(number: int) -> str:

@@ -91,7 +91,7 @@ class Ingest:
         tell: called after each writing.
 
     Raises:
-        ConfigError: another process takes this stream in, or no network was chosen.
+        ConfigError: another process takes this stream in.
         DataError: the video cannot be read, or the index not be written; what was written before is kept.
     """
 

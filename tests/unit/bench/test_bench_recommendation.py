@@ -111,6 +111,8 @@ def test_each_way_is_played_with_what_was_best_for_it_on_the_validation_part() -
     assert not set(wanted) & set(passes), "not with the seed that settings were chosen by"
     result = tuning.judged(tuned, {one: learned(*one) for one in wanted}, 2, TWINS)
     assert result["logloss_vs_synchronous"] == pytest.approx(0.01 / 0.4025, abs=1e-4)
+    assert result["by_seed"]["synchronous"] == [pytest.approx(0.01 / (0.402 + 0.001 * seed)) for seed in (0, 1)]
+    assert result["by_seed"]["easgd-30"] == [pytest.approx(0.01)] * 2
     assert result["foreground_twins"]["easgd-30"] == {"eps_ratio": 1.0, "logloss_difference": pytest.approx(0.01)}
     assert result["quality"]["asynchronous"]["settings"] == {"first_sum": 1e-5, "table_lr": 0.05, "dense_lr": 0.01}
     plain, equal = result["quality_at_equal_settings"]

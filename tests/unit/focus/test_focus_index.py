@@ -51,10 +51,8 @@ def again(taken, folder: Path, known: Precedents = NO_PRECEDENTS, **other: float
     before = taken.streams["sprites"]
     facts = {key: before.fact(key) for key in ("name", "side", "classes", "truth", "starts", "per_s", "recall",
                                                "precision", "policy", "confidence", "price", "truth_work")}  # fmt: skip
-    store = StreamStore.create(folder, **facts)
-    for number, setting in before.networks().items():
-        store.add_network({**setting, **other}, before.weights(number), known)
-    return store
+    setting, weights = {**before.networks()[1], **other}, before.weights(1)
+    return StreamStore.create(folder, setting, weights, known, **facts)
 
 
 def precedents(taken) -> Precedents:
@@ -83,6 +81,18 @@ def rows(folder: Path) -> dict[str, list]:
 def frames_with(name: str, source: focus.Sprites) -> set[int]:
     label = NAMES.index(name)
     return {number for number in range(source.seconds) if label in [one for one, _ in source.shown(number)]}
+
+
+def test_an_index_that_is_not_whole_is_none(taken, tmp_path, monkeypatch):
+    def ended(*_: object) -> int:
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr("uneven.focus.store._insert_network", ended)
+        with pytest.raises(Interrupted):
+            again(taken, tmp_path / "sprites")
+    assert not (tmp_path / "sprites" / "index.db").exists()
+    assert again(taken, tmp_path / "sprites").networks().keys() == {1}
 
 
 @pytest.mark.slow
@@ -181,6 +191,7 @@ def test_each_network_has_precedents_of_its_own(taken, tmp_path):
     store = again(taken, tmp_path / "two", known)
     other = Precedents.sample(np.ones((1, 5), np.float32), np.array([2]), np.ones(1, np.float32))
     number = store.add_network({}, b"", other)
+    assert number == 2
     assert [store.precedents(one).feature.tolist() for one in (number - 1, number)] == [
         known.feature[::-1].tolist(), other.feature.tolist()
     ]  # fmt: skip

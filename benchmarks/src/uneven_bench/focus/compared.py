@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from uneven.focus import VideoIndex, VideoSource, drifted, ingest, retune
 from uneven.focus.sweep import Policy
@@ -34,6 +35,7 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
         targets, those that miss (recall, precision). And what choosing cost, ablation, policies, other targets.
     """
     name = scene.source.name
+    torch.set_num_threads(1)  # processor time of threads that wait for each other is nobody's cost
     told(f"{name}: frames, boxes, truth", 0.0)
     seen = look_through(scene)
     labels = seen.test.seen.dominant()

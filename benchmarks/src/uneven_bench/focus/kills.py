@@ -126,11 +126,9 @@ def _ask(folder: Path, dies_after: int) -> None:
 
 def _empty(folder: Path) -> StreamStore:
     truth = Truth(Colours(), side=_SIDE)
-    store = StreamStore.create(folder, name="stream", side=_SIDE, classes=list(truth.classes), truth=truth.identity,
-                               starts=None)  # fmt: skip
     setting, weights = untrained(Candidate(LadderRung(6, 16), (0, 1), 4), threshold=0.02, k=3)
-    store.add_network(setting, weights)
-    return store
+    return StreamStore.create(folder, setting, weights, name="stream", side=_SIDE, classes=list(truth.classes),
+                              truth=truth.identity, starts=None)  # fmt: skip
 
 
 def _done(folder: Path) -> bool:

@@ -69,15 +69,15 @@ def taken_in(
     """As :func:`uneven.focus.ingest` does it in the stream's process, with one thread."""
     scene = seen.scene
     store = StreamStore.create(
-        folder / scene.source.name, name=scene.source.name, side=scene.truth.side, classes=list(scene.truth.classes),
-        truth=seen.truth.identity, starts=None, per_s=options.per_s, recall=tuned.targets[0],
-        precision=tuned.targets[1], policy="balance", price=dict(tuned.price), truth_work=seen.truth.work(),
+        folder / scene.source.name, tuned.setting(), tuned.weights(), tuned.before, name=scene.source.name,
+        side=scene.truth.side, classes=list(scene.truth.classes), truth=seen.truth.identity, starts=None,
+        per_s=options.per_s, recall=tuned.targets[0], precision=tuned.targets[1], policy="balance",
+        price=dict(tuned.price), truth_work=seen.truth.work(),
     )  # fmt: skip
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with closing(store):
-            store.add_network(tuned.setting(), tuned.weights(), tuned.before)
             return Ingest(store, scene.source, options, tell).run()
     finally:
         torch.set_num_threads(threads)

@@ -74,8 +74,8 @@ def made(path: Path) -> tuple[Path, float]:
 def _taken_in(clip: Path, folder: Path) -> tuple[float, float]:
     setting, weights = untrained(Candidate(LADDER[0], (0,), 2), threshold=0.5, k=1)
     began = time.process_time(), time.perf_counter()
-    with closing(StreamStore.create(folder, name="clip", side=64, classes=["a", "b"], starts=None)) as store:
-        store.add_network(setting, weights)
+    made = StreamStore.create(folder, setting, weights, name="clip", side=64, classes=["a", "b"], starts=None)
+    with closing(made) as store:
         Ingest(store, Video(clip)).run()
     return time.process_time() - began[0], time.perf_counter() - began[1]
 

@@ -29,7 +29,7 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 3.0
 _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
-_SEEDS, _SAMPLES, _QUICK_SAMPLES = 3, 160_000, 24_000
+_SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 24_000
 BATCHES = (128, 512, 2048)
 Progress = Callable[[str, str, float], None]
 
@@ -120,12 +120,10 @@ def run(quick: bool, told: Progress, case: str | None = None, report: Path | Non
         raise UnknownNameError("case", case, PARTS)
     if report is not None and case not in (None, "scaling"):
         raise ConfigError(f"--report shows how examples a second grow, and --case {case} does not measure that")
-    rounds = 1 if quick else _SEEDS
+    samples = _QUICK_SAMPLES if quick else _SAMPLES
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "quality": lambda: quality(
-            rounds, _QUICK_SAMPLES if quick else _SAMPLES, QUICK_GRID if quick else GRID, told
-        ),
-        "killed": lambda: killed(rounds, _QUICK_SAMPLES if quick else _SAMPLES, partial(told, "killed")),
+        "quality": lambda: quality(1 if quick else _SEEDS, samples, QUICK_GRID if quick else GRID, told),
+        "killed": lambda: killed(1 if quick else _KILLED, samples, partial(told, "killed")),
         "checkpoint": lambda: checkpoint(*((0.1, 3.0) if quick else (2.0, 20.0)), partial(told, "checkpoint")),
     }
     found: dict[str, Any] = {"quick": quick}

@@ -125,9 +125,12 @@ def _quality(title: str, result: dict[str, Any]) -> Table:
         loss, auc = (statistics.fmean(each[key]) for key in ("log_loss", "auc"))
         shown.add_row(name, LearningSettings(**each["settings"]).text, f"{loss:.4f}", f"{auc:.4f}")
     for other, bar in (("synchronous", "≤ +1 %"), ("sequential", "≤ +3 %")):
-        shown.add_row(f"asynchronous, worse than {other} by", bar, f"{result[f'logloss_vs_{other}']:+.2%}")
+        each = result["by_seed"][other]
+        worse, most = f"{result[f'logloss_vs_{other}']:+.2%}", f"{min(each):+.2%} … {max(each):+.2%}"
+        shown.add_row(f"asynchronous, worse than {other} by", bar, worse, most)
     for name, twin in result["foreground_twins"].items():
-        bar = "≤ 0" if name == "easgd-30" else ""
-        shown.add_row(f"S-EASGD less FR-{name}, log loss", bar, f"{twin['logloss_difference']:+.4f}")
+        bar, each = "≤ 0" if name == "easgd-30" else "", result["by_seed"][name]
+        less, most = f"{twin['logloss_difference']:+.4f}", f"{min(each):+.4f} … {max(each):+.4f}"
+        shown.add_row(f"S-EASGD less FR-{name}, log loss", bar, less, most)
         shown.add_row(f"S-EASGD ÷ FR-{name}, examples a unit of time", "", f"{twin['eps_ratio']:.2f}")
     return shown

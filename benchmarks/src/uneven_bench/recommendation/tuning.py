@@ -38,6 +38,9 @@ class LearningSettings(NamedTuple):
         return f"{self.first_sum:g}, {self.table_lr:g}, {self.dense_lr:g}"
 
 
+BESIDE = ("synchronous", "sequential")
+"""Ways that the asynchronous one is compared with, besides its twins."""
+
 PLAIN = LearningSettings()
 GRID = tuple(LearningSettings(*one) for one in product((0.0, 1e-6, 1e-5, 1e-4), (0.1, 0.2), (0.01, 0.02)))
 QUICK_GRID = (PLAIN, LearningSettings(1e-5, 0.1, 0.02))
@@ -108,8 +111,9 @@ def judged(
 
     Returns:
         Each way at its own best settings: ``logloss_vs_synchronous`` and ``logloss_vs_sequential`` (asynchronous over
-        it, less 1, the mean over seeds), ``foreground_twins`` (policy → examples a unit of time of the shadow over the
-        twin's, and its log loss less the twin's), and ``quality`` (way → settings, log loss and AUC of each seed).
+        it, less 1), ``foreground_twins`` (policy → examples a unit of time of the shadow over the twin's, and its log
+        loss less the twin's), medians over the seeds; ``by_seed`` (way → the same, relative or, of twins, a
+        difference, of each seed), and ``quality`` (way → settings, log loss and AUC of each seed).
         ``quality_at_equal_settings``: the same of all ways at one setting, for each that :func:`equals` names.
         ``quality_tuned``: way → all settings of the grid, with the log loss on the validation part, the best first.
     """
@@ -128,25 +132,23 @@ def judged(
 
 
 def _compared(
-    at: Mapping[str, LearningSettings], found: Mapping[Pass, Learned], seeds: int, twins: Iterable[str]
+    at: Mapping[str, LearningSettings], found: Mapping[Pass, Learned], seeds: int, twins: tuple[str, ...]
 ) -> dict[str, Any]:
     each = {way: [found[Pass(way, settings, seed)] for seed in range(seeds)] for way, settings in at.items()}
 
-    def worse(way: str) -> float:
-        pairs = zip(each["asynchronous"], each[way], strict=True)
-        return statistics.fmean(mine.log_loss / other.log_loss - 1 for mine, other in pairs)
+    def beside(way: str) -> list[tuple[Learned, Learned]]:
+        return list(zip(each["asynchronous"], each[way], strict=True))
 
-    def twin(way: str) -> dict[str, float]:
-        pairs = list(zip(each["asynchronous"], each[way], strict=True))
-        return {
-            "eps_ratio": statistics.fmean(mine.per_unit / other.per_unit for mine, other in pairs),
-            "logloss_difference": statistics.fmean(mine.log_loss - other.log_loss for mine, other in pairs),
-        }
-
+    worse = {way: [mine.log_loss / other.log_loss - 1 for mine, other in beside(way)] for way in BESIDE}
+    less = {way: [mine.log_loss - other.log_loss for mine, other in beside(way)] for way in twins}
+    eps = {way: [mine.per_unit / other.per_unit for mine, other in beside(way)] for way in twins}
     return {
-        "logloss_vs_synchronous": worse("synchronous"),
-        "logloss_vs_sequential": worse("sequential"),
-        "foreground_twins": {way: twin(way) for way in twins},
+        **{f"logloss_vs_{way}": statistics.median(worse[way]) for way in BESIDE},
+        "foreground_twins": {
+            way: {"eps_ratio": statistics.median(eps[way]), "logloss_difference": statistics.median(less[way])}
+            for way in twins
+        },
+        "by_seed": {**worse, **less},
         "quality": {
             way: {
                 "settings": at[way]._asdict(),

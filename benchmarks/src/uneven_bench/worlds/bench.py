@@ -49,6 +49,9 @@ __all__ = ["run", "tables"]
 SETTLED = CHANGE_AT + 45
 """Iteration from which on an iteration counts: the split has been found, after a change as well."""
 
+QUICK = "steady shares"
+"""What ``--quick`` plays."""
+
 _SEEDS = 5
 
 _MANY = 10_000
@@ -91,7 +94,7 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
 
     Args:
         width: of the network that is trained: how long a step takes grows with its square.
-        case: this one alone.
+        case: this one alone; ``quick`` takes :data:`QUICK` by itself.
 
     Returns:
         What ``--json`` prints; ``docs/how-to/simulate.md`` explains every key.
@@ -100,7 +103,8 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
         LaunchError: an emulated run failed.
         UnknownNameError: no such case.
     """
-    effort = Effort(SETTLED, SETTLED + 16, 1, close_repeats=2) if quick else Effort(SETTLED, SETTLED + 30, 3)
+    effort = Effort(SETTLED, SETTLED + 16, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
+    case = QUICK if quick and case is None else case
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
