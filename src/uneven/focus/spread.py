@@ -128,7 +128,7 @@ class Spreading:
 
 
 def _nearest(of: npt.NDArray[np.float32], among: npt.NDArray[np.float32], batch: int = 512) -> npt.NDArray[np.int64]:
-    """For each row, which other one is nearest, int64 [n]; rounding of the squares may mistake what is almost as near."""
+    """For each row, which other one is nearest, int64 [n]; rounding may mistake what is almost as near."""
     centre = among.mean(0)
     here, there = of - centre, among - centre
     squares = np.einsum("md,md->m", there, there)
