@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from uneven.focus import Sprites
+from uneven.focus import Embedding, Sprites
 
 NAMES = ("red", "green", "blue", "yellow", "white", "black")
 PALETTE = np.array([[220, 30, 30], [30, 200, 30], [30, 30, 220], [220, 210, 30], [250, 250, 250], [5, 5, 5]])
@@ -34,3 +34,18 @@ def sprites(seconds: int = 400, seed: int = 0, **more: object) -> Sprites:
     noise = draw.integers(-12, 13, (len(labels), 16, 16, 3))
     pictures = np.clip(PALETTE[labels][:, None, None] + noise, 0, 255).astype(np.uint8)
     return Sprites(pictures=pictures, labels=labels, seconds=seconds, size=(96, 128), scale=1, seed=seed, **more)
+
+
+def frames_with(name: str, source: Sprites) -> set[int]:
+    label = NAMES.index(name)
+    return {number for number in range(source.seconds) if label in [one for one, _ in source.shown(number)]}
+
+
+def by_colour(name: str = "mean colour") -> Embedding:
+    """Pictures and texts in the space of colours: what a network such as CLIP is for things."""
+
+    def picture(crops: torch.Tensor) -> torch.Tensor:
+        side = crops.shape[-1]
+        return crops[:, :, side // 3 : -(side // 3), side // 3 : -(side // 3)].mean((2, 3)) - 0.5
+
+    return Embedding(picture, lambda text: PALETTE[NAMES.index(text.split()[-1])] / 255 - 0.5, name, side=24)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from colours import NAMES, PALETTE, Colours, sprites
+from colours import NAMES, Colours, by_colour, frames_with, sprites
 
 from uneven import focus
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
@@ -76,11 +76,6 @@ def rows(folder: Path) -> dict[str, list]:
         assert len(found["features"]) == len(found["clusters"])
     found["crops"] = [(folder / "crops.bin").read_bytes()[: len(found["clusters"]) * SIDE * SIDE * 3]]
     return found
-
-
-def frames_with(name: str, source: focus.Sprites) -> set[int]:
-    label = NAMES.index(name)
-    return {number for number in range(source.seconds) if label in [one for one, _ in source.shown(number)]}
 
 
 def test_an_index_that_is_not_whole_is_none(taken, tmp_path, monkeypatch):
@@ -421,16 +416,6 @@ def test_fresh_video_says_whether_the_targets_still_hold(taken):
         pictures=255 - sprites().pictures, labels=sprites().labels, seconds=120, size=(96, 128), scale=1
     )
     assert "MISSED" in str(focus.drifted(taken, other, sample_s=120))
-
-
-def by_colour(name: str = "mean colour") -> focus.Embedding:
-    """Pictures and texts in the space of colours: what a network such as CLIP is for things."""
-
-    def picture(crops: torch.Tensor) -> torch.Tensor:
-        side = crops.shape[-1]
-        return crops[:, :, side // 3 : -(side // 3), side // 3 : -(side // 3)].mean((2, 3)) - 0.5
-
-    return focus.Embedding(picture, lambda text: PALETTE[NAMES.index(text.split()[-1])] / 255 - 0.5, name, side=24)
 
 
 def test_words_find_what_looks_like_them_and_centroids_are_embedded_once(taken):
