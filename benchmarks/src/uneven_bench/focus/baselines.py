@@ -51,6 +51,17 @@ def timed() -> Iterator[Spent]:
         spent.seconds = time.process_time() - began_s
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread meanwhile: processor time of threads that wait for each other is nobody's cost."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
     """How a method's query for one class ended.

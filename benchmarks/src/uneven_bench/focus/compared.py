@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
 from uneven.focus import VideoIndex, VideoSource, drifted, ingest, retune
 from uneven.focus.sweep import Policy
 from uneven.focus.tune import Tuned
 from uneven_bench.focus import baselines, ours
-from uneven_bench.focus.baselines import Binary, Method, Targets
+from uneven_bench.focus.baselines import Binary, Method, Targets, one_thread
 from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen, look_through
 
@@ -26,6 +25,7 @@ _SAME = 12.0
 """The greatest difference, of 255, that *pixel differencing* takes for unchanged."""
 
 
+@one_thread()
 def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None]) -> dict[str, Any]:
     """Every method on a scene.
 
@@ -35,7 +35,6 @@ def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None])
         targets, those that miss (recall, precision). And what choosing cost, ablation, policies, other targets.
     """
     name = scene.source.name
-    torch.set_num_threads(1)  # processor time of threads that wait for each other is nobody's cost
     told(f"{name}: frames, boxes, truth", 0.0)
     seen = look_through(scene)
     labels = seen.test.seen.dominant()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from uneven.focus import IngestOptions, VideoIndex, Wanted, open
 from uneven.focus.networks import look
@@ -19,7 +18,7 @@ from uneven.focus.store import StreamStore
 from uneven.focus.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.taking import Counts, Ingest
 from uneven.focus.tune import Tuned, tune
-from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, timed
+from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, one_thread, timed
 from uneven_bench.focus.scenes import Scene
 from uneven_bench.focus.seen import SceneSeen
 
@@ -74,13 +73,8 @@ def taken_in(
         per_s=options.per_s, recall=tuned.targets[0], precision=tuned.targets[1], policy="balance",
         price=dict(tuned.price), truth_work=seen.truth.work(),
     )  # fmt: skip
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with closing(store):
-            return Ingest(store, scene.source, options, tell).run()
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), closing(store):
+        return Ingest(store, scene.source, options, tell).run()
 
 
 def asked(seen: SceneSeen, folder: Path, labels: tuple[int, ...], name: str, ingest_s: float) -> Method:

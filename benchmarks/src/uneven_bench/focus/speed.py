@@ -19,6 +19,7 @@ from uneven.focus import Video
 from uneven.focus.networks import LADDER, Candidate
 from uneven.focus.store import StreamStore
 from uneven.focus.taking import Ingest
+from uneven_bench.focus.baselines import one_thread
 from uneven_bench.focus.scenes import data_folder
 
 _WIDTH, _HEIGHT = 640, 480
@@ -35,14 +36,11 @@ def speed(rounds: int) -> dict[str, Any]:
     """
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
+        with one_thread(), tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
             clip, length_s = made(Path(folder) / "clip.mp4")
             spent = [_taken_in(clip, Path(folder) / f"index{one}") for one in range(rounds)]
     finally:
-        torch.set_num_threads(threads)
         os.sched_setaffinity(0, cores)
     return {
         "length_s": length_s, "processor": _spread([length_s / one for one, _ in spent]),
