@@ -105,16 +105,15 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
     """
     effort = Effort(SETTLED, SETTLED + 16, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case
+    training = WorldTraining(data, width)
+    if case is not None and case not in (known := cases(_unknown(training))):
+        raise UnknownNameError("case", case, known)
     isolated = not why_not_isolated()
     with tempfile.TemporaryDirectory(prefix="uneven-worlds-") as folder:
         place = Path(folder)
         progress("emulated", "calibration", 0.0)
-        training = WorldTraining(data, width)
         workload = measured(*calibration(_unknown(training)), place, training, SETTLED)
-        known = cases(workload)
-        if case is not None and case not in known:
-            raise UnknownNameError("case", case, known)
-        wanted = {name: one for name, one in known.items() if case in (None, name)}
+        wanted = {name: one for name, one in cases(workload).items() if case in (None, name)}
         played = {name: one for name, one in wanted.items() if isolated or not one.needs_root}
         compared, races = compare(played, place, training, effort, progress)
     progress("simulated", f"{_MANY:,} workers", 0.0)
