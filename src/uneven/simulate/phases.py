@@ -78,8 +78,9 @@ class _Play:
             key = (place, -1)
             self._missing[key] = self._missing.get(key, len(self._workers)) - 1
             if not self._missing[key]:
-                ring = self._topology.ring(self._workers)
-                self._network.start(ring, phase.ring_bytes * self._framing, self._summed, place)
+                size_bytes = phase.ring_bytes * self._framing
+                ring = self._topology.ring(self._workers, size_bytes)
+                self._network.start(ring, size_bytes, self._summed, place)
         self._arrived(place, worker)
 
     def _landed(self, place: int, worker: int) -> None:

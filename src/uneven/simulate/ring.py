@@ -13,7 +13,7 @@ from collections.abc import Callable
 from uneven.core.actions import Exchange, Moment
 from uneven.simulate.links import Route
 from uneven.simulate.rounds import Round
-from uneven.simulate.routes import FREE
+from uneven.simulate.routes import FREE, RingPieces
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
@@ -117,9 +117,9 @@ class Rings:
         sent = meeting.parts[meeting.bucket - 1] if meeting.bucket else 0.0
         size_bytes = stage.size_bytes(here[0], meeting.exchange) * (meeting.parts[meeting.bucket] - sent)
         if meeting.bucket == len(meeting.parts) - 1:
-            self._own_sides(meeting)
+            self._own_sides(meeting, stage.topology.ring_pieces(here, size_bytes))
         meeting.event = None
-        meeting.flow = stage.network.start(self._route(meeting, here), size_bytes, self._sent, meeting)
+        meeting.flow = stage.network.start(self._route(meeting, here, size_bytes), size_bytes, self._sent, meeting)
 
     def _leg(self, meeting: Round, here: tuple[int, ...]) -> None:
         """Entries go from each to all others; with hubs inside the groups, then from hub to hub, then to the groups."""
@@ -141,12 +141,12 @@ class Rings:
         for rank, _, size_bytes in sends if one.groups else ():
             stage.bandwidths.more(rank, size_bytes)
         if meeting.bucket == len(meeting.parts) - 1:
-            self._own_sides(meeting)
+            self._own_sides(meeting, RingPieces.at_once(len(here)))
         meeting.event = None
         route = FREE if stage.topology.free else stage.topology.mesh(sends)
         meeting.flow = stage.network.start(route, 1.0, self._sent, meeting)
 
-    def _own_sides(self, meeting: Round) -> None:
+    def _own_sides(self, meeting: Round, pieces: RingPieces) -> None:
         """Let every member's processor do its part."""
         now_s = meeting.own_end_s = self._stage.queue.now_s
         for worker in meeting.arrived.values():
@@ -155,7 +155,7 @@ class Rings:
                 self._stage.sends(worker.rank, meeting.exchange)
         busy = [worker for worker in meeting.arrived.values() if worker.machine.exchange_work_s]
         if any(worker.machine.processor.dealt_out for worker in busy):
-            self._pass_on(meeting)
+            self._pass_on(meeting, pieces)
         for worker in busy:
             if worker.rank in meeting.ends_s:
                 continue
@@ -164,14 +164,16 @@ class Rings:
             if not meeting.exchange.beside:
                 worker.transfer_s += busy_s
 
-    def _pass_on(self, meeting: Round) -> None:
-        """Message by message round the ring, each as soon as the one before has come and its worker's quota lets it."""
+    def _pass_on(self, meeting: Round, pieces: RingPieces) -> None:
+        """Piece by piece round the ring, two at a time, each as soon as it has come and its worker's quota lets it."""
         ring = [meeting.arrived[rank] for rank in self._speakers(meeting)]
-        now_s, messages = self._stage.queue.now_s, 2 * (len(ring) - 1)
-        ends_s = [worker.computed_s if meeting.overlapped else now_s for worker in ring]
-        for _ in range(messages):
-            come_s = [max(ends_s[place], ends_s[place - 1]) for place in range(len(ring))]
-            ends_s = [worker.answer_s(at_s, 1 / messages) for worker, at_s in zip(ring, come_s, strict=True)]
+        now_s = self._stage.queue.now_s
+        ends_s = [max(worker.computed_s, meeting.free_s) if meeting.overlapped else now_s for worker in ring]
+        begun_s = ends_s
+        for _ in range(pieces.many):
+            come_s = map(max, pieces.come_s(begun_s), ends_s)
+            begun_s = ends_s
+            ends_s = [worker.answer_s(at_s, 1 / pieces.many) for worker, at_s in zip(ring, come_s, strict=True)]
         for worker, end_s in zip(ring, ends_s, strict=True):
             meeting.ends_s[worker.rank] = end_s
             meeting.own_end_s = max(meeting.own_end_s, end_s)
@@ -181,7 +183,7 @@ class Rings:
     def _sent(self, meeting: Round) -> None:
         meeting.flow = None
         meeting.bucket += 1
-        now_s = self._stage.queue.now_s
+        now_s = meeting.free_s = self._stage.queue.now_s
         if meeting.bucket < len(meeting.parts):
             self._await(meeting)
         elif meeting.ends_s and not meeting.exchange.parties:
@@ -231,12 +233,16 @@ class Rings:
         first = (next((rank for rank in party if rank in here), None) for party in meeting.exchange.parties)
         return tuple(rank for rank in first if rank is not None)
 
-    def _route(self, meeting: Round, here: tuple[int, ...]) -> Route:
+    def _route(self, meeting: Round, here: tuple[int, ...], size_bytes: float) -> Route:
         topology, routes = self._stage.topology, meeting.group.routes
         if topology.free:
             return FREE
-        if here is not meeting.group.members:
-            return topology.ring(here)
-        if "ring" not in routes:
-            routes["ring"] = topology.ring(here)
-        return routes["ring"]
+        key = size_bytes, bool(meeting.ends_s)
+        if here is meeting.group.members and key in routes:
+            return routes[key]
+        found = topology.ring(here, size_bytes)
+        if meeting.ends_s:  # its pieces have been passed on one by one already
+            found = Route(found.load, 0.0)
+        if here is meeting.group.members:
+            routes[key] = found
+        return found

@@ -46,6 +46,7 @@ class Round:
         opened_s, due_s: when the first contribution came, and until when a quorum waits for more; NaN where not known.
         errands: of those who wait for the parameter server's answer.
         parts, bucket: up to which part of the payload each bucket goes, and which is on its way.
+        free_s: when the bucket before was through.
         own_end_s: when the members are done with their own sides of it.
         ends_s: rank → when that one is, where they go on one by one.
         counted: samples of everybody whose gradients went into it; None if nobody asks, or it is not of all members.
@@ -64,6 +65,7 @@ class Round:
     errands: list[Errand] = field(default_factory=list)
     parts: tuple[float, ...] = (1.0,)
     bucket: int = 0
+    free_s: float = 0.0
     own_end_s: float = 0.0
     ends_s: dict[int, float] = field(default_factory=dict)
     counted: int | None = None

@@ -6,8 +6,10 @@ is a link here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, steady
 from uneven.simulate.links import LinkLoad, Route
@@ -17,6 +19,44 @@ _UNLIMITED_BIT_PER_S = 1e15
 
 
 FREE = Route(LinkLoad({}), 0.0)
+
+_LARGEST_BYTES = 1 << 20
+"""Largest piece that gloo sends at once in an all-reduce."""
+
+
+class RingPieces(NamedTuple):
+    """How the bytes of an all-reduce go round a ring: over each hop in pieces, two of which are under way at a time.
+
+    A piece waits for the word that there is room for it, which its receiver gives when the last piece but one has
+    come. So two pieces take the way there and back and one's own time, however fast the link is. That is gloo's
+    (``gloo/allreduce.cc``, and ``Pair::send`` in ``gloo/transport/tcp/pair.cc``).
+
+    Attributes:
+        many: pieces over each hop.
+        latency_s, own_s: of the hop to each member, one way, and what a piece takes on its slowest link.
+    """
+
+    many: int
+    latency_s: tuple[float, ...]
+    own_s: tuple[float, ...]
+
+    @classmethod
+    def at_once(cls, members: int) -> RingPieces:
+        """The least number of them, and nothing that delays one."""
+        return cls(4 * (members - 1), (0.0,) * members, (0.0,) * members)
+
+    @property
+    def waits_s(self) -> float:
+        """What all of them take on top of their bytes on the slowest link, among members who begin together and make
+        nobody wait."""
+        bytes_s = 2 * max(self.own_s)
+        slowest_s = max(2 * latency_s + own_s for latency_s, own_s in zip(self.latency_s, self.own_s, strict=True))
+        return self.many / 2 * max(slowest_s - bytes_s, 0.0)
+
+    def come_s(self, begun_s: Sequence[float]) -> list[float]:
+        """When a piece has come to each member, by when each has begun with it: has room for it, and sends its own."""
+        hops = zip(begun_s, [begun_s[-1], *begun_s[:-1]], self.latency_s, self.own_s, strict=True)
+        return [max(room_s + way_s, sends_s) + own_s + way_s for room_s, sends_s, way_s, own_s in hops]
 
 
 class Topology:
@@ -61,19 +101,29 @@ class Topology:
         """Both directions of the line between two sites."""
         return self.lines[here, there], self.lines[there, here]
 
-    def ring(self, members: Sequence[int]) -> Route:
-        """An all-reduce over a ring in the order of ``members``, all of whom send at once.
-
-        Each sends 2 (n − 1) / n of the bytes to the next, in 2 (n − 1) steps that each wait for the one before.
-        """
+    def ring(self, members: Sequence[int], size_bytes: float) -> Route:
+        """An all-reduce over a ring in the order of ``members``, all of whom send at once: 2 (n − 1) / n of the bytes
+        over each hop, in pieces."""
         n = len(members)
         if n < 2 or self.free:
             return FREE
         parts: dict[int, float] = {}
-        latency_s = 0.0
-        for here, there in zip(members, [*members[1:], members[0]], strict=True):
-            latency_s += self._load(parts, here, there, 2 * (n - 1) / n)
-        return Route(LinkLoad(parts), 2 * (n - 1) * latency_s / n)
+        for here, there in _hops(members):
+            self._load(parts, here, there, 2 * (n - 1) / n)
+        return Route(LinkLoad(parts), self.ring_pieces(members, size_bytes).waits_s)
+
+    def ring_pieces(self, members: Sequence[int], size_bytes: float) -> RingPieces:
+        """The pieces in which it goes; links are as fast as at the beginning."""
+        n = len(members)
+        if n < 2 or self.free:
+            return RingPieces.at_once(n)
+        of_each = max(2, math.ceil(size_bytes / n / _LARGEST_BYTES))
+        bits = 8 * size_bytes / n / of_each
+        latency_s, own_s = [], []
+        for hop in _hops(members):
+            latency_s.append(self._load({}, *hop, 0.0))
+            own_s.append(bits / min((self.capacities[link].at(0.0) for link in self._links(*hop)), default=math.inf))
+        return RingPieces(2 * (n - 1) * of_each, tuple(latency_s), tuple(own_s))
 
     def push(self, rank: int, members: Sequence[int]) -> Route:
         """To the parameter server, whose shards lie with the members, an equal part each; the last one to arrive."""
@@ -138,10 +188,18 @@ class Topology:
     def _load(self, parts: dict[int, float], here: int, there: int, part: float) -> float:
         """Add a transfer's load on each link between two nodes; the latency of the way."""
         ends = self.sites[here], self.sites[there]
-        for link in (self._up[here], self._down[there], self.lines.get(ends)):
-            if link is not None:
-                parts[link] = parts.get(link, 0.0) + part
+        for link in self._links(here, there):
+            parts[link] = parts.get(link, 0.0) + part
         return self._latency_s[here] + self._latency_s[there] + self._line_latency_s.get(ends, 0.0)
+
+    def _links(self, here: int, there: int) -> Iterator[int]:
+        found = (self._up[here], self._down[there], self.lines.get((self.sites[here], self.sites[there])))
+        return (link for link in found if link is not None)
+
+
+def _hops(members: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """From each to the next; the first that one arrives at is the first member."""
+    return zip([members[-1], *members[:-1]], members, strict=True)
 
 
 def cut_of(event: Event) -> tuple[float, float]:

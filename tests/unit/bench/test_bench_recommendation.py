@@ -24,12 +24,14 @@ def measured(per_s: tuple[float, ...], trainer_us: float = 50.0) -> list[Measure
 def test_ratios_are_of_the_same_round_and_medians() -> None:
     found = {name: measured((100.0,)) for name in QUICK}
     found |= {"4 at 0.2 core": measured((100.0, 100.0, 90.0, 90.0)), "unequal": measured((400.0, 200.0, 100.0, 80.0))}
+    found |= {"4, one slow": measured((97.0, 97.0, 90.2, 23.0))}
     found |= {"two trainers": measured((120.0, 60.0)), "DDP, sparse": measured((5.0, 5.0))}
     found |= {"one trainer": measured((90.0,), 55.0), "TorchRec, batch 128": measured((25.0, 25.0))}
     found |= {"TorchRec, unequal": measured((50.0,) * 4), "TorchRec's pipeline, batch 128": measured((30.0, 30.0))}
     result = judged(found)
     assert result["scaling"] == {"1": 1.0, "4": pytest.approx(0.95)}
     assert result["share_evenness"] == pytest.approx(0.8)
+    assert result["beside_slow"] == pytest.approx(0.98)
     assert result["vs_one_process"] == pytest.approx(1.8)
     assert result["vs_ddp_sparse"] == pytest.approx(18.0)
     assert result["trainer_cpu_ratio"] == pytest.approx(1.1)
@@ -44,6 +46,7 @@ def test_ratios_are_of_the_same_round_and_medians() -> None:
     assert part["scaling"] == result["scaling"]
     assert (part["share_evenness"], part["vs_one_process"]) == (result["share_evenness"], None)
     assert len(tables(part | {"rounds": 3, "window_s": 4.0})) == 2
+    assert judged({name: found[name] for name in SPEED["slow"]})["scaling"] == {}, "nothing of one trainer alone"
     with pytest.raises(ConfigError, match="--case killed does not measure that"):
         run(True, lambda *_: None, "killed", Path("page.html"))
     assert set(QUICK) <= set(CASES)

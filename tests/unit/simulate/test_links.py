@@ -18,7 +18,7 @@ from uneven.core.views import SyncView
 from uneven.errors import ConfigError
 from uneven.simulate.events import EventQueue
 from uneven.simulate.links import LinkLoad, Network, Route, fair_rates
-from uneven.simulate.routes import Topology
+from uneven.simulate.routes import RingPieces, Topology
 from uneven.simulate.stage import buckets
 from uneven.sync import SyncPolicy
 
@@ -133,11 +133,40 @@ def at(megabit_per_s: float) -> dict[str, Trace]:
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_a_ring_moves_two_times_n_minus_one_nths(workers: int) -> None:
-    nodes = [node(f"n{rank}", **at(100), latency_s=0.001) for rank in range(workers)]
+@pytest.mark.parametrize("latency_s", [0.0, 0.0005, 0.02])
+def test_a_ring_moves_two_times_n_minus_one_nths_and_two_pieces_wait_for_one_way_there_and_back(
+    workers: int, latency_s: float
+) -> None:
+    nodes = [node(f"n{rank}", **at(100), latency_s=latency_s) for rank in range(workers)]
     run = Ran(cluster(*nodes), "local:every=1", iterations=1)
-    seconds = 2 * (workers - 1) / workers * MEGABYTE * 8 / (100 * MEGABIT_PER_S)
-    assert run.ends_s(0) == [pytest.approx(1.0 + seconds + 2 * (workers - 1) * 0.002)]
+    seconds, pairs = 2 * (workers - 1) / workers * MEGABYTE * 8 / (100 * MEGABIT_PER_S), 2 * (workers - 1)
+    assert run.ends_s(0) == [pytest.approx(1.0 + max(seconds, pairs * 4 * latency_s + seconds / 2))]
+
+
+def test_pieces_are_of_a_megabyte_at_most_and_two_of_each_part_at_least() -> None:
+    topology = Topology(cluster(*(node(f"n{rank}", latency_s=0.01) for rank in range(4))))
+    assert topology.ring_pieces(range(4), 0).many == topology.ring_pieces(range(4), 8 << 20).many == 12
+    assert topology.ring_pieces(range(4), 20 << 20).many == 6 * 5
+    assert topology.ring(range(4), 20 << 20).latency_s == pytest.approx(6 * 5 / 2 * 2 * 0.02)
+
+
+def test_pieces_that_are_passed_on_one_by_one_take_as_long_as_the_slowest_hop() -> None:
+    """What a ring takes by its formula is what it comes to piece by piece, whoever is slow."""
+    pieces = RingPieces(4 * 30, (0.01, 0.002, 0.03, 0.004), (0.001, 0.0, 0.004, 0.02))
+    begun_s = ends_s = [0.0] * 4
+    for _ in range(pieces.many):
+        begun_s, ends_s = ends_s, list(map(max, pieces.come_s(begun_s), ends_s))
+    bytes_s = pieces.many * 0.02
+    assert bytes_s + pieces.waits_s == pytest.approx(60 * (0.06 + 0.004))
+    assert max(ends_s) == pytest.approx(bytes_s + pieces.waits_s, rel=0.02)
+
+
+def test_where_time_is_dealt_out_in_periods_a_quota_is_waited_for_on_top_of_the_way() -> None:
+    def ends_s(latency_s: float) -> float:
+        nodes = [node(f"n{rank}", cores=0.5, period_s=0.01, latency_s=latency_s) for rank in range(3)]
+        return Ran(cluster(*nodes, exchange_core_s=0.012), iterations=1).ends_s(0)[0]
+
+    assert ends_s(0.02) - ends_s(0.0) == pytest.approx(4 * 0.08, abs=0.03), "four pairs, each there and back"
 
 
 def test_the_slowest_link_holds_a_ring_back() -> None:
@@ -157,7 +186,7 @@ def test_a_ring_over_sites_loads_each_line_once_each_way() -> None:
         links=(SiteLink(between=("west", "east"), bit_per_s=steady(8 * MEGABIT_PER_S), latency_s=0.5),),
     )
     run = Ran(spec, "local:every=1", iterations=1)
-    assert run.ends_s(0) == [pytest.approx(1.0 + 1.5 + 6 * (2 * 0.5 / 4))]
+    assert run.ends_s(0) == [pytest.approx(1.0 + 1.5 / 2 + 6 * 2 * 0.5)], "six pairs of pieces, each there and back"
 
 
 def test_buckets_are_cut_as_ddp_cuts_them() -> None:

@@ -29,6 +29,7 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 3.0
 _UNEQUAL = (0.8, 0.4, 0.2, 0.2)
 _STEEP = (0.6, 0.4, 0.2, 0.1)
+_ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
 _SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 24_000
 BATCHES = (128, 512, 2048)
 Progress = Callable[[str, str, float], None]
@@ -53,6 +54,7 @@ SCALING = {trainers: f"{trainers} at 0.2 core" for trainers in (1, 2, 4, 8)}
 CASES = {
     **{name: TrainerCase("served", trainers, shares=(0.2,) * trainers) for trainers, name in SCALING.items()},
     "unequal": TrainerCase("served", 4, shares=_UNEQUAL),
+    "4, one slow": TrainerCase("served", 4, shares=_ONE_SLOW),
     "two trainers": TrainerCase("served", 2),
     "one trainer": TrainerCase("served", 1),
     "one process, flat": TrainerCase("flat", 1),
@@ -69,6 +71,7 @@ CASES = {
 }
 SPEED = {
     "scaling": (*SCALING.values(), "unequal"),
+    "slow": (SCALING[4], "4, one slow"),
     "processes": (
         "two trainers", "one trainer", "one trainer, tables in it", "one process, flat", "one process, modules",
         "two processes, flat", "DDP, sparse",
@@ -222,7 +225,8 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
 
     Returns:
         ``examples_per_s`` (case → median), ``trainers_per_s`` (case of unequal trainers → share and median of each),
-        ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share, least ÷ greatest),
+        ``scaling`` (trainers → EPS(n) ÷ n EPS(1)), ``share_evenness`` (EPS ÷ share, least ÷ greatest), ``beside_slow``
+        (EPS of three trainers at 0.2 core whose fourth has 0.05 ÷ that of three whose fourth has 0.2),
         ``vs_one_process`` (two trainers and a server on two cores ÷ the fastest single process on one),
         ``of_two_cores`` (the same ÷ two such processes at a time, which share nothing: what the machine gives),
         ``vs_ddp_sparse``, ``trainer_cpu_ratio`` (a trainer's processor time a sample ÷ that of the same session with
@@ -246,6 +250,10 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         shares = [[rate / share for rate, share in zip(one.per_s, _UNEQUAL, strict=True)] for one in found["unequal"]]
         return statistics.median(min(one) / max(one) for one in shares)
 
+    def beside_slow() -> float:
+        three, other = (of(name, lambda one: sum(one.per_s[:3])) for name in (slow, SCALING[4]))
+        return statistics.median(a / b for a, b in zip(three, other, strict=True))
+
     def cpu_ratio(other: str) -> float:
         mine, theirs = (of(name, lambda one: one.trainer_us) for name in ("one trainer", other))
         return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
@@ -256,7 +264,8 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
     def against(other: str) -> float | None:
         return where(lambda: ratio("two trainers", other), "two trainers", other)
 
-    held, flat = "one trainer, tables in it", "one process, flat"
+    held, flat, slow = "one trainer, tables in it", "one process, flat", "4, one slow"
+
     def equal_time(mine: str, other: str, asked: tuple[float, ...]) -> float:
         ours = [sum(one.per_s) / (sum(asked) + 1e-6 * one.server_us * sum(one.per_s)) for one in found[mine]]
         theirs = [rate / sum(asked) for rate in total(other)]
@@ -277,9 +286,12 @@ def judged(found: dict[str, list[MeasuredTrainers]]) -> dict[str, Any]:
         "examples_per_s": {name: statistics.median(total(name)) for name in found},
         "trainers_per_s": {name: of_each(name) for name in unequal if name in found},
         "scaling": {
-            str(trainers): ratio(name, SCALING[1]) / trainers for trainers, name in SCALING.items() if name in found
+            str(trainers): ratio(name, SCALING[1]) / trainers
+            for trainers, name in SCALING.items()
+            if {name, SCALING[1]} <= found.keys()
         },
         "share_evenness": where(evenness, "unequal"),
+        "beside_slow": where(beside_slow, slow, SCALING[4]),
         "vs_one_process": against(flat),
         "of_two_cores": against("two processes, flat"),
         "vs_ddp_sparse": against("DDP, sparse"),

@@ -18,14 +18,14 @@ def recommendation(
 ) -> None:
     """Trainers with embedding tables on a server.
 
-    Examples a second by the number of trainers at a fifth of a core each, on unequal shares, and against one process,
-    DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and server. Then log loss
-    after one pass in virtual time, against one process, a synchronous batch of the same size and foreground twins, each
-    tuned over the same grid, on the flights in UNEVEN_DATA, else on a made log. Then a run in which a shard of two is
-    killed thrice, and a shard of two gigabytes that saves while a trainer goes on.
+    Examples a second by the number of trainers at a fifth of a core each, on unequal shares, beside a slow one, and
+    against one process, DDP with sparse gradients and TorchRec where it is installed; processor time of trainers and
+    server. Then log loss after one pass in virtual time, against one process, a synchronous batch of the same size and
+    foreground twins, each tuned over the same grid, on the flights in UNEVEN_DATA, else on a made log. Then a run in
+    which a shard of two is killed thrice, and a shard of two gigabytes that saves while a trainer goes on.
 
-    Cases: scaling, processes, torchrec, quality, killed, checkpoint. --quick, one round of a part of them and one seed,
-    four minutes.
+    Cases: scaling, slow, processes, torchrec, quality, killed, checkpoint. --quick, one round of a part of them and one
+    seed, four minutes.
     """
     from uneven_bench.recommendation.bench import run
     from uneven_bench.recommendation.page import tables

@@ -30,6 +30,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         ratios.add_row(f"EPS({trainers}) ÷ {trainers} EPS(1)", f"{scale:.2f}", "≥ 0.94" if trainers == "8" else "")
     for key, words, bar in (
         ("share_evenness", "examples/s ÷ share, least ÷ greatest", "≥ 0.8"),
+        ("beside_slow", "three beside a slow one ÷ three beside one like them", "≥ 0.98"),
         ("vs_one_process", "two trainers and a server ÷ the best process on one core", "≥ 1.5"),
         ("of_two_cores", "the same ÷ two such processes, which share nothing", ""),
         ("vs_ddp_sparse", "the same ÷ DDP with sparse gradients", "≥ 8"),
