@@ -244,12 +244,15 @@ def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> 
 @app.command("worlds")
 def worlds(
     quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None,
-    width: Annotated[int, typer.Option("--width", metavar="N", help="Of the network: a step grows with N².")] = 64,
+    width: Annotated[
+        int | None,
+        typer.Option("--width", metavar="N", help="Of the network: a step grows with N².  [default: 64, quick 32]"),
+    ] = None,
 ) -> None:  # fmt: skip
     """Described clusters, emulated and simulated: do both agree?
 
-    Emulated with real processes, as root, with links. Twenty minutes, --case NAME three; --quick, which plays steady
-    shares unless a case is named, two.
+    Emulated with real processes, as root, with links. Twenty-five minutes, --case NAME three; --quick, which plays
+    steady shares unless a case is named, a minute and a half.
     """
     from uneven_bench.show import show
     from uneven_bench.worlds.bench import run, tables

@@ -152,7 +152,7 @@ def test_the_tables_show_every_case_what_agrees_and_what_was_left_out() -> None:
     compared = {"uphill": {"even": even, "lb-bsp": balanced}}
     result = {
         **summarize(compared, {"uphill": [Race(3.0, 3.0)]}), "left_out": ["a narrow link"], "workers_10000_s": 12.34,
-        "workers_10000_peak_bytes": 230e6, "events_per_s": 81_234.0,
+        "workers_10000_iterations": 100, "workers_10000_peak_bytes": 230e6, "events_per_s": 81_234.0,
     }  # fmt: skip
     console = Console(width=120, record=True, file=io.StringIO())
     for table in tables(result):

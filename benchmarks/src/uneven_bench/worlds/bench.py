@@ -54,8 +54,10 @@ QUICK = "steady shares"
 
 _SEEDS = 5
 
+_QUICK_WIDTH = 32
+
 _MANY = 10_000
-_ITERATIONS_OF_MANY = 100
+_ITERATIONS_OF_MANY, _QUICK_ITERATIONS_OF_MANY = 100, 20
 _LIMIT_S = 240.0
 
 Progress = Callable[[str, str, float], None]
@@ -89,11 +91,13 @@ class Effort(NamedTuple):
     close_repeats: int = 0
 
 
-def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case: str | None = None) -> dict[str, Any]:
+def run(
+    quick: bool, data: str, progress: Progress, *, width: int | None = None, case: str | None = None
+) -> dict[str, Any]:
     """Both worlds, then the large simulation.
 
     Args:
-        width: of the network that is trained: how long a step takes grows with its square.
+        width: of the network that is trained, by default 64, quickly 32: how long a step takes grows with its square.
         case: this one alone; ``quick`` takes :data:`QUICK` by itself.
 
     Returns:
@@ -105,7 +109,7 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
     """
     effort = Effort(SETTLED, SETTLED + 16, 1) if quick else Effort(SETTLED, SETTLED + 20, 1, close_repeats=2)
     case = QUICK if quick and case is None else case
-    training = WorldTraining(data, width)
+    training = WorldTraining(data, (_QUICK_WIDTH if quick else WIDTH) if width is None else width)
     if case is not None and case not in (known := cases(_unknown(training))):
         raise UnknownNameError("case", case, known)
     isolated = not why_not_isolated()
@@ -117,18 +121,20 @@ def run(quick: bool, data: str, progress: Progress, *, width: int = WIDTH, case:
         played = {name: one for name, one in wanted.items() if isolated or not one.needs_root}
         compared, races = compare(played, place, training, effort, progress)
     progress("simulated", f"{_MANY:,} workers", 0.0)
-    large = many(_MANY, _ITERATIONS_OF_MANY)
+    iterations = _QUICK_ITERATIONS_OF_MANY if quick else _ITERATIONS_OF_MANY
+    large = many(_MANY, iterations)
     progress("simulated", f"{_MANY:,} workers", 1.0)
     return {
         **summarize(compared, races),
         "left_out": [name for name in wanted if name not in played],
         "repeats": effort.repeats,
-        "width": width,
+        "width": training.width,
         "workload": {
             "overhead_core_s": workload.overhead_core_s,
             "per_sample_core_s": workload.per_sample_core_s,
             "exchange_core_s": workload.exchange_core_s,
         },
+        "workers_10000_iterations": iterations,
         "workers_10000_s": large["took_s"],
         "workers_10000_peak_bytes": large["peak_bytes"],
         "events_per_s": large["events_per_s"],

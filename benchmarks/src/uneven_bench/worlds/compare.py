@@ -135,7 +135,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     if result["left_out"]:
         agreement.add_row("left out, for they need root", ", ".join(result["left_out"]))
     agreement.add_row(
-        "100 iterations of 10,000 workers",
+        f"{result['workers_10000_iterations']} iterations of 10,000 workers",
         f"{result['workers_10000_s']:.1f} s, {result['workers_10000_peak_bytes'] / 1e9:.2f} GB",
     )
     agreement.add_row("events per second there", f"{result['events_per_s']:,.0f}")
