@@ -244,10 +244,7 @@ def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> 
 @app.command("worlds")
 def worlds(
     quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None,
-    width: Annotated[
-        int | None,
-        typer.Option("--width", metavar="N", help="Of the network: a step grows with N².  [default: 64, quick 32]"),
-    ] = None,
+    width: Annotated[int | None, typer.Option("--width", metavar="N", help="Of the network: 64, or 32 quickly")] = None,
 ) -> None:  # fmt: skip
     """Described clusters, emulated and simulated: do both agree?
 

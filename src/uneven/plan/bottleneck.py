@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from uneven.cluster.spec import ClusterSpec, Do, Node, SiteLink, Trace
+from uneven.simulate.routes import pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ def _parts(spec: ClusterSpec) -> Iterator[Bottleneck]:
                 yield Bottleneck(f"{what}, cut to {bits(left)},", moved_bits / left)
     latency_s, where = _latency(spec)
     if latency_s:
-        yield Bottleneck(f"the latency of {latency_s * 1e3:.3g} ms{where}", 2 * (size - 1) * latency_s)
+        pieces = pieces_of(size, spec.workload.gradient_bytes)  # two in the time there and back
+        yield Bottleneck(f"the latency of {latency_s * 1e3:.3g} ms{where}", pieces * latency_s)
 
 
 def _rate(node: Node) -> float | None:

@@ -43,7 +43,7 @@ class RingPieces(NamedTuple):
     @classmethod
     def at_once(cls, members: int) -> RingPieces:
         """The least number of them, and nothing that delays one."""
-        return cls(4 * (members - 1), (0.0,) * members, (0.0,) * members)
+        return cls(pieces_of(members, 0.0), (0.0,) * members, (0.0,) * members)
 
     @property
     def waits_s(self) -> float:
@@ -117,13 +117,13 @@ class Topology:
         n = len(members)
         if n < 2 or self.free:
             return RingPieces.at_once(n)
-        of_each = max(2, math.ceil(size_bytes / n / _LARGEST_BYTES))
-        bits = 8 * size_bytes / n / of_each
+        many = pieces_of(n, size_bytes)
+        bits = 8 * 2 * (n - 1) / n * size_bytes / many
         latency_s, own_s = [], []
         for hop in _hops(members):
             latency_s.append(self._load({}, *hop, 0.0))
             own_s.append(bits / min((self.capacities[link].at(0.0) for link in self._links(*hop)), default=math.inf))
-        return RingPieces(2 * (n - 1) * of_each, tuple(latency_s), tuple(own_s))
+        return RingPieces(many, tuple(latency_s), tuple(own_s))
 
     def push(self, rank: int, members: Sequence[int]) -> Route:
         """To the parameter server, whose shards lie with the members, an equal part each; the last one to arrive."""
@@ -200,6 +200,12 @@ class Topology:
 def _hops(members: Sequence[int]) -> Iterator[tuple[int, int]]:
     """From each to the next; the first that one arrives at is the first member."""
     return zip([members[-1], *members[:-1]], members, strict=True)
+
+
+def pieces_of(members: int, size_bytes: float) -> int:
+    """Pieces in which an all-reduce goes over each hop of a ring: two of each member's part, or more where these would
+    be too large; twice, of all but one."""
+    return 2 * (members - 1) * max(2, math.ceil(size_bytes / members / _LARGEST_BYTES))
 
 
 def cut_of(event: Event) -> tuple[float, float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from uneven.balance import balancers
 from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
@@ -91,6 +93,7 @@ def test_bottlenecks() -> None:
     assert getattr(cut_off, "what", "") == "the link of a, cut to 1 Mbit/s,"
     far = cluster(node("a", latency_s=0.2), node("b", latency_s=0.1))
     assert getattr(bottleneck(far), "what", "") == "the latency of 300 ms between two nodes"
+    assert getattr(bottleneck(far), "seconds", 0.0) == pytest.approx(2 * 2 * 0.3), "two pairs of pieces, there and back"
 
 
 def test_every_pace_has_its_reason() -> None:
