@@ -117,7 +117,7 @@ class Rings:
         sent = meeting.parts[meeting.bucket - 1] if meeting.bucket else 0.0
         size_bytes = stage.size_bytes(here[0], meeting.exchange) * (meeting.parts[meeting.bucket] - sent)
         if meeting.bucket == len(meeting.parts) - 1:
-            self._own_sides(meeting, stage.topology.ring_pieces(here, size_bytes))
+            self._own_sides(meeting, lambda: stage.topology.ring_pieces(here, size_bytes))
         meeting.event = None
         meeting.flow = stage.network.start(self._route(meeting, here, size_bytes), size_bytes, self._sent, meeting)
 
@@ -141,12 +141,12 @@ class Rings:
         for rank, _, size_bytes in sends if one.groups else ():
             stage.bandwidths.more(rank, size_bytes)
         if meeting.bucket == len(meeting.parts) - 1:
-            self._own_sides(meeting, RingPieces.at_once(len(here)))
+            self._own_sides(meeting, lambda: RingPieces.at_once(len(here)))
         meeting.event = None
         route = FREE if stage.topology.free else stage.topology.mesh(sends)
         meeting.flow = stage.network.start(route, 1.0, self._sent, meeting)
 
-    def _own_sides(self, meeting: Round, pieces: RingPieces) -> None:
+    def _own_sides(self, meeting: Round, pieces: Callable[[], RingPieces]) -> None:
         """Let every member's processor do its part."""
         now_s = meeting.own_end_s = self._stage.queue.now_s
         for worker in meeting.arrived.values():
@@ -155,7 +155,7 @@ class Rings:
                 self._stage.sends(worker.rank, meeting.exchange)
         busy = [worker for worker in meeting.arrived.values() if worker.machine.exchange_work_s]
         if any(worker.machine.processor.dealt_out for worker in busy):
-            self._pass_on(meeting, pieces)
+            self._pass_on(meeting, pieces())
         for worker in busy:
             if worker.rank in meeting.ends_s:
                 continue
