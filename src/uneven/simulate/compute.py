@@ -95,14 +95,20 @@ class Processor:
         if self._quota is not None and work_s > 0.0:
             self._run(self._quota, start_s, work_s)
 
-    def answer_s(self, start_s: float, work_s: float) -> float:
+    def answer_s(self, start_s: float, work_s: float, *, waited: bool = False) -> float:
         """When it has answered a message, and notes that it has.
 
         A thread takes what comes, and hands it to the one that waits. With a quota the two run on a core each, and
         where the quota is with the other one's, a core waits for the next period.
+
+        Args:
+            waited: both threads had nothing to do before, however short: enough for others of the group, if it has any
+                that compute, to take what the period has left.
         """
         if self._quota is None or not self.dealt_out:
             return self.end_s(start_s, work_s)
+        if waited and self._node.load.at(start_s) > 0.0:
+            self._quota.lose(start_s, self._dealt)
         handed_s, _ = self._run(self._quota, start_s, work_s / 2, core=1)
         return self._run(self._quota, handed_s, work_s / 2)[0]
 

@@ -170,10 +170,14 @@ class Rings:
         now_s = self._stage.queue.now_s
         ends_s = [max(worker.computed_s, meeting.free_s) if meeting.overlapped else now_s for worker in ring]
         begun_s = ends_s
-        for _ in range(pieces.many):
+        for number in range(pieces.many):
             come_s = map(max, pieces.come_s(begun_s), ends_s)
             begun_s = ends_s
-            ends_s = [worker.answer_s(at_s, 1 / pieces.many) for worker, at_s in zip(ring, come_s, strict=True)]
+            waited = number % 2 == 0  # for the next two, between the word that there is room and what then comes
+            ends_s = [
+                worker.answer_s(at_s, 1 / pieces.many, waited=waited)
+                for worker, at_s in zip(ring, come_s, strict=True)
+            ]
         for worker, end_s in zip(ring, ends_s, strict=True):
             meeting.ends_s[worker.rank] = end_s
             meeting.own_end_s = max(meeting.own_end_s, end_s)

@@ -149,7 +149,7 @@ class Worker:
         busy_s = self.machine.processor.end_s(now_s, work_s) - now_s
         return busy_s, self.machine.processor.answer_s(now_s, work_s)
 
-    def answer_s(self, now_s: float, part: float) -> float:
-        """When it has passed on a message with such a part of an exchange."""
+    def answer_s(self, now_s: float, part: float, *, waited: bool) -> float:
+        """When it has passed on a message with such a part of an exchange, for which it had waited or not."""
         self._settle(now_s)
-        return self.machine.processor.answer_s(now_s, self.machine.exchange_work_s * part)
+        return self.machine.processor.answer_s(now_s, self.machine.exchange_work_s * part, waited=waited)

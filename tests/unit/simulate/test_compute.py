@@ -120,6 +120,15 @@ def test_who_waited_beside_a_rival_has_none() -> None:
     assert beside.end_s(1.0, 0.004) > 1.001
 
 
+@pytest.mark.parametrize(("waited", "periods"), [(False, 1), (True, 6)])
+def test_who_waits_for_each_message_beside_a_rival_gets_a_part_of_a_period_for_each(waited: bool, periods: int) -> None:
+    processor = Processor(Node(name="a", cores=0.4, period_s=0.01, load=steady(1.0)), 3)
+    end_s = began_s = processor.answer_s(1.0, 0.0002)
+    for _ in range(6):
+        end_s = processor.answer_s(end_s, 0.0002, waited=waited)
+    assert end_s - began_s == pytest.approx(0.01 * periods, abs=0.0101)
+
+
 def test_without_a_quota_a_message_is_answered_as_fast_as_the_node_is() -> None:
     assert Processor(Node(name="a", cores=0.25)).answer_s(1.0, 0.1) == 1.1
     assert Processor(Node(name="a", cores=1.5, period_s=0.01)).dealt_out is False
