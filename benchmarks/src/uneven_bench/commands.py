@@ -249,7 +249,7 @@ def worlds(
     """Described clusters, emulated and simulated: do both agree?
 
     Emulated with real processes, as root, with links. Twenty-five minutes, --case NAME three; --quick, which plays
-    steady shares unless a case is named, a minute and a half.
+    steady shares unless a case is named, two and a half.
     """
     from uneven_bench.show import show
     from uneven_bench.worlds.bench import run, tables
