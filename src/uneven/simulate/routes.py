@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, steady
@@ -72,6 +73,7 @@ class Topology:
     def __init__(self, spec: ClusterSpec) -> None:
         cut = {event.node for event in spec.events if event.do is Do.CUT_LINK and not event.factor}
         self.capacities: list[Trace] = []
+        self._mean_bit_per_s: list[float] = []
         self.sites = [node.site for node in spec.nodes]
         self._latency_s = [node.latency_s for node in spec.nodes]
         self._up = [self._link(_limit(node, node.up_bit_per_s, cut)) for node in spec.nodes]
@@ -91,6 +93,7 @@ class Topology:
         if capacity is None:
             return None
         self.capacities.append(capacity)
+        self._mean_bit_per_s.append(fmean(capacity.values))
         return len(self.capacities) - 1
 
     def links_of(self, rank: int) -> tuple[int, ...]:
@@ -113,7 +116,7 @@ class Topology:
         return Route(LinkLoad(parts), self.ring_pieces(members, size_bytes).waits_s)
 
     def ring_pieces(self, members: Sequence[int], size_bytes: float) -> RingPieces:
-        """The pieces in which it goes; links are as fast as at the beginning."""
+        """The pieces in which it goes; each link is as fast as it is on average."""
         n = len(members)
         if n < 2 or self.free:
             return RingPieces.at_once(n)
@@ -122,7 +125,8 @@ class Topology:
         latency_s, own_s = [], []
         for hop in _hops(members):
             latency_s.append(self._load({}, *hop, 0.0))
-            own_s.append(bits / min((self.capacities[link].at(0.0) for link in self._links(*hop)), default=math.inf))
+            rate = min((self._mean_bit_per_s[link] for link in self._links(*hop)), default=math.inf)
+            own_s.append(bits / rate if rate > 0.0 else 0.0)  # what never carries anything holds the flow up for ever
         return RingPieces(many, tuple(latency_s), tuple(own_s))
 
     def push(self, rank: int, members: Sequence[int]) -> Route:

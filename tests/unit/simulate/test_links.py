@@ -169,6 +169,14 @@ def test_where_time_is_dealt_out_in_periods_a_quota_is_waited_for_on_top_of_the_
     assert ends_s(0.02) - ends_s(0.0) == pytest.approx(4 * 0.08, abs=0.03), "four pairs, each there and back"
 
 
+@pytest.mark.parametrize("quota", [{}, {"cores": 0.5, "period_s": 0.01}])
+def test_a_ring_waits_for_a_link_that_carries_nothing_at_first(quota: dict[str, float]) -> None:
+    late = Trace(values=(0.0, 0.0, 0.0, 8 * MEGABIT_PER_S), step_s=1.0)
+    nodes = [node(f"n{rank}", up_bit_per_s=late, **quota) for rank in range(2)]
+    run = Ran(cluster(*nodes, exchange_core_s=0.001), "local:every=1", iterations=1)
+    assert run.ends_s(0) == [pytest.approx(4.0, abs=0.02)], "a megabyte a second from the third second on"
+
+
 def test_the_slowest_link_holds_a_ring_back() -> None:
     nodes = [node("slow", **at(10)), *(node(f"n{rank}", **at(1000)) for rank in range(3))]
     run = Ran(cluster(*nodes), "local:every=1", iterations=1)
