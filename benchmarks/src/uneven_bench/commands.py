@@ -244,7 +244,7 @@ def threads(quick: Quick = False, json: Json = False, data: Data = "digits") -> 
 @app.command("worlds")
 def worlds(
     quick: Quick = False, json: Json = False, data: Data = "digits", case: Case = None,
-    width: Annotated[int | None, typer.Option("--width", metavar="N", help="Of the network: 64, or 32 quickly")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, metavar="N", help="Channels: 64, quickly 32")] = None,
 ) -> None:  # fmt: skip
     """Described clusters, emulated and simulated: do both agree?
 
