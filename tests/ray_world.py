@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 TOO_BUSY = "The current node timed out during startup"
 """What Ray says where a node is not there after 30 s, a limit that cannot be set: seen with fifty busy processes on two
@@ -18,8 +22,11 @@ cores. It says nothing about what is tested."""
 PATIENCE_S = 200.0
 """For nodes to come up; who waits longer is ended by the test."""
 
+WHOLE_S = 700.0
+"""For everything. Alone on two cores it is 40 s."""
+
 _CLUSTER = {
-    "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 60_000,
+    "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 20_000,
     "health_check_failure_threshold": 3,
     "enable_worker_prestart": False, "prestart_worker_first_driver": False,
     "idle_worker_killing_time_threshold_ms": 600_000,
@@ -40,6 +47,7 @@ def cluster(*slots: int) -> Iterator[Any]:
     """
     from ray.cluster_utils import Cluster
 
+    faulthandler.dump_traceback_later(WHOLE_S - 20)  # says where it stands, before it is ended
     one = Cluster()
     try:
         head = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
@@ -54,9 +62,10 @@ def cluster(*slots: int) -> Iterator[Any]:
 
 
 @contextmanager
-def program(path: Path, folder: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """The program with the cluster. Ray keeps files in a directory of its own, whose name must be short; a token in the
-    home directory; and it reports its use to its makers unless told not to.
+def program(path: Path, folder: Path, **more: str) -> Iterator[Callable[[], Any]]:
+    """The program with the cluster; what it gives waits for its end and has its last line, JSON. Ray keeps files in a
+    directory of its own, whose name must be short; a token in the home directory; and it reports its use to its makers
+    unless told not to.
 
     Args:
         more: variables.
@@ -71,12 +80,30 @@ def program(path: Path, folder: Path, **more: str) -> Iterator[subprocess.Popen[
             **more,
         }  # fmt: skip
         environment.pop("RAY_ADDRESS", None)
-        running = subprocess.Popen(
-            [sys.executable, str(path), str(folder)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+        line = [sys.executable, str(path), str(folder)]
+        # To files: a process of Ray's that lives longer would keep a pipe open.
+        printed, complaints = folder / "printed.txt", folder / "complaints.txt"
+        with printed.open("w") as out, complaints.open("w") as err:
+            running = subprocess.Popen(line, stdout=out, stderr=err, env=environment)
+
+        def found() -> Any:
+            try:
+                code = running.wait(WHOLE_S)
+            except subprocess.TimeoutExpired:
+                code = None
+            said = complaints.read_text()
+            if code and TOO_BUSY in said:
+                pytest.skip("this machine is too busy for Ray, which gives a node 30 s to start")
+            events = "" if code == 0 else _end(Path(rays, "ray/session_latest/logs/gcs_server.out"))
+            assert code == 0, f"{path.name}: {code}\n{_end(complaints)}\n{_end(printed)}\n{events}"
+            return json.loads(printed.read_text().splitlines()[-1])
+
         with running:
             try:
-                yield running
+                yield found
             finally:
                 running.kill()
+
+
+def _end(path: Path) -> str:
+    return path.read_text(errors="replace")[-8000:] if path.exists() else f"no {path}"

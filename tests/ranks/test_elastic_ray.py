@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,22 +11,16 @@ import pytest
 import test_elastic
 from test_elastic import HERE
 
-from ray_world import TOO_BUSY, program
-
-PATIENCE_S = 500.0
+from ray_world import program
 
 
 @pytest.mark.slow(40)
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(800)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'")
 def test_another_worker_comes_for_one_that_is_lost_with_its_node(tmp_path: Path) -> None:
     """Worker 1 is there from the second on, 2 is lost before an exchange, 3 joins: each sample once, one model."""
-    with program(HERE / "elastic_ray.py", tmp_path, PYTHONPATH=os.pathsep.join([str(HERE), *sys.path])) as running:
-        printed, complaints = running.communicate(timeout=PATIENCE_S)
-    if running.returncode and TOO_BUSY in complaints:
-        pytest.skip("this machine is too busy for Ray, which gives a node 30 s to start")
-    assert running.returncode == 0, complaints[-5000:]
-    found = json.loads(printed.splitlines()[-1])
+    with program(HERE / "elastic_ray.py", tmp_path, PYTHONPATH=os.pathsep.join([str(HERE), *sys.path])) as played:
+        found = played()
     said = found["said"]
     assert found["code"] == 0, said
     epochs = max(epoch for epoch, _ in test_elastic.steps(tmp_path)) + 1

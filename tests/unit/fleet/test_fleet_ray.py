@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import search_functions
 import uneven.fleet as fleet
 from fleet_members import same
 from fleet_ray_members import RATES, asked, options
-from ray_world import TOO_BUSY, program
+from ray_world import program
 from uneven import search
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.engine import state as engine_state
@@ -24,7 +23,6 @@ from uneven.fleet.engine.run import run
 from uneven.jobs.devices import devices_of_cluster
 
 TESTS = Path(members.__file__).parent
-PATIENCE_S = 500.0
 
 
 def newest(directory: Path, name: str) -> dict[str, Any]:
@@ -36,16 +34,12 @@ def newest(directory: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow(45)
-@pytest.mark.timeout(600)  # one for Ray and for all who import torch; several on a busy machine
+@pytest.mark.timeout(800)  # one for Ray and for all who import torch; several on a busy machine
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'")
 def test_a_cluster_trains_what_one_machine_does_and_outlives_a_node(tmp_path: Path) -> None:
-    with program(TESTS / "fleet_ray_world.py", tmp_path) as running:
+    with program(TESTS / "fleet_ray_world.py", tmp_path) as played:
         here = run(asked(), 2, tmp_path / "here", options(), lambda moment: None)
-        printed, complaints = running.communicate(timeout=PATIENCE_S)
-    if running.returncode and TOO_BUSY in complaints:
-        pytest.skip("this machine is too busy for Ray, which gives a node 30 s to start")
-    assert running.returncode == 0, complaints[-5000:]
-    found = json.loads(printed.splitlines()[-1])
+        found = played()
 
     alone = search.run(
         search_functions.climbs, {"rate": search.log(1e-3, 0.3)}, metric="loss", mode="min", trials=3, max_t=3,
