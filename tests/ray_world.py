@@ -76,6 +76,7 @@ def program(path: Path, folder: Path, **more: str) -> Iterator[Callable[[], Any]
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": rays, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_gcs_server_port_wait_time_s": "200",
+            "RAY_worker_niceness": "0",  # else, at 15, they wait for minutes for the processor that other tests use
             "RAY_memory_monitor_refresh_ms": "0",  # else it kills processes when others fill the memory
             **more,
         }  # fmt: skip

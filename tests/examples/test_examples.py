@@ -137,7 +137,8 @@ def test_threads(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra: pip install 'uneven[ray]'")
 def test_balanced_inside_ray_train(tmp_path: Path) -> None:
     # Ray keeps a token in the home directory and reports its use to its makers unless told not to.
-    environment = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    # At Ray's niceness of 15 its processes wait for minutes for the processor that other tests use.
+    environment = {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     unneeded = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER")
     environment |= dict.fromkeys(unneeded, "0")  # each of them is a process that imports Ray
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short:  # for sockets
