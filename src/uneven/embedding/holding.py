@@ -13,7 +13,7 @@ import numpy as np
 from uneven.embedding.config import RowwiseAdagrad, Table, TableSpec
 from uneven.embedding.growing import IdMap, Ids64, begin_by_id
 from uneven.embedding.place import RowGroup, RowRange, TablePlan, groups_of
-from uneven.embedding.rows import Floats, Ids, begin
+from uneven.embedding.rows import Floats, Ids, begin, zeros
 from uneven.errors import ConfigError
 
 
@@ -101,8 +101,7 @@ class Holding:
             MemoryError: there is no room.
         """
         tables, seed = spec.tables.tables, spec.tables.seed
-        # Zeros use no memory before they are written to.
-        rows = [np.zeros((one.rows, one.width), np.float32) for one in spec.groups]
+        rows = [zeros(one.rows, one.width) for one in spec.groups]
         adagrad = isinstance(spec.tables.optimizer, RowwiseAdagrad)
         sums = [np.zeros(one.rows if adagrad else 0, np.float32) for one in spec.groups]
         maps = [_map(tables[one.ranges[0].table], one) if one.grows else None for one in spec.groups]

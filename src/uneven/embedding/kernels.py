@@ -5,10 +5,8 @@ Both compute what :mod:`uneven.embedding.rows` says, which the tests hold agains
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,22 +55,36 @@ class TorchKernels:
 
 
 class NumbaKernels(TorchKernels):
-    """Lookups with torch, updates in compiled loops, which find equal rows without sorting."""
+    """In compiled loops, which say ahead which rows they need, and find equal rows without sorting."""
 
     def __init__(self) -> None:
-        self._step = _compiled()
-        self._marks: dict[int, Ids] = {}  # of each array of rows; all −1 between two updates
+        from uneven.embedding import loops
+
+        self._loops = loops
+
+    def lookup(self, rows: Floats, bags: Bags) -> Floats:
+        """See :class:`Kernels`."""
+        found: Floats
+        if bags.each == 1 and bags.weights is None:
+            found = self._loops.taken(rows, bags.ids)
+        else:
+            found = self._loops.pooled(rows, bags.ids, bags.count, *_shape(bags))
+        return found
 
     def update(self, rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None:
         """See :class:`Kernels`."""
-        marks = self._marks.get(id(rows))
-        if marks is None or len(marks) != len(rows):
-            marks = self._marks[id(rows)] = np.full(len(rows), -1, np.int32)
-        ends = np.zeros(bags.count + 1, np.int32)
-        np.cumsum(bags.sizes, out=ends[1:])
         eps = optimizer.eps if isinstance(optimizer, RowwiseAdagrad) else -1.0
-        weights = np.empty(0, np.float32) if bags.weights is None else bags.weights
-        self._step(rows, sums, bags.ids, ends, weights, given, optimizer.lr, eps, marks)
+        found, number_of = self._loops.numbered(bags.ids)
+        self._loops.step(rows, sums, found, number_of, *_shape(bags), given, optimizer.lr, eps)
+
+
+_NO_LENGTHS, _NO_WEIGHTS = np.empty(0, np.int32), np.empty(0, np.float32)
+
+
+def _shape(bags: Bags) -> tuple[int, Ids, Floats]:
+    """Bags as a loop takes them: ids in each, or lengths; and weights."""
+    lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths
+    return bags.each, lengths, _NO_WEIGHTS if bags.weights is None else bags.weights
 
 
 def kernels() -> Kernels:
@@ -83,54 +95,3 @@ def kernels() -> Kernels:
 def _shared(values: Any) -> Tensor:
     """The same memory; of what came in a message, which numpy takes for read-only, a copy."""
     return torch.from_numpy(values if values.flags.writeable else values.copy())
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    """The update, compiled for what a shard gives it, before anybody waits for it."""
-    import numba
-    from numba import float32, float64, int32, types
-
-    def read(kind: Any, ndim: int) -> Any:  # what came in a message is read-only, which is another type for numba
-        return types.Array(kind, ndim, "C", readonly=True)
-
-    ids, weights, given = read(int32, 1), read(float32, 1), read(float32, 2)
-    rows, sums, wholes = float32[:, ::1], float32[::1], int32[::1]
-    signature = types.void(rows, sums, ids, wholes, weights, given, float64, float64, wholes)
-    try:
-        return cast(Callable[..., None], numba.njit(signature, nogil=True, cache=True)(_update))
-    except RuntimeError:  # there is no folder that it could keep what it compiles in
-        return cast(Callable[..., None], numba.njit(signature, nogil=True)(_update))
-
-
-def _update(
-    rows: Any, sums: Any, ids: Any, ends: Any, weights: Any, given: Any, lr: float, eps: float, marks: Any
-) -> None:
-    """The rows of a batch are numbered as they come, their gradients added up, and each steps once."""
-    dim = rows.shape[1]
-    found = np.empty(len(ids), np.int32)
-    total = np.zeros((len(ids), dim), np.float32)
-    count = 0
-    for bag in range(len(ends) - 1):
-        for place in range(ends[bag], ends[bag + 1]):
-            row = ids[place]
-            at = marks[row]
-            if at < 0:
-                at = marks[row] = count
-                found[count] = row
-                count += 1
-            scale = weights[place] if len(weights) else np.float32(1)
-            for k in range(dim):
-                total[at, k] += scale * given[bag, k]
-    for at in range(count):
-        row = found[at]
-        marks[row] = -1
-        factor = np.float32(lr)
-        if eps >= 0:
-            square = np.float32(0)
-            for k in range(dim):
-                square += total[at, k] * total[at, k]
-            sums[row] += square / dim
-            factor = np.float32(lr / (np.sqrt(sums[row]) + eps))
-        for k in range(dim):
-            rows[row, k] -= factor * total[at, k]

@@ -17,6 +17,9 @@ Ids = npt.NDArray[np.int32]
 Halves = npt.NDArray[np.uint16]
 """bfloat16, which numpy does not know."""
 
+CACHE_LINE = 64
+"""Bytes that come from memory together."""
+
 _BLOCK = 1 << 14
 """Rows that begin from one seed, so that a row begins alike on whichever shard it is."""
 
@@ -70,6 +73,14 @@ class Kernels(Protocol):
     def whole(self, values: Halves) -> Floats:
         """The same numbers as float32."""
         ...
+
+
+def zeros(rows: int, dim: int) -> Floats:
+    """Shape (rows, dim). They use no memory before they are written to, and begin where a cache line does: numpy's
+    begin 16 bytes later, and rows of 64 bytes would be in two lines each."""
+    flat = np.zeros(rows * dim + CACHE_LINE // 4, np.float32)
+    first = -flat.ctypes.data % CACHE_LINE // 4
+    return flat[first : first + rows * dim].reshape(rows, dim)
 
 
 def begin(name: str, seed: int, start: int, stop: int, dim: int, spread: float) -> Floats:

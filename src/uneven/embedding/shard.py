@@ -328,7 +328,7 @@ class TableShard:
         if one.ids.dtype == np.int64:
             if not groups[one.group].grows:
                 raise Refused(Refusal.ROW)
-        elif len(one.ids) and not (one.ids.min() >= 0 and one.ids.max() < groups[one.group].rows):
+        elif len(one.ids) and one.ids.view(np.uint32).max() >= groups[one.group].rows:  # a negative one is among these
             raise Refused(Refusal.ROW)
         return one.group
 

@@ -228,26 +228,27 @@ def test_a_copy_of_a_model_has_the_same_tables(closing: list[Any]) -> None:
         assert not copied(ids).values().requires_grad
 
 
-def some_bags(seed: int, *, each: int, weighted: bool) -> tuple[Bags, np.ndarray]:
+def some_bags(seed: int, dim: int, *, each: int, weighted: bool) -> tuple[Bags, np.ndarray]:
     made = np.random.default_rng(seed)
     count = 40
     lengths = None if each else made.integers(0, 5, count, dtype=np.int32)
     ids = made.integers(0, 25, count * each if lengths is None else lengths.sum(), dtype=np.int32)
     weights = made.random(len(ids), dtype=np.float32) if weighted else None
-    given = made.standard_normal((count, 6), dtype=np.float32)
-    return Bags(0, 6, count, ids, each, lengths, weights), given
+    given = made.standard_normal((count, dim), dtype=np.float32)
+    return Bags(0, dim, count, ids, each, lengths, weights), given
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=OPTIMIZER_NAMES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("each", [1, 3, 0])
-def test_kernels_compute_what_the_reference_says(each: int, weighted: bool, optimizer: Any) -> None:
+@pytest.mark.parametrize("dim", [6, 19])  # an odd end alone, and whole lanes and one
+def test_kernels_compute_what_the_reference_says(dim: int, each: int, weighted: bool, optimizer: Any) -> None:
     for fast in (TorchKernels(), kernels()):
-        rows = np.random.default_rng(0).standard_normal((25, 6), dtype=np.float32)
+        rows = np.random.default_rng(0).standard_normal((25, dim), dtype=np.float32)
         sums = np.full(25, getattr(optimizer, "initial_accumulator_value", 0.0), np.float32)
         mine, my_sums = rows.copy(), sums.copy()
         for seed in range(3):
-            bags, given = some_bags(seed, each=each, weighted=weighted)
+            bags, given = some_bags(seed, dim, each=each, weighted=weighted)
             for array in (bags.ids, given):
                 array.flags.writeable = False  # as what comes in a message
             assert np.allclose(fast.lookup(mine, bags), reference.lookup(rows, bags), atol=1e-5)
@@ -284,3 +285,12 @@ def test_without_pooling_each_id_has_its_row_and_its_gradient(closing: list[Any]
     many = torch.randint(0, 30, (5, 4, 3))
     assert apart(many)["mean"].shape == (5, 3, 4)
     assert torch.equal(apart(many)["mean"][2, 1], apart(many[2:3, :, 1])["mean"][0])
+
+
+@pytest.mark.parametrize("dim", [1, 16, 48])
+def test_rows_begin_where_a_cache_line_does(dim: int) -> None:
+    rows = reference.zeros(7, dim)
+    assert rows.shape == (7, dim)
+    assert rows.ctypes.data % reference.CACHE_LINE == 0
+    assert rows.flags.c_contiguous
+    assert not rows.any()

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.config import RowOptimizer
 from uneven.embedding.kernels import kernels
-from uneven.embedding.rows import Bags
+from uneven.embedding.rows import Bags, zeros
 
 FIELDS, DIM, NUMBERS = 26, 16, 13
 _LOG = 1 << 15
@@ -86,7 +86,8 @@ class FlatTables(nn.Module):
         many = rows()
         self._base = torch.tensor(np.cumsum([0, *many[:-1]]))
         self._optimizer, self._kernels = optimizer, kernels()
-        self._rows = np.random.default_rng(0).standard_normal((sum(many), DIM), dtype=np.float32) * np.float32(0.01)
+        self._rows = zeros(sum(many), DIM)
+        self._rows[:] = np.random.default_rng(0).standard_normal(self._rows.shape, dtype=np.float32) * np.float32(0.01)
         self._sums = np.zeros(sum(many), np.float32)
 
     def forward(self, ids: Tensor) -> Tensor:

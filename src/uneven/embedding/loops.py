@@ -1,0 +1,196 @@
+"""Loops over a shard's rows, compiled by numba; :mod:`uneven.embedding.kernels` imports this where numba is installed.
+
+The rows of a batch lie anywhere in gigabytes, so that a loop over them waits for memory and for little else. Each loop
+says some rows ahead which it will need, and the processor has many reads under way. One loop goes over one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import float32, float64, int32, int64, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from uneven.embedding.rows import CACHE_LINE
+
+_AHEAD = 16
+"""Rows by which a loop says ahead what it will need."""
+
+_LANES = 8
+"""Numbers of a row that are reckoned at once; a compiler makes one instruction of a loop whose length it knows."""
+
+_LINE = CACHE_LINE // 4
+
+
+def _read(kind: Any, ndim: int) -> Any:
+    """What came in a message is read-only, which is another type for numba."""
+    return types.Array(kind, ndim, "C", readonly=True)
+
+
+_IDS, _LENGTHS, _WEIGHTS, _GIVEN = _read(int32, 1), _read(int32, 1), _read(float32, 1), _read(float32, 2)
+_ROWS, _SUMS, _WHOLES = float32[:, ::1], float32[::1], int32[::1]
+
+
+def _compiled(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile for what a shard gives, before anybody waits for it."""
+
+    def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            return cast(Callable[..., Any], numba.njit(signature, nogil=True, cache=True)(function))
+        except RuntimeError:  # there is no folder that it could keep what it compiles in
+            return cast(Callable[..., Any], numba.njit(signature, nogil=True)(function))
+
+    return compile_
+
+
+_built_in: Callable[[Callable[..., Any]], Any] = intrinsic
+
+
+@_built_in
+def _prefetch(typing: Any, array: Any, place: Any) -> Any:
+    """Let the processor fetch the cache line of an entry of a one-dimensional array. It may be past the end."""
+
+    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_, place_ = arguments
+        data = context.make_array(signature.args[0])(context, builder, array_).data
+        offset = builder.mul(place_, ir.Constant(place_.type, signature.args[0].dtype.bitwidth // 8))
+        pointer = builder.inttoptr(builder.add(builder.ptrtoint(data, place_.type), offset), cgutils.voidptr_t)
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(prefetch, [pointer, *(ir.Constant(word, one) for one in (0, 3, 1))])  # to read, near, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), built
+
+
+@_compiled(_ROWS(_ROWS, _IDS))
+def taken(rows: Any, ids: Any) -> Any:
+    """The row of each id; shape (ids, dim)."""
+    dim = rows.shape[1]
+    whole = dim // _LANES * _LANES
+    flat = rows.reshape(rows.size)
+    out = np.empty((len(ids), dim), np.float32)  # made here, so that the compiler knows that no row is in it
+    for place in range(len(ids)):
+        if place + _AHEAD < len(ids):
+            for line in range(0, dim, _LINE):
+                _prefetch(flat, np.int64(ids[place + _AHEAD]) * dim + line)
+        row = ids[place]
+        for lane in range(0, whole, _LANES):
+            for k in range(_LANES):
+                out[place, lane + k] = rows[row, lane + k]
+        for k in range(whole, dim):
+            out[place, k] = rows[row, k]
+    return out
+
+
+@_compiled(_ROWS(_ROWS, _IDS, int64, int64, _LENGTHS, _WEIGHTS))
+def pooled(rows: Any, ids: Any, bags: int, each: int, lengths: Any, weights: Any) -> Any:
+    """The sums of the rows of each bag; shape (bags, dim).
+
+    Args:
+        each: ids in every bag; 0 where ``lengths`` says it.
+        weights: of the ids; none if empty.
+    """
+    dim = rows.shape[1]
+    whole = dim // _LANES * _LANES
+    flat = rows.reshape(rows.size)
+    out = np.zeros((bags, dim), np.float32)
+    stop = 0
+    for bag in range(bags):
+        start, stop = stop, stop + (each or lengths[bag])
+        for place in range(start, stop):
+            if place + _AHEAD < len(ids):
+                for line in range(0, dim, _LINE):
+                    _prefetch(flat, np.int64(ids[place + _AHEAD]) * dim + line)
+            row = ids[place]
+            scale = weights[place] if len(weights) else np.float32(1)
+            for lane in range(0, whole, _LANES):
+                for k in range(_LANES):
+                    out[bag, lane + k] += scale * rows[row, lane + k]
+            for k in range(whole, dim):
+                out[bag, k] += scale * rows[row, k]
+    return out
+
+
+@_compiled(types.UniTuple(_WHOLES, 2)(_IDS))
+def numbered(ids: Any) -> Any:
+    """The distinct ids in the order in which they come, and of each id its place there; by a hash table that fits into
+    a cache, with linear probing and Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4)."""
+    bits = 4
+    while 1 << bits < 2 * len(ids):
+        bits += 1
+    known = np.full(1 << bits, -1, np.int32)
+    found = np.empty(len(ids), np.int32)
+    number_of = np.empty(len(ids), np.int32)
+    count = 0
+    for place in range(len(ids)):
+        row = ids[place]
+        slot = np.int64(np.uint32(np.uint32(row) * np.uint32(2654435769)) >> np.uint32(32 - bits))
+        while known[slot] >= 0 and found[known[slot]] != row:
+            slot = (slot + 1) & ((1 << bits) - 1)
+        if known[slot] < 0:
+            known[slot] = count
+            found[count] = row
+            count += 1
+        number_of[place] = known[slot]
+    return found[:count], number_of
+
+
+@_compiled(types.void(_ROWS, _SUMS, _WHOLES, _WHOLES, int64, _LENGTHS, _WEIGHTS, _GIVEN, float64, float64))
+def step(
+    rows: Any, sums: Any, found: Any, number_of: Any, each: int, lengths: Any, weights: Any, given: Any, lr: float,
+    eps: float,
+) -> None:  # fmt: skip
+    """The gradients of each row are added up, and it steps once, in place.
+
+    Args:
+        found, number_of: of :func:`numbered`.
+        each, lengths, weights: as in :func:`pooled`.
+        given: gradients of the bags' sums; shape (bags, dim).
+        eps: of row-wise Adagrad; below 0, no Adagrad.
+    """
+    dim, count = rows.shape[1], len(found)
+    whole = dim // _LANES * _LANES
+    total = np.zeros((count, dim), np.float32)
+    stop = 0
+    for bag in range(len(given)):
+        start, stop = stop, stop + (each or lengths[bag])
+        for place in range(start, stop):
+            at = number_of[place]
+            scale = weights[place] if len(weights) else np.float32(1)
+            for lane in range(0, whole, _LANES):
+                for k in range(_LANES):
+                    total[at, lane + k] += scale * given[bag, lane + k]
+            for k in range(whole, dim):
+                total[at, k] += scale * given[bag, k]
+    factors = np.full(count, lr, np.float32)
+    if eps >= 0:
+        for at in range(count):
+            square = np.float32(0)
+            for k in range(dim):
+                square += total[at, k] * total[at, k]
+            factors[at] = square / dim
+        for at in range(count):
+            if at + _AHEAD < count:
+                _prefetch(sums, np.int64(found[at + _AHEAD]))
+            sums[found[at]] += factors[at]
+            factors[at] = sums[found[at]]
+        for at in range(count):
+            factors[at] = lr / (np.sqrt(factors[at]) + eps)
+    flat = rows.reshape(rows.size)
+    for at in range(count):
+        if at + _AHEAD < count:
+            for line in range(0, dim, _LINE):
+                _prefetch(flat, np.int64(found[at + _AHEAD]) * dim + line)
+        row = found[at]
+        for lane in range(0, whole, _LANES):
+            for k in range(_LANES):
+                rows[row, lane + k] -= factors[at] * total[at, lane + k]
+        for k in range(whole, dim):
+            rows[row, k] -= factors[at] * total[at, k]
