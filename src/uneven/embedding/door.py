@@ -21,7 +21,7 @@ from uneven.embedding.config import TableSpec
 from uneven.embedding.holding import ShardSpec, specs
 from uneven.embedding.host import TABLES, TableHost
 from uneven.embedding.ids import read_ids
-from uneven.embedding.kernels import kernels
+from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.place import MeasuredTables, place
 from uneven.embedding.route import BatchIds, Router, apart
 from uneven.embedding.rows import Floats
@@ -169,7 +169,7 @@ class TableDoor:
             self._router = Router(self.spec, self._shards)
             line = ZmqLine(directory, count, codec=wire)
             self._client = TableClient(
-                world.rank, self._shards, line, kernels(), timeout_s=self.timeout_s, halves=self._halves
+                world.rank, self._shards, line, TorchKernels(), timeout_s=self.timeout_s, halves=self._halves
             )
             stack.callback(self._client.close)
             self._closing = weakref.finalize(self, stack.pop_all().close)
