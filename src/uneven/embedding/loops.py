@@ -22,7 +22,7 @@ _AHEAD = 16
 """Rows by which a loop says ahead what it will need."""
 
 _LANES = 8
-"""Numbers of a row that are reckoned at once; a compiler makes one instruction of a loop whose length it knows."""
+"""Numbers of a row that are computed at once; the compiler makes one instruction of a loop whose length it knows."""
 
 _LINE = CACHE_LINE // 4
 
