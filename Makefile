@@ -1,9 +1,11 @@
 # Everything a newcomer needs: `make demo`, `make test`. Plain pip; see docs/dependencies.md for what is installed.
-#   make demo    the main job on four unequal local workers: DDP first, then uneven
-#   make test    all tests, in two processes more than there are cores; ARGS="-n 0 tests/unit" for others
-#   make check   style and types
-#   make bench   the LB-BSP benchmark, short form
-#   make clean   remove .venv and everything that was built (run directories stay)
+#   make demo       the main job on four unequal local workers: DDP first, then uneven
+#   make test       the tests to run before a commit; ARGS="-n 0 tests/unit" for some of them
+#   make test-rest  all other tests (tests/system): Ray, emulated clusters, launchers, examples, benches
+#   make test-all   both
+#   make check      style and types
+#   make bench      the LB-BSP benchmark, short form
+#   make clean      remove .venv and everything that was built (run directories stay)
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -30,7 +32,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 
 # Two pips at once in one folder would be one too many.
 .NOTPARALLEL:
-.PHONY: .venv demo test check bench clean
+.PHONY: .venv demo test test-rest test-all check bench clean
 
 .venv: .venv/.stamp-installed
 
@@ -64,8 +66,18 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 demo: .venv/.stamp-installed
 	$(BIN)/uneven demo $(ARGS)
 
+# One process runs all tests of a file, so a costly fixture is made once. In the order of their folders: short tests last.
+PYTEST := $(BIN)/python -m pytest
+SPREAD := --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 test: .venv/.stamp-test
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	$(PYTEST) $(SPREAD) --ignore tests/system $(ARGS)
+
+test-rest: .venv/.stamp-test
+	$(PYTEST) $(SPREAD) -m "not alone" tests/system $(ARGS)
+	$(PYTEST) -m alone tests/system $(ARGS)
+
+test-all: test test-rest
 
 check: .venv/.stamp-check
 	$(BIN)/ruff check .

@@ -76,7 +76,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as storage:
-        ray.init(address="local", num_cpus=options.workers, include_dashboard=False)
+        ray.init()
         trainer = TorchTrainer(
             train_worker,
             train_loop_config={"epochs": options.epochs},

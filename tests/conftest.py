@@ -24,8 +24,6 @@ import hypothesis
 import psutil
 import pytest
 
-pytest_plugins = ["alone"]
-
 # Before anything imports numpy or torch, whose threads burn processor time while they wait for one another. Where more
 # processes run than there are cores that is most of the time: the tests of a predictor took twice what they take so.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -72,6 +70,11 @@ what torch has compiled."""
 
 LISTED = Path("/proc/thread-self/children").exists()
 """Whether the system lists the children of each thread."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two processes more than there are cores, because tests of several processes wait for one another."""
+    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 2
 
 
 def pytest_configure(config: pytest.Config) -> None:

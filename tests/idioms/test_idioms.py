@@ -19,7 +19,6 @@ from uneven.testing.ranks import RankContext, ranks
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow(30)
 @pytest.mark.timeout(300)  # a hundred cells; a minute on a busy machine
 @pytest.mark.parametrize(("policy", "shares"), RUN)
 def test_the_matrix(policy: str, shares: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import test_elastic
 from test_elastic import HERE, free_port, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.timeout(200)]
 
 NEXT = re.compile(r"goes on with that of another launcher, ([\d.]+:\d+)")
 

@@ -19,7 +19,7 @@ from uneven import journal
 from uneven.core.records import EventRecord
 from uneven.testing.scripts import Script
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 HERE = Path(__file__).parent
 KILLED = 128 + signal.SIGKILL

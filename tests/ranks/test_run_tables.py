@@ -20,7 +20,6 @@ from uneven.testing.scripts import run_script
 SCRIPT = Path(__file__).with_name("tables_script.py")
 
 
-@pytest.mark.slow
 def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> None:
     chosen = ["--nproc", "2", "--tables", "2", "--servers", "1", "--run-dir", tmp_path / "run"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -10,8 +10,6 @@ import pytest
 from session_parts import N
 from test_session_deaths import events, workers
 
-pytestmark = pytest.mark.slow
-
 DEAD, STEPS = 2, 1  # so early that the others, two steps ahead at most, are in the first epoch too
 BATCH = 4  # samples of each of the three in a step
 

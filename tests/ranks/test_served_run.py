@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -201,7 +200,6 @@ Path(sys.argv[1], f"told-{session.rank}").write_text(json.dumps([right, left]))
 """
 
 
-@pytest.mark.slow
 def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Path) -> None:
     """It does not even close the session. Its loader reads ahead in a process of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -245,7 +243,6 @@ Path("last" if session.rank == 0 else "other").touch()
 """
 
 
-@pytest.mark.slow
 def test_a_script_that_never_closes_serves_the_others_when_it_is_over_in_rank_0(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNCLOSED)
     chosen = ["--nproc", "2", "--sync", "asp", "--balance", "even", "--timeout", "15", "--run-dir", "run"]

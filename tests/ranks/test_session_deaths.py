@@ -25,8 +25,6 @@ from uneven.jobs.processes import import_path
 from uneven.testing.ranks import RankContext, ranks
 from uneven.testing.scripts import Script, run_script
 
-pytestmark = pytest.mark.slow
-
 TIMEOUT_S = 8.0  # now and then a connection to the store takes five seconds
 AT = 6  # the iteration in which it happens
 

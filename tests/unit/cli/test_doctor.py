@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 
-import pytest
 from rich.console import Console
 
 from uneven.cli.doctor import show
@@ -22,7 +21,6 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ, **environment})
 
 
-@pytest.mark.slow
 def test_here_several_workers_can_train() -> None:
     done = doctor(COLUMNS="400")  # or it breaks its lines
     assert done.returncode == 0, done.stdout
@@ -35,7 +33,6 @@ def test_here_several_workers_can_train() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.slow
 def test_a_wrong_interface_is_named_and_the_exit_code_says_so() -> None:
     done = doctor("--json", GLOO_SOCKET_IFNAME="nosuch0")
     answer = json.loads(done.stdout)

@@ -31,7 +31,6 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 """
 
 
-@pytest.mark.slow
 def test_a_described_ensemble_is_trained_and_who_failed_is_named(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(ENSEMBLE + 'broken = "fleet_members:raises"\n')
     command = ["-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"]

@@ -159,7 +159,6 @@ present = { values = [2, 0, 1, 1, 3], step_s = 100, speedup = 10 }
         parse(NODE + '[[nodes]]\nname = "b"\npresent = 0')
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(clusters())
 def test_out_and_in_again_is_the_same(spec: ClusterSpec) -> None:

@@ -76,7 +76,6 @@ def test_all_are_trained_and_answer_together(whole: fleet.Result) -> None:
         whole.model("wild")
 
 
-@pytest.mark.slow
 def test_stopped_and_resumed_is_the_same_bit_for_bit(whole: fleet.Result, tmp_path: Path) -> None:
     # The first two members are in the middle of their training when the run is killed, everybody with it.
     script = f"""

@@ -90,7 +90,6 @@ def test_an_index_that_is_not_whole_is_none(taken, tmp_path, monkeypatch):
     assert again(taken, tmp_path / "sprites").networks().keys() == {1}
 
 
-@pytest.mark.slow
 def test_no_core_at_all_is_refused_and_not_taken_for_all_of_them(taken, tmp_path):
     again(taken, tmp_path / "sprites").close()
     with pytest.raises(ConfigError, match="devices=0: it takes at least one"):
@@ -311,7 +310,6 @@ class Deadly:
             yield frame
 
 
-@pytest.mark.slow(25)
 def test_a_killed_process_is_begun_again_where_it_had_written(taken, tmp_path):
     Ingest(again(taken, tmp_path / "whole"), sprites(900)).run()
     again(taken, tmp_path / "killed").close()
@@ -340,7 +338,6 @@ def test_two_ingests_into_one_stream_are_refused(taken, tmp_path):
         focus.ingest(sprites(), focus.Truth(Colours(), side=SIDE), into=tmp_path / "index", wanted=QUICK)
 
 
-@pytest.mark.slow(15)
 def test_a_full_disk_ends_with_a_word_and_keeps_what_was_written(taken, tmp_path):
     store = again(taken, tmp_path / "full" / "sprites")
     store.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import mean
 
-import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -55,7 +54,6 @@ def learnt(g: graph.PartedGraph) -> float:
         return g.accuracy(net[1](F.relu(net[0](x, g)), g), y, ~mask)
 
 
-@pytest.mark.slow
 def test_late_sums_learn_nearly_as_well(tmp_path: Path) -> None:
     cuts = [tmp_path / f"p{seed}" for seed in range(1, 6)]
     for seed, path in enumerate(cuts, start=1):

@@ -188,7 +188,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_a_search_that_is_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
     noted = tmp_path / "noted"
     undisturbed = climb(tmp_path / "whole", tmp_path / "noted too", 0.0, devices=1)

@@ -104,7 +104,6 @@ def test_batch_norm_is_evaluated_with_the_mean_of_the_sites_statistics() -> None
     assert not task.by_sample
 
 
-@pytest.mark.slow(30)
 def test_each_part_runs_on_little_and_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UNEVEN_DATA", raising=False)
     monkeypatch.setattr(filters, "ENTRIES", 20_000)

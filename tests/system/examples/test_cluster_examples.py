@@ -19,7 +19,7 @@ from uneven.emulate.ports import quiet_ports
 from uneven.jobs.processes import import_path
 from uneven.testing.scripts import run_script
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CLUSTER = ROOT / "examples" / "cluster"
 PAGES = ROOT / "docs" / "how-to"
 
@@ -86,7 +86,6 @@ def test_pages_show_the_files(page: str, language: str, names: list[str]) -> Non
     assert blocks((PAGES / page).read_text(), language) == [(CLUSTER / name).read_text() for name in names]
 
 
-@pytest.mark.slow
 def test_the_batch_script_starts_a_launcher_on_each_node(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER)
     (port,) = quiet_ports(1)
@@ -101,7 +100,6 @@ def test_the_batch_script_starts_a_launcher_on_each_node(tmp_path: Path) -> None
     assert {line[4] for line in found} == {str(tmp_path / directory)}
 
 
-@pytest.mark.slow
 def test_tasks_of_srun_train_together(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     (port,) = quiet_ports(1)
@@ -164,7 +162,6 @@ def test_pods_that_come_and_go_find_the_one_that_stays() -> None:
     assert all(f":{port}" in command(pod)[0] for pod in (first["spec"], template["spec"]))
 
 
-@pytest.mark.slow
 def test_both_pods_of_the_job_run_together(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER)
     line, _ = command(documents("train.yaml")[1]["spec"]["template"]["spec"])

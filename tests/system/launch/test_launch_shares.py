@@ -12,8 +12,6 @@ from test_launch import launched, reports, script, uneven, until
 from uneven import launch
 from uneven.jobs.processes import descendants
 
-pytestmark = pytest.mark.slow
-
 BUSY = """
 from uneven import rundir
 from pathlib import Path

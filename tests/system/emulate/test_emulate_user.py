@@ -15,8 +15,6 @@ from emulation import WHY_NOT, cluster, emulate, said, script, started, until
 from uneven import journal
 from uneven.jobs.processes import import_path
 
-pytestmark = pytest.mark.slow
-
 TRAINING = """
 import torch, uneven
 torch.set_num_threads(1)

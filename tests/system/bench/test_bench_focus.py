@@ -42,7 +42,6 @@ def scene() -> Scene:
                  ladder=(LadderRung(6, 16),), named=(1000,))  # fmt: skip
 
 
-@pytest.mark.slow(40)
 def test_all_methods_find_what_there_is_and_pay_for_what_they_asked(scene: Scene) -> None:
     found = compared(scene, Targets(0.95, 0.95), lambda what, done: None)
     methods = found["methods"]

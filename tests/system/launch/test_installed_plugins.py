@@ -6,8 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from distributions import install
 from uneven import journal
 from uneven.core.records import ExchangeRecord, StepRecord
@@ -38,7 +36,6 @@ def run(directory: Path, installed: Path, *options: object) -> subprocess.Comple
     return run_script(words, cwd=directory, env=env, imported=IMPORTED, timeout_s=100)
 
 
-@pytest.mark.slow(20)
 def test_a_run_finds_installed_plug_ins_in_launcher_and_workers(tmp_path: Path) -> None:
     installed = install(tmp_path / "installed")
     done = run(tmp_path, installed, "--balance", "mine:least=5", "--sync", "often")

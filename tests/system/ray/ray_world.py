@@ -1,9 +1,10 @@
-"""Ray clusters of which a test is the only user: several nodes on this machine."""
+"""A Ray cluster with a single user: several nodes on this machine, in a program of its own."""
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -39,26 +40,42 @@ NODE = {"object_store_memory": 80 * 2**20, "wait": False}
 
 
 @contextmanager
-def cluster(*slots: int) -> Iterator[Any]:
-    """A cluster, in a program of its own (:func:`program`): Ray keeps processes, ports and variables.
+def cluster() -> Iterator[Any]:
+    """Start a cluster whose head has no CPU slot; :func:`nodes` adds nodes that have one.
 
-    Args:
-        slots: CPU slots of its nodes; the first one has its head process.
+    It needs a program of its own (:func:`program`), because Ray keeps processes, ports and variables.
     """
     from ray.cluster_utils import Cluster
 
     faulthandler.dump_traceback_later(WHOLE_S - 20)  # says where it stands, before it is ended
     one = Cluster()
     try:
-        head = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-        one.add_node(num_cpus=slots[0], **NODE, **head, _system_config=_CLUSTER)
+        head = {"include_dashboard": False, "no_monitor": True}
+        one.add_node(num_cpus=0, **NODE, **head, _system_config=_CLUSTER)
         one.wait_for_nodes(PATIENCE_S)
-        for count in slots[1:]:
-            one.add_node(num_cpus=count, **NODE)
-            one.wait_for_nodes(PATIENCE_S)
         yield one
     finally:
         one.shutdown()
+
+
+def nodes(there: Any, count: int) -> list[Any]:
+    """Add nodes with one CPU slot each until there are ``count``; all of them."""
+    while len(there.worker_nodes) < count:
+        there.add_node(num_cpus=1, **NODE)
+        there.wait_for_nodes(PATIENCE_S)
+    return list(there.worker_nodes)
+
+
+@contextmanager
+def connected(there: Any) -> Iterator[None]:
+    """Connect this program to the cluster as one job."""
+    import ray
+
+    ray.init(address=there.address, log_to_driver=False, logging_level=logging.CRITICAL)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from uneven.emulate.netns import EmulatedNetwork
 from uneven.emulate.wiring import Wiring
 from uneven.errors import LaunchError
 
-pytestmark = [pytest.mark.slow, needs_root]
+pytestmark = needs_root
 
 NODES = """
 [[links]]

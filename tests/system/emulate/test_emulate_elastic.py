@@ -11,7 +11,7 @@ from test_elastic import HERE, check, steps
 from uneven import journal
 from uneven.core.records import EventRecord, MembershipRecord, StepRecord
 
-pytestmark = [pytest.mark.slow(30), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 NODES = """
 nodes = [{ name = "goes" }, { name = "dies" }, { name = "comes" }]

@@ -24,7 +24,6 @@ def light_processes() -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["member", "preprocessor"])
 def test_who_is_killed_is_trained_and_nothing_twice(kind: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:  # the program that something is killed in, in this process

@@ -14,7 +14,7 @@ from uneven_bench.worlds.bench import Effort, WorldTraining, compare, measured
 from uneven_bench.worlds.cases import GLOBAL_BATCH, WorldCase
 from uneven_bench.worlds.compare import BALANCERS, summarize
 
-pytestmark = [pytest.mark.slow(30), needs_root]  # not alone: how well both agree is for the bench to say
+pytestmark = needs_root  # not alone: how well both agree is for the bench to say
 
 TINY = ClusterSpec(
     name="tiny",

@@ -16,7 +16,7 @@ from emulation import cluster, emulate, emulation_id, left_of, needs_root, said,
 from uneven import journal
 from uneven.core.records import EventRecord, RunRecord
 
-pytestmark = [pytest.mark.slow, needs_root]
+pytestmark = needs_root
 
 WHERE = """
 import socket
@@ -239,7 +239,6 @@ session.close()
 """
 
 
-@pytest.mark.slow(25)
 def test_a_session_trains_is_balanced_and_sees_events_come_at_their_iteration(tmp_path: Path) -> None:
     text = """
 [[nodes]]

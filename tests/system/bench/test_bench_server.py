@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from rich.console import Console
 
 from uneven_bench.server import bench as server
@@ -54,7 +53,6 @@ def test_the_tables_show_every_figure() -> None:
         assert words in printed
 
 
-@pytest.mark.slow
 def test_a_bench_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "uneven", "bench", "server", "--quick"]
     bench = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)

@@ -1,18 +1,11 @@
-"""What the test of the Ray engine looks at, run in a program of its own: Ray keeps processes, ports and variables.
-
-Prints one line of JSON. The cluster has two nodes with one CPU slot each, both on this machine.
-"""
+"""Ensembles and a search on two nodes of a Ray cluster with one CPU slot each; one of the nodes is lost."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +14,12 @@ import numpy as np
 import psutil
 import ray
 import torch
-from ray.cluster_utils import Cluster
+from fleet_ray_members import EPOCHS, RATES, asked, options
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_world import connected, nodes
 
 import fleet_members as members
 import search_functions
-from fleet_ray_members import EPOCHS, RATES, asked, options
-from ray_world import cluster
 from uneven import search
 from uneven.errors import ConfigError
 from uneven.fleet.engine.options import RunSnapshot
@@ -40,17 +32,6 @@ from uneven.jobs.ray import Cluster as Place
 
 BEFORE_LOSS = 2 * EPOCHS + 1
 """Passes: the last two are in the middle of their training."""
-
-
-@contextmanager
-def connected() -> Iterator[Cluster]:
-    """The cluster, and this program is connected to it."""
-    with cluster(1, 1) as one:
-        ray.init(address=one.address, log_to_driver=False, logging_level=logging.CRITICAL)
-        try:
-            yield one
-        finally:
-            ray.shutdown()
 
 
 def refusals(folder: Path) -> dict[str, str]:
@@ -76,7 +57,7 @@ def refusals(folder: Path) -> dict[str, str]:
     return said
 
 
-def trained(folder: Path, there: Cluster) -> dict[str, Any]:
+def trained(folder: Path, there: Any) -> dict[str, Any]:
     """All of them; a preprocessor is killed early, and a node when the last two have trained for one epoch."""
     killed: list[int] = []
     struck: dict[str, int] = {}
@@ -88,11 +69,12 @@ def trained(folder: Path, there: Cluster) -> dict[str, Any]:
             os.kill(makers[0], signal.SIGKILL)
         if moment.state.passes == BEFORE_LOSS and not struck:
             struck.update({name: pids[0] for name, pids in moment.processes.items() if name})
-            there.remove_node(there.list_all_nodes()[-1], allow_graceful=False)
+            there.remove_node(last, allow_graceful=False)
             while all(_lives(pid) for pid in struck.values()):
                 time.sleep(0.05)
 
-    far = NodeAffinitySchedulingStrategy(there.list_all_nodes()[-1].node_id, soft=False)
+    last = nodes(there, 2)[-1]
+    far = NodeAffinitySchedulingStrategy(last.node_id, soft=False)
     lost = made.options(scheduling_strategy=far).remote()  # type: ignore[attr-defined]
     ray.wait([lost], fetch_local=False)
     everybody = replace(asked(), members={**asked().members, "team": members.plain})
@@ -142,15 +124,12 @@ def searched(folder: Path) -> list[tuple[int, float, float, str]]:
     return sorted((row.number, row.metric, row.t, row.status) for row in result.rows)
 
 
-def main(folder: Path) -> None:
+def play(there: Any, folder: Path) -> dict[str, Any]:
+    """Try what is refused, search, and train with a loss."""
     torch.set_num_threads(1)
-    with connected() as there:
-        found = {
+    nodes(there, 2)
+    with connected(there):
+        return {
             "refusals": refusals(folder), "searched": searched(folder / "search"),
             "trained": trained(folder / "there", there),
         }  # fmt: skip
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

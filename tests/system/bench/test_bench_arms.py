@@ -142,7 +142,6 @@ def test_what_all_have_accumulated_is_the_mean_over_all_of_it(me: RankContext) -
     carrier.close()
 
 
-@pytest.mark.slow
 def test_a_case_from_its_description_to_its_keys(tmp_path: Path) -> None:
     case = LbBspCase(
         name="steady", about="two workers", workers=2, shares=((0.9, 0.7), (0.6, 0.9)), global_batch=16, block=2,

@@ -28,8 +28,6 @@ from uneven.errors import LaunchError
 from uneven.jobs.processes import descendants, import_path
 from uneven.testing.scripts import Script, run_script
 
-pytestmark = pytest.mark.slow
-
 # Workers that need no torch are there at once; what they leave is one file each.
 WORKER = """
 import json, os, sys, time

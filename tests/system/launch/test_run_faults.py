@@ -14,7 +14,7 @@ import pytest
 from uneven_bench.faults.bench import play_all
 from uneven_bench.faults.cases import FaultCase
 
-pytestmark = [pytest.mark.slow(35), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def case(kind: str, moment: str, step: int = 1, **more: Any) -> FaultCase:

@@ -17,7 +17,7 @@ import torch
 
 from uneven.testing.ranks import RankContext, run_ranks
 
-LOOPS = Path(__file__).parents[2] / "examples" / "loops"
+LOOPS = Path(__file__).parents[3] / "examples" / "loops"
 NEEDS = {"fabric": "lightning_fabric", "with_accelerate": "accelerate", "trainer": "transformers"}
 NAMES = ("nanogpt", "dlrm", "gan", "fabric", "with_accelerate", "trainer", "fsdp2")
 MOST = 5

@@ -131,7 +131,6 @@ def test_each_way_is_played_with_what_was_best_for_it_on_the_validation_part() -
     assert tuning.chosen(tuned | {lucky: replace(tuned[lucky], validation=0.35)})["sequential"] == PLAIN, "on average"
 
 
-@pytest.mark.slow
 def test_the_quality_case_plays_all_that_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
     monkeypatch.setattr(quality, "clicks", a_log)
@@ -162,7 +161,6 @@ def test_both_runs_go_first_in_turn_and_kills_are_left_out(monkeypatch: pytest.M
     assert len(tables({"killed": found})) == 1
 
 
-@pytest.mark.slow
 def test_a_shard_of_a_pass_is_killed_and_one_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real servers: two in a short pass, one of 10 MB."""
     monkeypatch.setattr(faults, "SAVE_EVERY_S", 0.1)

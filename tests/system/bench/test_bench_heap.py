@@ -11,7 +11,6 @@ from uneven.errors import LaunchError
 from uneven_bench.heap import bench as heap
 
 
-@pytest.mark.slow
 def test_a_process_trains_a_turn_at_a_time_and_its_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_SAMPLES", 128)
     with heap._child("kept", 64, "digits") as turn:

@@ -1,23 +1,18 @@
-"""What the test of streams on several machines looks at, run in a program of its own. Its last line is JSON.
-
-Usage: focus_ray.py FOLDER. Two nodes with a CPU slot each take in a stream each; one of them is lost in the midst.
-"""
+"""Two nodes of a Ray cluster ingest one stream each; one of the nodes is lost before its stream has ended."""
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from colours import sprites
+from ray_world import connected, nodes
 
-from ray_world import cluster
 from uneven.focus import Frame, taking
 from uneven.focus import supervise as supervising
 from uneven.focus.supervise import Cameras, supervise
@@ -50,19 +45,18 @@ class Slow:
             yield frame
 
 
-def main(folder: Path) -> None:
-    """Lose the second node when the stream on it has written something."""
+def play(there: Any, folder: Path) -> dict[str, Any]:
+    """Lose the second node when the stream on it has written some frames."""
     names, moved = ("a", "b"), []
     measured = supervising._speeds
-    # On a busy machine one node may seem twice as fast; it would be given both streams, and none was on the other.
+    # On a busy machine one node may seem twice as fast; both streams would then run on it, and none on the other.
     supervising._speeds = lambda where: dict.fromkeys(measured(where), 1.0)
     for name in names:
         kills._empty(folder / "index" / name).close()
         with closing(kills._empty(folder / "whole" / name)) as store:
             Ingest(store, Slow(folder, name, waits=False)).run()
-    with cluster(1, 1) as there:
-        ray.init(address=there.address, log_to_driver=False, logging_level=logging.CRITICAL)
-        second = there.list_all_nodes()[1]
+    second = nodes(there, 2)[1]
+    with connected(there):
 
         def show(name: str, counts: Counts) -> None:
             node = (folder / f"{name}.node").read_text()
@@ -76,10 +70,5 @@ def main(folder: Path) -> None:
             where.enter(folder / "index")
             supervise(Cameras(sources=sources, folders={one: folder / "index" / one for one in names}), where, show)
             lost = len(where.gone())
-        ray.shutdown()
     same = [kills._rows(folder / "index" / one) == kills._rows(folder / "whole" / one) for one in names]
-    print(json.dumps({"moved": moved, "same": same, "lost": lost}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return {"moved": moved, "same": same, "lost": lost}
