@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from session_parts import Numbered, X, net
-from torch import nn
+from session_parts import Numbered, X, net, tensors
+from torch import Tensor, nn
 
 import uneven
+from uneven.balance import balancers
+from uneven.cluster.spec import ClusterSpec, Node, Workload
+from uneven.core.cost import Affine
 from uneven.core.records import ExchangeRecord
-from uneven.sync import SyncPolicy
+from uneven.simulate import Scenario, simulate
+from uneven.sync import SyncPolicy, policies
+from uneven.virtual.board import Board
+from uneven.virtual.replicas import SampleOrder, Sgd
+from uneven.virtual.run import prepared
+from uneven.virtual.task import Classification
+from uneven.virtual.training import Training
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -101,3 +110,51 @@ def everybodys(value: torch.Tensor) -> torch.Tensor:
 
 def same(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Double(nn.Module):
+    """The network in double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net().double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x.double())
+        return found
+
+
+class Normed(Double):
+    """The same after a batch norm, which has running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.BatchNorm1d(5).double(), self.inner)
+
+
+def virtual(sync: str | SyncPolicy, balance: str, sites: Sequence[str], steps: int, batch: int = X) -> Training:
+    """Train :class:`Double` in virtual time, with one worker for each of ``sites`` and plain SGD."""
+    x, y = tensors(torch.float64)
+    task = Classification(net().double(), (x, y), (x, y), learning_rate=0.1)
+    nodes = tuple(Node(name=f"n{rank}", site=site, cost=Affine(1.0, 0.0)) for rank, site in enumerate(sites))
+    spec = ClusterSpec(name="virtual", nodes=nodes, workload=Workload(global_batch=batch, gradient_bytes=1000))
+    policy = policies.resolve(sync)
+    scenario = prepared(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=steps), task)
+    board = Board(task, lambda record: None, batch)
+    training = Training(Sgd(task, SampleOrder(task.samples, 0), board.losses), evaluated=policy.evaluated, board=board)
+    simulate(scenario, lambda record: None, arithmetic=training)
+    return training
+
+
+def replicas(training: Training, workers: int) -> Tensor:
+    """Parameters of each worker at the end, shape (workers, parameters)."""
+    return torch.stack([training.parameters(rank) for rank in range(workers)])
+
+
+def resumed(first: Run, sync: str, balance: str, state: dict[str, Any], **loader: Any) -> Run:
+    """A run that starts from the checkpoint of another one."""
+    again = Run(sync, balance, **loader)
+    again.model.load_state_dict(first.model.state_dict())
+    again.optimizer.load_state_dict(first.optimizer.state_dict())
+    again.session.load_state_dict(state)
+    return again

@@ -13,9 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from policy_runs import Run, everybodys, flat
+from policy_runs import Double, Run, everybodys, flat
 from session_parts import net, tensors
-from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from uneven.balance import balancers
@@ -39,18 +38,6 @@ from uneven.world import RUN_VARIABLE
 SPEEDS, X, EVENTS = (1.0, 1.13, 2.6), 12, 24
 OWN = X // len(SPEEDS)
 SYNC = "decoupled:every=2,quorum=2,grace=0.0,outer_lr=0.7,outer_momentum=0.5"
-
-
-class Double(nn.Module):
-    """In double precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = net().double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x.double())
-        return found
 
 
 class Many(TensorDataset):
