@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -15,6 +19,7 @@ from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
 from uneven.data.order import epoch_order
+from uneven.run.measure.clock import HostClock
 
 N, X = 50, 12  # four full iterations and a last part of 2
 
@@ -31,6 +36,23 @@ def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Ten
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(N, 5, generator=generator).to(dtype)
     return x, torch.randint(0, 3, (N,), generator=generator)
+
+
+@contextmanager
+def own_time() -> Iterator[Callable[[float], None]]:
+    """Stop the clock of this worker's meter; it moves when the test calls what this gives, by so many seconds.
+
+    A machine on which other tests run gives no two steps the same time.
+    """
+    now_s = 0.0
+
+    def spend(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    marks = {"mark": lambda clock: (now_s, now_s), "glance": lambda clock: (now_s, math.nan)}
+    with patch.multiple(HostClock, **marks):
+        yield spend
 
 
 class Numbered(TensorDataset):

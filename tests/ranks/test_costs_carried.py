@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from session_parts import N, X, assert_same, batches, net, sgd, tensors
+from session_parts import N, X, assert_same, batches, net, own_time, sgd, tensors
 from torch.distributed import barrier
 from torch.utils.data import TensorDataset
 
@@ -52,18 +51,19 @@ def test_weights_are_those_of_one_process(me: RankContext, tmp_path: Path) -> No
 @ranks(2)
 def test_speeds_are_those_of_costs(me: RankContext) -> None:
     """Time goes by cost alone, at the same pace on both: half of the cost is each one's, whatever the samples are."""
-    session = uneven.Session(balance="lb-bsp")
-    model = torch.nn.Linear(1, 1)
-    session.setup(model, optimizer := sgd(model))
-    costs = torch.where(torch.arange(600) % 10 == 0, 20.0, 1.0)
-    loader = session.loader(TensorDataset(costs[:, None]), 30, cost=costs)
-    for (x,) in loader:
-        time.sleep(2e-4 * float(x.sum()))
-        model(x).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert session.newest_shares == pytest.approx((15, 15), abs=2)
-    session.close()
+    with own_time() as spend:
+        session = uneven.Session(balance="lb-bsp")
+        model = torch.nn.Linear(1, 1)
+        session.setup(model, optimizer := sgd(model))
+        costs = torch.where(torch.arange(600) % 10 == 0, 20.0, 1.0)
+        loader = session.loader(TensorDataset(costs[:, None]), 30, cost=costs)
+        for (x,) in loader:
+            spend(2e-3 * float(x.sum()))
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert session.newest_shares == pytest.approx((15, 15), abs=2)
+        session.close()
 
 
 @ranks(2)

@@ -116,7 +116,8 @@ def test_shares_follow_speed_although_a_part_waits_in_the_forward_pass(me: RankC
         session, model, optimizer = started(Meeting(), balance="lb-bsp", budget=0.5, journal=run)
         model[0].register_forward_pre_hook(lambda layer, args: time.sleep(len(args[0]) * (0.004 if me.rank else 0.001)))
         loader = session.loader(Numbered(), X)
-        while len(set(session.newest_shares)) == 1 and loader.epoch < 60:  # the same on both
+        # The same on both ranks. On a busy machine the first shares may be others.
+        while session.newest_shares[0] < 2 * session.newest_shares[1] and loader.epoch < 60:
             for x, y, _ in loader:
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()

@@ -51,18 +51,21 @@ def test_nobody_waits_for_who_comes_late_and_who_is_early_serves(me: RankContext
 
 @pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf:momentum=0.5", "shadow:easgd:together=true"])
 @ranks(3)
-def test_a_slow_worker_takes_fewer_samples_and_all_come_once_an_epoch(me: RankContext, sync: str) -> None:
+def test_a_slow_worker_takes_fewer_samples_and_each_comes_once(me: RankContext, sync: str, tmp_path: str) -> None:
     run = Run(sync)
-    for _ in range(3):
+    for epoch in range(3):
         seen: list[int] = []
+        others = [Path(tmp_path, f"{epoch} {rank}") for rank in (1, 2)]
         for x, y, index in run.loader:
-            run.step(x, y)
-            time.sleep(0.3 if me.rank == 0 else 0.03)
             seen += index.tolist()
+            while me.rank == 0 and not all(one.exists() for one in others):
+                time.sleep(0.01)  # until the others have used all that is left of the epoch
+            run.step(x, y)
+        Path(tmp_path, f"{epoch} {me.rank}").touch()
         run.shown()
         assert sorted(all_of(seen)) == list(range(N))
-    counts = everybodys(torch.tensor([run.agreement.clock])).flatten()
-    assert counts[0] < counts[1:].min(), "it is ten times as slow"
+    counts = everybodys(torch.tensor([run.agreement.clock])).flatten().tolist()
+    assert counts[0] < sum(counts) / 4, counts
     run.session.close()
 
 

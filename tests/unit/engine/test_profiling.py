@@ -41,7 +41,7 @@ def test_everybody_learns_everybodys() -> None:
     here, there = together(lambda size: None, lambda size: time.sleep(0.002 * size), most=(4, 8))
     assert here == there
     assert (here[0].sizes, here[1].sizes) == ((1, 2, 4), (1, 2, 4, 8))
-    assert here[1].seconds[-1] > here[0].seconds[-1]
+    assert here[1].seconds[-1] >= 0.016
 
 
 def test_one_that_fails_is_named_and_nobody_waits() -> None:
