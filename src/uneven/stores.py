@@ -1,4 +1,4 @@
-"""Key-value stores that other processes keep, in which the members of an elastic run meet, and the ways to them."""
+"""Key-value stores that other processes keep, in which the members of an elastic run meet."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import contextlib
 import os
 import socket
 import stat
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-_Answer = TypeVar("_Answer")
+from typing import Protocol
 
 
 class Store(Protocol):
@@ -24,57 +20,6 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
-
-
-class WayToStore(ABC):
-    """Stands where a store does; which one that is may change."""
-
-    @abstractmethod
-    def call(self, ask: Callable[[Store], _Answer]) -> _Answer:
-        """What the present store answers.
-
-        Raises:
-            RuntimeError: it has ended, or cannot be reached.
-        """
-
-    def get(self, key: str) -> bytes:
-        """What is written there."""
-        return self.call(lambda store: store.get(key))
-
-    def set(self, key: str, value: str) -> None:
-        """Write it there."""
-        self.call(lambda store: store.set(key, value))
-
-    def add(self, key: str, amount: int) -> int:
-        """A counter, after so many more."""
-        return self.call(lambda store: store.add(key, amount))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write it there if that is what is there; what is there then."""
-        return self.call(lambda store: store.compare_set(key, expected, desired))
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Until all are written."""
-        self.call(lambda store: store.wait(keys, timeout))
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all are written."""
-        return self.call(lambda store: store.check(keys))
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Host and port, as the row of stores has them."""
-    host, _, port = text.rpartition(" ")
-    return host, int(port)
-
-
-def reached(address: tuple[str, int], within_s: float) -> Store | None:
-    """A connection to a store that may be gone; None if it is."""
-    try:
-        socket.create_connection(address, within_s).close()  # torch would go on trying
-        return reach(*address, within_s, within_s)
-    except (OSError, RuntimeError):
-        return None
 
 
 def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:

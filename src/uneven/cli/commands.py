@@ -29,6 +29,7 @@ COMMANDS: dict[str, CliCommand] = {
     command.name: command
     for command in (
         CliCommand("run", "uneven.cli.run:run", "Train a script on several workers.", passes_on=True),
+        CliCommand("store", "uneven.cli.store:store", "Keep the store of an elastic run, on a machine that stays."),
         CliCommand("emulate", "uneven.cli.emulate:command", "Train a script on a described cluster, on this machine."),
         CliCommand("simulate", "uneven.cli.simulate:command", "Play a described cluster in virtual time."),
         CliCommand("plan", "uneven.cli.plan:command", "Say which balancer and policy fit a cluster, and why."),

@@ -109,15 +109,8 @@ Silence = Annotated[
     float,
     option(_WORKERS, "With --elastic: a worker that is silent for this long counts as gone.", metavar="SECONDS"),
 ]
-Succession = Annotated[
-    bool,
-    option(
-        *(_WORKERS, "With --elastic, experimental: if this launcher is lost, a majority goes on with another's store."),
-        "--succession/--no-succession",
-    ),
-]
 Join = Annotated[
-    str | None, option(_WORKERS, "Join an elastic run, in mid-epoch, from any machine.", metavar="HOST:PORT")
+    str | None, option(_WORKERS, "Join the elastic run whose store is there, also in mid-epoch.", metavar="HOST:PORT")
 ]
 Ray = Annotated[
     int,

@@ -54,7 +54,6 @@ def run(
     tables: options.Tables = 0,
     elastic: options.ElasticBounds = None,
     silence: options.Silence = 10.0,
-    succession: options.Succession = False,
     join: options.Join = None,
     leave_on: options.LeaveOn = "",
     ray: options.Ray = 0,
@@ -104,7 +103,6 @@ def run(
         ready_within_s=_READY_WITHIN_S,
         elastic=elastic,
         silence_s=silence,
-        succession=succession,
         join=join,
         leave_on=leave_on,
         output=launch.WorkerOutput(redirects=redirects, tee=tee, ranks=log_rank, directory=log_dir),
@@ -153,6 +151,8 @@ def members_of(start: launch.Launch, **shards: int) -> int:
     if not asked:
         return 0
     members = start.nproc or str(len(start.shares) or "")
+    if start.join:
+        raise ConfigError(f"{' '.join(asked)} with --join: start servers with --elastic, at the run's first launcher")
     if not members.isdigit() or start.nodes != (1, 1):
         raise ConfigError(
             f"{' '.join(asked)} needs a number of workers that does not change, on this machine: say --nproc NUMBER, "

@@ -14,7 +14,7 @@ has not entered. When a member dies inside of one, some may have completed it an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -36,7 +36,6 @@ class Statement:
         leaving: it takes no part in the next generation.
         between: it is between two steps, where newcomers can come.
         new: it has joined, but has not been given the state of the run yet.
-        settled: it knows that all members of the generation have entered it.
     """
 
     exchanges: Count
@@ -45,7 +44,6 @@ class Statement:
     leaving: bool = False
     between: bool = False
     new: bool = False
-    settled: bool = False
 
     def text(self) -> str:
         """As JSON."""
@@ -66,10 +64,6 @@ class Generation:
         came: newcomer → how it has introduced itself.
         left: who is not there any more.
         why: of these, why.
-        row: stores of other launchers, in the order in which they follow when the run's own is gone.
-        reign: how many stores the run has had before this one.
-        owed: earlier generations more than half of which has to go on; see :mod:`uneven.core.succession`.
-        ends: why the run ends here, on these members; empty where it goes on.
     """
 
     number: Count
@@ -81,10 +75,6 @@ class Generation:
     came: dict[str, dict[str, Any]]
     left: tuple[int, ...] = ()
     why: dict[str, str]
-    row: tuple[str, ...] = ()
-    reign: Count = 0
-    owed: tuple[tuple[int, ...], ...] = ()
-    ends: str = ""
 
     def place(self, worker: int) -> int:
         """Position of a worker among the members: what sessions call its rank."""
@@ -124,9 +114,6 @@ def successor(
     gone: Mapping[int, str],
     asking: Mapping[int, dict[str, Any]],
     most: int,
-    *,
-    ended: Collection[int] = (),
-    row: tuple[str, ...] = (),
 ) -> Generation:
     """The generation after ``old``.
 
@@ -135,8 +122,6 @@ def successor(
         gone: members that are not there any more → why.
         asking: workers that want to join, in the order in which they asked → how they introduced themselves.
         most: members that a run may have.
-        ended: of those that are gone, whose processes have ended for certain; others may only be cut off.
-        row: stores of other launchers.
     """
     there = [one for one in old.members if one in said and one not in gone and not said[one].leaving]
     stay = [one for one in there if not said[one].new]
@@ -149,8 +134,6 @@ def successor(
         came = dict(list({**earlier, **asking}.items())[: max(0, most - len(stay))])
     members = tuple(sorted((*stay, *came)))
     left = tuple(one for one in old.members if one not in members)
-    owed = () if any(one.settled for one in said.values()) else old.owed
-    leaving = [one for one in said if said[one].leaving]
     return Generation(
         number=old.number + 1,
         members=members,
@@ -161,43 +144,6 @@ def successor(
         came={str(one): it for one, it in came.items()},
         left=left,
         why={str(one): gone.get(one, _LEAVES if one in said and said[one].leaving else _TOO_EARLY) for one in left},
-        row=row,
-        reign=old.reign,
-        owed=tuple(dict.fromkeys((*owed, old.members))),
-        ends=_ends(old, there, owed, {*ended, *leaving}),
-    )
-
-
-def may_stay(
-    there: Collection[int], members: Members, owed: Collection[Members], ended: Collection[int] = ()
-) -> bool:
-    """Whether those that keep the store may go on: at least half of the last generation, more than half of those owed.
-
-    Args:
-        there: of the last generation, those that go on.
-        members: of it.
-        owed: see :class:`Generation`.
-        ended: who has left, or whose process has ended for certain: these go on nowhere.
-    """
-    here = 2 * len({*there} & {*members}) >= len({*members} - {*ended})
-    return here and all(is_most(there, group, ended) for group in owed)
-
-
-def is_most(there: Collection[int], group: Members, ended: Collection[int] = ()) -> bool:
-    """Whether more than half of a group is there, not counting those that have ended."""
-    left = {*group} - {*ended}
-    return not left or 2 * len({*there} & left) > len(left)
-
-
-def _ends(old: Generation, there: Collection[int], owed: Collection[Members], ended: Collection[int]) -> str:
-    """Why those that keep the store may not go on; empty where they may, or where nobody else could."""
-    if not old.row or may_stay(there, old.members, owed, ended):
-        return ""
-    silent = [one for one in old.members if one not in there and one not in ended]
-    return (
-        f"{len(there)} of the {len(old.members)} workers of generation {old.number} are here; worker "
-        f"{', '.join(map(str, silent))} gives no sign of life, has not ended as far as is known, and may go on "
-        f"elsewhere with the store of another launcher ({old.row[0]})"
     )
 
 

@@ -26,7 +26,7 @@ def check(launch: Launch) -> None:
     if launch.local_addr is not None:
         _refuse_foreign_address(launch.local_addr)
     if not launch.alone and (launch.nodes[1] == 1 or (launch.rdzv_backend != "c10d" and launch.node_rank == 0)):
-        _refuse_used_port(launch.endpoint)
+        _refuse_used_port(launch)
     if launch.join is not None:
         _find_run(launch.join)
 
@@ -59,9 +59,10 @@ def local_workers(launch: Launch) -> int:
     return count
 
 
-def _refuse_used_port(endpoint: str) -> None:
+def _refuse_used_port(launch: Launch) -> None:
     """The launcher of the first machine opens this port; say so before torch waits for it in vain."""
-    host, port = address(endpoint, repr(endpoint))
+    host, port = address(launch.endpoint, repr(launch.endpoint))
+    join = f"; workers for the elastic run whose store is there need --join {host}:{port}" if launch.elastic else ""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -72,11 +73,12 @@ def _refuse_used_port(endpoint: str) -> None:
             raise LaunchError(
                 f"port {port} on {host} is in use, by another run perhaps: give another one with "
                 f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
+                f"{join}"
             ) from None
 
 
 def _find_run(endpoint: str) -> None:
-    """Wait until somebody listens there: the first launcher may be about to start."""
+    """Wait until a process listens there: the one that keeps the store may be about to start."""
     host, port = address(endpoint, f"--join {endpoint}")
     until_s = time.monotonic() + JOINED_WITHIN_S
     while True:
@@ -90,7 +92,7 @@ def _find_run(endpoint: str) -> None:
             if left_s <= _AGAIN_AFTER_S:
                 raise LaunchError(
                     f"--join {endpoint}: nobody has answered at {host}, port {port}, within {JOINED_WITHIN_S:g} s "
-                    f"({error.strerror or error}): has that run ended, or did its launcher name another address?"
+                    f"({error.strerror or error}): has that run ended, or is its store at another address?"
                 ) from None
         time.sleep(_AGAIN_AFTER_S)
 

@@ -16,12 +16,15 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from uneven.errors import ConfigError
 
 
-def keep_store(host: str, port: int) -> tuple[TCPStore, int]:
+def keep_store(
+    host: str, port: int, remedy: str = "Leave --local-addr, --master-addr and --rdzv-endpoint out to use the loopback"
+) -> tuple[TCPStore, int]:
     """A store that this process keeps, and its port.
 
     Args:
         host: address to listen on.
         port: 0 for any that is free.
+        remedy: the way out, for the error.
 
     Raises:
         ConfigError: it is not an address of this machine, or the port cannot be had.
@@ -32,7 +35,7 @@ def keep_store(host: str, port: int) -> tuple[TCPStore, int]:
     except OSError as error:
         raise ConfigError(
             f"the workers cannot meet at {host}, port {port or 'any'}: {error.strerror}. Is that an address of "
-            f"this machine? Leave --local-addr, --master-addr and --rdzv-endpoint out to use the loopback"
+            f"this machine? {remedy}"
         ) from error
     port = listening.getsockname()[1]
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())

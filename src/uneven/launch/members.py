@@ -1,7 +1,7 @@
-"""The launcher of a run whose workers may leave and join: it keeps the store, and says at once who has died.
+"""The launcher of workers that may leave and join: it writes into the run's store at once which of them has died.
 
-Workers are not torch's elastic agent's here, which ends all when one dies. A launcher on another machine starts workers
-that join (``uneven run --join``); the first one keeps the store until all have come to their end.
+Workers are not torch's elastic agent's here, which ends all when one dies. A launcher with ``--join`` starts workers at
+a store that another process keeps: ``uneven store``, or the launcher with ``--elastic``, until all workers have ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from uneven.launch.here import keep_store, towards
 from uneven.launch.others import THROUGH, GivenUp, Others, settled
 from uneven.launch.silence import STOPPED, stopped
 from uneven.launch.spec import Launch, address, run_id
-from uneven.launch.standby import StandingBy
+from uneven.launch.store import open_run
 from uneven.launch.watched import environment, shutdown_within_s, variables, watched
 from uneven.patience import within
 from uneven.stores import reach
@@ -36,8 +36,6 @@ from uneven.world import ELASTIC_VARIABLE, LEAVE_VARIABLE, is_loopback, signals_
 
 _LOOK_EVERY_S = 0.2
 _GIVEN_UP_EVERY_S = 1.0
-_TOLD = ("founders", "elastic", "directory", "succession")
-"""What the first launcher says to those that join."""
 
 
 class Members:
@@ -70,13 +68,6 @@ class Members:
         self._places: dict[int, int] = {}
         self._given_up = GivenUp(board, shutdown_within_s())
         self._killed_by: dict[int, str] = {}
-        self._untold: list[tuple[int, Ending]] = []
-
-    def tell_again(self) -> None:
-        """Another store has taken the place of the one that had ended: who has ended meanwhile?"""
-        self.cut, untold, self._untold = False, self._untold, []
-        for worker, ending in untold:
-            settled(self._board, worker, ending)
 
     def end_overdue(self, now_s: float) -> None:
         """Kill those that the others have given up and that have not ended by themselves."""
@@ -104,8 +95,7 @@ class Members:
             if self._in_order(worker, ending):
                 return
         except RuntimeError:
-            self.cut = True  # the store has ended, with the launcher that kept it; the worker says so, if it is lost
-            self._untold.append((worker, ending))
+            self.cut = True  # the store has ended, with the process that kept it; the worker says so, if it is lost
             if ending.how is How.ENDED:
                 self.finished.append(worker)
                 return
@@ -148,19 +138,14 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         stack.callback(folder.remove)
         count = local_workers(launch)
         try:
-            store, host, port, run = _join(launch) if launch.join else _open(launch, count, run_directory)
+            store, host, port, run = _join(launch) if launch.join else _open(launch, count)
         except (DistNetworkError, DistStoreError, RuntimeError, TimeoutError) as error:
             short = str(error).strip().partition("\n")[0]  # below it torch has its own stack
             raise LaunchError(f"there is no run at {launch.join or launch.endpoint} ({short})") from error
         name = run_id(launch)
         own_address = launch.local_addr or towards(host, port)
         address = "" if is_loopback(own_address) else f":{own_address}"
-        ways = StandingBy(
-            store, (host, port), {key: run[key] for key in _TOLD}, own_address if _in_reserve(launch, run) else None,
-            silence_s := _silence_of(run),
-        )  # fmt: skip
-        stack.callback(ways.close)
-        board = Board(ways)
+        board = Board(store)
 
         def own_variables(worker: int, place: int) -> dict[str, str]:
             return {
@@ -168,8 +153,8 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
                 "WORLD_SIZE": str(run["founders"]),
                 "LOCAL_RANK": str(place),
                 "LOCAL_WORLD_SIZE": str(count),
-                "MASTER_ADDR": ways.address[0],
-                "MASTER_PORT": str(ways.address[1]),
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RUN_ID": name,
                 ELASTIC_VARIABLE: run["elastic"] + address,
@@ -194,26 +179,19 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         stack.enter_context(watched(launch, name, count, run_directory))
         for worker in run["own"]:
             members.start(worker)
-        _supervise(members, ways, events, stop)
-        keeps = not launch.join or ways.keeps
-        if keeps:
-            _await_others(board, silence_s, events, stop)
+        _supervise(members, events, stop)
+        if not launch.join:
+            _await_others(board, _silence_of(run), events, stop)
         over = _over(board)
-        _end(members, stop, through=keeps and over is True, goes_on=not keeps and over is False)
+        _end(members, stop, through=not launch.join and over is True, goes_on=bool(launch.join) and over is False)
 
 
-def _supervise(members: Members, ways: StandingBy, events: Events, stop: Stop) -> None:
+def _supervise(members: Members, events: Events, stop: Stop) -> None:
     """Until all workers of this launcher have ended."""
     asked, until_s = 0, float("inf")
     while members.running:
-        events.wait(_LOOK_EVERY_S if stop.requests or ways.seeks else _GIVEN_UP_EVERY_S)
-        if ways.look():
-            members.tell_again()
-            if ways.keeps:
-                joins = "others join with `uneven run --join {}:{} …`".format(*ways.address)
-                print(f"uneven: the run's store is gone; this launcher keeps it now; {joins}", file=sys.stderr)
-        if not ways.seeks:
-            members.end_overdue(time.monotonic())
+        events.wait(_LOOK_EVERY_S if stop.requests else _GIVEN_UP_EVERY_S)
+        members.end_overdue(time.monotonic())
         if stop.requests > asked:
             asked = stop.requests
             until_s = time.monotonic() + shutdown_within_s()
@@ -238,11 +216,6 @@ def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) ->
 def _silence_of(run: Mapping[str, Any]) -> float:
     """How long members may be silent, in seconds; 0 is for ever."""
     return float(run["elastic"].split(":")[2])
-
-
-def _in_reserve(launch: Launch, run: dict[str, Any]) -> bool:
-    """Whether this launcher keeps a store that may follow the run's own."""
-    return bool(launch.join and run["succession"])
 
 
 def _over(board: Board) -> bool | None:
@@ -276,17 +249,12 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
     raise blame(members.lost, first_s=first_s, shutdown_within_s=shutdown_within_s(), goes_on=goes_on)
 
 
-def _open(launch: Launch, count: int, run_directory: Path | None) -> tuple[Any, str, int, dict[str, Any]]:
+def _open(launch: Launch, count: int) -> tuple[Any, str, int, dict[str, Any]]:
     """Keep the store of a new run."""
     host, port = launch.meeting
     store, port = keep_store(host, port)
-    least, most = launch.bounds
-    elastic = f"{least}:{most}:{launch.silence_s:g}"
-    run = {
-        "founders": count, "elastic": elastic, "directory": str(run_directory or ""), "succession": launch.succession,
-    }  # fmt: skip
-    store.set(RUN, json.dumps(run))
-    store.add(WORKERS, count)
+    store.add(WORKERS, count)  # before others can join, whose numbers follow
+    run = open_run(store, count, launch.bounds, launch.silence_s)
     if not launch.alone:
         print(f"uneven: others join with `uneven run --join {host}:{port} {launch.target[0]}`", file=sys.stderr)
     return store, host, port, {**run, "own": range(count)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from uneven.board import DEAD, MISSED, OPEN, SESSION, WORKERS, Board
+from uneven.board import CLOSED, DEAD, MISSED, OPEN, RELEASED, SESSION, WORKERS, Board
 from uneven.jobs import Ending, How
 
 THROUGH, LEFT = ENDS = ("through", "left")
@@ -24,10 +24,11 @@ def settled(board: Board, worker: int, ending: Ending) -> str:
         RuntimeError: the store has ended.
     """
     if ending.how is not How.ENDED or board.look(f"{SESSION}/{worker}") == OPEN:
-        board.bury(worker, f"it {ending.words}", ended=True)
+        board.bury(worker, f"it {ending.words}")
         return ""
     if not board.any_of(ENDS, worker):
-        board.bury(worker, "it has ended without training", ended=True)
+        board.bury(worker, "it has ended without training")
+    board.write(f"{RELEASED}/{worker}", "")
     return LEFT if board.any_of([LEFT], worker) else THROUGH
 
 
@@ -41,6 +42,7 @@ class GivenUp:
     def __init__(self, board: Board, grace_s: float) -> None:
         self._board, self._grace_s = board, grace_s
         self._since_s: dict[int, float] = {}
+        self._closed: set[int] = set()
 
     def overdue(self, workers: Iterable[int], now_s: float) -> list[int]:
         """Those of these, which all run, that have had their time."""
@@ -50,9 +52,12 @@ class GivenUp:
 
     def _is(self, worker: int) -> bool:
         try:
+            if worker not in self._closed and self._board.look(f"{SESSION}/{worker}") == CLOSED:
+                self._closed.add(worker)
+                self._board.write(f"{RELEASED}/{worker}", "")
             return self._board.any_of((DEAD, MISSED), worker)
-        except RuntimeError:  # the store has ended, and with it the run
-            return True
+        except RuntimeError:  # the store has ended, and with it the run; what a script does after its session stays
+            return worker not in self._closed
 
 
 class Others:
@@ -83,9 +88,7 @@ class Others:
         return tuple(there)
 
     def _done(self, worker: int) -> bool:
-        board = self._board
-        closed = board.any_of(ENDS, worker) and board.look(f"{SESSION}/{worker}") != OPEN
-        if closed or board.any_of([DEAD], worker):
+        if self._board.any_of((RELEASED, DEAD), worker):
             self._closed.add(worker)
         return worker in self._closed
 
@@ -95,5 +98,9 @@ class Others:
             self._beats[worker] = count, now_s
             return
         limit_s = self._silence_s if count else max(self._silence_s, _STARTS_WITHIN_S)
-        if self._silence_s > 0.0 and now_s - self._beats[worker][1] > limit_s:
+        if self._silence_s == 0.0 or now_s - self._beats[worker][1] <= limit_s:
+            return
+        if self._board.look(f"{SESSION}/{worker}") == CLOSED:
+            self._closed.add(worker)  # its launcher has ended, too, before it could release the worker
+        else:
             self._board.bury(worker, f"it gave no sign of life for {limit_s:g} s")

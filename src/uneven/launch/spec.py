@@ -37,8 +37,6 @@ class Launch:
         ready_within_s: throttle it after this time in any case.
         elastic: least and greatest number of workers that may take part as they leave and join, "MIN:MAX".
         silence_s: a worker counts as gone there when it has given no sign of life for so long; 0 is never.
-        succession: whether the run goes on with the store of another launcher, where a majority is left, when the first
-            one is lost; a minority then ends also where the first one's store is.
         join: HOST:PORT of an elastic run that these workers join.
         output: what becomes of what workers print.
         leave_on: signals by name on which the workers of such a run leave, as on SIGTERM.
@@ -68,7 +66,6 @@ class Launch:
     ready_within_s: float = math.inf
     elastic: str | None = None
     silence_s: float = 10.0
-    succession: bool = False
     join: str | None = None
     leave_on: str = ""
     output: WorkerOutput = field(default_factory=WorkerOutput)
@@ -106,8 +103,7 @@ class Launch:
     def _check_elastic(self) -> None:
         if self.join is not None and self.elastic is not None:
             raise ConfigError("--join with --elastic: the run that is joined says how many workers it may have")
-        if not self.silence_s >= 0.0:
-            raise ConfigError(f"--silence {self.silence_s}: give seconds, 0 for never")
+        check_silence(self.silence_s)
         if self.join is not None:
             address(self.join, f"--join {self.join}")
         if self.members_change and (self.nodes != (1, 1) or self.rdzv_backend):
@@ -128,11 +124,7 @@ class Launch:
     @property
     def bounds(self) -> tuple[int, int]:
         """Least and greatest number of workers of an elastic run."""
-        first, _, last = (self.elastic or "1").partition(":")
-        least, most = (_positive("--elastic", one, "as MIN:MAX") for one in (first, last or first))
-        if least > most:
-            raise ConfigError(f"--elastic {self.elastic}: the least number comes first, as in {most}:{least}")
-        return least, most
+        return bounds_of(self.elastic or "1")
 
     @property
     def meeting(self) -> tuple[str, int]:
@@ -173,6 +165,29 @@ class Launch:
         """Whether this machine needs nobody else and any free port will do."""
         named = self.rdzv_backend or self.rdzv_endpoint or self.master_port
         return self.standalone or (self.nodes[1] == 1 and not named)
+
+
+def bounds_of(elastic: str) -> tuple[int, int]:
+    """Least and greatest number of workers, as ``--elastic`` has them.
+
+    Raises:
+        ConfigError: they are no such numbers.
+    """
+    first, _, last = elastic.partition(":")
+    least, most = (_positive("--elastic", one, "as MIN:MAX") for one in (first, last or first))
+    if least > most:
+        raise ConfigError(f"--elastic {elastic}: the least number comes first, as in {most}:{least}")
+    return least, most
+
+
+def check_silence(silence_s: float) -> None:
+    """Refuse what is not a limit of ``--silence``, in seconds.
+
+    Raises:
+        ConfigError: it is negative, or not a number.
+    """
+    if not silence_s >= 0.0:
+        raise ConfigError(f"--silence {silence_s}: give seconds, 0 for never")
 
 
 def run_id(launch: Launch) -> str:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined] # its stubs say: private
 
-from uneven.board import CLOSED, OPEN, RUN, SESSION, WORKERS, Board
+from uneven.board import CLOSED, OPEN, RELEASED, RUN, SESSION, WORKERS, Board
 from uneven.errors import ConfigError, LaunchError
 from uneven.jobs import Events, end_all
 from uneven.launch import Launch, before, members
@@ -121,7 +121,7 @@ class TestOthers:
     def test_who_gives_signs_of_life_is_waited_for_and_who_is_silent_is_not(self, board: Board) -> None:
         others = Others(board, self.SILENCE_S)
         board.count(WORKERS, 4)
-        board.write("through/0", "")
+        board.write(f"{RELEASED}/0", "")
         board.bury(1, "it was killed")
         board.count("beats/2", 1)
         assert others.there(0.0) == (2, 3)
@@ -163,9 +163,21 @@ class TestOthers:
         board.ask(2, {})
         assert others.there(0.0) == (0, 2), "0 has to see that all are through"
         board.write(f"{SESSION}/0", CLOSED)
+        assert others.there(0.0) == (0, 2), "its launcher may not know yet that 0 needs the store no more"
+        board.write(f"{RELEASED}/0", "")
         assert others.there(0.0) == (2,)
         board.bury(2, "it ended with exit code 1")
         assert others.there(1.0) == (), "1 may start still, and will see that there is nothing to join"
+
+    def test_a_closed_session_whose_launcher_has_ended_too_needs_no_store(self, board: Board) -> None:
+        others = Others(board, self.SILENCE_S)
+        board.count(WORKERS, 1)
+        board.count("beats/0", 1)
+        board.write("through/0", "")
+        board.write(f"{SESSION}/0", CLOSED)
+        assert others.there(0.0) == (0,)
+        others.there(11.0)
+        assert (others.there(12.0), board.dead([0])) == ((), {})
 
 
 @pytest.fixture
@@ -198,13 +210,17 @@ def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: membe
     assert killed[1].killed_by.endswith("given it up, and it did not end by itself")
 
 
-def test_without_a_store_nobody_goes_on(board: Board, hanging: members.Members) -> None:
+def test_without_a_store_only_a_script_whose_session_is_closed_goes_on(board: Board, hanging: members.Members) -> None:
+    """It may evaluate and save for as long as it likes; the store waits only until its launcher knows."""
+    board.write(f"{SESSION}/1", CLOSED)
+    hanging.end_overdue(99.0)
+    assert [board.any_of([RELEASED], one) for one in range(3)] == [False, True, False]
     hanging._given_up._board = Board(Ended())
     hanging.end_overdue(100.0)
     hanging.end_overdue(110.5)
-    while hanging.running:
+    while len(hanging.running) > 1:
         hanging._events.wait(None)
-    assert {one.exit_code for one in hanging.lost} == {-signal.SIGKILL}
+    assert {one.rank: one.exit_code for one in hanging.lost} == {0: -signal.SIGKILL, 2: -signal.SIGKILL}
 
 
 class Ended(HashStore):
@@ -227,9 +243,9 @@ def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: mem
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system waits as long as it likes")
 def test_a_launcher_that_joins_finds_out_in_time_that_its_line_is_cut(script: str) -> None:
-    """Else it would wait for an answer of the store, and not see that others have gone on with its own."""
+    """Else it would wait for an answer of the store for minutes."""
     kept, port = keep_store("127.0.0.1", 0)
-    kept.set(RUN, json.dumps({"elastic": "1:4:7.5"}))
+    kept.set(RUN, json.dumps({"founders": 1, "elastic": "1:4:7.5"}))
     way, *_ = members._join(Launch(target=(script,), join=f"127.0.0.1:{port}"))
     assert way.check([RUN])
     limits = set()

@@ -19,10 +19,10 @@ from uneven.data.supply import SamplesWanted
 from uneven.run.elastic.beside import BesideElastic
 from uneven.run.elastic.elastic import LeftRun
 from uneven.run.elastic.membership import Membership
-from uneven.run.elastic.succession import Succession
 from uneven.run.elastic.vectors import RecoveredVectors
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.own_pace.shared import make_changing_pace
+from uneven.stores import reach
 
 N = 40
 
@@ -44,8 +44,8 @@ class Worker:
 
     def __init__(self, number: int, founders: int, port: int) -> None:
         self.sum, self.loop, self.gave = 0.0, Loop(), ""
-        way = Succession(number, ("127.0.0.1", port), 0.0, 60.0)
-        self.membership = Membership(number, founders, (1, 4), way, silence_s=0.0, timeout_s=20.0)
+        connect = partial(reach, "127.0.0.1", port, 60.0)
+        self.membership = Membership(number, founders, (1, 4), connect, silence_s=0.0, timeout_s=20.0)
         self.elastic = BesideElastic(self.membership, lambda record: None, lambda text, event="": None)
         self.elastic.give_state = self._give  # type: ignore[method-assign]
         self.line = RecoveredVectors(self.elastic.recovery, TrafficBook().open("parameters"))

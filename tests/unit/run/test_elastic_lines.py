@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -15,15 +16,15 @@ from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.run.elastic.lines import RecoveredLines
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.recovery import Recovery
-from uneven.run.elastic.succession import Succession
+from uneven.stores import reach
 
 
 @pytest.fixture
 def recovery() -> Iterator[Recovery]:
     """Of a worker that is alone at the moment."""
     kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    way = Succession(0, ("127.0.0.1", kept.port), 0.0, 60.0)
-    membership = Membership(0, 1, (1, 4), way, silence_s=0.0, timeout_s=10.0)
+    connect = partial(reach, "127.0.0.1", kept.port, 60.0)
+    membership = Membership(0, 1, (1, 4), connect, silence_s=0.0, timeout_s=10.0)
     it = Recovery(
         membership, Returned((0,)), changed=lambda *_: None, flush=lambda: None, announce=float, report_length=2
     )

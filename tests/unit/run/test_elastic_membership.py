@@ -1,26 +1,30 @@
-"""Membership on a real store: what one worker does when another is gone."""
+"""Membership on a real store: what one worker does when another is gone, or the store is."""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.core.membership import Generation
 from uneven.run.elastic.membership import Membership
-from uneven.run.elastic.succession import Succession
 from uneven.run.lines.circle import Broken
+from uneven.stores import reach
 
 LIMIT = timedelta(seconds=60)
+OPEN_FILES = Path("/proc/self/fd")
 
 
 def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() -> None:
     """The thread that makes the first one waits for its member until a time-out, which the second one must not."""
     kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
 
-    way = Succession(0, ("127.0.0.1", kept.port), 0.0, 60.0)
-    here = Membership(0, 2, (1, 2), way, silence_s=0.0, timeout_s=10.0)
+    connect = partial(reach, "127.0.0.1", kept.port, 60.0)
+    here = Membership(0, 2, (1, 2), connect, silence_s=0.0, timeout_s=10.0)
     try:
         here.board.bury(1, "it was killed")
         with pytest.raises(Broken):
@@ -31,19 +35,16 @@ def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() ->
         here.close()
 
 
-def test_who_enters_a_generation_again_still_knows_that_all_have() -> None:
-    """Newcomers do, with the state that they are given; else those that came together could never go on by majority."""
+@pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="this system does not list open files")
+def test_a_connection_that_fails_in_time_costs_one_descriptor() -> None:
+    """Others of this process are looked at to find the one whose limit is to be set: files, and pipes, too."""
     kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
-
-    here = Membership(0, 1, (1, 2), Succession(0, ("127.0.0.1", kept.port), 0.0, 60.0), silence_s=0.0, timeout_s=10.0)
+    reads, writes = os.pipe()
     try:
-        first = Generation(number=1, members=(0,), left=(), came={}, why={})
-        here.enter(first)
-        assert not here.settled
-        here.circle("exchanges")
-        here.enter(first)
-        assert here.settled
-        here.enter(Generation(number=2, members=(0,), left=(), came={}, why={}))
-        assert not here.settled
+        before = len([*OPEN_FILES.iterdir()])
+        stores = [reach("127.0.0.1", kept.port, 60.0, gone_s=10.0) for _ in range(3)]
+        there = len([*OPEN_FILES.iterdir()]) - before
     finally:
-        here.close()
+        os.close(reads)
+        os.close(writes)
+    assert there == 2 * len(stores), "both ends are here"

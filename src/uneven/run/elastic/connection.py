@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -13,11 +14,11 @@ from uneven.errors import PeerError
 from uneven.run.elastic.lines import RecoveredLines
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.recovery import Recovery
-from uneven.run.elastic.succession import Succession
 from uneven.run.lines import Lines
 from uneven.run.lines.transport import Rows
 from uneven.run.measure.meter import Meter
 from uneven.run.start.connect import Connection
+from uneven.stores import reach
 from uneven.world import World
 
 _LOOK_EVERY_S = 0.002
@@ -61,7 +62,6 @@ class BoardTransport:
             for one in absent:
                 if (text := board.look(f"talk/{call}/{one}")) is not None:
                     found[one] = text
-                    board.keep(f"talk/{call}/{one}", text)  # for who joins later
             if len(found) == self.size:
                 break
             gone = {one: why for one, why in board.dead(absent).items() if one not in found}
@@ -112,16 +112,15 @@ def connect_elastic(world: World, timeout_s: float) -> ElasticConnection:
         PeerError: it cannot be reached within ``timeout_s``.
     """
     assert world.elastic is not None
-
-    succession = Succession(world.rank, (world.meeting, world.port), world.elastic.silence_s, timeout_s)
     try:
         membership = Membership(
-            world.rank, world.size, (world.elastic.least, world.elastic.most), succession,
+            world.rank, world.size, (world.elastic.least, world.elastic.most),
+            partial(reach, world.meeting, world.port, timeout_s, world.elastic.silence_s),
             silence_s=world.elastic.silence_s, timeout_s=timeout_s, interface=world.elastic.address,
         )  # fmt: skip
     except RuntimeError as error:
         raise PeerError(
             f"worker {world.rank} cannot reach the store of the run at {world.meeting}:{world.port} within "
-            f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}): does the launcher still run?"
+            f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}): does the process that keeps it still run?"
         ) from error
     return ElasticConnection(BoardTransport(membership), None, None, world, timeout_s, membership=membership)

@@ -110,7 +110,6 @@ class Elastic:
         self._later: list[tuple[Generation, float]] = []
         self._iteration = 0
         self._in, self._over = not membership.joins_later, False
-        self._reign = 0  # of the store, as last told
         self._restore_signal: Callable[[], None] = lambda: None
         self._watches: list[NoticeWatch] = []
         self._listen((signal.SIGTERM, *leave_on))
@@ -213,11 +212,6 @@ class Elastic:
         """Others take part: the loop hears of it, and the journal."""
         assert self._run is not None
         self._run.members_changed(generation)
-        if generation.reign > self._reign:
-            self._reign = generation.reign
-            if self.membership.place == 0:
-                where = self.membership.succession.address
-                self._say(f"the run's store is gone; it goes on with that of another launcher, {where}", "members")
         if generation.left or generation.came:
             text = told(generation)
             self._write(
@@ -404,7 +398,6 @@ class Elastic:
             one.load_state_dict(its)
         self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
         self.membership.enter(generation_of(state["generation"]))
-        self._reign = self.membership.generation.reign
         self.recovery.renew(self.membership.generation)
         self.returned.take_up(state["returned"])
         self._run.take_over(state["run"])

@@ -1,8 +1,8 @@
 """Which workers take part in a run, as one of them knows it, and how to get from one generation to the next.
 
-The store holds, for generation n, ``generation/R/n`` (R stores came before it; written once, by whichever member was
-first to know all that is needed) and ``said/n/W``, what member W said when n ended. So all members come to the same
-next generation, and one that dies in the midst of it leaves the others able to.
+The store holds, for generation n, ``generation/n`` (written once, by whichever member was first to know all that is
+needed) and ``said/n/W``, what member W said when n ended. So all members come to the same next generation, and one that
+dies in the midst of it leaves the others able to.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from uneven.board import CLOSED, NEWS, OPEN, SESSION
+from uneven.board import CLOSED, NEWS, OPEN, SESSION, Board
 from uneven.core.membership import (
     Generation,
     Members,
@@ -25,9 +24,7 @@ from uneven.core.membership import (
     successor,
     told,
 )
-from uneven.core.succession import Vote
 from uneven.errors import PeerError
-from uneven.run.elastic.succession import Succession
 from uneven.run.elastic.watch import Watch
 from uneven.run.lines.circle import Broken, Circle
 
@@ -45,7 +42,7 @@ class Membership:
         worker: this one, for life.
         founders: workers that the run begins with; this is one of them, or joins later.
         bounds: least and greatest number of members.
-        succession: the way to the store.
+        connect: makes one more connection to the store.
         silence_s: see :class:`~uneven.run.elastic.watch.Watch`.
         timeout_s: how long to wait for a worker that is alive.
         interface: address of this machine for the others; None is the loopback.
@@ -55,7 +52,7 @@ class Membership:
     """
 
     def __init__(
-        self, worker: int, founders: int, bounds: tuple[int, int], succession: Succession, *, silence_s: float,
+        self, worker: int, founders: int, bounds: tuple[int, int], connect: Callable[[], Any], *, silence_s: float,
         timeout_s: float, interface: str | None = None,
     ) -> None:  # fmt: skip
         self.worker = worker
@@ -64,28 +61,18 @@ class Membership:
         self.timeout_s = timeout_s
         self.generation: Generation = first_generation(founders)
         self.history: dict[int, Members] = {0: self.generation.members}
-        self.succession = succession
-        self._settled: tuple[int, int, int] | None = None  # reign and number of a generation, and moves before it
-        self.board = succession.board()
-        self.board.write(f"{SESSION}/{worker}", OPEN, keep=True)
-        self._interface = interface
-        self._groups_store, self._groups_moves = succession.connect()
+        self.board = Board(connect())
+        self.board.write(f"{SESSION}/{worker}", OPEN)
+        self._connect, self._interface = connect, interface
+        self._groups_store = connect()
         self._news = 0  # as last looked at
         self._lost = False
-        self._moves = 0  # of the store, when this generation was entered
-        self._member = worker < founders
-        self.watch = Watch(succession.board(), worker, self.generation.members, silence_s, interface)
-        succession.vote, succession.adopt = self._vote, self._adopt
+        self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s, interface)
 
     @property
     def joins_later(self) -> bool:
         """Whether the run began without this worker."""
         return self.worker >= self.founders
-
-    @property
-    def settled(self) -> bool:
-        """Whether all members of the generation have entered it, as far as this worker knows."""
-        return self._settled == (self.generation.reign, self.generation.number, self.succession.moves)
 
     @property
     def members(self) -> Members:
@@ -106,9 +93,7 @@ class Membership:
         """
         try:
             news = self.board.count(NEWS)
-            if self.succession.moves != self._moves:
-                self._lost = True  # with another store, another generation begins
-            elif news != self._news:
+            if news != self._news:
                 self._news = news
                 n, members = self.generation.number, self.generation.members
                 self._lost = bool(self.board.dead(members)) or any(
@@ -120,7 +105,13 @@ class Membership:
 
     @property
     def somebody_asks(self) -> bool:
-        """Whether a worker stands at the door, and there is room."""
+        """Whether a worker stands at the door, and there is room.
+
+        Raises:
+            PeerError: the store has ended.
+        """
+        if self.watch.lost is not None:  # a worker that is alone waits for no other, and would not notice
+            raise self._ended(self.watch.lost)
         return self.watch.asked and len(self.members) < self.bounds[1]
 
     # ---------------------------------------------------------------- from one generation to the next
@@ -142,8 +133,7 @@ class Membership:
             return new
         if self.worker not in new.members:
             raise self._left_out(new)
-        if new.ends:
-            raise PeerError(f"worker {self.worker}: {new.ends}, so the run ends here")
+        self.enter(new)
         self._check_enough(new)
         return new
 
@@ -175,7 +165,7 @@ class Membership:
 
     def _next(self, leaving: bool, closing: bool) -> Generation | None:
         old, board = self.generation, self.board
-        key = f"generation/{old.reign}/{old.number + 1}"
+        key = f"generation/{old.number + 1}"
         if (text := board.look(key)) is None:
             lacking = tuple(one for one in map(int, old.came) if board.look(f"in/{one}") is None)
             made = replaced(
@@ -186,15 +176,25 @@ class Membership:
                 return None
             text = board.write_once(key, made.text())
             board.count(NEWS, 1)
-        new = generation_of(text)
+        return self._admitted(generation_of(text))
+
+    def _admitted(self, new: Generation) -> Generation:
+        """This generation, once those that it lets in know of it."""
         if new.came:
-            board.asking()
-            board.admit(map(int, new.came), f"{old.reign}/{new.number}")
+            self.board.asking()
+            self.board.admit(map(int, new.came), new.number)
         return new
 
     def connected(self) -> Any:
-        """A connection to the store of its own."""
-        return self._fresh()[0]
+        """Make one more connection to the store.
+
+        Raises:
+            PeerError: the store has ended.
+        """
+        try:
+            return self._connect()
+        except RuntimeError as error:
+            raise self._ended(error) from error
 
     def _left_out(self, new: Generation) -> LeftOut:
         why = new.why.get(str(self.worker), "")
@@ -212,12 +212,10 @@ class Membership:
 
     def enter(self, new: Generation) -> None:
         """This worker takes part in it."""
-        with self.succession.lock:
-            self.generation = new  # a newcomer enters again with the state that it has been given
-            self.history[new.number] = new.members
-            self.watch.members = new.members
-            self._news, self._lost = -1, False
-            self._moves, self._member = self.succession.moves, True
+        self.generation = new  # a newcomer enters again with the state that it has been given
+        self.history[new.number] = new.members
+        self.watch.members = new.members
+        self._news, self._lost = -1, False
 
     def circle(
         self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None, *,
@@ -236,26 +234,19 @@ class Membership:
             PeerError: one that is alive did not come in time.
         """
         new = self.generation
-        name, whole = f"circle/{of or f'{new.reign}.{new.number}'}/{purpose}", those is None
-        those = new.members if those is None else those
+        name, those = f"circle/{of or new.number}/{purpose}", new.members if those is None else those
         try:
-            if self._groups_moves != self.succession.moves:
-                self._groups_store, self._groups_moves = self.succession.connect()
-            store = self._fresh()[0] if aside else self._groups_store
-            circle = Circle(
-                store, name, those.index(self.worker), len(those), interface=self._interface,
-                lost=lost or self.lost, timeout_s=self.timeout_s,
+            return Circle(
+                self.connected() if aside else self._groups_store, name, those.index(self.worker), len(those),
+                interface=self._interface, lost=lost or self.lost, timeout_s=self.timeout_s,
             )  # fmt: skip
         except Broken:
             # What was to make the group waits for the one that is gone, and keeps the connection as long as it does.
             if not aside:
-                self._groups_store, self._groups_moves = self._fresh()
+                self._groups_store = self.connected()
             raise
         except TimeoutError as error:
             raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
-        if whole:  # without the lock, which is held while another thread votes: it shall say so
-            self._settled = new.reign, new.number, self._moves
-        return circle
 
     def missing(self, what: str, exchange: int) -> PeerError:
         """The error where an exchange has not ended in time though nobody is known to be gone: who is not in it?"""
@@ -318,7 +309,7 @@ class Membership:
         Raises:
             PeerError: somebody does not come to its end within the time-out.
         """
-        self.board.write(f"through/{self.worker}", "", keep=True)
+        self.board.write(f"through/{self.worker}", "")
         until_s = time.monotonic() + self.timeout_s
         while True:
             open_ = [one for one in self.members if self.board.look(f"through/{one}") is None]
@@ -336,35 +327,20 @@ class Membership:
 
     def close(self) -> None:
         """Stop looking after the others."""
-        self.succession.over = True
         with contextlib.suppress(RuntimeError):  # the store has ended, and nobody reads it any more
             self.board.write(f"{SESSION}/{self.worker}", CLOSED)
         self.watch.close()
 
     # ----------------------------------------------------------------
     def _agreed(self, old: Generation, said: Statement) -> Generation:
-        board, moves, until_s = self.board, -1, 0.0
-        while True:
-            if moves != self.succession.moves:  # also at a store that takes the place of the first
-                old, moves, until_s = self.generation, self.succession.moves, time.monotonic() + self.timeout_s
-                board.write(f"said/{old.number}/{self.worker}", replace(said, settled=self.settled).text())
-                board.count(NEWS, 1)
-            key = f"generation/{old.reign}/{old.number + 1}"
-            if (text := board.look(key)) is None:
-                text = self._decided(old, key, until_s)
-            if text is not None:
-                new = generation_of(text)
-                with self.succession.lock:
-                    if moves == self.succession.moves:
-                        if self.worker in new.members and not said.leaving:
-                            self.enter(new)
-                        break
-                continue
+        n, board = old.number, self.board
+        board.write(f"said/{n}/{self.worker}", said.text())
+        board.count(NEWS, 1)
+        until_s = time.monotonic() + self.timeout_s
+        key = f"generation/{n + 1}"
+        while (text := board.look(key) or self._decided(old, key, until_s)) is None:
             time.sleep(_LOOK_EVERY_S)
-        if new.came:
-            board.asking()
-            board.admit(map(int, new.came), f"{old.reign}/{new.number}")
-        return new
+        return self._admitted(generation_of(text))
 
     def _decided(self, old: Generation, key: str, until_s: float) -> str | None:
         """The next generation, if all have said what it needs."""
@@ -376,9 +352,7 @@ class Membership:
             if one not in gone and (text := board.look(f"said/{n}/{one}")) is not None
         }
         if len(statements) + len(gone) == len(old.members):
-            ended, row = board.ended(gone), board.row()
-            new = successor(old, statements, gone, board.asking(), self.bounds[1], ended=ended, row=row)
-            return board.write_once(key, new.text())
+            return board.write_once(key, successor(old, statements, gone, board.asking(), self.bounds[1]).text())
         if time.monotonic() > until_s:
             silent = [one for one in old.members if one not in gone and one not in statements]
             board.miss(silent, "the next generation")
@@ -388,39 +362,12 @@ class Membership:
             )
         return None
 
-    def _vote(self) -> Vote | None:
-        if not self._member:
-            return None
-        return Vote(generation=self.generation.text(), settled=self.settled, workers=self.watch.workers)
-
-    def _adopt(self, goes_on: Generation) -> None:
-        """The run goes on with another store, from this generation.
-
-        Raises:
-            LeftOut: this worker had gone on to another one, with a store that is gone.
-        """
-        mine = self.generation
-        behind = mine.number < goes_on.number
-        if self.worker not in goes_on.members or not (behind or mine.members == goes_on.members):
-            raise LeftOut(
-                f"worker {self.worker} was left out: the others have gone on with another store, from generation "
-                f"{goes_on.number}, and it was in {mine.number}"
-            )
-        if not behind:
-            self.generation = goes_on
-
-    def _fresh(self) -> tuple[Any, int]:
-        try:
-            return self.succession.connect()
-        except RuntimeError as error:
-            raise self._ended(error) from error
-
     def _ended(self, error: BaseException) -> PeerError:
         if isinstance(error, PeerError):
             return error
         short = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         return PeerError(
-            f"worker {self.worker} cannot reach the store of the run: the launcher that keeps it has ended, or the "
+            f"worker {self.worker} cannot reach the store of the run: the process that keeps it has ended, or the "
             f"connection to it is cut ({short})"
         )
 

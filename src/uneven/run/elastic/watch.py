@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from uneven.board import NEWS, WORKERS, Board
+from uneven.board import NEWS, Board
 from uneven.run.elastic.lifelines import Lifelines
 
 
@@ -23,8 +23,7 @@ class Watch:
 
     Attributes:
         asked: whether a worker stands at the door.
-        lost: the store does not answer any more.
-        workers: how many numbers have been given to workers, as last looked at.
+        lost: why the store does not answer any more; None while it does.
         listener: told, in the thread, of members that are gone and why, when it is news; None where nobody listens.
         news, dead: as of then: a number that changes with it, and who.
     """
@@ -33,8 +32,8 @@ class Watch:
         self, board: Board, worker: int, members: tuple[int, ...], silence_s: float, interface: str | None = None
     ) -> None:
         self.members = members
-        self.asked = self.lost = False
-        self.workers = 0
+        self.asked = False
+        self.lost: RuntimeError | None = None
         self.listener: Callable[[dict[int, str]], None] | None = None
         self.news = 0
         self.dead: dict[int, str] = {}
@@ -42,7 +41,7 @@ class Watch:
         self._worker = worker
         self._silence_s = silence_s
         self._lifelines = Lifelines(interface)
-        self._board.write(f"lifeline/{worker}", self._lifelines.address, keep=True)
+        self._board.write(f"lifeline/{worker}", self._lifelines.address)
         self._listens: dict[int, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="uneven-watch", daemon=True)
@@ -76,13 +75,12 @@ class Watch:
                 slept = now_s > next_s + self._silence_s / 2.0 and next_s > 0.0
                 next_s = now_s + every_s
                 self._board.count(f"beats/{self._worker}", 1)
-                self.workers = self._board.count(WORKERS)
                 self._lifelines.follow(self._addresses())
                 if self._silence_s > 0.0 and (slept or now_s >= look_s):
                     look_s = now_s + every_s * max(1, len(self.members) // _OFTEN)
                     self._look_after(beats, now_s, slept)
-        except RuntimeError:
-            self.lost = True
+        except RuntimeError as error:
+            self.lost = error
         finally:
             self._lifelines.close()
 
@@ -101,7 +99,7 @@ class Watch:
         for one in [one for one, at_s in ended.items() if now_s - at_s > _SAID_WITHIN_S]:
             del ended[one]
             if not self._board.any_of(("through", "left"), one):
-                self._board.bury(one, "its process has ended, and its launcher with it", ended=True)
+                self._board.bury(one, "its process has ended, and its launcher with it")
 
     def _look_after(self, beats: dict[int, tuple[int, float]], now_s: float, slept: bool) -> None:
         for one in self.members:

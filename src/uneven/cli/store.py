@@ -1,0 +1,43 @@
+"""``uneven store``: the store of an elastic run, on a machine that stays."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from uneven.cli import options
+from uneven.launch.spec import DEFAULT_PORT, bounds_of, check_silence
+
+Host = Annotated[str, typer.Option(help="Address of this machine that the machines with workers reach.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)]
+Bounds = Annotated[
+    str,
+    typer.Option(
+        metavar="MIN:MAX",
+        help="The run begins when MIN workers have joined, and ends when fewer are left. At most MAX take part.",
+    ),
+]
+
+
+def store(
+    host: Host = "127.0.0.1", port: Port = DEFAULT_PORT, elastic: Bounds = "1:64", silence: options.Silence = 10.0
+) -> None:
+    """Keep the store of an elastic run, on a machine that stays.
+
+    The workers of a run agree in its store. With this command no machine with workers keeps it, so each of them may
+    be lost, also the first one. The loss of the store ends the run. One store serves one run, and ends with it: exit
+    code 0 after the end of the training, 1 if all workers were lost before. Ctrl-C ends both. The store has no
+    password: give an address of a network that you trust.
+
+    \b
+    Examples:
+      uneven store                                   for workers on this machine
+      uneven store --host 10.0.0.1 --elastic 2:8     for workers on other machines, and there:
+      uneven run --nproc 4 --join 10.0.0.1:29500 train.py
+    """
+    bounds = bounds_of(elastic)
+    check_silence(silence)
+    from uneven.launch.store import keep  # imports torch
+
+    keep(host, port, bounds, silence)

@@ -1,0 +1,60 @@
+"""The store of an elastic run, in a process that starts no workers: ``uneven store``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import Any
+
+from uneven.board import RUN, WORKERS, Board
+from uneven.errors import LaunchError
+from uneven.jobs import Events, Stop
+from uneven.launch.here import keep_store
+from uneven.launch.others import Others
+from uneven.stores import Store
+
+_LOOK_EVERY_S = 1.0
+
+
+def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: float) -> dict[str, Any]:
+    """Write into a new store what a launcher that joins needs to know; that is returned, too.
+
+    Args:
+        founders: workers that the run begins with; those that join later begin with their state.
+        bounds: least and greatest number of workers.
+        silence_s: a worker that is silent for so many seconds counts as gone; 0 is never.
+    """
+    run = {"founders": founders, "elastic": f"{bounds[0]}:{bounds[1]}:{silence_s:g}"}
+    store.set(RUN, json.dumps(run))
+    return run
+
+
+def keep(host: str, port: int, bounds: tuple[int, int], silence_s: float) -> None:
+    """Keep the store of one elastic run, until that run ends. Call it in the main thread.
+
+    The run begins when as many workers have joined as it needs at least.
+
+    Args:
+        host: address of this machine to listen on.
+        port: 0 for any that is free.
+        bounds, silence_s: see :func:`open_run`.
+
+    Raises:
+        ConfigError: the store cannot listen there.
+        LaunchError: all workers have ended before the end of the training, or a signal has ended this process.
+    """
+    store, port = keep_store(host, port, "Give an address of this machine with --host, and a free port with --port")
+    open_run(store, bounds[0], bounds, silence_s)
+    where = f"{host}:{port}"
+    print(f"uneven: the run's store is at {where}; start workers with `uneven run --join {where} SCRIPT`", flush=True)
+    board = Board(store)
+    others, there = Others(board, silence_s), tuple[int, ...]()
+    with Events() as events, Stop(lambda number: events.wake()) as stop:
+        while not stop.requests and (board.count(WORKERS) == 0 or (there := others.there(time.monotonic()))):
+            events.wait(_LOOK_EVERY_S)
+    if stop.requests:
+        lost = f", and worker {', '.join(map(str, there))} cannot go on without the store" if there else ""
+        raise LaunchError(f"stopped by {signal.Signals(stop.number).name}{lost}", 128 + stop.number)
+    if board.look("over") != "":
+        raise LaunchError("all workers have ended before the end of the training: resume from a checkpoint")
