@@ -49,12 +49,13 @@ def keep(host: str, port: int, bounds: tuple[int, int], silence_s: float) -> Non
     where = f"{host}:{port}"
     print(f"uneven: the run's store is at {where}; start workers with `uneven run --join {where} SCRIPT`", flush=True)
     board = Board(store)
-    others, there = Others(board, silence_s), tuple[int, ...]()
+    others = Others(board, silence_s)
     with Events() as events, Stop(lambda number: events.wake()) as stop:
-        while not stop.requests and (board.count(WORKERS) == 0 or (there := others.there(time.monotonic()))):
+        while not stop.requests and (board.count(WORKERS) == 0 or others.there(time.monotonic())):
             events.wait(_LOOK_EVERY_S)
     if stop.requests:
-        lost = f", and worker {', '.join(map(str, there))} cannot go on without the store" if there else ""
+        there = ", ".join(map(str, others.there(time.monotonic())))
+        lost = f", and worker {there} cannot go on without the store" if there else ""
         raise LaunchError(f"stopped by {signal.Signals(stop.number).name}{lost}", 128 + stop.number)
     if board.look("over") != "":
         raise LaunchError("all workers have ended before the end of the training: resume from a checkpoint")
