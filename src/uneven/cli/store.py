@@ -9,8 +9,10 @@ import typer
 from uneven.cli import options
 from uneven.launch.spec import DEFAULT_PORT, bounds_of, check_silence
 
-Host = Annotated[str, typer.Option(help="Address of this machine that the machines with workers reach.")]
-Port = Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)]
+Host = Annotated[
+    str, typer.Option(metavar="HOST", help="Address of this machine that the machines with workers reach.")
+]
+Port = Annotated[int, typer.Option(metavar="PORT", help="Port to listen on; 0 is any free one.", min=0, max=65535)]
 Bounds = Annotated[
     str,
     typer.Option(

@@ -117,7 +117,8 @@ class Members:
 
     def _in_order(self, worker: int, ending: Ending) -> bool:
         """Whether a worker that has ended is not missed; of one that is, all hear."""
-        end = settled(self._board, worker, ending)
+        end = self._given_up.closed.get(worker, "") if ending.how is How.ENDED else ""
+        end = end or settled(self._board, worker, ending)  # the store may have ended since a session was closed
         if end == THROUGH:
             self.finished.append(worker)
         return bool(end)
@@ -182,7 +183,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         _supervise(members, events, stop)
         if not launch.join:
             _await_others(board, _silence_of(run), events, stop)
-        over = _over(board)
+        over = _over(board) if members.lost else None
         _end(members, stop, through=not launch.join and over is True, goes_on=bool(launch.join) and over is False)
 
 

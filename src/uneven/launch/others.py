@@ -32,17 +32,27 @@ def settled(board: Board, worker: int, ending: Ending) -> str:
     return LEFT if board.any_of([LEFT], worker) else THROUGH
 
 
+def _closed(board: Board, worker: int) -> str:
+    """How a worker has come to its end whose session is closed, as :func:`settled` has it; "" while it has not."""
+    ends = (end for end in (LEFT, THROUGH) if board.any_of([end], worker))
+    return next(ends, "") if board.look(f"{SESSION}/{worker}") == CLOSED else ""
+
+
 class GivenUp:
     """Workers that the others have given up, and that do not end by themselves: stopped ones, and such as hang.
 
     Args:
         grace_s: how long one may take to find that out and end.
+
+    Attributes:
+        closed: worker → how it has come to its end, while its script goes on after its session and needs no store.
     """
 
     def __init__(self, board: Board, grace_s: float) -> None:
         self._board, self._grace_s = board, grace_s
         self._since_s: dict[int, float] = {}
-        self._closed: set[int] = set()
+        self.closed: dict[int, str] = {}
+        self._cut = False  # whether the store has ended: torch prints its stack whenever it is asked
 
     def overdue(self, workers: Iterable[int], now_s: float) -> list[int]:
         """Those of these, which all run, that have had their time."""
@@ -51,13 +61,16 @@ class GivenUp:
         return [one for one in those if now_s - self._since_s[one] > self._grace_s]
 
     def _is(self, worker: int) -> bool:
+        if worker in self.closed or self._cut:
+            return worker not in self.closed
         try:
-            if worker not in self._closed and self._board.look(f"{SESSION}/{worker}") == CLOSED:
-                self._closed.add(worker)
+            if end := _closed(self._board, worker):
+                self.closed[worker] = end
                 self._board.write(f"{RELEASED}/{worker}", "")
-            return self._board.any_of((DEAD, MISSED), worker)
-        except RuntimeError:  # the store has ended, and with it the run; what a script does after its session stays
-            return worker not in self._closed
+            return not end and self._board.any_of((DEAD, MISSED), worker)
+        except RuntimeError:  # the store has ended, and with it the run
+            self._cut = True
+            return True
 
 
 class Others:

@@ -212,6 +212,7 @@ def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: membe
 
 def test_without_a_store_only_a_script_whose_session_is_closed_goes_on(board: Board, hanging: members.Members) -> None:
     """It may evaluate and save for as long as it likes; the store waits only until its launcher knows."""
+    board.write("through/1", "")
     board.write(f"{SESSION}/1", CLOSED)
     hanging.end_overdue(99.0)
     assert [board.any_of([RELEASED], one) for one in range(3)] == [False, True, False]
