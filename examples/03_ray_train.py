@@ -1,6 +1,6 @@
 """``02_balanced.py`` inside Ray Train: Ray places the workers, ``uneven`` balances them.
 
-    pip install 'uneven[ray]'
+    pip install '.[ray]'
     python examples/03_ray_train.py --epochs 10
 
 The training function needs nothing from Ray: a plain ``uneven.Session()`` finds the group that Ray has made.

@@ -120,12 +120,20 @@ def test_the_check_of_commands_finds(line: str, complaint: str) -> None:
 
 
 def test_the_folder_map_is_true() -> None:
-    rows = re.findall(r"^\| `([^`]+/)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+/)` \|", ARCHITECTURE.read_text(), flags=re.MULTILINE)
     assert [row for row in rows if not (ROOT / row).is_dir()] == []
     inside = (ROOT / "src" / "uneven").glob("*/*.py")
     packages = {f"src/uneven/{path.parent.name}/" for path in inside if path.stat().st_size}
     top = {f"{path}/" for path in ("benchmarks", "examples", "docs", "tests")}
     assert sorted(rows) == sorted(packages | top)
+
+
+def test_every_bench_is_listed() -> None:
+    (section,) = re.findall(r"(?s)^## Benches\n(.*?)^## ", ARCHITECTURE.read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| [^|`]+ \| (`.*`) \|$", section, flags=re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    command: Any = typer.main.get_command(application(["bench"])).commands["bench"]  # type: ignore[attr-defined]
+    assert sorted(listed) == sorted(command.commands)
 
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:

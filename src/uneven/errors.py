@@ -52,6 +52,11 @@ class UnknownNameError(ConfigError):
         self.nearest = near[0] if near else None
 
 
+def install(what: str) -> str:
+    """Name the command that installs an extra (``.[ray]``) or ``./benchmarks``. No package index has uneven."""
+    return f"pip install '{what}' in the folder of uneven's source"
+
+
 @contextmanager
 def access(doing: str, kind: type[UnevenError] = ConfigError) -> Iterator[None]:
     """Inside, what a file system refuses (no permission, no room, too long a name) is an error of ours::

@@ -32,7 +32,7 @@ def train(make: Any, prepare: Any) -> None:
 
 def needs(name: str) -> pytest.MarkDecorator:
     missing = find_spec(name) is None  # not imported here: both set variables of the environment when they are
-    return pytest.mark.skipif(missing, reason=f"needs {name}: pip install uneven[…]")
+    return pytest.mark.skipif(missing, reason=f"needs {name}: pip install '.[…]'")
 
 
 @needs("lightning_fabric")

@@ -24,7 +24,7 @@ UNEQUAL = "static:shares=6/2/4"
 
 def needs(*names: str) -> pytest.MarkDecorator:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install uneven[…]")
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install '.[…]'")
 
 
 def texts() -> list[dict[str, torch.Tensor]]:

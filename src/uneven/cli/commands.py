@@ -65,7 +65,7 @@ def found() -> dict[str, CliCommand]:
 EXAMPLES = """\
 Examples:
 
-  uneven demo                              two minutes, nothing to prepare
+  uneven demo                              one to two minutes, nothing to prepare
   uneven run train.py --epochs 5           one worker for each GPU, or one on a machine without
   uneven run --nproc 4 --balance lb-bsp train.py
   uneven run --nproc 4 --shares 0.6,0.4,0.2,0.1 train.py

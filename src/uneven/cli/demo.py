@@ -19,7 +19,7 @@ def demo(
     """See it work: four workers of unequal speed, first under DDP with equal batches, then balanced.
 
     The workers are processes of this machine that get 0.6, 0.4, 0.2 and 0.1 of a core. The live view shows where
-    each one's time goes; at the end come a table and an HTML report. Takes about a minute and a half on two cores.
+    each one's time goes; at the end come a table and an HTML report. Takes one to two minutes on two cores.
 
     \b
     Examples:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from uneven.errors import install
+
 MIB = 1024**2
 GIB = 1024**3
 
@@ -281,10 +283,8 @@ def _data(folder: DataFolder | None) -> Finding:
 def _packages(packages: dict[str, str]) -> Iterator[Finding]:
     uses = {"ray": "Ray Train as a launcher", "tensorboard": "TensorBoard scalars"}
     for name, version in packages.items():
-        if version:
-            yield Finding(name, GOOD, version, f"{uses[name]}: available")
-        else:
-            yield Finding(name, NOTE, "not installed", f"{uses[name]}: pip install 'uneven[{name}]'")
+        level, then = (GOOD, "available") if version else (NOTE, install(f".[{name}]"))
+        yield Finding(name, level, version or "not installed", f"{uses[name]}: {then}")
 
 
 def _size(count: int) -> str:

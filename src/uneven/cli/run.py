@@ -64,9 +64,9 @@ def run(
 ) -> None:
     """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
 
-    Options of uneven stand before SCRIPT; what follows it is the script's own. A worker that dies ends the run,
-    with its exit code; under asp, ssp, easgd and backup the others go on. Each worker finds the settings and its
-    journal in the run directory.
+    Put uneven's options before SCRIPT; arguments after it are passed to the script. If a worker dies, the run ends
+    with its exit code. With --elastic, and under asp, ssp, easgd, backup, decoupled, shadow:easgd and shadow:asp, the
+    other workers continue. The run directory holds each worker's settings and journal.
 
     \b
     Examples:

@@ -24,7 +24,6 @@ SETTLE = 12
 """Iterations at the beginning that the summary leaves out: uneven starts with equal batches and has to measure
 first. The picture of the time per iteration shows them."""
 
-
 LEAST = SETTLE + 8
 """A summary of fewer iterations would say nothing."""
 
@@ -81,9 +80,7 @@ def _read(name: str, run: Path) -> Phase:
     return Phase(name, run, journal.summarize(iterations), accuracies[-1], max(ends_s) - min(ends_s))
 
 
-_COLUMNS = (
-    "", "per iteration", "samples/s", "waiting", "accuracy", "took", "speed-up", "of limit",
-)  # fmt: skip
+_COLUMNS = ("", "per iteration", "samples/s", "waiting", "accuracy", "took", "speed-up", "of limit")
 
 
 def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
@@ -128,7 +125,7 @@ def show(phases: list[Phase], report: Path, console: Console) -> None:
     )
     html.write(text, report)
     console.print(
-        "Accuracy is on held-out images. Speed-up is over DDP. The limit is an iteration in which everybody "
-        "finishes together and communication is free."
+        "Accuracy is on held-out images. Speed-up is over DDP. The limit is an iteration in which all workers "
+        "finish together and communication is free."
     )
     console.print(f"Report: {report}")

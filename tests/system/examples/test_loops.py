@@ -62,7 +62,7 @@ def weights(me: RankContext, script: str, folder: str) -> list[list[float]]:
 def test_the_weights_are_those_of_one_process(name: str, tmp_path: Path) -> None:
     needed = NEEDS.get(name)
     if needed is not None and importlib.util.find_spec(needed) is None:
-        pytest.skip(f"needs {needed}: pip install uneven[…]")
+        pytest.skip(f"needs {needed}: pip install '.[…]'")
     (tmp_path / "uneven.toml").write_text('[run]\nbalance = "static:shares=6/2/4"\n')
     given: dict[str, Any] = {"timeout_s": 90, "join": False, "fresh": True}
     (plain,) = run_ranks(1, weights, str(LOOPS / f"{name}_plain.py"), str(tmp_path), **given)

@@ -86,7 +86,7 @@ def test_a_process_delays_packets_where_the_kernel_does_not() -> None:
         ({"bandwidth_error": "no tbf"}, "emulation", "refuses bandwidth limits"),
         ({"latency_error": "no netem"}, "latency", "--leave-out latency_s"),
         ({"system": "Darwin"}, "python", "by design"),
-        ({"packages": {"ray": ""}}, "ray", "uneven[ray]"),
+        ({"packages": {"ray": ""}}, "ray", "pip install '.[ray]' in the folder"),
     ],
 )
 def test_notes(changed: dict[str, object], topic: str, words: str) -> None:

@@ -72,7 +72,7 @@ def test_a_command_whose_package_is_missing_says_what_to_install(
         main(["bench", "lb-bsp", "--quick"])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: uneven bench is not installed: pip install uneven-bench")
+    assert line.startswith("error: uneven bench is not installed: pip install './benchmarks' in the folder")
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0

@@ -229,7 +229,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'uneven[tensorboard]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install '.[tensorboard]'")):
         tracker(f"tensorboard:{tmp_path}")
 
 

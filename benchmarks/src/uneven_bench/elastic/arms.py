@@ -280,7 +280,7 @@ def make(name: str, workload: CountedWorkload, folder: Path, **rest: Any) -> Ela
 def missing(name: str) -> str:
     """Why an arm cannot be played here; "" if it can."""
     if name in (TORCHFT, TORCHFT_DDP) and importlib.util.find_spec("torchft") is None:
-        return "torchft is not installed; `pip install --constraint constraints.txt 'uneven-bench[elastic]'` brings it"
+        return "torchft is not installed; `pip install --constraint constraints.txt './benchmarks[elastic]'` brings it"
     if name == OURS and not _has_elastic():
         return "this version of uneven has no `uneven run --elastic`"
     return ""

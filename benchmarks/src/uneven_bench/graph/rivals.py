@@ -29,7 +29,7 @@ def dgl() -> Any:
             return importlib.import_module("dgl")
     except (ImportError, OSError, AttributeError) as error:
         del sys.modules[stub.__name__]
-        return f"{error}: pip install 'uneven-bench[graph]'"
+        return f"{error}: pip install './benchmarks[graph]'"
     finally:
         if before is None:
             del os.environ["DGLBACKEND"]
@@ -46,7 +46,7 @@ def pyg() -> Any:
             importlib.import_module("torch_geometric.nn")
         return importlib.import_module("torch_geometric")
     except (ImportError, OSError) as error:
-        return f"{error}: pip install 'uneven-bench[graph]'"
+        return f"{error}: pip install './benchmarks[graph]'"
 
 
 @cache
@@ -55,7 +55,7 @@ def metis() -> Any:
     try:
         return importlib.import_module("pymetis")
     except ImportError as error:
-        return f"{error}: pip install 'uneven-bench[graph]'"
+        return f"{error}: pip install './benchmarks[graph]'"
 
 
 def left_out() -> dict[str, str]:
