@@ -267,7 +267,7 @@ def wrong_pictures(docs: Path) -> list[str]:
     """What is missing, shown by no page, too large, or without words for those who cannot see it."""
     named: set[Path] = set()
     found = []
-    for page in sorted(docs.rglob("*.md")):
+    for page in sorted([*docs.rglob("*.md"), *docs.parent.glob("README.md")]):
         for words, target in PICTURE.findall(page.read_text()):
             picture = (page.parent / target).resolve()
             named.add(picture)
@@ -320,6 +320,28 @@ def test_every_dependency_has_its_reason_and_nothing_else_has() -> None:
     tested = {Requirement(need).name: newest for need, newest in rows if newest != "newest"}
     assert tested == pins
     assert all(tested.get(Requirement(need).name, "1") in Requirement(need).specifier for need, _ in rows[:-1])
+
+
+def test_start_lists_every_extra() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())
+    section = (DOCS / "start.md").read_text().split("## Install")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == sorted(project["project"]["optional-dependencies"])
+
+
+def test_no_page_or_message_installs_uneven_from_an_index() -> None:
+    root = DOCS.parent
+    files = [path for folder in ("docs", "src", "benchmarks", "examples") for path in (root / folder).rglob("*")]
+    texts = {path: path.read_text() for path in [root / "README.md", *files] if path.suffix in (".md", ".py", ".toml")}
+    index = re.compile(r"pip install ['\"]?uneven\b|uneven(-bench)?\[\w")
+    assert [f"{path}: {found[0]}" for path, text in texts.items() for found in index.finditer(text)] == []
+
+
+def test_the_readme_adds_the_lines_that_the_script_of_start_has() -> None:
+    (diff,) = blocks((DOCS.parent / "README.md").read_text(), "diff")
+    (script,) = blocks((DOCS / "start.md").read_text(), "python")
+    added = [line[2:].partition("  #")[0] for line in diff.splitlines() if line.startswith("+")]
+    assert len(added) == 4
+    assert [line for line in added if line not in (one.partition("  #")[0] for one in script.splitlines())] == []
 
 
 def test_the_lists_of_names_are_those_of_the_registries() -> None:

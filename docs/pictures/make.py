@@ -2,25 +2,31 @@
 
     python docs/pictures/make.py [--runs DIR] [NAME …]      all of them without a name
 
-Chromium takes them (Debian's package chromium; CHROMIUM names another one), and Pillow, which TensorBoard brings, makes
-them small. Nothing else here needs either. ``start`` and ``read-a-run`` show one demo and ``emulate`` a run of half a
-minute, on two cores that nobody else may use; ``emulate`` needs root. With --runs the run directories are kept, and
-what lies there already is shown again without another run.
+Chromium takes them (Debian's package chromium; CHROMIUM names another one), and Pillow makes them small. Nothing else
+here needs either. ``demo``, ``start`` and ``read-a-run`` show one demo and ``emulate`` a run of half a minute: run these
+on two cores without other work; ``emulate`` needs root. With --runs the run directories are kept, and those that are
+there already are shown without another run.
+
+Each picture holds the names that it prints (titles, notes, axes, legends, rows of a table; see :func:`names`).
+``tests/test_docs.py`` compares them with what the code prints today, so a picture cannot go stale unnoticed.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from html import unescape
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
@@ -108,6 +114,60 @@ def terminal(said: str) -> str:
     )
 
 
+def names(html: str) -> dict[str, list[str]]:
+    """Find the names that a page prints: section → its note, axes and legend; of a terminal's table, its rows.
+
+    Figures become N, and the names of runs and machines are left out: they are those of one run, not of the code.
+    """
+    terminal_text = re.search(r"(?s)<pre>(.*)</pre>", html)
+    if terminal_text is not None:
+        plain = unescape(re.sub("<.*?>", "", terminal_text[1]))
+        rows = re.findall(r"(?m)^ *\d+ +(\S+) +(\S+) .* (yes|not yet) *$", plain)
+        return {"rows": sorted(map(" ".join, rows))}
+    run = re.search(r"<title>Run (.*?)</title>", html)
+    found = {}
+    for title, section in re.findall(r"(?s)<section>(?:<h2>(.*?)</h2>)?(.*?)</section>", html):
+        notes = re.findall(r'(?s)<p class="note">(.*?)</p>', section)
+        figures = re.findall(r'(?s)<script type="application/json">(.*?)</script>', section)
+        printed = {unescape(note) for note in notes}.union(*(_labels(json.loads(one)) for one in figures))
+        if run is not None:
+            printed = {re.sub(rf"\b{re.escape(run[1])}$", "RUN", one) for one in printed}
+        printed = {re.sub(r"\d[\d,.]*", "N", one.partition(" · ")[0]) for one in printed if one}
+        found[re.sub(r"\d[\d,.]*", "N", unescape(title))] = sorted(printed)
+    return found
+
+
+def _labels(figure: Any) -> Iterator[str]:
+    """The titles, legend entries and notes of a chart."""
+    if isinstance(figure, dict):
+        for key, value in figure.items():
+            if isinstance(value, str):
+                yield from [value] if key in ("name", "text", "title") else []
+            elif key != "template":
+                yield from _labels(value)
+    elif isinstance(figure, list):
+        for value in figure:
+            yield from _labels(value)
+
+
+def embedded(picture: Path) -> dict[str, list[str]]:
+    """Read the names that a picture holds."""
+    data, at = picture.read_bytes(), 8
+    while at < len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        key, _, text = data[at + 8 : at + 8 + size].partition(b"\0")
+        if (kind, key) == (b"tEXt", b"names"):
+            found: dict[str, list[str]] = json.loads(text)
+            return found
+        at += 12 + size
+    raise SystemExit(f"{picture} holds no names: take it with docs/pictures/make.py")
+
+
+def demo(runs: Path) -> str:
+    (page,) = _demo(runs).glob("*-demo.html")
+    return re.sub(r'(?s)<h2>.*?</h2><p class="note">.*?</p>', "", parts(page, "Where the time of a step goes"))
+
+
 def start(runs: Path) -> str:
     (page,) = _demo(runs).glob("*-demo.html")
     return parts(page, "Where the time of a step goes", "Time per iteration")
@@ -155,7 +215,8 @@ def plan(runs: Path) -> str:
 
 def fleet_plan(runs: Path) -> str:
     page = runs / "fleet-plan.html"
-    uneven("bench", "fleet-plan", "--quick", "--report", str(page))
+    if not page.is_file():
+        uneven("bench", "fleet-plan", "--quick", "--report", str(page))
     return parts(page, "one device each, shared (Homogeneous)", "one pipeline per member (Baseline)", "FLEET-G")
 
 
@@ -168,6 +229,7 @@ def recommendation(runs: Path) -> str:
 
 
 MADE: dict[str, Callable[[Path], str]] = {
+    "demo": demo,
     "start": start,
     "read-a-run": read_a_run,
     "describe-a-cluster": describe_a_cluster,
@@ -182,6 +244,9 @@ MADE: dict[str, Callable[[Path], str]] = {
 
 def take(html: str, picture: Path, folder: Path) -> None:
     """Have Chromium show a page and save it as high as it is."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
     page = folder / "page.html"
     page.write_text(html.replace("</body>", f"{MEASURE}</body>"))
     dom = chromium("--dump-dom", page)
@@ -190,7 +255,9 @@ def take(html: str, picture: Path, folder: Path) -> None:
     size = (f"--force-device-scale-factor={SCALE}", f"--window-size={WIDTH},{found[1]}")
     chromium(*size, f"--screenshot={folder / 'shot.png'}", page)
     with Image.open(folder / "shot.png") as shot:
-        shot.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
+        held = PngInfo()
+        held.add_text("names", json.dumps(names(html)))
+        shot.convert("RGB").quantize(COLOURS).save(picture, optimize=True, pnginfo=held)
 
 
 def chromium(*words: str | Path) -> str:
