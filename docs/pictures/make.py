@@ -3,7 +3,7 @@
     python docs/pictures/make.py [--runs DIR] [NAME …]      all of them without a name
 
 Chromium takes them (Debian's package chromium; CHROMIUM names another one), and Pillow makes them small. Nothing else
-here needs either. ``demo``, ``start`` and ``read-a-run`` show one demo and ``emulate`` a run of half a minute: run these
+here needs either. ``start`` and ``read-a-run`` show one demo and ``emulate`` a run of half a minute: run these
 on two cores without other work; ``emulate`` needs root. With --runs the run directories are kept, and those that are
 there already are shown without another run.
 
@@ -163,14 +163,10 @@ def embedded(picture: Path) -> dict[str, list[str]]:
     raise SystemExit(f"{picture} holds no names: take it with docs/pictures/make.py")
 
 
-def demo(runs: Path) -> str:
-    (page,) = _demo(runs).glob("*-demo.html")
-    return re.sub(r'(?s)<h2>.*?</h2><p class="note">.*?</p>', "", parts(page, "Where the time of a step goes"))
-
-
 def start(runs: Path) -> str:
     (page,) = _demo(runs).glob("*-demo.html")
-    return parts(page, "Where the time of a step goes", "Time per iteration")
+    shown = parts(page, "Where the time of a step goes")
+    return re.sub(r'(?s)<h2>.*?</h2><p class="note">.*?</p>', "", shown)  # the README says it in its own words
 
 
 def read_a_run(runs: Path) -> str:
@@ -229,7 +225,6 @@ def recommendation(runs: Path) -> str:
 
 
 MADE: dict[str, Callable[[Path], str]] = {
-    "demo": demo,
     "start": start,
     "read-a-run": read_a_run,
     "describe-a-cluster": describe_a_cluster,

@@ -18,6 +18,8 @@ from uneven.cli import main
 from uneven.report import comparison
 
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
+FAST = (60_000.0, 40_000.0, 20_000.0, 10_000.0)
+"""Samples per second of workers whose steps are shown in milliseconds."""
 NAMES = sorted(path.stem for path in PICTURES.glob("*.png"))
 
 
@@ -45,9 +47,9 @@ def make() -> ModuleType:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders and pages where make.py keeps them, of runs and benches that take too long for a test."""
     runs = tmp_path_factory.mktemp("runs")
-    plain, balanced = (SampleRun().write(runs / "demo" / name) for name in ("a-plain", "a-balanced"))
+    plain, balanced = (SampleRun(speeds_per_s=FAST).write(runs / "demo" / name) for name in ("a-plain", "a-balanced"))
     (runs / "demo" / "a-demo.html").write_text(comparison.comparison({"DDP": plain, "uneven": balanced}))
-    SampleRun().write(runs / "emulated")
+    SampleRun(speeds_per_s=FAST).write(runs / "emulated")
     (runs / "fleet-plan.html").write_text(fleet_plan._pictures())
     unequal = [{"share": share, "per_s": 100.0 * share} for share in (0.8, 0.4, 0.2, 0.2)]
     result = {"rounds": 1, "examples_per_s": {"1 at 0.2 core": 20.0}, "scaling": {"1": 1.0, "8": 0.9}}
