@@ -76,7 +76,7 @@ def test_metis_has_in_edges_where_their_vertex_is(tmp_path: Path) -> None:
 
 def test_metis_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(ConfigError, match=r"pip install 'uneven\[graph\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[graph\]'"):
         cut(edges_of(some_graph(), 60), "metis", (0.5, 0.5), 0, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Each picture of the pages holds the names that it prints; the code prints the same ones today. No browser is needed."""
+"""Each picture of the pages holds the names that it prints, and the code prints the same ones today."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import ModuleType
 
 import pytest
 from sample_runs import SampleRun
-from uneven_bench.fleet_plan import bench as fleet_plan
-from uneven_bench.recommendation.page import scaling_page
 
 from uneven.cli import main
 from uneven.report import comparison
+from uneven_bench.fleet_plan import bench as fleet_plan
+from uneven_bench.recommendation.page import scaling_page
 
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 FAST = (60_000.0, 40_000.0, 20_000.0, 10_000.0)

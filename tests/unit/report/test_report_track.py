@@ -109,7 +109,7 @@ def test_tools_that_cannot_be(text: str, kind: type[ConfigError], message: str) 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_tool_that_is_missing_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"pip install 'uneven\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"pip install '\.\[{name}\]'"):
         tracker(f"{name}:here")
 
 

@@ -14,7 +14,7 @@ def graph(
 ) -> None:
     """Graphs: kernels, training steps, cuts and exchanges against DGL, PyG and torch.
 
-    Real graphs from UNEVEN_DATA. DGL and PyG are compared where they are installed ('./benchmarks[graph]'); malloc keeps
+    Real graphs from UNEVEN_DATA. DGL and PyG are compared if they are installed ('./benchmarks[graph]'); malloc keeps
     what is freed, for all alike. --quick takes a minute and a half, and leaves four workers out unless a case asks for
     them; a case is meant to take ten minutes at most.
 
