@@ -41,6 +41,7 @@ for _ in range(2):
     session.train(loop)
 with session.evaluated(), torch.no_grad():
     right = float(((model(ids) > 0) == (data.tensors[1] > 0)).float().mean())
+    torch.save(model.state_dict(), f"{session.rank}.pt")
     sums = sum(float(one.double().sum()) for one in model.tables.export().values())
 counts = model.tables.stats().counts
 line = f"rank {session.rank} right {right:.3f} sum {sums:.9f} applied {counts['applied']} lookups {counts['lookups']}\n"

@@ -33,6 +33,12 @@ def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> 
     assert {int(one[3]) for one in found} == {192}  # 1,536 samples twice in batches of 32, each to two shards
     (event,) = [one for one in read(tmp_path / "run").records() if getattr(one, "event", "") == "tables"]
     assert "192 updates" in event.message
+    for rank in "01":
+        state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        alone = EmbeddingBagCollection([Table("a", 200, 8), Table("b", 5000, 8)], seed=9)
+        alone.load_state_dict({key[7:]: one for key, one in state.items() if key.startswith("tables.")})
+        assert f"{sum(float(one.double().sum()) for one in alone.export().values()):.9f}" == found[0][2]
+        alone.close()
 
 
 def test_a_killed_server_goes_on_from_what_it_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

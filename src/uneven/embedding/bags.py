@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, NoReturn, Self
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -16,7 +18,7 @@ from uneven.embedding.door import TableDoor
 from uneven.embedding.ids import device_of
 from uneven.embedding.part import TablesPart
 from uneven.embedding.place import MeasuredTables
-from uneven.embedding.transfer import read_grown, read_tables, write_table
+from uneven.embedding.transfer import misfits, read_grown, read_state, read_tables, write_state
 from uneven.embedding.wire import Say
 from uneven.errors import ConfigError
 
@@ -50,9 +52,11 @@ class PooledFeatures:
 class EmbeddingBagCollection(nn.Module):
     """Embedding tables, each once for all workers, on servers or in this process.
 
-    The tables are no parameters of the model and have no ``.grad``: the backward pass gives the gradient of the pooled
+    The rows are not parameters of the model and have no ``.grad``: the backward pass gives the gradient of the pooled
     rows to the shards, which step on the rows at once (TorchRec's fused optimizers do the same). Each backward pass is
     a step of theirs. No gradient goes to per-sample weights.
+
+    The only parameter is ``anchor``, a zero that nothing reads. Its ``requires_grad`` freezes all tables.
 
     Args:
         tables: :class:`Table`, or TorchRec's ``EmbeddingBagConfig``.
@@ -61,6 +65,8 @@ class EmbeddingBagCollection(nn.Module):
         shards: threads that hold them where this process is alone; ``uneven run --tables K`` starts servers.
         wire: "float32", or "bfloat16" for half the bytes between machines.
         save_every_s: how often each server saves its rows, from which it goes on if it dies; None for never.
+        in_state_dict: whether ``state_dict()`` holds all rows. Give False for tables that grow and for tables that a
+            worker's memory does not hold; :meth:`save` and :meth:`restore` keep these.
         placed_by: folder of an earlier :meth:`save`: tables are placed by what was measured until then, lookups of each
             feature and the servers' speeds, where there are as many. The same for all workers.
 
@@ -79,6 +85,7 @@ class EmbeddingBagCollection(nn.Module):
         shards: int = 1,
         wire: str = "float32",
         save_every_s: float | None = None,
+        in_state_dict: bool = True,
         placed_by: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -89,12 +96,19 @@ class EmbeddingBagCollection(nn.Module):
         self.door = TableDoor(
             spec, shards=shards, halves=wire == "bfloat16", measured=measured, unpooled=self._unpooled
         )
+        self.in_state_dict = in_state_dict
+        self.anchor = nn.Parameter(torch.zeros(1))
         self.uneven_part = TablesPart(self.door)
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """As given."""
         return self.door.spec.tables
+
+    @property
+    def embedding_bags(self) -> SimpleNamespace:
+        """Attributes for the keys of ``state_dict()``; ``get_model_state_dict`` of torch looks them up."""
+        return SimpleNamespace(**{one.name: SimpleNamespace(weight=None, sum=None) for one in self.tables})
 
     @property
     def width(self) -> int:
@@ -112,10 +126,11 @@ class EmbeddingBagCollection(nn.Module):
         return PooledFeatures(self.door.columns, values)
 
     def _values(self, ids: Any) -> tuple[Tensor, AskedRows]:
-        asked = self.door.ask(ids)
+        learning = torch.is_grad_enabled() and self.anchor.requires_grad
+        asked = self.door.ask(ids, learning=learning)
         values = torch.from_numpy(asked.values())
-        if torch.is_grad_enabled():
-            values = _Given.apply(torch.zeros((), requires_grad=True), values, asked, self.door)
+        if learning:
+            values = _Given.apply(self.anchor, values, asked, self.door)
         return values.to(device_of(ids)), asked
 
     def flush(self) -> None:
@@ -143,29 +158,51 @@ class EmbeddingBagCollection(nn.Module):
         """The tables as they are, as a state dict of ``torch.nn.EmbeddingBag`` and of TorchRec's collection:
         ``embedding_bags.<table>.weight`` → shape (rows, dim); of one that grows that of :meth:`grown`, and
         ``embedding_bags.<table>.ids``."""
-        found = {
-            f"embedding_bags.{one.name}.weight": torch.empty(one.held, one.dim) for one in self.tables if not one.grows
-        }
+        found = read_state(self.door)
         for name in (one.name for one in self.tables if one.grows):
             found[f"embedding_bags.{name}.ids"], found[f"embedding_bags.{name}.weight"] = self.grown(name)
-        for name, start, block in self.rows():
-            found[f"embedding_bags.{name}.weight"][start : start + len(block)] = block
         return found
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`export`, on one worker; Adagrad's sums begin anew.
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Load what :meth:`export` returned, on one worker. Adagrad's sums begin again if the state has none.
 
         Raises:
-            ConfigError: a table is missing, or has another shape.
+            ConfigError: a table grows, is missing, has another shape, or has a NaN or an infinity.
         """
-        if growing := [one.name for one in self.tables if one.grows]:
-            raise ConfigError(f"load: table {growing[0]!r} grows; save() and restore() keep which id has which row")
-        for number, one in enumerate(self.tables):
-            weight = state.get(f"embedding_bags.{one.name}.weight")
-            if weight is None or weight.shape != (one.rows, one.dim):
-                found = "nothing" if weight is None else tuple(weight.shape)
-                raise ConfigError(f"table {one.name!r} has the shape ({one.rows}, {one.dim}); the state has {found}")
-            write_table(self.door, number, weight)
+        missing, _, wrong = misfits(self.tables, state)
+        for why in (*wrong, *(f"the state has no {key}" for key in missing)):
+            raise ConfigError(f"load: {why}")
+        write_state(self.door, state)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if not self.in_state_dict:
+            return
+        grows = next((one.name for one in self.tables if one.grows), None)
+        needed, free = 4 * sum(one.held * (one.dim + 1) for one in self.tables), psutil.virtual_memory().available
+        if grows is not None or needed > free:
+            why = f"the rows take {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB of memory are free"
+            raise ConfigError(
+                f"state_dict: {why if grows is None else f'table {grows!r} grows'}; give EmbeddingBagCollection "
+                f"in_state_dict=False, and keep the rows with tables.save(folder) and tables.restore(folder)"
+            )
+        state = read_state(self.door, sums=isinstance(self.door.spec.optimizer, RowwiseAdagrad))
+        destination.update({prefix + key: one for key, one in state.items()})
+
+    def _load_from_state_dict(  # torch calls it on each module
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        given = {key.removeprefix(prefix): one for key, one in state_dict.items() if key.startswith(prefix)}
+        missing, unknown, wrong = misfits(self.tables if self.in_state_dict else (), given)
+        missing_keys += [prefix + key for key in missing]
+        unexpected_keys += [prefix + key for key in unknown]
+        error_msgs += wrong
+        if wrong or len(given) == len(unknown):
+            return
+        self.flush()  # no earlier update may come after the rows that are loaded
+        write_state(self.door, given)  # by every worker: there may be none with rank 0, and a writer may die
+        self.flush()  # no worker may train before the last one has written
+        self.door.drop_ahead()
 
     def save(self, folder: str | Path) -> None:
         """Let each server write its rows and Adagrad's sums into a folder on its machine, while others train on.
@@ -193,17 +230,30 @@ class EmbeddingBagCollection(nn.Module):
         return self.door.stats()
 
     def close(self) -> None:
-        """End the conversation with the shards. A model that is used again opens it again."""
+        """Close the connection. Tables on servers stay; tables in this process end, and later calls raise."""
         self.door.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy has the same tables: threads train on them, and an evaluation reads them."""
+        """Copy for another thread, which trains the same tables; :func:`uneven.run.threads.twins.twin` calls it.
+
+        Raises:
+            ConfigError: any other copy; the parameters of a twin share their memory with the model's.
+        """
+        anchor = memo.get(id(self.anchor))
+        if anchor is None or anchor.data_ptr() != self.anchor.data_ptr():
+            self.__reduce__()
         copied = type(self).__new__(type(self))
         nn.Module.__init__(copied)
-        copied.door, copied.uneven_part = self.door, self.uneven_part
-        copied.training = self.training
+        copied.door, copied.uneven_part, copied.anchor = self.door, self.uneven_part, anchor
+        copied.in_state_dict, copied.training = self.in_state_dict, self.training
         memo[id(self)] = copied
         return copied
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            f"{type(self).__name__}: its rows are on servers, so copy and pickle cannot copy them; copy the dense "
+            f"layers alone, or load model.state_dict() into a model with a new collection"
+        )
 
     def extra_repr(self) -> str:
         """The tables."""
@@ -243,11 +293,11 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, values: Tensor, asked: AskedRows, door: TableDoor) -> Tensor:
-        ctx.asked, ctx.door = asked, door
+        ctx.asked, ctx.door, ctx.zero = asked, door, torch.zeros_like(anchor)
         return values
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         ctx.door.give(ctx.asked, gradient.contiguous().float().numpy())
-        return None, None, None, None
+        return ctx.zero, None, None, None

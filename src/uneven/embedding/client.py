@@ -87,13 +87,13 @@ class TableClient:
             self._post(shard, Say.GRADIENT, bags, asked.versions[shard])
 
     def write(self, shard: int, bags: Bags) -> None:
-        """Set rows; Adagrad's sums of them begin anew."""
+        """Set rows, and their Adagrad sums to the weights; without weights the sums begin again."""
         self._post(shard, Say.WRITE, (bags,), 0)
 
-    def rows(self, shard: int, bags: Bags) -> Floats:
-        """Rows as they are; shape (bags, width)."""
+    def rows(self, shard: int, bags: Bags, kind: Say = Say.READ) -> Floats:
+        """Rows as they are, shape (bags, width); with ``Say.SUMS`` their Adagrad sums, shape (bags, 1)."""
         with self._changed:
-            numbers = {shard: self._request(shard, Say.READ, (bags,))}
+            numbers = {shard: self._request(shard, kind, (bags,))}
         values = self.outcome(numbers, "a lookup")[shard].bags[0].values
         assert values is not None
         return values

@@ -44,9 +44,7 @@ class RowwiseAdagrad:
         _positive("RowwiseAdagrad", lr=self.lr, eps=self.eps)
         first = self.initial_accumulator_value
         if not (isinstance(first, int | float) and 0 <= first <= _MOST_FLOAT32):
-            raise ConfigError(
-                f"RowwiseAdagrad(initial_accumulator_value={first!r}): give a finite float32, 0 or more"
-            )
+            raise ConfigError(f"RowwiseAdagrad(initial_accumulator_value={first!r}): give a finite float32, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from uneven.embedding import wire
@@ -73,7 +72,7 @@ class TableDoor:
         self.spec = spec
         self._features = spec.features
         self.timeout_s = 300.0
-        self.scale: Callable[[], float] = everything
+        self.scale: Callable[[], float] = lambda: 1.0
         self._alone = shards
         self._halves = halves
         self._unpooled = unpooled
@@ -82,6 +81,7 @@ class TableDoor:
         self._client: TableClient | None = None
         self._ahead: deque[_Ahead] = deque()
         self._closing: Callable[[], object] = lambda: None
+        self._ended = False
 
     @property
     def client(self) -> TableClient:
@@ -93,14 +93,13 @@ class TableDoor:
         with self._opening:
             return self._client or self._open()
 
-    def ask(self, ids: Any) -> AskedRows:
-        """A batch's numbers; those that :meth:`ahead` has asked for, if they are these. Without gradients it is no
-        sighting of an id."""
+    def ask(self, ids: Any, *, learning: bool) -> AskedRows:
+        """Ask for a batch's rows, or return what :meth:`ahead` asked for, if the ids are the same."""
         if (found := self._asked(lambda one: one.given is ids and one.changes == _changes(ids))) is not None:
             return found
         read = self.read(ids)
         found = self._asked(lambda one: one.read.same(read))
-        return found or self.client.ask(self._router.route(read), learning=torch.is_grad_enabled())
+        return found or self.client.ask(self._router.route(read), learning=learning)
 
     def measured(self) -> MeasuredTables:
         """What the next run's tables can be placed by."""
@@ -123,15 +122,20 @@ class TableDoor:
                     return one.asked
         return None
 
-    def ahead(self, ids: Any) -> None:
-        """Ask now for a batch whose numbers are needed later."""
+    def ahead(self, ids: Any, *, learning: bool) -> None:
+        """Ask now for a batch whose rows are needed later."""
         read = self.read(ids)
-        asked = self.client.ask(self._router.route(read))
+        asked = self.client.ask(self._router.route(read), learning=learning)
         with self._opening:
             self._ahead.append(_Ahead(ids, _changes(ids), read, asked))
-            unused = self._ahead.popleft().asked if len(self._ahead) > _MOST_AHEAD else None
-        if unused is not None:
-            unused.drop()
+        self.drop_ahead(_MOST_AHEAD)
+
+    def drop_ahead(self, most: int = 0) -> None:
+        """Drop the oldest batches that were asked for ahead, except ``most``."""
+        with self._opening:
+            unused = [self._ahead.popleft().asked for _ in range(len(self._ahead) - most)]
+        for one in unused:
+            one.drop()
 
     def give(self, asked: AskedRows, gradient: Floats) -> None:
         """The gradient of a batch's numbers, shape (batch, width)."""
@@ -154,8 +158,9 @@ class TableDoor:
             self._client.leave()
 
     def close(self) -> None:
-        """End the conversation, and the shards that are here. The next question opens it again."""
+        """Close the connection, and end the shards in this process. The next request connects to servers again."""
         with self._opening:
+            self._ended |= self._client is not None
             self._client = None
             self._ahead.clear()
         self._closing()
@@ -184,17 +189,14 @@ class TableDoor:
                 f"{world.size} workers and no table servers: each would train tables of its own; start the script with "
                 f"`uneven run --tables 1`, or more"
             )
+        if self._ended:
+            raise ConfigError("the tables were closed, and their rows ended with them: call tables.close() last")
         folder = TemporaryFolder(SHARD_FOLDER)
         stack.callback(folder.remove)
         make_keys(folder.path)
         for number in range(self._alone):
             stack.callback(TableHost(folder.path, number, 1).close)
         return folder.path, self._alone
-
-
-def everything() -> float:
-    """What a gradient counts outside of a session: all of it."""
-    return 1.0
 
 
 def _changes(ids: Any) -> Any:

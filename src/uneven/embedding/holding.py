@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from uneven.embedding.config import RowwiseAdagrad, Table, TableSpec
 from uneven.embedding.growing import IdMap, Ids64, begin_by_id
-from uneven.embedding.place import RowGroup, RowRange, TablePlan, groups_of
+from uneven.embedding.place import RowGroup, RowRange, groups_of
 from uneven.embedding.rows import Floats, Ids, begin, zeros
 from uneven.errors import ConfigError
 
@@ -59,9 +59,9 @@ class ShardSpec:
             raise ConfigError(f"no description of a shard: {error!r}") from error
 
 
-def specs(tables: TableSpec, plan: TablePlan) -> tuple[ShardSpec, ...]:
+def specs(tables: TableSpec, plan: Sequence[tuple[RowRange, ...]]) -> tuple[ShardSpec, ...]:
     """What each shard is told."""
-    return tuple(ShardSpec(tables, ranges) for ranges in plan.shards)
+    return tuple(ShardSpec(tables, ranges) for ranges in plan)
 
 
 class HeldRange(NamedTuple):
@@ -138,10 +138,10 @@ class Holding:
         optimizer = self.spec.tables.optimizer
         return optimizer.initial_accumulator_value if isinstance(optimizer, RowwiseAdagrad) else 0.0
 
-    def begin_sums(self, group: int, rows: Ids | Ids64) -> None:
-        """Adagrad's sums of some rows of a group begin anew."""
+    def begin_sums(self, group: int, rows: Ids | Ids64, sums: Floats | None = None) -> None:
+        """Set Adagrad's sums of some rows of a group; None for the sum that a new row has."""
         if len(self.sums[group]):
-            self.sums[group][rows] = self.first_sum
+            self.sums[group][rows] = self.first_sum if sums is None else sums
 
     def __iter__(self) -> Iterator[HeldRange]:
         """The ranges, group by group."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from uneven.embedding.client import TableStats
-from uneven.embedding.door import TableDoor, everything
+from uneven.embedding.door import TableDoor
 from uneven.run.part import Part, Run
 
 
@@ -18,6 +18,7 @@ class TablesPart(Part):
     def __init__(self, door: TableDoor) -> None:
         self._door = door
         self._run: Run | None = None
+        self._tables: Any = None  # the collection, while a session is open
 
     @property
     def name(self) -> str:
@@ -27,12 +28,13 @@ class TablesPart(Part):
     def attach(self, run: Run) -> None:
         """Meet the shards: what cannot be is said before the training begins."""
         self._run = run
+        self._tables = next(one for one in run.model.modules() if getattr(one, "uneven_part", None) is self)
         self._door.scale = partial(_counts, run)
         _ = self._door.client
 
     def batch_read(self, ids: Any) -> None:
         """Ask for its rows."""
-        self._door.ahead(ids)
+        self._door.ahead(ids, learning=self._tables.anchor.requires_grad)
 
     def evaluated(self) -> AbstractContextManager[None]:
         """All that any worker has given is in the rows before a model is evaluated."""
@@ -60,7 +62,7 @@ class TablesPart(Part):
 
     def close(self) -> None:
         """The others no longer wait for this worker."""
-        self._run, self._door.scale = None, everything
+        self._run, self._tables, self._door.scale = None, None, lambda: 1.0
         self._door.leave()
 
 

@@ -71,17 +71,6 @@ class MeasuredTables:
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan:
-    """Where all rows are.
-
-    Attributes:
-        shards: the ranges of each shard, in the order in which it holds them.
-    """
-
-    shards: tuple[tuple[RowRange, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RowGroup:
     """Rows of one width on one shard, as one array; or of one table that grows.
 
@@ -126,8 +115,8 @@ def place(
     speeds: Sequence[float] | None = None,
     lookups: Mapping[str, float] | None = None,
     most_bytes: int | None = None,
-) -> TablePlan:
-    """Divide tables among shards.
+) -> tuple[tuple[RowRange, ...], ...]:
+    """Divide tables among shards; return the ranges of each shard, in the order in which it holds them.
 
     Args:
         speeds: of the shards, in any unit; all alike by default.
@@ -167,7 +156,7 @@ def place(
         bins[least].append(part)
         loads[least] += cost(part)
         room[least] -= need
-    return TablePlan(tuple(tuple(sorted(each)) for each in bins))
+    return tuple(tuple(sorted(each)) for each in bins)
 
 
 def _cost(table: Table, lookups: Mapping[str, float]) -> float:

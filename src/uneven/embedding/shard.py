@@ -163,7 +163,7 @@ class TableShard:
             trainer.left = True
             return self._wake()
         trainer.left &= m.kind is Say.PING
-        if m.kind in (Say.LOOKUP, Say.READ):
+        if m.kind in (Say.LOOKUP, Say.READ, Say.SUMS):
             return [self._pooled(m, self.holding, trainer)]
         if m.kind in CHANGING:
             return self._change(m, self.holding, trainer)
@@ -275,9 +275,12 @@ class TableShard:
         for one in m.bags:
             group = self._group(one, holding)
             assert one.ids is not None  # as the wire has seen
-            values = self.kernels.lookup(holding.rows[group], _found(one, holding, counted=m.kind is Say.LOOKUP))
+            rows = holding.sums[group][:, None] if m.kind is Say.SUMS else holding.rows[group]
+            if not len(rows):  # SGD keeps no sums
+                raise Refused(Refusal.ROW)
+            values = self.kernels.lookup(rows, _found(one, holding, counted=m.kind is Say.LOOKUP))
             found = self.kernels.halved(values) if m.halves else values
-            answers.append(Bags(one.group, one.width, one.count, values=found))
+            answers.append(Bags(one.group, rows.shape[1], one.count, values=found))
             self.counts["rows"] += len(one.ids)
         self.counts["lookups"] += 1
         return self._to(m, Say.POOLED, sequence=trainer.sequence, bags=tuple(answers))
@@ -299,7 +302,7 @@ class TableShard:
                 self.kernels.update(rows, sums, one, values, optimizer)
             else:
                 rows[one.ids] = values
-                holding.begin_sums(group, one.ids)
+                holding.begin_sums(group, one.ids, one.weights)
         if m.kind is Say.GRADIENT:
             self.staleness[min(max(0, self.version - m.version), MOST_STALE)] += 1
         self.version += 1

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from uneven.embedding.config import Table
 from uneven.embedding.door import TableDoor
 from uneven.embedding.place import RowRange
 from uneven.embedding.rows import Bags
+from uneven.embedding.wire import Say
 from uneven.errors import ConfigError
 
+_KEY = "embedding_bags.{}.{}"
 _NUMBERS = 1 << 20
 """In one block."""
 
 
-def read_tables(door: TableDoor) -> Iterator[tuple[str, int, Tensor]]:
-    """Table, first row, rows of shape (n, dim)."""
+def read_tables(door: TableDoor, kind: Say = Say.READ) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield table, first row, rows of shape (n, dim); with ``Say.SUMS`` Adagrad's sums, shape (n, 1)."""
     for shard, group, part, base in _ranges(door):
         table = door.spec.tables[part.table]
         if table.grows:
             continue
         for start, stop in _blocks(part.rows, table.dim):
-            rows = door.client.rows(shard, _bags(group, table.dim, base + start, base + stop))
+            rows = door.client.rows(shard, _bags(group, table.dim, base + start, base + stop), kind)
             yield table.name, part.start + start, torch.from_numpy(rows.copy())
 
 
@@ -46,15 +50,53 @@ def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(table))
 
 
-def write_table(door: TableDoor, number: int, weight: Tensor) -> None:
-    """Make a table these rows; shape (rows, dim)."""
-    values = weight.detach().float().contiguous().numpy()
-    dim = values.shape[1]
+def read_state(door: TableDoor, *, sums: bool = False) -> dict[str, Tensor]:
+    """Read the tables that do not grow: ``embedding_bags.<table>.weight``, shape (rows, dim); and Adagrad's sums:
+    ``embedding_bags.<table>.sum``, shape (rows,)."""
+    found: dict[str, Tensor] = {}
+    shapes = _shapes(door.spec.tables)
+    for kind, what in ((Say.READ, "weight"), (Say.SUMS, "sum"))[: 1 + sums]:
+        for name, start, block in read_tables(door, kind):
+            key = _KEY.format(name, what)
+            if key not in found:
+                found[key] = torch.empty(shapes[key])
+            into = found[key][start : start + len(block)]
+            into.copy_(block.view_as(into))
+    return found
+
+
+def misfits(tables: Sequence[Table], state: Mapping[str, Tensor]) -> tuple[list[str], list[str], list[str]]:
+    """Return the keys that a state lacks, the keys that it has in addition, and messages about what cannot load."""
+    growing = (one.name for one in tables if one.grows)
+    wrong = [f"table {name!r} grows; save() and restore() keep which id has which row" for name in growing]
+    shapes = _shapes(tables)
+    for key in (one for one in shapes if one in state):
+        if state[key].shape != shapes[key]:
+            wrong.append(f"{key} has the shape {tuple(state[key].shape)}, the table has {shapes[key]}")
+        elif not state[key].isfinite().all():
+            wrong.append(f"{key} has a NaN or an infinity")
+    missing = [key for key in shapes if key.endswith(".weight") and key not in state]
+    return missing, [key for key in state if key not in shapes], wrong
+
+
+def write_state(door: TableDoor, state: Mapping[str, Tensor]) -> None:
+    """Set the tables that a state has, and their Adagrad sums; sums that it does not have begin again."""
+    known = [key for key in _shapes(door.spec.tables) if key in state]
+    arrays = {key: np.ascontiguousarray(state[key].detach().to("cpu", torch.float32).numpy()) for key in known}
     for shard, group, part, base in _ranges(door):
-        if part.table == number:
-            for start, stop in _blocks(part.rows, dim):
-                rows = np.ascontiguousarray(values[part.start + start : part.start + stop])
-                door.client.write(shard, _bags(group, dim, base + start, base + stop, rows))
+        table = door.spec.tables[part.table]
+        key, sums = _KEY.format(table.name, "weight"), arrays.get(_KEY.format(table.name, "sum"))
+        for start, stop in _blocks(part.rows, table.dim) if key in arrays else ():
+            some = slice(part.start + start, part.start + stop)
+            rows, weights = arrays[key][some], None if sums is None else sums[some]
+            bags = _bags(group, table.dim, base + start, base + stop)
+            door.client.write(shard, replace(bags, values=rows, weights=weights))
+
+
+def _shapes(tables: Sequence[Table]) -> dict[str, tuple[int, ...]]:
+    fixed = [one for one in tables if not one.grows]
+    weights = {_KEY.format(one.name, "weight"): (one.held, one.dim) for one in fixed}
+    return weights | {_KEY.format(one.name, "sum"): (one.held,) for one in fixed}
 
 
 def _ranges(door: TableDoor) -> Iterator[tuple[int, int, RowRange, int]]:
@@ -70,5 +112,5 @@ def _blocks(rows: int, dim: int) -> Iterator[tuple[int, int]]:
     return ((start, min(rows, start + each)) for start in range(0, rows, each))
 
 
-def _bags(group: int, dim: int, start: int, stop: int, values: np.ndarray | None = None) -> Bags:
-    return Bags(group, dim, stop - start, np.arange(start, stop, dtype=np.int32), 1, values=values)
+def _bags(group: int, dim: int, start: int, stop: int) -> Bags:
+    return Bags(group, dim, stop - start, np.arange(start, stop, dtype=np.int32), 1)

@@ -26,7 +26,7 @@ from uneven.embedding.rows import Bags
 from uneven.server.wire import PIECE_BYTES, Refusal, Refused
 
 MAGIC = b"UNET"
-VERSION = 1
+VERSION = 2
 MOST_GROUPS = 1 << 12
 MOST_NUMBERS = 1 << 30
 """In one array. An entry that announces more is not believed."""
@@ -45,7 +45,7 @@ class Say(IntEnum):
     OPEN = 1  # who I am, and the tables that I expect, as text
     LOOKUP = 2  # the sums of some bags
     GRADIENT = 3  # of some bags, with their ids; one step on their rows
-    WRITE = 4  # rows themselves, by id
+    WRITE = 4  # rows themselves, by id; Adagrad's sums as the weights, or they begin again
     PING = 5
     FLUSH = 6  # answer when all who are here have said so as often: then all that they gave before is in the rows
     STATS = 7
@@ -54,6 +54,7 @@ class Say(IntEnum):
     LEAVE = 10
     READ = 11  # as LOOKUP, but no sighting of an id
     NAMES = 12  # which ids have rows in the group that the text numbers
+    SUMS = 13  # as READ, of Adagrad's sums; width 1
     WELCOME = 33  # you are known; your updates up to this sequence are in the rows
     WHO = 34  # I have been started again since: greet me
     POOLED = 35
@@ -68,7 +69,7 @@ class Say(IntEnum):
 CHANGING = frozenset({Say.GRADIENT, Say.WRITE})
 """Messages that change rows, each with a sequence number."""
 
-_WITH_IDS = frozenset({Say.LOOKUP, Say.READ, Say.GRADIENT, Say.WRITE, Say.NAMED})
+_WITH_IDS = frozenset({Say.LOOKUP, Say.READ, Say.SUMS, Say.GRADIENT, Say.WRITE, Say.NAMED})
 _WITH_VALUES = frozenset({Say.GRADIENT, Say.WRITE, Say.POOLED})
 
 

@@ -109,27 +109,27 @@ TABLES = [Table("wide", 1000, 64), Table("narrow", 1000, 16), Table("long", 100_
 def test_every_row_is_on_one_shard_and_costs_are_even() -> None:
     for shards in (1, 2, 3, 7):
         found = place(TABLES, shards)
-        rows = sorted(part for each in found.shards for part in each)
+        rows = sorted(part for each in found for part in each)
         for number, table in enumerate(TABLES):
             parts = [one for one in rows if one.table == number]
             assert [one.start for one in parts] == [0, *(one.stop for one in parts[:-1])]
             assert parts[-1].stop == table.rows
-        for each in found.shards:
+        for each in found:
             for group in groups_of(TABLES, each):
                 assert group.bases[0] == 0
                 assert group.rows == sum(one.rows for one in group.ranges)
     cost = [sum(TABLES[one.table].dim * one.rows / TABLES[one.table].rows for one in each) for each in
-            place(TABLES, 2).shards]  # fmt: skip
+            place(TABLES, 2)]  # fmt: skip
     assert max(cost) <= 64, "the widest alone"
 
 
 def test_a_dear_table_is_cut_by_speed_and_a_large_one_by_room() -> None:
-    (one,), (other,) = place([Table("a", 900, 16)], 2, speeds=[2, 1]).shards
+    (one,), (other,) = place([Table("a", 900, 16)], 2, speeds=[2, 1])
     assert (one.rows, other.rows) == (600, 300)
     dear = place(TABLES, 2, lookups={"small": 100.0})
-    assert sum(one.table == 3 for each in dear.shards for one in each) == 2
+    assert sum(one.table == 3 for each in dear for one in each) == 2
     cut = place([Table("a", 1000, 15), Table("b", 10, 15)], 4, most_bytes=24_000)
-    assert max(sum(one.rows for one in each) for each in cut.shards) * 64 <= 24_000
+    assert max(sum(one.rows for one in each) for each in cut) * 64 <= 24_000
     with pytest.raises(ConfigError, match="table 'a': no shard has room"):
         place([Table("a", 1000, 15)], 2, most_bytes=24_000)
     with pytest.raises(ConfigError, match="0 shards"):

@@ -168,7 +168,7 @@ def packed(**places: int) -> list[bytes]:
         ([*packed(), b"x"], Refusal.FRAMES),
         ([packed()[0][:-1], *packed()[1:]], Refusal.HEADER),
         ([b"XXXX" + packed()[0][4:], *packed()[1:]], Refusal.MAGIC),
-        ([packed()[0][:4] + b"\x02\x00" + packed()[0][6:], *packed()[1:]], Refusal.VERSION),
+        ([packed()[0][:4] + b"\x01\x00" + packed()[0][6:], *packed()[1:]], Refusal.VERSION),
         ([packed()[0][:6] + b"\x63" + packed()[0][7:], *packed()[1:]], Refusal.KIND),
         ([packed()[0], b"", *packed()[2:]], Refusal.BYTES),
         ([packed()[0], b"\xff\xff", *packed()[2:]], Refusal.BYTES),
