@@ -53,7 +53,7 @@ COMPILE := import torch._dynamo, pytest; pytest.main(["--collect-only", "--quiet
 	@$(BIN)/python -c '$(GROUPS)' test-with > .venv/test-with.txt
 	$(BIN)/python $(INSTALL) $(OURS) --requirement .venv/test.txt
 	@touch .venv/.stamp-installed
-	@PYTHONPATH=tests/interpreter $(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
+	@$(BIN)/python -c '$(COMPILE)' > .venv/compiled.txt 2>&1 & \
 	$(BIN)/python $(INSTALL) --requirement .venv/test-with.txt && { wait $$! || true; }
 	@touch $@
 

@@ -34,11 +34,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-# Processes that tests start, and the processes of pytest-xdist, start and end sooner; see the file in that folder.
-STARTS = str(Path(__file__).parent / "interpreter")
-if STARTS not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTS, os.environ.get("PYTHONPATH")]))
-
 # A shell that starts this in the background lets it, and all that it starts, ignore Ctrl-C, which tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
