@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from uneven.data.datasets import digits
 from uneven.fleet import Ensemble, Member, accuracy
@@ -80,6 +80,15 @@ def disagrees() -> Member:
 
 def no_member() -> int:
     return 3
+
+
+def loads() -> Member:
+    """Reads the data with the workers of a DataLoader, for the scale of its first layer."""
+    x = torch.cat([image for image, _ in DataLoader(few(), batch_size=20, num_workers=2)])
+    member = make(8)
+    with torch.no_grad():
+        member.model[1].weight /= x.std()  # type: ignore[index]
+    return member
 
 
 class Deadly(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from uneven.search import Trainable, Trial
 from uneven.search.space import Params
@@ -145,6 +147,17 @@ def reads(trial: Trial) -> None:
         assert sorted(seen) == list(range(90)), sorted(seen)
         assert sum(len(y) for _, y in trial.validation(7)) == 20
         trial.report(score=digest)
+
+
+def loads(trial: Trial) -> None:
+    """Reads a DataLoader; its process is killed once, while the two workers of the loader run."""
+    total = 0.0
+    for x, _ in DataLoader(Numbers(8), batch_size=2, num_workers=2):
+        total += float(x.sum())
+        if not Path(str(trial["noted_in"])).exists():
+            _note(trial, " ".join(str(child.pid) for child in multiprocessing.active_children()))
+            os.kill(os.getpid(), signal.SIGKILL)
+    trial.report(score=total)
 
 
 def learns(trial: Trial) -> None:

@@ -62,7 +62,6 @@ class Child(Watched):
         heard: called with this process and each message of it.
         ended: called with this process once when it has ended, unless it was told to.
         imported: modules that the process finds imported, if it is the first that this program starts.
-        daemon: it may start no processes of its own.
 
     Raises:
         ConfigError: the arguments cannot be pickled.
@@ -79,7 +78,6 @@ class Child(Watched):
         heard: Callable[[Child, Any], None],
         ended: Callable[[Child], None],
         imported: Sequence[str] = IMPORTED,
-        daemon: bool = True,
     ) -> None:
         super().__init__(events.awake)
         self.name = name
@@ -92,7 +90,7 @@ class Child(Watched):
         self._line, other = context.Pipe()
         _limit(self._line)
         self.process = context.Process(  # type: ignore[attr-defined]
-            target=_begin, args=(target, other, *arguments), name=name, daemon=daemon
+            target=_begin, args=(multiprocessing.get_start_method(), target, other, *arguments), name=name, daemon=True
         )
         try:
             self.process.start()
@@ -209,9 +207,17 @@ def unsendable(name: str, error: Exception) -> ConfigError:
     )
 
 
-def _begin(target: Callable[..., None], line: Connection, *arguments: Any) -> None:
-    """In the new process: end quietly when the other one is gone, and leave Ctrl-C to it."""
+def _begin(method: str, target: Callable[..., None], line: Connection, *arguments: Any) -> None:
+    """In the new process: end quietly when the other one is gone, and leave Ctrl-C to it.
+
+    Args:
+        method: how the program that started this process starts others by default.
+    """
     os.setsid()
+    # A DataLoader in here starts its workers as it does in the user's program; they end with this process group.
+    # The program still counts this process as a daemon, and ends it when it ends.
+    multiprocessing.current_process().daemon = False
+    multiprocessing.set_start_method(method, force=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Finalize(None, _end_the_others, exitpriority=-1)  # once it has waited for those that it waits for by itself
     threading.Thread(target=_end_with_the_other, args=(line.fileno(),), daemon=True).start()

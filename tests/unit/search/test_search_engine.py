@@ -100,6 +100,19 @@ def test_who_crashes_is_tried_again_from_its_last_state_and_who_diverges_is_not(
     assert outcome(again) == outcome(result)
 
 
+def test_a_trial_reads_with_workers_that_end_with_it(tmp_path: Path) -> None:
+    noted = tmp_path / "noted"
+    result = run(functions.loads, tmp_path / "run", {"noted_in": str(noted)}, max_failures=1, devices=1)
+    assert (result.best.status, result.best.metric) == ("terminated", sum(range(8))), result.best.why
+    workers = [int(pid) for pid in noted.read_text().split()]
+    assert len(workers) == 2
+    _wait(lambda: not any(map(_runs, workers)))
+
+
+def _runs(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 def test_settings_are_asked_for_while_training(tmp_path: Path) -> None:
     result = run(functions.asks, tmp_path, trials=3)
     assert all({"momentum", "layers", "kind"} == set(row.params) for row in result.rows)
