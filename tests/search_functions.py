@@ -22,6 +22,10 @@ def trivial(trial: Trial) -> None:
     trial.report(score=trial["x"])
 
 
+def scaled(trial: Trial, factor: float) -> None:
+    trial.report(score=factor * trial["x"])  # type: ignore[operator]
+
+
 def climbs(trial: Trial) -> None:
     """A real model that really learns, bit for bit the same on each machine; nine steps."""
     torch.manual_seed(trial.seed)

@@ -12,6 +12,7 @@ from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
 from uneven.core.text import printable
 from uneven.fleet.member.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
+from uneven.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
     from uneven.fleet import Result
@@ -72,12 +73,12 @@ def command(
 
     tools = trackers(log_to)  # one that is missing is said now
     asked = ensemble_file.read(ensemble)
-    where = Path("runs") / ensemble.stem if directory is None else directory
+    where = DefaultFolder(f"runs/{ensemble.stem}") if directory is None else directory
     options = fleet.Options(batch_rule=batch_rule, timeout_s=timeout)
     try:
         result = fleet.train(asked, devices=devices_named(devices), directory=where, options=options, engine=engine)
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; the same command goes on after the last finished pass, kept in {where}", err=True)
+        typer.echo("\nstopped; the same command continues after the last finished pass", err=True)
         raise typer.Exit(130) from None
     print(printable(str(result)))
     for tool in tools:

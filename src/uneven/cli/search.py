@@ -12,6 +12,7 @@ import typer
 from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
 from uneven.core.text import printable
 from uneven.errors import ConfigError
+from uneven.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
     from uneven.search import SearchResult
@@ -29,7 +30,7 @@ What = Annotated[
 Directory = Annotated[
     Path | None,
     typer.Option(
-        "--directory", help="Where events and states lie. [default: runs/NAME of the file]", show_default=False
+        "--directory", help="For events and states. [default: runs/NAME of the file]", show_default=False
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--trials", help="How many are tried, instead of what the file says.")]
@@ -107,12 +108,12 @@ def _searched(file: Path, devices: str | int | list[str], engine: str, more: dic
     from uneven import search
     from uneven.search import search_file
 
-    given = {"directory": Path("runs") / file.stem, **search_file.read(file)}
+    given = {"directory": DefaultFolder(f"runs/{file.stem}"), **search_file.read(file)}
     given |= {name: value for name, value in more.items() if value is not None}
     try:
         return search.run(**given, devices=devices, engine=engine)
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; the same command goes on with what is kept in {given['directory']}", err=True)
+        typer.echo("\nstopped; the same command continues the search", err=True)
         raise typer.Exit(130) from None
 
 

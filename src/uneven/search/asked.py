@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.jobs.begun import DefaultFolder
 from uneven.jobs.devices import Devices
 from uneven.registry import describe
 from uneven.search.placing import Placer, placing_named
@@ -46,7 +47,8 @@ class SearchOptions(TypedDict, total=False):
         engine: "local", the default, or "ray" for the devices of a Ray cluster.
         warm_start: directories of earlier searches for the same metric; a searcher that learns, such as "optuna:tpe",
             is told the results of their trials that lie in this space.
-        directory: where events and states lie; by default ``runs/`` and the function's name.
+        directory: for events and states; by default ``runs/`` and the function's name, with a number behind it if other
+            code has finished a search there.
         timeout_s: a trial that reports nothing for so long hangs, and has failed; by default it is waited for.
         progress: show on the terminal what goes on, the default.
     """
@@ -112,9 +114,9 @@ class SearchPlan:
         given = [self.warm_start] if isinstance(self.warm_start, str | Path) else self.warm_start
         return [Path(one).absolute() for one in given]
 
-    def where(self, name: str) -> Path:
+    def folder(self, name: str) -> str | Path:
         """The directory of a search for a function of this name."""
-        return (Path("runs") / name if self.directory is None else Path(self.directory)).absolute()
+        return DefaultFolder(f"runs/{name}") if self.directory is None else self.directory
 
     def kept(self) -> dict[str, Any]:
         """What must be the same when the search goes on."""

@@ -9,7 +9,9 @@ from typing import Any, Unpack
 
 from uneven.errors import ConfigError
 from uneven.jobs import Stop
+from uneven.jobs.begun import Begun, folder_for
 from uneven.jobs.call import IMPORTED
+from uneven.jobs.code import code_of, named
 from uneven.jobs.engines import place_for
 from uneven.search.asked import SearchOptions, SearchPlan, check_names, part_of
 from uneven.search.core import SearchCore
@@ -37,7 +39,8 @@ def run(
     """Find out which settings are worth training.
 
     Stop it at any moment, by Ctrl-C or by ``kill -9``; the same call goes on where it was, with the scheduler's memory,
-    on as many devices as there are then. A trial that was running goes on from its last state.
+    on as many devices as there are then. A trial that was running goes on from its last state. The same call for a
+    search that has finished returns its result. A search never continues with changed code.
 
     Args:
         train: a function of a :class:`~uneven.search.trial.Trial` that reports, or a
@@ -50,7 +53,7 @@ def run(
     Raises:
         ConfigError: something that cannot be used, before anything is trained.
         TrainingError: no process comes to train, or the metric is never reported.
-        CheckpointError: the directory holds a search that was asked for something else.
+        CheckpointError: the directory holds a search that was asked for something else, or of other code.
         DataError: a sample that cannot be read or transformed, by its number.
         KeyboardInterrupt: it was asked to stop.
     """
@@ -61,23 +64,28 @@ def run(
     if plan.placing == Placing.FLOTILLAS.value:
         _check_several(plan, read)
     core = SearchCore(terms, Space(space), schedulers.resolve(plan.scheduler), searchers.resolve(plan.searcher))
-    same = {"space": core.space.to_plain(), "train": f"{train.__module__}.{train.__qualname__}"}
-    where = plan.where(train.__name__)
+    function = named(train)
+    same = {"space": core.space.to_plain(), "train": f"{function.__module__}.{function.__qualname__}"}
+    code, limits = code_of({"train": train, **read.code()}, train), {"trials": terms.trials, "target": terms.target}
+    where = folder_for(plan.folder(function.__name__), "search", code).absolute()
     with (
         closing(place_for(plan.engine, plan.devices, _IMPORTED)) as place,
         kept(where, terms.kept() | read.kept() | plan.kept() | same, core) as new,
         (live if plan.progress else silent)(metric) as show,
     ):
+        begun = Begun(where, "search", code, () if new else code)
         if new and plan.earlier:
             core.learn(results_of(plan.earlier, terms, core.space))
-        place.enter(where)
-        with Stop() as stop:
-            pool = Pool(core, place, where, pickled, plan.placer, timeout_s=plan.timeout_s)
-            pool.show = _watched(pool, stop, show)
-            pool.data = read.shared(place, core, pool.tell)
-            pool.run()
-    if stop.requests:
-        raise KeyboardInterrupt
+        if not begun.over(**limits):
+            place.enter(where)
+            with Stop() as stop:
+                pool = Pool(core, place, where, pickled, plan.placer, timeout_s=plan.timeout_s)
+                pool.show = _watched(pool, stop, show)
+                pool.data = read.shared(place, core, pool.tell)
+                pool.run()
+            if stop.requests:
+                raise KeyboardInterrupt
+            begun.finish(**limits)
     core.close()
     return SearchResult(core, where)
 

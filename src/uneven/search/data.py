@@ -58,6 +58,10 @@ class TrialData:
         """What must be the same when the search goes on."""
         return {"data": [len(self.data), self._validates, self.chunk]} if self.data is not None else {}
 
+    def code(self) -> dict[str, Any]:
+        """What must have the same code when the search goes on."""
+        return {one: getattr(self, one) for one in ("data", "transform", "validate", "validate_transform")}
+
     def shared(self, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> SharedData | None:
         """The data at work, None if there are none.
 

@@ -80,7 +80,7 @@ def test_the_exit_code_tells_trained_from_failed_from_stopped(
     assert code("failed", "failed") == 1
     assert "the others" not in capfd.readouterr().err
     assert code("trained", "trained", stopped=True) == 130
-    assert "the same command goes on after the last finished pass, kept in runs/two" in capfd.readouterr().err
+    assert "the same command continues after the last finished pass" in capfd.readouterr().err
     assert code("trained", "trained", "--timeout", "0.1") == 2
     assert "timeout_s=0.1: at least 1 s" in capfd.readouterr().err
 

@@ -102,6 +102,9 @@ if __name__ == "__main__":
         _, alive = psutil.wait_procs(below, timeout=20)
         assert alive == []  # before the block ends all that is left
     assert 0 < engine_state.load(tmp_path / "run", asked(4)).passes < 8
+    with pytest.raises(CheckpointError, match=r"has not finished.*function fleet_members.slow_jitter"):
+        train(tmp_path / "run", 4)
+    (tmp_path / "run" / "code.json").unlink()  # to resume with other code
     resumed = train(tmp_path / "run", 4)
     for name in RATES:
         assert len(resumed.state.members[name].epochs) == 4
@@ -148,8 +151,10 @@ def test_members_that_fail_or_die_hold_nobody_up(tmp_path: Path) -> None:
 
 def test_what_a_broken_sample_leaves_is_kept(tmp_path: Path) -> None:
     train(tmp_path, 1)
+    (tmp_path / "code.json").unlink()
     with pytest.raises(DataError, match="sample 0 of the training set"):
         train(tmp_path, 2, transform=members.fails_always)
+    (tmp_path / "code.json").unlink()
     assert {row.epochs for row in train(tmp_path, 1).table} == {1}
 
 
@@ -185,6 +190,13 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
-def test_another_run_in_the_same_directory_is_refused(whole: fleet.Result) -> None:
+def test_another_run_in_the_same_directory_is_refused(
+    whole: fleet.Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(whole.directory, 4).table == whole.table
+    assert f"the fleet in {whole.directory} finished on 20" in capsys.readouterr().err
+    other = members.ensemble().members | {"small": partial(members.make, 9, 32)}
+    with pytest.raises(CheckpointError, match=r"finished on 20.*its code has changed since \(member small\)"):
+        train(whole.directory, 4, members=other)
     with pytest.raises(CheckpointError, match="seed = 0, this one has 7"):
         train(whole.directory, 4, seed=7)

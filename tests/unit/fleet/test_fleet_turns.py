@@ -37,7 +37,7 @@ def train(directory: Path, max_epochs: int, options: Options = OPTIONS, **given:
 def test_all_share_one_stream_and_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     everybody = EVERYBODY | {"raises": members.raises}
     train(tmp_path / "parts", 1, members=everybody)
-    parts = train(tmp_path / "parts", 2, members=everybody)
+    parts = train(tmp_path / "parts", 2, members=EVERYBODY | {"raises": members.no_member})  # it never began
     whole = train(tmp_path / "whole", 2, members=everybody)
     state = whole.state
     assert [sorted(plan) for _, plan in state.plan] == [sorted(EVERYBODY)]  # three on two slots

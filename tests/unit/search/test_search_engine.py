@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from uneven import search
 from uneven.cli import main
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnevenError, UnknownNameError
 from uneven.fleet.engine.state import locked
+from uneven.jobs.processes import import_path
 from uneven.search import search_file
 from uneven.search.control import SearchControl, tell
 from uneven.search.events import EVENTS, read_events
@@ -208,7 +210,7 @@ def test_a_search_that_is_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> 
     here = Path(__file__).parent
     script = tmp_path / "search.py"
     script.write_text(KILLED.format(tests=str(here), directory=str(directory), noted=str(noted)))
-    path = os.pathsep.join([str(here), str(here.parents[1])])
+    path = os.pathsep.join([str(here), str(here.parents[1]), import_path()])
     with Script([str(script)], env={**os.environ, "PYTHONPATH": path}) as child:
         _wait(lambda: _reports(directory) >= 8)
         family = psutil.Process(child.pid).children(recursive=True)
@@ -349,6 +351,27 @@ def test_a_directory_holds_one_search(tmp_path: Path) -> None:
     (tmp_path / EVENTS).write_text("[]\n")
     with pytest.raises(CheckpointError, match="is no event"):
         run(functions.trivial, tmp_path, space, trials=3)
+
+
+def test_a_search_that_has_finished_says_so_and_is_not_that_of_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def searched(factor: float, **given: Any) -> search.SearchResult:
+        asked = {"metric": "score", "devices": 1, "progress": False, **given}
+        return search.run(partial(functions.scaled, factor=factor), {"x": search.uniform(0, 1)}, **asked)
+
+    first = searched(1.0)
+    assert outcome(searched(1.0, devices=2)) == outcome(first)
+    assert re.search(r"uneven: the search in \S+runs/scaled finished on 20.*its result", capsys.readouterr().err)
+    with pytest.raises(CheckpointError, match=r"finished on 20.*its code has changed since \(train\)"):
+        searched(2.0, directory="runs/scaled")
+    other = searched(2.0)
+    assert other.directory == tmp_path / "runs" / "scaled-2"
+    assert other.best.metric == 2 * first.best.metric
+    assert "runs/scaled finished on" in capsys.readouterr().err
+    assert outcome(searched(1.0)) == outcome(first)
 
 
 def test_a_trial_that_hangs_has_failed(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ from uneven.fleet.stream.feed import Feed, look
 from uneven.fleet.stream.ledger import Ledger
 from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source
+from uneven.jobs.begun import Begun
 from uneven.jobs.call import IMPORTED
+from uneven.jobs.code import Code, code_of
 from uneven.jobs.devices import Devices
 from uneven.jobs.engines import place_for
 from uneven.jobs.place import Linked, Place
@@ -63,7 +65,7 @@ def run(
         TrainingError: every device was lost.
         ConfigError: devices, factories, data or options that cannot be used.
         DataError: a sample that cannot be read or transformed, by its number.
-        CheckpointError: the directory holds a run that was asked for something else.
+        CheckpointError: the directory holds a run that was asked for something else, or of other code.
     """
     jobs = _pickled(ensemble)
     asked = {
@@ -78,7 +80,10 @@ def run(
         if options.together and not place.shares_devices:
             raise ConfigError(f"together=True: a device of engine={engine!r} trains one member at a time: leave it out")
         place.enter(directory)
-        state = load(directory, asked)
+        state, code = load(directory, asked), code_in(ensemble)
+        untrained = {f"member {name}" for name, member in state.members.items() if not member.epochs}
+        trained = [name for name in code if name not in untrained] if len(untrained) < len(state.members) else ()
+        begun = Begun(directory, "fleet", code, trained)
         for member in state.members.values():  # what failed is tried again; perhaps its cause is gone
             if member.status == "failed":
                 member.status, member.why, member.deaths = "waiting", "", 0
@@ -89,7 +94,18 @@ def run(
                 member.status = "waiting"
         if any(member.status == "waiting" for member in state.members.values()):
             _Run(ensemble, place, directory, options, state, jobs, show).go()
+            if all(member.status == "trained" for member in state.members.values()):
+                begun.finish()
+        else:
+            begun.over()
     return state
+
+
+def code_in(ensemble: Ensemble) -> Code:
+    """The code that decides what members learn. The rule of convergence may change while they train."""
+    given = {name: getattr(ensemble, name) for name in ("dataset", "transform", "validate", "validate_transform")}
+    members = {f"member {name}": factory for name, factory in ensemble.members.items()}
+    return code_of({**given, "metric": ensemble.metric.of, **members}, *ensemble.members.values())
 
 
 def _more(ensemble: Ensemble, member: MemberState) -> bool:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from uneven.fleet.engine.options import Options
-from uneven.fleet.engine.run import run
+from uneven.fleet.engine.run import code_in, run
 from uneven.fleet.engine.view import live, silent
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.result import Result
+from uneven.jobs.begun import DefaultFolder, folder_for
 from uneven.jobs.devices import Devices
+
+_DIRECTORY = DefaultFolder("runs/fleet")
 
 
 def train(
     ensemble: Ensemble,
     *,
     devices: Devices = "auto",
-    directory: str | Path = "runs/fleet",
+    directory: str | Path = _DIRECTORY,
     options: Options | None = None,
     engine: str = "local",
     progress: bool = True,
@@ -24,14 +27,16 @@ def train(
     """Train every member, several at a time on shared data.
 
     Stop it at any moment, by Ctrl-C or by ``kill -9``; the same call goes on at the end of the last pass over the data,
-    and trains no member twice. A member that fails, or whose process is killed, does not hold up the others.
+    and trains no member twice. A member that fails, or whose process is killed, does not hold up the others. No member
+    is trained further with changed code.
 
     Args:
         ensemble: what to train.
         devices: "auto" for every GPU, or for a CPU slot for each core where there is none; a number of CPU slots; or
             names of devices. A member with several trains in as many processes. With Ray ``["cuda"] * 4`` names a
             kind and a number.
-        directory: where checkpoints and ``state.json`` lie.
+        directory: for checkpoints and ``state.json``; by default ``runs/fleet``, with a number behind it if other code
+            has finished a run there.
         options: buffer, planning and preprocessing; see :class:`~uneven.fleet.engine.options.Options`.
         engine: "local", or "ray" for the devices of a Ray cluster; the extra ``ray`` brings it.
         progress: show on the terminal what goes on.
@@ -44,8 +49,9 @@ def train(
         UnknownNameError: there is no such engine.
         TrainingError: every device was lost with its machine.
         DataError: a sample that cannot be read or transformed, by its number; what was trained before is kept.
-        CheckpointError: the directory holds a run that was asked for something else.
+        CheckpointError: the directory holds a run that was asked for something else, or of other code.
     """
+    where = folder_for(directory, "fleet", code_in(ensemble))
     with live(ensemble.metric.name) if progress else silent() as show:
-        state = run(ensemble, devices, Path(directory).absolute(), options or Options(), show, engine)
-    return Result(ensemble, state, Path(directory))
+        state = run(ensemble, devices, where.absolute(), options or Options(), show, engine)
+    return Result(ensemble, state, where)

@@ -1,0 +1,117 @@
+"""``code.json`` in a run's directory: the code that the run trains with, and when the run finished.
+
+With it, a start does not take the result of other code for its own, nor continue a run with other code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from uneven.core.plain import Amount, read
+from uneven.errors import CheckpointError, access
+from uneven.jobs.code import Code
+
+FILE = "code.json"
+
+
+class DefaultFolder(str):
+    """A directory that the user has not named. If other code has finished a run there, the next name is used."""
+
+
+@dataclass(slots=True)
+class _Note:
+    """The file.
+
+    Attributes:
+        finished_s: Unix time; 0 for a run that has not finished.
+        limits: of those that a later start may raise, the ones that the run finished with.
+    """
+
+    code: Code
+    finished_s: Amount = 0.0
+    limits: dict[str, Any] = field(default_factory=dict)
+
+    def changed(self, code: Code, among: Collection[str]) -> str:
+        """Name the parts that differ; empty if none does."""
+        pairs = [(self.code.get(one, {}), code.get(one, {})) for one in among]
+        names = list(dict.fromkeys(name for a, b in pairs for name in {**a, **b} if a.get(name) != b.get(name)))
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.finished_s))
+        return f"finished on {when}" if self.finished_s else "has not finished"
+
+
+class Begun:
+    """A run in a directory that this process has locked.
+
+    Args:
+        kind: such as "search".
+        code: of this start.
+        trained: names in ``code`` with which training has begun; their code must not have changed.
+
+    Raises:
+        CheckpointError: it has, or the file cannot be read or written.
+    """
+
+    def __init__(self, directory: Path, kind: str, code: Code, trained: Collection[str]) -> None:
+        self._run, self._path = f"the {kind} in {directory}", directory / FILE
+        before = _read(directory) if trained else None
+        if before is not None and (changed := before.changed(code, trained)):
+            raise CheckpointError(
+                f"{self._run} {before}, and its code has changed since ({changed}): name another directory to begin a "
+                f"new one, or delete {self._path} to continue with the new code"
+            )
+        self._note = before or _Note(code)
+        self._note.code = code
+        self._write()
+
+    def over(self, **limits: Any) -> bool:
+        """Whether the run has finished with these limits, which is printed."""
+        over = self._note.finished_s > 0 and self._note.limits == limits
+        if over:
+            _say(f"{self._run} {self._note}; this is its result. To repeat it, delete the directory or name another")
+        return over
+
+    def finish(self, **limits: Any) -> None:
+        """Note that the run has finished, and with which limits."""
+        self._note.finished_s, self._note.limits = time.time(), limits
+        self._write()
+
+    def _write(self) -> None:
+        part = self._path.with_suffix(".part")
+        with access(f"write {self._path}", CheckpointError):
+            part.write_text(json.dumps(asdict(self._note), indent=1), encoding="utf-8")
+            part.replace(self._path)
+
+
+def folder_for(directory: str | Path, kind: str, code: Code) -> Path:
+    """The directory of a run: a default one, or NAME-2, NAME-3 … if other code has finished a run there."""
+    path, number, why = Path(directory), 1, ""
+    while isinstance(directory, DefaultFolder) and (note := _read(path)) is not None and note.finished_s:
+        if not (changed := note.changed(code, {**note.code, **code})):
+            break
+        why, number = f"the {kind} in {path} {note} with other code ({changed} changed)", number + 1
+        path = Path(f"{directory}-{number}")
+    if why:
+        _say(f"{why}; this one uses {path}")
+    return path
+
+
+def _read(directory: Path) -> _Note | None:
+    path = directory / FILE
+    try:
+        with access(f"read {path}", CheckpointError):
+            return read(_Note, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {path} ({error}): delete it if the code is the same as before") from error
+
+
+def _say(text: str) -> None:
+    print(f"uneven: {text}", file=sys.stderr)

@@ -1,0 +1,207 @@
+"""Digests of the code that a run trains with.
+
+::
+
+    train ──► function m.train ──┬─► function m.step     by the names in its bytecode
+                                 ├─► class m.Net         its methods, attributes and bases
+                                 └─► m.WIDTH             a global value
+
+The same code has the same digests in every process: no digest depends on lines, comments, docstrings, addresses or the
+order of sets. Installed packages count by name only. Of a large array or list, a sample counts.
+"""
+
+from __future__ import annotations
+
+import dis
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec, resolve_name
+from itertools import islice
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from uneven.installed import FOLDER
+
+Code = dict[str, dict[str, str]]
+"""What was given, such as "train" → each part that it depends on → the part's digest."""
+
+_MOST_VALUES, _MOST_ELEMENTS, _MOST_CHARACTERS, _DEEPEST = 10_000, 1024, 2**16, 20
+_GLOBAL, _ATTRIBUTE = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
+_WRAPPED = ("__wrapped__", "fget", "fset", "fdel")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def code_of(given: Mapping[str, object], *trained: Any) -> Code:
+    """Read the code of functions, classes and other objects.
+
+    Args:
+        given: name → object.
+        trained: functions whose packages are the user's own, even if they are installed.
+    """
+    reader = _Reader({named(one).__module__.partition(".")[0] for one in trained})
+    given = {"Python": sys.implementation.cache_tag, **given}
+    return {name: reader.parts(name, value) for name, value in given.items()}
+
+
+def named(function: Any) -> Any:
+    """The function of a partial one, or the class of an object that is called: what has a module and a name."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
+class _Reader:
+    """Reads each part once, for all that depend on it."""
+
+    def __init__(self, own: set[str]) -> None:
+        self._packages = own
+        self._texts: dict[str, Callable[[], str]] = {}
+        self._read: dict[str, tuple[str, list[str]]] = {}
+        self._named: dict[str, list[object]] = {}
+        self._refers: list[str] = []
+        self._left = 0
+
+    def parts(self, name: str, value: object) -> dict[str, str]:
+        """Each part that a value depends on, itself by this name → its digest."""
+        self._texts[name] = partial(self._text, value)
+        found: dict[str, str] = {}
+        todo = [name]
+        while todo:
+            if (one := todo.pop()) not in found:
+                if one not in self._read:
+                    self._refers, self._left = [], _MOST_VALUES
+                    digest = sha256(self._texts[one]().encode(errors="surrogatepass")).hexdigest()[:16]
+                    self._read[one] = digest, self._refers
+                found[one], refers = self._read[one]
+                todo += refers
+        return found
+
+    def _refer(self, name: str, text: Callable[[], str], thing: object = None) -> str:
+        """Name a part; functions and classes of the same name get numbers."""
+        if thing is not None:
+            alike = self._named.setdefault(name, [])
+            if not any(one is thing for one in alike):
+                alike.append(thing)
+            place = next(place for place, one in enumerate(alike) if one is thing)
+            name += f" ({place + 1})" if place else ""
+        self._texts.setdefault(name, text)
+        self._refers.append(name)
+        return name
+
+    def _own(self, module: str, file: str | None) -> bool:
+        package = module.partition(".")[0]
+        if package in self._packages or file is None or package in sys.stdlib_module_names:
+            return package in self._packages
+        return FOLDER not in Path(file).parents and not {"site-packages", "dist-packages"} & {*Path(file).parts}
+
+    # ---------------------------------------------------------------- code
+    def _function(self, function: FunctionType, depth: int) -> str:
+        scope, code = function.__globals__, function.__code__
+        module = scope.get("__name__", "")
+        name = f"function {module}.{code.co_qualname}"
+        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        if not self._own(module, scope.get("__file__")):  # a decorator of a package
+            return f"{name} {self._text(getattr(function, '__wrapped__', cells), depth + 1)}"
+        rest = function.__defaults__, function.__kwdefaults__, cells, vars(function)
+        return self._refer(name, lambda: f"{self._code(code, scope)}\n{self._text(rest)}", function)
+
+    def _class(self, kind: type) -> str:
+        name = f"class {kind.__module__}.{kind.__qualname__}"
+        if not self._own(kind.__module__, getattr(sys.modules.get(kind.__module__), "__file__", None)):
+            return name
+        methods = FunctionType | classmethod | staticmethod | property
+        members = {key: one for key, one in vars(kind).items() if key[:2] != "__" or isinstance(one, methods)}
+        return self._refer(name, lambda: self._text((kind.__bases__, members)), kind)
+
+    def _code(self, code: CodeType, scope: Mapping[str, Any]) -> str:
+        """Instructions with what they name: globals of this module, and those of the user's other modules."""
+        words = [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], code.co_exceptiontable.hex()]
+        module: ModuleType | None = None
+        past: list[Any] = [0, ()]
+        for step in dis.get_instructions(code):
+            value, space = step.argval, scope if step.opname in _GLOBAL else {}
+            if module is not None and step.opname in _ATTRIBUTE:
+                space = vars(module)
+            module = None
+            if step.opname == "IMPORT_NAME":
+                self._imported(resolve_name("." * past[0] + value, scope.get("__package__")), past[1] or ())
+            past = [past[1], value]
+            if isinstance(value, str) and value in space:
+                value = space[value]
+                if not isinstance(value, FunctionType | type | ModuleType):
+                    value = self._refer(f"{space['__name__']}.{step.argval}", partial(self._text, value))
+                elif isinstance(value, ModuleType) and self._own(value.__name__, getattr(value, "__file__", None)):
+                    module = value
+            text = self._code(value, scope) if isinstance(value, CodeType) else self._text(value)
+            words.append(f"{step.opname} {text}")
+        return "\n".join(words)
+
+    def _imported(self, name: str, items: tuple[str, ...]) -> None:
+        """Refer to a module of the user's own that a function imports, as a whole."""
+        for one in (name.partition(".")[0], name, *(f"{name}.{item}" for item in items)):
+            try:
+                spec: Any = find_spec(one)
+            except (ImportError, ValueError):
+                return
+            if spec is None:
+                continue  # an item that is not a module
+            if not self._own(one, spec.origin):
+                return  # to look for parts of a package, Python would import it
+            if (code := spec.loader.get_code(one)) is not None:
+                self._refer(f"module {one}", partial(self._code, code, {"__package__": spec.parent}))
+
+    # ---------------------------------------------------------------- values
+    def _text(self, value: Any, depth: int = 0) -> str:
+        """A value in words. What lies too deep, or comes after too many values, counts by its type."""
+        self._left -= 1
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if self._left < 0 or depth > _DEEPEST:
+            return name
+        match value:
+            case None | bool() | int() | float() | complex():
+                return f"{name} {value!r}"
+            case str() | bytes() | bytearray():
+                return f"{name} {len(value)} {value[:_MOST_CHARACTERS]!r} {value[-_MOST_CHARACTERS:]!r}"
+            case ModuleType():
+                return value.__name__
+            case FunctionType():
+                return self._function(value, depth)
+            case type():
+                return self._class(value)
+            case set() | frozenset():
+                words = sorted(self._words(value, depth))
+            case dict():
+                words = sorted(self._words(value.items(), depth))
+            case _:
+                try:
+                    value = value if isinstance(value, list | tuple) else _inside(value)
+                except Exception:  # noqa: BLE001  # a class of the user's may raise anything when it is asked
+                    return name
+                words = list(self._words(value, depth))
+        return f"{name} {len(value)} {', '.join(words)}"
+
+    def _words(self, values: Any, depth: int) -> Iterator[str]:
+        return (self._text(one, depth + 1) for one in islice(values, max(0, self._left)))
+
+
+def _inside(value: Any) -> tuple[object, ...]:
+    """What an object consists of: a sample of an array, what it wraps, what pickle would send, or its words."""
+    if isinstance(value, np.ndarray) or hasattr(value, "numel"):
+        count = math.prod(value.shape)
+        if value.shape and count:
+            places = np.linspace(0, count - 1, min(count, _MOST_ELEMENTS)).astype(np.int64)
+            return str(value.dtype), [*value.shape], value[np.unravel_index(places, [*value.shape])].tolist()
+        return str(value.dtype), [*value.shape], value.tolist()
+    if wrapped := [getattr(value, name) for name in _WRAPPED if hasattr(value, name)]:
+        return (*wrapped,)
+    if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):
+        return (_ADDRESS.sub("", repr(value)),)
+    made = value.__reduce_ex__(4)
+    return *made[:3], *(list(islice(one, _MOST_VALUES)) for one in made[3:5] if one is not None)
