@@ -15,6 +15,17 @@ import torch
 from uneven.errors import CheckpointError
 
 
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's random numbers in this process.
+
+    Args:
+        seed: 0 … 2^32 − 1.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's random numbers in this process, as plain data and tensors."""
     kind, keys, place, has_gauss, gauss = np.random.get_state()

@@ -26,12 +26,7 @@ class DefaultFolder(str):
 
 @dataclass(slots=True)
 class _Note:
-    """The file.
-
-    Attributes:
-        finished_s: Unix time; 0 for a run that has not finished.
-        limits: of those that a later start may raise, the ones that the run finished with.
-    """
+    """The file: code, Unix time of the end (0 before it), and what the run finished with that a start may raise."""
 
     code: Code
     finished_s: Amount = 0.0
@@ -62,13 +57,12 @@ class Begun:
 
     def __init__(self, directory: Path, kind: str, code: Code, trained: Collection[str]) -> None:
         self._run, self._path = f"the {kind} in {directory}", directory / FILE
-        before = _read(directory) if trained else None
-        if before is not None and (changed := before.changed(code, trained)):
+        self._note = (_read(directory) if trained else None) or _Note(code)
+        if changed := self._note.changed(code, trained):
             raise CheckpointError(
-                f"{self._run} {before}, and its code has changed since ({changed}): name another directory to begin a "
-                f"new one, or delete {self._path} to continue with the new code"
+                f"{self._run} {self._note}, and its code has changed since ({changed}): name another directory to "
+                f"begin a new one, or delete {self._path} to continue with the new code"
             )
-        self._note = before or _Note(code)
         self._note.code = code
         self._write()
 
@@ -85,10 +79,15 @@ class Begun:
         self._write()
 
     def _write(self) -> None:
-        part = self._path.with_suffix(".part")
         with access(f"write {self._path}", CheckpointError):
-            part.write_text(json.dumps(asdict(self._note), indent=1), encoding="utf-8")
-            part.replace(self._path)
+            put(self._path, asdict(self._note))
+
+
+def put(path: Path, what: object) -> None:
+    """Write a file of JSON, which is there as a whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(what, indent=1), encoding="utf-8")
+    part.replace(path)
 
 
 def folder_for(directory: str | Path, kind: str, code: Code) -> Path:

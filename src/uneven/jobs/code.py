@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dis
 import math
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,8 @@ _MOST_VALUES, _MOST_ELEMENTS, _MOST_CHARACTERS, _DEEPEST = 10_000, 1024, 2**16, 
 _GLOBAL, _ATTRIBUTE = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 _WRAPPED = ("__wrapped__", "fget", "fset", "fdel")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_CLOSED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.PicklingError)
+"""What an object may raise that pickle cannot send."""
 
 
 def code_of(given: Mapping[str, object], *trained: Any) -> Code:
@@ -45,9 +48,9 @@ def code_of(given: Mapping[str, object], *trained: Any) -> Code:
         given: name → object.
         trained: functions whose packages are the user's own, even if they are installed.
     """
-    reader = _Reader({named(one).__module__.partition(".")[0] for one in trained})
+    own = {named(one).__module__.partition(".")[0] for one in trained}
     given = {"Python": sys.implementation.cache_tag, **given}
-    return {name: reader.parts(name, value) for name, value in given.items()}
+    return {name: _Reader(own).parts(name, value) for name, value in given.items()}
 
 
 def named(function: Any) -> Any:
@@ -58,41 +61,28 @@ def named(function: Any) -> Any:
 
 
 class _Reader:
-    """Reads each part once, for all that depend on it."""
-
     def __init__(self, own: set[str]) -> None:
         self._packages = own
-        self._texts: dict[str, Callable[[], str]] = {}
-        self._read: dict[str, tuple[str, list[str]]] = {}
-        self._named: dict[str, list[object]] = {}
-        self._refers: list[str] = []
+        self._alike: dict[str, dict[int, object]] = {}  # functions and classes by name, held so that ids stay theirs
+        self._parts: dict[str, Callable[[], str]] = {}
         self._left = 0
 
     def parts(self, name: str, value: object) -> dict[str, str]:
         """Each part that a value depends on, itself by this name → its digest."""
-        self._texts[name] = partial(self._text, value)
+        self._refer(name, partial(self._text, value))
         found: dict[str, str] = {}
-        todo = [name]
-        while todo:
-            if (one := todo.pop()) not in found:
-                if one not in self._read:
-                    self._refers, self._left = [], _MOST_VALUES
-                    digest = sha256(self._texts[one]().encode(errors="surrogatepass")).hexdigest()[:16]
-                    self._read[one] = digest, self._refers
-                found[one], refers = self._read[one]
-                todo += refers
+        while todo := [one for one in self._parts if one not in found]:
+            for one in todo:
+                self._left = _MOST_VALUES
+                found[one] = sha256(self._parts[one]().encode(errors="surrogatepass")).hexdigest()[:16]
         return found
 
     def _refer(self, name: str, text: Callable[[], str], thing: object = None) -> str:
-        """Name a part; functions and classes of the same name get numbers."""
-        if thing is not None:
-            alike = self._named.setdefault(name, [])
-            if not any(one is thing for one in alike):
-                alike.append(thing)
-            place = next(place for place, one in enumerate(alike) if one is thing)
-            name += f" ({place + 1})" if place else ""
-        self._texts.setdefault(name, text)
-        self._refers.append(name)
+        alike = self._alike.setdefault(name, {})
+        alike.setdefault(id(thing), thing)
+        place = [*alike].index(id(thing))
+        name += f" ({place + 1})" if place else ""
+        self._parts.setdefault(name, text)
         return name
 
     def _own(self, module: str, file: str | None) -> bool:
@@ -104,10 +94,9 @@ class _Reader:
     # ---------------------------------------------------------------- code
     def _function(self, function: FunctionType, depth: int) -> str:
         scope, code = function.__globals__, function.__code__
-        module = scope.get("__name__", "")
-        name = f"function {module}.{code.co_qualname}"
+        name = f"function {scope.get('__name__')}.{code.co_qualname}"
         cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-        if not self._own(module, scope.get("__file__")):  # a decorator of a package
+        if not self._own(str(scope.get("__name__")), scope.get("__file__")):  # a decorator of a package
             return f"{name} {self._text(getattr(function, '__wrapped__', cells), depth + 1)}"
         rest = function.__defaults__, function.__kwdefaults__, cells, vars(function)
         return self._refer(name, lambda: f"{self._code(code, scope)}\n{self._text(rest)}", function)
@@ -150,11 +139,9 @@ class _Reader:
                 spec: Any = find_spec(one)
             except (ImportError, ValueError):
                 return
-            if spec is None:
-                continue  # an item that is not a module
-            if not self._own(one, spec.origin):
-                return  # to look for parts of a package, Python would import it
-            if (code := spec.loader.get_code(one)) is not None:
+            if spec is not None and not self._own(one, spec.origin):
+                return  # Python would import a package to find its parts
+            if spec is not None and (code := spec.loader.get_code(one)) is not None:
                 self._refer(f"module {one}", partial(self._code, code, {"__package__": spec.parent}))
 
     # ---------------------------------------------------------------- values
@@ -175,17 +162,14 @@ class _Reader:
                 return self._function(value, depth)
             case type():
                 return self._class(value)
-            case set() | frozenset():
-                words = sorted(self._words(value, depth))
-            case dict():
-                words = sorted(self._words(value.items(), depth))
-            case _:
-                try:
-                    value = value if isinstance(value, list | tuple) else _inside(value)
-                except Exception:  # noqa: BLE001  # a class of the user's may raise anything when it is asked
-                    return name
-                words = list(self._words(value, depth))
-        return f"{name} {len(value)} {', '.join(words)}"
+            case set() | frozenset() | dict():
+                pairs = value.items() if isinstance(value, dict) else value
+                return f"{name} {len(value)} {', '.join(sorted(self._words(pairs, depth)))}"
+        try:
+            inner = value if isinstance(value, list | tuple) else _inside(value)
+        except _CLOSED:
+            return name
+        return f"{name} {len(inner)} {', '.join(self._words(inner, depth))}"
 
     def _words(self, values: Any, depth: int) -> Iterator[str]:
         return (self._text(one, depth + 1) for one in islice(values, max(0, self._left)))
@@ -194,11 +178,11 @@ class _Reader:
 def _inside(value: Any) -> tuple[object, ...]:
     """What an object consists of: a sample of an array, what it wraps, what pickle would send, or its words."""
     if isinstance(value, np.ndarray) or hasattr(value, "numel"):
-        count = math.prod(value.shape)
-        if value.shape and count:
+        shape = [*value.shape]
+        if shape and (count := math.prod(shape)):
             places = np.linspace(0, count - 1, min(count, _MOST_ELEMENTS)).astype(np.int64)
-            return str(value.dtype), [*value.shape], value[np.unravel_index(places, [*value.shape])].tolist()
-        return str(value.dtype), [*value.shape], value.tolist()
+            value = value[np.unravel_index(places, shape)]
+        return str(value.dtype), shape, value.tolist()
     if wrapped := [getattr(value, name) for name in _WRAPPED if hasattr(value, name)]:
         return (*wrapped,)
     if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):

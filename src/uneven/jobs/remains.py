@@ -18,6 +18,7 @@ from typing import Annotated
 import psutil
 
 from uneven.core.plain import Range, read
+from uneven.jobs.begun import put
 
 NOTE = "temporary.json"
 
@@ -41,10 +42,7 @@ def sweep(directory: Path) -> Path | None:
     left = _left_behind(note)
     if left is not None:
         shutil.rmtree(left, ignore_errors=True)  # what cannot be deleted does no harm
-    part = note.with_suffix(".part")
-    mine = _Note(util.get_temp_dir(), os.getpid(), psutil.Process().create_time())
-    part.write_text(json.dumps(asdict(mine)), encoding="utf-8")
-    part.replace(note)
+    put(note, asdict(_Note(util.get_temp_dir(), os.getpid(), psutil.Process().create_time())))
     return left
 
 

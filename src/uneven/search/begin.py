@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any, Unpack
 
 from uneven.errors import ConfigError
@@ -17,7 +17,7 @@ from uneven.search.asked import SearchOptions, SearchPlan, check_names, part_of
 from uneven.search.core import SearchCore
 from uneven.search.data import TrialData
 from uneven.search.earlier import results_of
-from uneven.search.engine import Pool, SearchSnapshot
+from uneven.search.engine import Pool
 from uneven.search.events import kept
 from uneven.search.placing import Placing
 from uneven.search.records import SearchTerms
@@ -26,7 +26,7 @@ from uneven.search.schedulers import schedulers
 from uneven.search.searchers import searchers
 from uneven.search.space import Domain, Plain, Space
 from uneven.search.trial import Trainable, Trial
-from uneven.search.view import live, silent
+from uneven.search.view import live
 
 _IMPORTED = (*IMPORTED, "uneven.search.worker", "uneven.fleet.stream.preprocess")
 
@@ -71,7 +71,7 @@ def run(
     with (
         closing(place_for(plan.engine, plan.devices, _IMPORTED)) as place,
         kept(where, terms.kept() | read.kept() | plan.kept() | same, core) as new,
-        (live if plan.progress else silent)(metric) as show,
+        live(metric) if plan.progress else nullcontext(lambda moment: None) as show,
     ):
         begun = Begun(where, "search", code, () if new else code)
         if new and plan.earlier:
@@ -79,8 +79,7 @@ def run(
         if not begun.over(**limits):
             place.enter(where)
             with Stop() as stop:
-                pool = Pool(core, place, where, pickled, plan.placer, timeout_s=plan.timeout_s)
-                pool.show = _watched(pool, stop, show)
+                pool = Pool(core, place, where, pickled, plan.placer, stop, show, plan.timeout_s)
                 pool.data = read.shared(place, core, pool.tell)
                 pool.run()
             if stop.requests:
@@ -97,14 +96,6 @@ def _check_several(plan: SearchPlan, read: TrialData) -> None:
         raise ConfigError(
             f'placing="flotillas" with engine="{plan.engine}": a trial has one device there; leave placing out'
         )
-
-
-def _watched(pool: Pool, stop: Stop, show: Callable[[SearchSnapshot], None]) -> Callable[[SearchSnapshot], None]:
-    def look(moment: SearchSnapshot) -> None:
-        pool.stopped = stop.requests > 0
-        show(moment)
-
-    return look
 
 
 def _pickled(train: Train) -> bytes:

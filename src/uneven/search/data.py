@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from uneven.jobs.place import Linked, Place, ProcessLine
 from uneven.search.core import SearchCore
 from uneven.search.post import TrialPost
 from uneven.search.shelf import Shelf, slots_for
-from uneven.states import random_state, set_random_state
+from uneven.states import random_state, seed_all, set_random_state
 
 DATA_BYTES = 512 * 2**20
 """Memory for prepared samples, if no more than a tenth of what is free."""
@@ -171,10 +170,7 @@ class DataReader:
         """As a preprocessor makes it, here."""
         began_s, kept = time.process_time(), random_state()
         chunk, source = self.stream.describe(number), self._handle.source
-        seed = self.stream.draws(number)
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
+        seed_all(self.stream.draws(number))
         places = range(chunk.start, chunk.start + chunk.size)
         indices = (
             list(places) if chunk.validates else self.stream.order(chunk.epoch)[places.start : places.stop].tolist()

@@ -18,7 +18,7 @@ from typing import Any
 
 from uneven.errors import ConfigError, TrainingError
 from uneven.fleet.engine.meeting import Meetings
-from uneven.jobs import end_all
+from uneven.jobs import Stop, end_all
 from uneven.jobs.place import Linked, Place
 from uneven.search import checkpoints
 from uneven.search.control import SearchControl
@@ -67,6 +67,7 @@ class Pool:
 
     Args:
         train: the training function, pickled.
+        stop: the pool ends when it has been asked to.
         show: called four times a second.
         timeout_s: a trial that reports nothing for so long hangs, and its process is killed.
 
@@ -80,11 +81,11 @@ class Pool:
     directory: Path
     train: bytes
     placer: Placer
-    show: Callable[[SearchSnapshot], None] = lambda moment: None
+    stop: Stop
+    show: Callable[[SearchSnapshot], None]
     timeout_s: float = math.inf
     curves: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     failure: TrainingError | None = None
-    stopped: bool = False
     data: SharedData | None = None
     own_cpu_s: float = 0.0
     _missed: dict[int, int] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class Pool:
         try:
             self._fill()
             looked_s = -math.inf
-            while not self.stopped and not self._over():
+            while not self.stop.requests and not self._over():
                 self.place.wait(LOOK_S)
                 now_s = time.monotonic()
                 if now_s - looked_s >= LOOK_S:

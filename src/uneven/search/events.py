@@ -15,6 +15,7 @@ from typing import Any
 
 from uneven.errors import CheckpointError, ConfigError
 from uneven.fleet.engine.state import locked
+from uneven.jobs.begun import put
 from uneven.search.core import Happened, SearchCore
 
 EVENTS = "events.jsonl"
@@ -60,7 +61,10 @@ def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[b
     """
     with locked(directory):
         events = read_events(directory)
-        (agree if events else _note)(directory, asked)
+        if events:
+            agree(directory, asked)
+        else:
+            put(directory / ASKED, asked)
         for event in events:
             core.apply(event)
         log = SearchLog(directory)
@@ -119,12 +123,6 @@ def asked_in(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     return asked
-
-
-def _note(directory: Path, asked: dict[str, Any]) -> None:
-    part = (directory / ASKED).with_suffix(".part")
-    part.write_text(json.dumps(asked, indent=1), encoding="utf-8")
-    part.replace(directory / ASKED)
 
 
 def _whole(path: Path) -> bytes:

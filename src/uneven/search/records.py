@@ -58,18 +58,10 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTerms:
-    """What a search was asked for.
+    """What a search was asked for; see :class:`~uneven.search.asked.SearchOptions`.
 
     Attributes:
         metric: the name under which trials report what is to be optimized.
-        mode: "max" or "min".
-        trials: how many are suggested.
-        time_attr: the reported number that says how much a trial has been trained; by default its reports are counted.
-        max_t: after so much a trial is done, whatever the scheduler says.
-        target: the search is over when a trial reaches this metric.
-        max_failures: a trial that crashes is tried so many times again.
-        nonfinite: "stop": a metric that is no finite number ends the trial; "keep" leaves it to the scheduler.
-        seed: decides all that is random.
 
     Raises:
         ConfigError: a value that makes no sense.

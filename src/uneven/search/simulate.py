@@ -59,10 +59,6 @@ class SimulatedSearch:
         if score > (self.bests[-1][2] if self.bests else -math.inf):
             self.bests.append((at_s, self.units, score))
 
-    def best_after(self, units: float) -> float:
-        """The best score after so much training of all trials; −inf before the first."""
-        return max((score for _, at, score in self.bests if at <= units), default=-math.inf)
-
 
 def simulate(
     core: SearchCore,

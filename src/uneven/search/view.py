@@ -32,12 +32,6 @@ _ORDER = {TrialStatus.RUNNING: 0, TrialStatus.PAUSED: 1, TrialStatus.PENDING: 2}
 
 
 @contextmanager
-def silent(metric: str) -> Iterator[Callable[[SearchSnapshot], None]]:
-    """Shows nothing."""
-    yield lambda moment: None
-
-
-@contextmanager
 def live(metric: str, console: Console | None = None) -> Iterator[Callable[[SearchSnapshot], None]]:
     """A table on the terminal, on the standard error; where that is no terminal, a line for each trial that ends."""
     console = console or Console(stderr=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from uneven.jobs.call import telling
@@ -16,6 +14,7 @@ from uneven.jobs.place import ProcessLine
 from uneven.search.data import DataHandle, DataReader
 from uneven.search.post import TrialPost
 from uneven.search.trial import LeaveTrial, Trainable, Trial, TrialJob, drive
+from uneven.states import seed_all
 
 Train = Callable[[Trial], Any] | type[Trainable]
 
@@ -46,9 +45,7 @@ def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> N
 
 
 def _run(post: TrialPost, function: Train, job: TrialJob, data: DataReader | None) -> None:
-    random.seed(job.seed)
-    np.random.seed(job.seed)
-    torch.manual_seed(job.seed)
+    seed_all(job.seed)
     with telling(
         lambda text: post.send(("failed", job.number, text)), lambda text: post.send(("lost", job.number, text))
     ):

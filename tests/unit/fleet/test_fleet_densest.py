@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ensembles import EQUAL, EXAMPLE
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.planning.allocate import Flotilla, create_flotilla
-from uneven.fleet.planning.densest import densest_flotilla
 from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Paradigm, Planner, Rule
+from uneven.fleet.planning.rounds import Paradigm
+from uneven_bench.fleet_plan.densest import DensestPlanner, densest_flotilla
 from uneven_bench.fleet_plan.simulate import play
 
 
@@ -75,10 +75,10 @@ def test_memory_nobody_and_nonsense() -> None:
 
 def test_the_planner_takes_it_in_every_paradigm() -> None:
     for paradigm in Paradigm:
-        planner = Planner(EXAMPLE, 4, paradigm, rule=Rule.DENSEST)
+        planner = DensestPlanner(EXAMPLE, 4, paradigm)
         assert planner.next_flotilla(EXAMPLE.members, 4, Flotilla()) == densest_flotilla(EXAMPLE, EXAMPLE.members, 4)
         assert sum(bar.ended for bar in play(EQUAL, planner).bars) == 4
-    refill = Planner(EXAMPLE, 4, Paradigm.REFILL, rule=Rule.DENSEST)
+    refill = DensestPlanner(EXAMPLE, 4, Paradigm.REFILL)
     assert dict(refill.next_flotilla(("D2", "D4"), 2, Flotilla({"D1": 1})).members) == {"D2": 2}
 
 

@@ -78,9 +78,7 @@ def changed(one: Code, other: Code) -> list[str]:
     return sorted(name for name in names if one["train"].get(name) != other["train"].get(name))
 
 
-def test_each_change_is_named_and_what_changes_nothing_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_change_is_named_and_what_changes_nothing_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = written(tmp_path)

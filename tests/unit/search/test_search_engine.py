@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +99,6 @@ def test_who_crashes_is_tried_again_from_its_last_state_and_who_diverges_is_not(
     assert "Who had which device" in page
     again = run(functions.crashes, tmp_path, trials=4, max_failures=1)  # it is over: nothing is trained
     assert outcome(again) == outcome(result)
-
-
-def test_a_trial_reads_with_workers_that_end_with_it(tmp_path: Path) -> None:
-    noted = tmp_path / "noted"
-    result = run(functions.loads, tmp_path / "run", {"noted_in": str(noted)}, max_failures=1, devices=1)
-    assert (result.best.status, result.best.metric) == ("terminated", sum(range(8))), result.best.why
-    workers = [int(pid) for pid in noted.read_text().split()]
-    assert len(workers) == 2
-    _wait(lambda: not any(map(_runs, workers)))
-
-
-def _runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_settings_are_asked_for_while_training(tmp_path: Path) -> None:
@@ -351,27 +337,6 @@ def test_a_directory_holds_one_search(tmp_path: Path) -> None:
     (tmp_path / EVENTS).write_text("[]\n")
     with pytest.raises(CheckpointError, match="is no event"):
         run(functions.trivial, tmp_path, space, trials=3)
-
-
-def test_a_search_that_has_finished_says_so_and_is_not_that_of_other_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def searched(factor: float, **given: Any) -> search.SearchResult:
-        asked = {"metric": "score", "devices": 1, "progress": False, **given}
-        return search.run(partial(functions.scaled, factor=factor), {"x": search.uniform(0, 1)}, **asked)
-
-    first = searched(1.0)
-    assert outcome(searched(1.0, devices=2)) == outcome(first)
-    assert re.search(r"uneven: the search in \S+runs/scaled finished on 20.*its result", capsys.readouterr().err)
-    with pytest.raises(CheckpointError, match=r"finished on 20.*its code has changed since \(train\)"):
-        searched(2.0, directory="runs/scaled")
-    other = searched(2.0)
-    assert other.directory == tmp_path / "runs" / "scaled-2"
-    assert other.best.metric == 2 * first.best.metric
-    assert "runs/scaled finished on" in capsys.readouterr().err
-    assert outcome(searched(1.0)) == outcome(first)
 
 
 def test_a_trial_that_hangs_has_failed(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
         failed.append(f"a process died ({child.ending})")
 
     children = [
-        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, ended=died, daemon=False)
+        Child(events, f"slot {number}", one_by_one, (ensemble,), heard=heard, ended=died)
         for number in range(slots)
     ]
     try:

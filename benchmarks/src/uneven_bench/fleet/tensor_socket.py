@@ -107,7 +107,7 @@ class Processes:
     def start(self, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> Child:
         """Start one; it may start others of its own."""
         child = Child(
-            self._events, name, target, arguments, heard=self._heard, daemon=False,
+            self._events, name, target, arguments, heard=self._heard,
             ended=lambda child: self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",)),
         )  # fmt: skip
         self._children.append(child)

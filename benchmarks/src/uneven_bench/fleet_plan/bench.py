@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from uneven.fleet.planning.allocate import Closeness, Flotilla
 from uneven.fleet.planning.assign import assign_devices
 from uneven.fleet.planning.base import FlotillaPlanner
 from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Paradigm, Planner, Rule
+from uneven.fleet.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet_plan.cases import (
     CHECKPOINT_S,
     DEVICES,
@@ -32,6 +31,7 @@ from uneven_bench.fleet_plan.cases import (
     profiled_rates,
 )
 from uneven_bench.fleet_plan.cases import single_rates as rates_alone
+from uneven_bench.fleet_plan.densest import DensestPlanner
 from uneven_bench.fleet_plan.learning import LearningPlanner
 from uneven_bench.fleet_plan.optimal import best_rounds, least_wall_s
 from uneven_bench.fleet_plan.page import plan_page
@@ -63,7 +63,7 @@ METHODS: dict[str, Callable[[Rates, int, int], FlotillaPlanner]] = {
     "refill": lambda rates, devices, seed: Planner(
         rates, devices, Paradigm.REFILL, closeness=Closeness(delta_share=RELATIVE)
     ),
-    "densest": lambda rates, devices, seed: Planner(rates, devices, Paradigm.REFILL, rule=Rule.DENSEST),
+    "densest": lambda rates, devices, seed: DensestPlanner(rates, devices, Paradigm.REFILL),
 }
 """Name → planner from the believed rates, the number of devices and a seed."""
 
@@ -233,7 +233,7 @@ def plan_large(members: int, devices: int) -> dict[str, float]:
     extrapolated = time.process_time()
     flotilla = planner.next_flotilla(planner.rates.members, devices, Flotilla())
     planned = time.process_time()
-    densest = replace(planner, rule=Rule.DENSEST).next_flotilla(planner.rates.members, devices, Flotilla())
+    densest = DensestPlanner(planner.rates, devices).next_flotilla(planner.rates.members, devices, Flotilla())
     chosen = time.process_time()
     assign_devices(flotilla, [range(first, first + PER_NODE) for first in range(0, devices, PER_NODE)])
     assigned = time.process_time()

@@ -59,14 +59,7 @@ is not worth it."""
 def run(
     ensemble: Ensemble, devices: Devices, directory: Path, options: Options, show: Show, engine: str = "local"
 ) -> RunState:
-    """Train until every member is trained or has failed; go on where an earlier run in this directory was stopped.
-
-    Raises:
-        TrainingError: every device was lost.
-        ConfigError: devices, factories, data or options that cannot be used.
-        DataError: a sample that cannot be read or transformed, by its number.
-        CheckpointError: the directory holds a run that was asked for something else, or of other code.
-    """
+    """Train until every member is trained or has failed, or continue an earlier start; see ``fleet.train``."""
     jobs = _pickled(ensemble)
     asked = {
         "members": list(ensemble.members),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from uneven.fleet.engine.options import Options
 from uneven.fleet.engine.run import code_in, run
-from uneven.fleet.engine.view import live, silent
+from uneven.fleet.engine.view import live
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.result import Result
 from uneven.jobs.begun import DefaultFolder, folder_for
@@ -52,6 +53,6 @@ def train(
         CheckpointError: the directory holds a run that was asked for something else, or of other code.
     """
     where = folder_for(directory, "fleet", code_in(ensemble))
-    with live(ensemble.metric.name) if progress else silent() as show:
+    with live(ensemble.metric.name) if progress else nullcontext(lambda moment: None) as show:
         state = run(ensemble, devices, where.absolute(), options or Options(), show, engine)
     return Result(ensemble, state, where)

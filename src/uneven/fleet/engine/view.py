@@ -19,12 +19,6 @@ SILENT_S = 10.0
 
 
 @contextmanager
-def silent() -> Iterator[Show]:
-    """Shows nothing."""
-    yield lambda moment: None
-
-
-@contextmanager
 def live(metric: str, console: Console | None = None) -> Iterator[Show]:
     """A table on the terminal, on the standard error so that results can be piped away.
 

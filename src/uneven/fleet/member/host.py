@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import random
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
@@ -30,7 +28,7 @@ from uneven.jobs.call import telling
 from uneven.jobs.place import ProcessLine
 from uneven.jobs.pulse import Pulse
 from uneven.run.model.check import least_samples
-from uneven.states import random_state
+from uneven.states import random_state, seed_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,4 @@ def _made(job: Job, device: torch.device) -> Member:
 
 
 def _seed(job: Job, what: str) -> None:
-    seed = int.from_bytes(hashlib.sha256(f"{job.seed} {job.name}{what}".encode()).digest()[:4])
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_all(int.from_bytes(hashlib.sha256(f"{job.seed} {job.name}{what}".encode()).digest()[:4]))

@@ -1,8 +1,6 @@
-"""How rates are taken, how many are taken, and what they would be on more devices. Pure.
+"""How rates are taken, and how many are taken. Pure.
 
-The paper runs every member on 1 … M_t devices for at most 48 batches, takes the rate from the last 20, and extrapolates
-beyond M_t (section 6.1). Who runs the batches is not here: what is measured goes in,
-:class:`~uneven.fleet.planning.rates.Rates` come out.
+The paper runs every member on 1 … M_t devices for at most 48 batches; the last 20 give the rate (section 6.1).
 """
 
 from __future__ import annotations
@@ -11,9 +9,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from uneven.core.exact import Floats
 from uneven.errors import ConfigError
 
 MOST_BATCHES = 48
@@ -64,39 +59,3 @@ def most_profiled(alone_per_s: Mapping[str, float], per_node: int, devices: int)
         raise ConfigError(f"{devices} devices, {per_node} on a node: give at least one of each")
     reach = math.ceil(max(alone_per_s.values()) / min(alone_per_s.values()))
     return min(devices, max(reach, 2 * per_node))
-
-
-def extrapolated(measured: Sequence[float], devices: int, *, anchor: int | None = None) -> Floats:
-    """Rates on 1 … ``devices``, from measured ones (Eq. 5): beyond the anchor b, efficiency decays as it last did.
-
-    ::
-
-        r(m) = m · r(b)/b · e^(m − b)        e = r(b)/r(b−1) · (b−1)/b
-
-    The paper anchors at b = M_b. Where M_t > M_b the curve then jumps between M_t and M_t + 1, so ours anchors at the
-    last measured number unless told otherwise. Ours too: e is at most 1, since noise in two measurements can make it
-    larger, and the curve would then grow without bound. With e < 1 it turns down in the end.
-
-    Args:
-        measured: samples/s on 1, 2, 3, … devices; zero where the member does not fit on so few.
-        devices: how long the row shall be; measured ones beyond are left out.
-        anchor: b; the number of measured ones by default.
-
-    Returns:
-        Samples/s on 1 … ``devices``, shape (devices,).
-
-    Raises:
-        ConfigError: more devices than measured, and no two rates before the anchor to go on from.
-    """
-    known = np.array(measured[:devices], dtype=np.float64)
-    if devices <= len(known):
-        return known
-    b = len(known) if anchor is None else anchor
-    if not (2 <= b <= len(known) and known[b - 1] > 0.0 and known[b - 2] > 0.0):
-        raise ConfigError(
-            f"rates on {len(known)} devices cannot be continued to {devices}: measure on two numbers of devices, the "
-            f"anchor {b} and the one before it"
-        )
-    efficiency = min(1.0, float(known[b - 1] / known[b - 2]) * (b - 1) / b)
-    beyond = np.arange(len(known) + 1, devices + 1)
-    return np.concatenate([known, beyond * (known[b - 1] / b) * efficiency ** (beyond - b)])

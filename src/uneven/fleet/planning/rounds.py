@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import Closeness, Flotilla, create_flotilla
-from uneven.fleet.planning.densest import densest_flotilla
 from uneven.fleet.planning.rates import Rates
 
 ALPHA = 0.8
@@ -34,16 +33,6 @@ class Paradigm(Enum):
     """
 
 
-class Rule(Enum):
-    """How members of a flotilla are chosen."""
-
-    NEAREST = "nearest"
-    """The paper's: rates near that of the fastest; see ``create_flotilla``."""
-
-    DENSEST = "densest"
-    """Ours: the pace at which devices do the most work; see ``densest_flotilla``."""
-
-
 @dataclass(frozen=True)
 class Planner:
     """Plans a whole training; holds no state, so what trains keeps who waits and who runs.
@@ -61,12 +50,11 @@ class Planner:
         rates: of all members; make a new planner when they have changed.
         devices: M, how many there are.
         paradigm: global (FLEET-G), local (FLEET-L) or both (ours).
-        closeness: what is near enough, and what becomes of left-over devices; not used by ``Rule.DENSEST``.
+        closeness: what is near enough, and what becomes of left-over devices.
         alpha: α; ``round_ends`` when fewer than α · M devices are busy. The paper has it for FLEET-G.
         at_running_pace: who joins a running flotilla must be within δ of its pace. Ours, for FLEET-L, since newcomers
             share the stream: without it a newcomer may be slower than all who run, and hold them up. The paper does
             not say which rate is the reference there; without it the fastest newcomer is, as in a new flotilla.
-        rule: how members are chosen.
 
     Raises:
         ConfigError: fewer than one device, α outside 0 … 1, or a member that does not fit on all devices together.
@@ -81,7 +69,6 @@ class Planner:
     closeness: Closeness = field(default_factory=Closeness)
     alpha: float = ALPHA
     at_running_pace: bool = False
-    rule: Rule = Rule.NEAREST
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -118,9 +105,10 @@ class Planner:
             return Flotilla()
         near = self.at_running_pace or self.paradigm is Paradigm.REFILL
         reference = running.pace_per_s(self.rates) if running.members and near else None
-        if self.rule is Rule.DENSEST:
-            return densest_flotilla(self.rates, queue, free_devices, pace_per_s=reference)
-        return create_flotilla(self.rates, queue, free_devices, closeness=self.closeness, reference_per_s=reference)
+        return self._chosen(queue, free_devices, reference)
+
+    def _chosen(self, queue: tuple[str, ...], devices: int, pace_per_s: float | None) -> Flotilla:
+        return create_flotilla(self.rates, queue, devices, closeness=self.closeness, reference_per_s=pace_per_s)
 
     def round_ends(self, busy_devices: int) -> bool:
         """Whether all who still run are to be stopped, checkpointed and planned anew: fewer than α · M are busy.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from uneven.fleet.stream.ring import RingHandle
 from uneven.jobs.call import telling
 from uneven.jobs.place import ProcessLine
 from uneven.jobs.pulse import BEAT_S, Pulse
+from uneven.states import seed_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,7 @@ def _make(
     layout: Layout,
     fields: list[npt.NDArray[Any]],
 ) -> None:
-    seed = stream.draws(chunk.number)
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_all(stream.draws(chunk.number))
     at, where = indices[0], named("{}", validates=chunk.validates)
 
     def tell(text: str) -> None:
@@ -114,9 +111,7 @@ def probe(connection: ProcessLine, source: Source) -> None:
     what = named(0, validates=False)
     pulse.begin(what)
     with telling(lambda text: connection.send(("failed", f"{what}:\n{text}"))):
-        random.seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
+        seed_all(0)
         first = source.sample(0, validates=False)
         layout = layout_of(first, "it")
         if source.validate is not None:

@@ -12,6 +12,7 @@ from uneven.core.exact import Floats, Wholes
 from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import Flotilla, hand_out_rest, waiting_places
 from uneven.fleet.planning.rates import Rates
+from uneven.fleet.planning.rounds import Planner
 
 _PACES = 512
 """Paces that are tried at most."""
@@ -24,6 +25,13 @@ _FILLED = 8
 
 _SAME = 1e-9
 """Share of a rate; rates that differ by less are equal."""
+
+
+class DensestPlanner(Planner):
+    """A :class:`Planner` whose flotillas are the densest ones; it does not use ``closeness``."""
+
+    def _chosen(self, queue: tuple[str, ...], devices: int, pace_per_s: float | None) -> Flotilla:
+        return densest_flotilla(self.rates, queue, devices, pace_per_s=pace_per_s)
 
 
 def densest_flotilla(
