@@ -13,6 +13,7 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet import ensemble_file
 from uneven.fleet.engine.state import MemberState, RunState
 from uneven.fleet.member.converge import Epoch
+from uneven.jobs.processes import import_path
 from uneven.testing.scripts import run_script
 
 TESTS = Path(__file__).parents[2]
@@ -34,7 +35,8 @@ wide = { factory = "fleet_members:make", width = 64, batch_size = 20 }
 def test_a_described_ensemble_is_trained_and_who_failed_is_named(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(ENSEMBLE + 'broken = "fleet_members:raises"\n')
     command = ["-m", "uneven", "fleet", "two.toml", "--devices", "2", "--report", "two.html"]
-    done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(TESTS)}, timeout_s=100)
+    path = os.pathsep.join([str(TESTS), import_path()])
+    done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, timeout_s=100)
     assert done.returncode == 1, done.stderr
     assert {line.split()[1] for line in done.stdout.splitlines()[1:]} == {"small", "wide", "broken"}
     told = done.stderr[done.stderr.index("error: 1 of 3 members failed") :]
