@@ -26,7 +26,7 @@ class DefaultFolder(str):
 
 @dataclass(slots=True)
 class _Note:
-    """The file: code, Unix time of the end (0 before it), and what the run finished with that a start may raise."""
+    """The file: the code, the Unix time of the end (0 before it), and the limits then, which a later start may raise."""
 
     code: Code
     finished_s: Amount = 0.0
@@ -52,7 +52,7 @@ class Begun:
         trained: names in ``code`` with which training has begun; their code must not have changed.
 
     Raises:
-        CheckpointError: it has, or the file cannot be read or written.
+        CheckpointError: this code has changed, or the file cannot be read or written.
     """
 
     def __init__(self, directory: Path, kind: str, code: Code, trained: Collection[str]) -> None:
@@ -67,7 +67,7 @@ class Begun:
         self._write()
 
     def over(self, **limits: Any) -> bool:
-        """Whether the run has finished with these limits, which is printed."""
+        """Report a run that has finished with these limits; whether it has."""
         over = self._note.finished_s > 0 and self._note.limits == limits
         if over:
             _say(f"{self._run} {self._note}; this is its result. To repeat it, delete the directory or name another")
@@ -91,7 +91,7 @@ def put(path: Path, what: object) -> None:
 
 
 def folder_for(directory: str | Path, kind: str, code: Code) -> Path:
-    """The directory of a run: a default one, or NAME-2, NAME-3 … if other code has finished a run there."""
+    """Choose the directory of a run: a default one, or NAME-2, NAME-3 … if other code has finished a run there."""
     path, number, why = Path(directory), 1, ""
     while isinstance(directory, DefaultFolder) and (note := _read(path)) is not None and note.finished_s:
         if not (changed := note.changed(code, {**note.code, **code})):

@@ -18,6 +18,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec, resolve_name
@@ -38,7 +39,7 @@ _GLOBAL, _ATTRIBUTE = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 _WRAPPED = ("__wrapped__", "fget", "fset", "fdel")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CLOSED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.PicklingError)
-"""What an object may raise that pickle cannot send."""
+"""Errors of objects that pickle cannot send."""
 
 
 def code_of(given: Mapping[str, object], *trained: Any) -> Code:
@@ -48,13 +49,13 @@ def code_of(given: Mapping[str, object], *trained: Any) -> Code:
         given: name → object.
         trained: functions whose packages are the user's own, even if they are installed.
     """
-    own = {named(one).__module__.partition(".")[0] for one in trained}
+    own = {str(named(one).__module__).partition(".")[0] for one in trained}
     given = {"Python": sys.implementation.cache_tag, **given}
     return {name: _Reader(own).parts(name, value) for name, value in given.items()}
 
 
 def named(function: Any) -> Any:
-    """The function of a partial one, or the class of an object that is called: what has a module and a name."""
+    """Return the function of a partial one, or the class of an object that is called; both have a module and a name."""
     while isinstance(function, partial):
         function = function.func
     return function if hasattr(function, "__qualname__") else type(function)
@@ -110,7 +111,7 @@ class _Reader:
         return self._refer(name, lambda: self._text((kind.__bases__, members)), kind)
 
     def _code(self, code: CodeType, scope: Mapping[str, Any]) -> str:
-        """Instructions with what they name: globals of this module, and those of the user's other modules."""
+        """Bytecode with the globals that it names, of this module and of the user's other modules."""
         words = [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], code.co_exceptiontable.hex()]
         module: ModuleType | None = None
         past: list[Any] = [0, ()]
@@ -120,33 +121,32 @@ class _Reader:
                 space = vars(module)
             module = None
             if step.opname == "IMPORT_NAME":
-                self._imported(resolve_name("." * past[0] + value, scope.get("__package__")), past[1] or ())
+                self._imported("." * past[0] + value, past[1] or (), scope.get("__package__"))
             past = [past[1], value]
             if isinstance(value, str) and value in space:
                 value = space[value]
                 if not isinstance(value, FunctionType | type | ModuleType):
-                    value = self._refer(f"{space['__name__']}.{step.argval}", partial(self._text, value))
+                    value = self._refer(f"{space.get('__name__')}.{step.argval}", partial(self._text, value))
                 elif isinstance(value, ModuleType) and self._own(value.__name__, getattr(value, "__file__", None)):
                     module = value
             text = self._code(value, scope) if isinstance(value, CodeType) else self._text(value)
             words.append(f"{step.opname} {text}")
         return "\n".join(words)
 
-    def _imported(self, name: str, items: tuple[str, ...]) -> None:
+    def _imported(self, name: str, items: tuple[str, ...], package: str | None) -> None:
         """Refer to a module of the user's own that a function imports, as a whole."""
-        for one in (name.partition(".")[0], name, *(f"{name}.{item}" for item in items)):
-            try:
+        with suppress(ImportError, SyntaxError, ValueError):
+            name = resolve_name(name, package)
+            for one in (name.partition(".")[0], name, *(f"{name}.{item}" for item in items)):
                 spec: Any = find_spec(one)
-            except (ImportError, ValueError):
-                return
-            if spec is not None and not self._own(one, spec.origin):
-                return  # Python would import a package to find its parts
-            if spec is not None and (code := spec.loader.get_code(one)) is not None:
-                self._refer(f"module {one}", partial(self._code, code, {"__package__": spec.parent}))
+                if spec is not None and not self._own(one, spec.origin):
+                    return  # Python would import a package to find its parts
+                if spec is not None and (code := spec.loader.get_code(one)) is not None:
+                    self._refer(f"module {one}", partial(self._code, code, {"__package__": spec.parent}))
 
     # ---------------------------------------------------------------- values
     def _text(self, value: Any, depth: int = 0) -> str:
-        """A value in words. What lies too deep, or comes after too many values, counts by its type."""
+        """A value in words. A value that lies too deep, or comes after too many others, counts by its type."""
         self._left -= 1
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         if self._left < 0 or depth > _DEEPEST:
@@ -176,7 +176,7 @@ class _Reader:
 
 
 def _inside(value: Any) -> tuple[object, ...]:
-    """What an object consists of: a sample of an array, what it wraps, what pickle would send, or its words."""
+    """Parts of an object: a sample of an array, the functions that it wraps, what pickle would send, or its words."""
     if isinstance(value, np.ndarray) or hasattr(value, "numel"):
         shape = [*value.shape]
         if shape and (count := math.prod(shape)):
