@@ -25,8 +25,8 @@ class DefaultFolder(str):
 
 
 @dataclass(slots=True)
-class _Note:
-    """The file: the code, the Unix time of the end (0 before it), and the limits then, which a later start may raise."""
+class _CodeNote:
+    """The file: code, Unix time of the end (0 before it), and the limits then, which a later start may raise."""
 
     code: Code
     finished_s: Amount = 0.0
@@ -57,7 +57,7 @@ class Begun:
 
     def __init__(self, directory: Path, kind: str, code: Code, trained: Collection[str]) -> None:
         self._run, self._path = f"the {kind} in {directory}", directory / FILE
-        self._note = (_read(directory) if trained else None) or _Note(code)
+        self._note = (_read(directory) if trained else None) or _CodeNote(code)
         if changed := self._note.changed(code, trained):
             raise CheckpointError(
                 f"{self._run} {self._note}, and its code has changed since ({changed}): name another directory to "
@@ -103,11 +103,11 @@ def folder_for(directory: str | Path, kind: str, code: Code) -> Path:
     return path
 
 
-def _read(directory: Path) -> _Note | None:
+def _read(directory: Path) -> _CodeNote | None:
     path = directory / FILE
     try:
         with access(f"read {path}", CheckpointError):
-            return read(_Note, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+            return read(_CodeNote, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path} ({error}): delete it if the code is the same as before") from error
 

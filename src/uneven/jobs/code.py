@@ -51,7 +51,7 @@ def code_of(given: Mapping[str, object], *trained: Any) -> Code:
     """
     own = {str(named(one).__module__).partition(".")[0] for one in trained}
     given = {"Python": sys.implementation.cache_tag, **given}
-    return {name: _Reader(own).parts(name, value) for name, value in given.items()}
+    return {name: _CodeReader(own).parts(name, value) for name, value in given.items()}
 
 
 def named(function: Any) -> Any:
@@ -61,7 +61,7 @@ def named(function: Any) -> Any:
     return function if hasattr(function, "__qualname__") else type(function)
 
 
-class _Reader:
+class _CodeReader:
     def __init__(self, own: set[str]) -> None:
         self._packages = own
         self._alike: dict[str, dict[int, object]] = {}  # functions and classes by name, held so that ids stay theirs
