@@ -155,18 +155,16 @@ class _Case:
     def scenario(self, choice: Choice) -> Scenario:
         """Balancers and policies learn, so each combination gets its own."""
         from uneven.balance import balancers
-        from uneven.simulate import Scenario, streamed
+        from uneven.simulate import Scenario
         from uneven.sync import policies
 
-        return streamed(
-            Scenario(
-                spec=self.spec,
-                balancer=balancers.resolve(choice.balance),
-                policy=policies.resolve(choice.sync),
-                iterations=self.iterations,
-                seed=self.seed,
-                exchange_s=self.exchange_s,
-            )
+        return Scenario(
+            spec=self.spec,
+            balancer=balancers.resolve(choice.balance),
+            policy=policies.resolve(choice.sync),
+            iterations=self.iterations,
+            seed=self.seed,
+            exchange_s=self.exchange_s,
         )
 
 
@@ -235,14 +233,11 @@ def _play(
 def _one(
     case: _Case, choice: Choice, lesson: learning.LearningGoal, moved: Callable[[float], None]
 ) -> CombinationResult:
-    from uneven.plan import CombinationResult, Counter, TrainingOutcome
-    from uneven.simulate import simulate
+    from uneven.plan import CombinationResult, TrainingOutcome, played
     from uneven.sync import carried, unheeded
 
-    scenario, counter = case.scenario(choice), Counter()
-    turns = 1 if lesson.task is None else 2
-    facts, progress = scenario.policy.facts, lambda done: moved(min(1.0, done / case.iterations) / turns)
-    outcome = simulate(scenario, arithmetic=counter, progress=progress)
+    scenario, turns = case.scenario(choice), 1 if lesson.task is None else 2
+    figures = played(scenario, progress=lambda done: moved(min(1.0, done / case.iterations) / turns))
     taught = None
     if lesson.task is not None:
         from uneven.virtual import train
@@ -261,8 +256,8 @@ def _one(
         )
     return CombinationResult(
         choice=choice,
-        facts=facts,
-        figures=counter.figures(outcome, waits=facts is None or facts.pace.waits),
+        facts=scenario.policy.facts,
+        figures=figures,
         refused=carried(choice.sync) or unheeded(choice.sync, choice.balance),
         lesson=taught,
     )

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from uneven.balance import balancers
 from uneven.plan import LeftOut, Plan, Row, findings, reason
+from uneven.plan.bottleneck import listed
 from uneven.plan.table_servers import TablePlanned, planned
 from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds
@@ -115,7 +116,7 @@ def _notes(page: PlanPage) -> str:
 
 def _table(page: PlanPage) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("", justify="right")
+    table.add_column("", justify="right", min_width=3)
     for name in ("balance", "sync"):
         table.add_column(name, no_wrap=True)
     if page.goal is not None:
@@ -181,9 +182,9 @@ def _whys(plan: Plan) -> Iterator[tuple[str, str]]:
             places_of.setdefault(reason(row, plan), []).append(place)
     for text, places in places_of.items():
         names = [plan.shown[place - 1] for place in places]
-        named = _listed([f"{row.result.choice.balance} under {row.result.choice.sync}" for row in names])
+        named = listed([f"{row.result.choice.balance} under {row.result.choice.sync}" for row in names])
         twins = dict.fromkeys(name for row in names for name in row.twins)
-        also = f" (* likewise {_listed(list(twins))})" if twins else ""
+        also = f" (* likewise {listed(list(twins))})" if twins else ""
         yield str(places[0]), f"{named}{also}: {text}."
 
 
@@ -195,13 +196,9 @@ def _left(left: tuple[LeftOut, ...]) -> list[str]:
         ones = list(group)
         syncs = list(dict.fromkeys(one.sync for one in ones))
         balances = list(dict.fromkeys(one.balance for one in ones if one.balance))
-        what = f"{_listed(balances)} under {_listed(syncs)}" if balances else _listed(syncs)
+        what = f"{listed(balances)} under {listed(syncs)}" if balances else listed(syncs)
         text_lines.append(f"{what}: {why}.")
     return text_lines
-
-
-def _listed(names: list[str] | tuple[str, ...]) -> str:
-    return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])
 
 
 def advice(page: PlanPage) -> list[str]:

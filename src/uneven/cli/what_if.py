@@ -18,22 +18,16 @@ from uneven.cli.simulate import recorded_costs
 from uneven.core.records import LineRecord, Record, RunRecord
 from uneven.errors import ConfigError
 from uneven.journal import Iteration
-from uneven.plan import Counter
+from uneven.plan import played
 from uneven.plan.what_if import RecordedCase, parse
 from uneven.report import draw, html
 from uneven.report.console import Console
 from uneven.report.draw import Figure, colour
 from uneven.report.page import Page, PageTable
 from uneven.report.text import count, seconds
-from uneven.simulate import (
-    Scenario,
-    described,
-    recorded_shares,
-    simulate,
-    streamed,
-    with_recorded_speeds,
-)
+from uneven.simulate import Scenario, described, recorded_shares, with_recorded_speeds
 from uneven.sync import policies
+from uneven.tables import located
 
 AS_IT_WAS = "as it was"
 _ITERATIONS_NOTE = (
@@ -144,16 +138,15 @@ def _durations_s(iterations: Sequence[Iteration]) -> list[float]:
 
 
 def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_processor: bool) -> PlayedCase:
-    policy = policies.resolve(case.sync)
     scenario = Scenario(
-        spec=case.spec, balancer=balancers.resolve(case.balance), policy=policy, iterations=iterations, seed=seed,
-        exchange_s=dict(enumerate(case.exchange_s)), one_processor=one_processor,
+        spec=case.spec, balancer=balancers.resolve(case.balance), policy=policies.resolve(case.sync), seed=seed,
+        iterations=iterations, exchange_s=dict(enumerate(case.exchange_s)), one_processor=one_processor,
     )  # fmt: skip
-    counter, records = Counter(), list[Record]()
-    outcome = simulate(streamed(scenario), records.append, arithmetic=counter)
-    figures = counter.figures(outcome, waits=policy.facts is None or policy.facts.pace.waits)
-    played = journal.iterations(records)
-    return PlayedCase(words, figures.samples_per_s, journal.summarize(played).iteration_s, _durations_s(played))
+    records = list[Record]()
+    with located(words):
+        figures = played(scenario, records.append)
+    taken = journal.iterations(records)
+    return PlayedCase(words, figures.samples_per_s, journal.summarize(taken).iteration_s, _durations_s(taken))
 
 
 def show(found: WhatIf, console: Console | None = None) -> None:

@@ -1,14 +1,13 @@
 """Which balancer and which policy fit a cluster, and why: simulated combinations, ranked, with reasons. Pure."""
 
 from uneven.plan.combine import Choice, LeftOut, combinations, default_syncs
-from uneven.plan.figures import CombinationResult, Counter, Figures, TrainingOutcome
+from uneven.plan.figures import CombinationResult, Figures, TrainingOutcome, played
 from uneven.plan.rank import Plan, Row, ranked
 from uneven.plan.reasons import findings, preconditioning, reason
 
 __all__ = [
     "Choice",
     "CombinationResult",
-    "Counter",
     "Figures",
     "LeftOut",
     "Plan",
@@ -17,6 +16,7 @@ __all__ = [
     "combinations",
     "default_syncs",
     "findings",
+    "played",
     "preconditioning",
     "ranked",
     "reason",

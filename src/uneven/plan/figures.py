@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from uneven.core.actions import Exchange, Moment
+from uneven.core.records import Record, StepRecord
+from uneven.errors import ConfigError
 from uneven.plan.combine import Choice
-from uneven.simulate import Arithmetic, Outcome, OwnOutcome, WorkerOutcome
+from uneven.simulate import Arithmetic, Outcome, OwnOutcome, Scenario, Sink, WorkerOutcome, simulate, streamed
 from uneven.sync import Facts
 
 
@@ -87,23 +90,87 @@ class CombinationResult:
     lesson: TrainingOutcome | None = None
 
 
-class Counter(Arithmetic):
-    """Counts along with a simulation what its outcome does not tell."""
+def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[int], None] | None = None) -> Figures:
+    """Simulate a scenario and return the figures.
 
-    def __init__(self) -> None:
+    If workers keep step, it takes whole rounds, from one exchange of the policy to the next: the last steps of
+    ``iterations`` are left out if no exchange follows them.
+
+    Args:
+        sink, progress: as in :func:`~uneven.simulate.simulate`.
+
+    Raises:
+        ConfigError: as ``simulate``; also if the workers did not exchange, so that the figures lack the cost of it.
+        TrainingError: as ``simulate``.
+    """
+    facts, counter = scenario.policy.facts, _Counter(sink)
+    every = 1 if facts is None else facts.every
+    scenario = streamed(scenario)
+    if scenario.samples is None:
+        scenario = replace(scenario, iterations=scenario.iterations // every * every or scenario.iterations)
+    outcome = simulate(scenario, counter.record, arithmetic=counter, progress=progress)
+    if len(outcome.workers) > 1 and not counter.exchanged:
+        slow = min(outcome.workers, key=lambda one: one.steps)
+        if slow.steps < every:
+            told = f"an exchange comes every {every} steps, and {slow.node} took {slow.steps}: simulate more iterations"
+            raise ConfigError(told)
+        told = f"no exchange of all workers ended in {outcome.ended_at_s:.3g} s of virtual time"
+        raise ConfigError(f"{told}: simulate more iterations, or check that all bandwidths are in bit/s")
+    return counter.figures(outcome, waits=facts is None or facts.pace.waits)
+
+
+class _Counter(Arithmetic):
+    """Counts exchanges during a simulation, and finds out whether they have connected all workers.
+
+    An exchange counts once a step ends after it: one that ends later cost no worker anything.
+    """
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
         self._aside = 0
+        self._here: set[int] = set()
+        self._met: list[set[object]] = []  # workers, and groups by their members, that exchanges have connected
+        self.exchanged = False
+
+    def record(self, record: Record) -> None:
+        if self._sink is not None:
+            self._sink(record)
+        if not self.exchanged and isinstance(record, StepRecord):
+            self.exchanged = any(self._here <= met for met in self._met)
+
+    def enters(self, rank: int, source: int | None) -> None:
+        self._here.add(rank)
+
+    def leaves(self, rank: int) -> None:
+        self._here.discard(rank)
 
     def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
-        """Count who takes part in an exchange in the background."""
         if exchange.moment is Moment.BACKGROUND:
             self._aside += len(ranks)
+        self._connect(exchange, *ranks)
 
-    def figures(self, outcome: Outcome, *, waits: bool = True) -> Figures:
-        """What was counted, and what the simulation itself has counted.
+    def writes(self, rank: int, exchange: Exchange) -> object:
+        return rank
 
-        Args:
-            waits: whether workers wait for each other at all; where they do not, all of an exchange is communication.
-        """
+    def hears(self, exchange: Exchange, content: object, ranks: Sequence[int]) -> None:
+        self._connect(exchange, content)
+
+    def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
+        self._connect(exchange, rank)  # it came too late, but it has waited for the outcome
+
+    def _connect(self, exchange: Exchange, *ranks: object) -> None:
+        if self.exchanged:
+            return
+        joined: set[object] = {exchange.members, *ranks}
+        for party in exchange.parties:  # its first speaks for all of it
+            joined.update(() if joined.isdisjoint(party) else party)
+        for met in [met for met in self._met if not met.isdisjoint(joined)]:
+            joined |= met
+            self._met.remove(met)
+        self._met.append(joined)
+
+    def figures(self, outcome: Outcome, *, waits: bool) -> Figures:
+        # If workers do not wait for each other, all of an exchange is communication.
         workers = outcome.workers if waits else tuple(_without_waiting(one) for one in outcome.workers)
         time_s = math.fsum(one.step_s * one.steps for one in workers)
         talk_s = math.fsum(one.communicate_share * one.step_s * one.steps for one in workers)

@@ -9,6 +9,7 @@ from uneven.cluster.spec import ClusterSpec, Do
 from uneven.plan.bottleneck import bottleneck
 from uneven.plan.figures import CombinationResult, Figures
 from uneven.plan.rank import Plan, Row
+from uneven.report.text import percent, seconds, size
 from uneven.simulate import OwnOutcome, WorkerOutcome
 from uneven.sync import Pace
 
@@ -17,6 +18,9 @@ _EQUAL = 1.1
 
 _HEAVY = 0.15
 """Part of the time from which communication is worth a word."""
+
+_UNIT = 1000
+"""Times that an exchange takes longer than a step computes, from which a mistyped unit is likely."""
 
 _SAMPLES = 0.05
 """Relative difference in samples to the goal that is worth a word."""
@@ -52,19 +56,9 @@ def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
     )
 
 
-def size(value: float) -> str:
-    """``1.3e6`` → ``1.3 MB``."""
-    unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if value >= s), ("bytes", 1.0))
-    return f"{value / scale:.3g} {unit}"
-
-
 def reason(row: Row, plan: Plan) -> str:
     """Why this combination is where it is, without a full stop."""
-    parts = [_timing(row.result, plan)]
-    learnt = _learning(row.result, plan)
-    if learnt:
-        parts.append(learnt)
-    return "; ".join(parts)
+    return "; ".join(filter(None, (_timing(row.result, plan), _learning(row.result, plan))))
 
 
 def _unequal(result: CombinationResult) -> str:
@@ -76,7 +70,7 @@ def _unequal(result: CombinationResult) -> str:
     held_up = _others_wait(figures, slow)
     if result.facts is not None and result.facts.pace is Pace.TOGETHER and held_up >= 0.02:
         how = "equal batches leave" if result.choice.balance == "even" else f"{result.choice.balance} leaves"
-        text += f": {how} the others waiting {part(held_up)} of the time"
+        text += f": {how} the others waiting {percent(held_up)} of the time"
     return text
 
 
@@ -86,7 +80,8 @@ def _heavy(spec: ClusterSpec, figures: Figures) -> str:
     text = f"An exchange takes {seconds(talk_s)}, computing {seconds(compute_s)} on {slow.node}"
     narrow = bottleneck(spec)
     if narrow is not None and narrow.seconds >= talk_s / 4:
-        return f"{text}: {narrow.what} is the bottleneck"
+        check = "; check that all bandwidths are in bit/s" if talk_s >= _UNIT * compute_s else ""
+        return f"{text}: {narrow.what} is the bottleneck{check}"
     if spec.workload.exchange_core_s > 0:
         return f"{text}: most of it is the processors' own part of it"
     return text
@@ -95,21 +90,17 @@ def _heavy(spec: ClusterSpec, figures: Figures) -> str:
 def _happenings(spec: ClusterSpec) -> list[str]:
     parts = []
     for do, what in (
-        (Do.JOIN, "come"), (Do.LEAVE, "leave"), (Do.KILL, "die"), (Do.SLOW, "are slowed down"),
-        (Do.STOP, "stand still for a while"), (Do.CUT_LINK, "have their links cut"),
+        (Do.JOIN, "comes/come"), (Do.LEAVE, "leaves/leave"), (Do.KILL, "dies/die"),
+        (Do.SLOW, "is slowed down/are slowed down"), (Do.STOP, "stands still for a while/stand still for a while"),
+        (Do.CUT_LINK, "has its link cut/have their links cut"),
     ):  # fmt: skip
+        one, several = what.split("/")
         nodes = {event.node for event in spec.events if event.do is do and event.node}
         if nodes:
-            parts.append(f"{len(nodes)} {what}" if len(nodes) > 1 else f"{next(iter(nodes))} {_one(what)}")
+            parts.append(f"{len(nodes)} {several}" if len(nodes) > 1 else f"{next(iter(nodes))} {one}")
     lines = {event.of: event.where for event in spec.events if event.between is not None}
     parts += [f"{where} is cut" for where in lines.values()]
     return ["On the way, " + ", ".join(parts)] if parts else []
-
-
-def _one(what: str) -> str:
-    singular = {"come": "comes", "leave": "leaves", "die": "dies", "are slowed down": "is slowed down",
-                "stand still for a while": "stands still for a while"}  # fmt: skip
-    return singular.get(what, "has its link cut")
 
 
 def _timing(result: CombinationResult, plan: Plan) -> str:
@@ -131,7 +122,9 @@ def _own_pace(result: CombinationResult) -> str:
     if figures.steps_apart:
         head = f"nobody waits; an exchange runs beside the training, one in {figures.steps_apart:.3g} steps"
     elif figures.communicate_share >= _HEAVY:
-        head = f"nobody waits for others, but the exchange itself takes {part(figures.communicate_share)} of the time"
+        head = (
+            f"nobody waits for others, but the exchange itself takes {percent(figures.communicate_share)} of the time"
+        )
     else:
         head = "nobody waits for anybody"
     if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s:
@@ -149,9 +142,9 @@ def _bounded(result: CombinationResult) -> str:
     if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s and _others_wait(figures, slow) > 0.1:
         return (
             f"runs at the pace of {slow.node} once the lead is used up: the others then wait, "
-            f"{part(_others_wait(figures, slow))} of their time in all"
+            f"{percent(_others_wait(figures, slow))} of their time in all"
         )
-    return f"the lead that is allowed takes up what varies: the others wait {part(_others_wait(figures, slow))}"
+    return f"the lead that is allowed takes up what varies: the others wait {percent(_others_wait(figures, slow))}"
 
 
 def _quorum(result: CombinationResult) -> str:
@@ -160,8 +153,8 @@ def _quorum(result: CombinationResult) -> str:
     if not late:
         return "nobody came too late"
     first = late[0]
-    text = f"goes on without the last: {part(figures.dropped_share)} of all steps are thrown away"
-    return f"{text}, {part(first.dropped / first.steps)} of those of {first.node}"
+    text = f"goes on without the last: {percent(figures.dropped_share)} of all steps are thrown away"
+    return f"{text}, {percent(first.dropped / first.steps)} of those of {first.node}"
 
 
 def _together(result: CombinationResult, plan: Plan) -> str:
@@ -172,9 +165,9 @@ def _together(result: CombinationResult, plan: Plan) -> str:
     if result.facts is not None and result.facts.pace is Pace.GROUPS:
         parts.append("only a group waits for its slowest, and meets another group next")
     elif every > 1 and before >= 0.05:
-        parts.append(f"an exchange every {every} steps: communication takes {part(figures.communicate_share)}")
+        parts.append(f"an exchange every {every} steps: communication takes {percent(figures.communicate_share)}")
     elif figures.communicate_share >= _HEAVY:
-        parts.append(f"communication takes {part(figures.communicate_share)}")
+        parts.append(f"communication takes {percent(figures.communicate_share)}")
     return "; ".join(parts)
 
 
@@ -185,16 +178,16 @@ def _balance(result: CombinationResult, plan: Plan) -> str:
         if figures.unequal < _EQUAL:
             return "equal batches, about equal workers"
         held_up = _others_wait(figures, figures.slowest)
-        return f"equal batches: the others wait {part(held_up)} of their time for {figures.slowest.node}"
+        return f"equal batches: the others wait {percent(held_up)} of their time for {figures.slowest.node}"
     small = min(figures.workers, key=lambda one: (one.batch, one.rank))
     large = max(figures.workers, key=lambda one: (one.batch, -one.rank))
     if least + 1 >= most:
-        return f"came to equal batches; waiting takes {part(figures.wait_share)}"
+        return f"came to equal batches; waiting takes {percent(figures.wait_share)}"
     text = f"{large.node} takes {most} samples and {small.node} {least}"
     base = plan.baseline.result.figures.wait_share
     if figures.wait_share < base:
-        return f"{text}: waiting takes {part(figures.wait_share)} instead of {part(base)}"
-    return f"{text}; waiting takes {part(figures.wait_share)}"
+        return f"{text}: waiting takes {percent(figures.wait_share)} instead of {percent(base)}"
+    return f"{text}; waiting takes {percent(figures.wait_share)}"
 
 
 def _learning(result: CombinationResult, plan: Plan) -> str:
@@ -205,7 +198,7 @@ def _learning(result: CombinationResult, plan: Plan) -> str:
     if lesson.diverged:
         return "but the model goes astray"
     if lesson.reached_samples is None:
-        return f"but it comes to {part(lesson.best)} only"
+        return f"but it comes to {percent(lesson.best)} only"
     if base is None or base.reached_samples is None or result is plan.baseline.result:
         return ""
     needs = lesson.reached_samples / base.reached_samples
@@ -213,7 +206,7 @@ def _learning(result: CombinationResult, plan: Plan) -> str:
         return ""
     more = "more" if needs > 1 else "fewer"
     than = f"{plan.baseline.result.choice.sync} with {plan.baseline.result.choice.balance} shares"
-    return f"needs {part(abs(needs - 1))} {more} samples than {than}"
+    return f"needs {percent(abs(needs - 1))} {more} samples than {than}"
 
 
 def _others_wait(figures: Figures, slow: WorkerOutcome) -> float:
@@ -238,15 +231,3 @@ def _most(figures: Figures) -> WorkerOutcome:
 def times(value: float) -> str:
     """``3.94`` → ``3.9 ×``."""
     return f"{value:.1f} ×" if value < 9.95 else f"{value:.0f} ×"
-
-
-def part(value: float) -> str:
-    """``0.614`` → ``61 %``."""
-    return f"{value:.0%}".replace("%", " %") if value >= 0.0995 or value == 0 else f"{value * 100:.1f} %"
-
-
-def seconds(value: float) -> str:
-    """``0.0123`` → ``12 ms``."""
-    if value < 0.9995:
-        return f"{value * 1e3:.2g} ms" if value < 0.0995 else f"{value * 1e3:.0f} ms"
-    return f"{value:.2g} s"

@@ -39,6 +39,9 @@ def test_all_combinations_of_demo4_are_ranked_with_reasons(capsys: pytest.Captur
     rates = [row["samples_per_s"] for row in told["rows"]]
     assert rates == sorted(rates, reverse=True)
     assert len(rates) >= 20
+    unmet = {one["balance"] for one in told["left_out"] if one["sync"] == "diloco" and "every 100 steps" in one["why"]}
+    assert "diloco" not in {row["sync"] for row in told["rows"]}
+    assert {"even", "lb-bsp"} <= unmet
     assert max(rates) <= told["limit_per_s"]
     refused = [carried(row["sync"]) or unheeded(row["sync"], row["balance"]) for row in told["rows"]]
     assert [row["carried"] for row in told["rows"]] == [why is None for why in refused]
@@ -55,7 +58,17 @@ def test_all_combinations_of_demo4_are_ranked_with_reasons(capsys: pytest.Captur
 
 
 def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("demo4", "--train", "digits", "--accuracy", "0.8", "--balance", "even,lb-bsp", "--sync", "bsp,asp,diloco")
+    words = (
+        "demo4",
+        "--train",
+        "digits",
+        "--accuracy",
+        "0.8",
+        "--balance",
+        "even,lb-bsp",
+        "--sync",
+        "bsp,asp,diloco:every=80",
+    )
     text, told = planned(capsys, *words, "--iterations", "80")
     assert (told["task"], told["accuracy"]) == ("digits", 0.8)
     times = [row["reached_s"] for row in told["rows"]]
@@ -66,7 +79,7 @@ def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixtu
     even, balanced = by_sync["even", "bsp"], by_sync["lb-bsp", "bsp"]
     assert even["reached_samples"] == balanced["reached_samples"]
     assert balanced["speed_up"] == pytest.approx(even["reached_s"] / balanced["reached_s"])
-    assert by_sync["even", "diloco"]["reached_s"] is None  # its first block is not over by then
+    assert by_sync["even", "diloco:every=80"]["reached_s"] is None  # it starts to learn with its first exchange
     assert "to 80 %" in text
     assert "but it comes to" in text
 
@@ -108,6 +121,24 @@ def test_a_combination_that_cannot_be_played_is_left_out_and_the_rest_goes_on(
     assert "2 shares do not fit" in text
     assert typed("demo4", "--balance", "static:shares=1/2", "--sync", "bsp") == 2
     assert "nothing is left to be ranked" in capsys.readouterr().err
+
+
+def test_what_exchanges_nothing_is_not_recommended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = ", ".join(
+        f'{{ name = "node{rank}", cores = 1, up_bit_per_s = 100 }}' for rank in range(2)
+    )  # meant as Mbit/s
+    (tmp_path / "cluster.toml").write_text(f'name = "two"\nnodes = [{nodes}]\n')
+    words = (str(tmp_path / "cluster.toml"), "--iterations", "20", "--balance", "even", "--sync")
+    text, told = planned(capsys, *words, "bsp,local,diloco:every=500,shadow:ma")
+    assert [row["sync"] for row in told["rows"]] == ["local", "bsp"]
+    assert told["best"] == told["best_carried"] == {"balance": "even", "sync": "local"}
+    assert told["rows"][0]["speed_up"] == pytest.approx(8, rel=0.01)  # whole rounds of 8 steps: one exchange for 8
+    why = {one["sync"]: one["why"] for one in told["left_out"]}
+    assert why["diloco:every=500"].startswith("an exchange comes every 500 steps, and node0 took 20")
+    assert why["shadow:ma"].startswith("no exchange of all workers ended")
+    assert all(reason in " ".join(text.split()) for reason in why.values())
+    assert typed(*words, "diloco:every=500") == 2
+    assert "nothing is left to be ranked: even under diloco:every=500: an exchange comes" in capsys.readouterr().err
 
 
 def test_where_nothing_could_be_played_the_failures_are_told_and_not_what_was_left_out(

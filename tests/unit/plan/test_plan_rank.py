@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from uneven.balance import balancers
-from uneven.cluster.spec import ClusterSpec, Node, Workload
+from uneven.cluster.spec import ClusterSpec, Node, Workload, steady
 from uneven.core.cost import Affine
-from uneven.plan import Choice, CombinationResult, Counter, Figures, TrainingOutcome, ranked
-from uneven.simulate import Scenario, WorkerOutcome, simulate, streamed
-from uneven.sync import Pace, policies
+from uneven.errors import ConfigError
+from uneven.plan import Choice, CombinationResult, Figures, TrainingOutcome, ranked
+from uneven.plan import played as figures_of
+from uneven.simulate import Scenario, WorkerOutcome
+from uneven.sync import policies
 
 
 def figures(samples_per_s: float, limit_per_s: float = 100.0) -> Figures:
@@ -77,18 +79,18 @@ def test_without_even_shares_under_bsp_the_slowest_is_compared_with() -> None:
         ranked([])
 
 
-def played(sync: str, balance: str = "even", iterations: int = 40) -> Figures:
+def played(sync: str, balance: str = "even", iterations: int = 40, bit_per_s: float | None = None) -> Figures:
+    line = None if bit_per_s is None else steady(bit_per_s)
     spec = ClusterSpec(
         name="two",
-        nodes=(Node(name="fast", cost=Affine(0.0, 0.01)), Node(name="slow", cost=Affine(0.0, 0.03))),
-        workload=Workload(global_batch=40, exchange_core_s=0.0),
+        nodes=(
+            Node(name="fast", cost=Affine(0.0, 0.01), up_bit_per_s=line, site="east"),
+            Node(name="slow", cost=Affine(0.0, 0.03), up_bit_per_s=line, site="west"),
+        ),
+        workload=Workload(global_batch=40, exchange_core_s=0.0, gradient_bytes=1_000_000),
     )
     policy = policies.resolve(sync)
-    scenario = streamed(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=iterations))
-    counter = Counter()
-    outcome = simulate(scenario, arithmetic=counter)
-    assert policy.facts is not None
-    return counter.figures(outcome, waits=policy.facts.pace is not Pace.OWN)
+    return figures_of(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=iterations))
 
 
 def test_figures_of_even_shares_are_those_reckoned_by_hand() -> None:
@@ -115,3 +117,17 @@ def test_no_combination_is_above_the_limit() -> None:
         assert found.samples_per_s <= found.limit_per_s * (1 + 1e-9)
     assert played("shadow:ma").steps_apart >= 1
     assert played("backup").dropped_share > 0
+
+
+@pytest.mark.parametrize("sync", ["local:every=30", "hierarchical:every=30", "regional:every=5,across=6"])
+def test_steps_that_no_exchange_follows_do_not_count(sync: str) -> None:
+    assert played(sync, iterations=40, bit_per_s=1e6) == played(sync, iterations=30, bit_per_s=1e6)
+    with pytest.raises(ConfigError, match="an exchange comes every 30 steps, and fast took 29: simulate more"):
+        played(sync, iterations=29, bit_per_s=1e6)
+
+
+@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:easgd", "decoupled", "geo:lead=50"])
+def test_an_exchange_that_does_not_end_gives_no_rate(sync: str) -> None:
+    assert played(sync, bit_per_s=1e8).samples_per_s > 0
+    with pytest.raises(ConfigError, match=r"no exchange of all workers ended in .* all bandwidths are in bit/s"):
+        played(sync, bit_per_s=1e2)

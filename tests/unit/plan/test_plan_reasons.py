@@ -10,10 +10,11 @@ from uneven.balance import balancers
 from uneven.cluster.events import Do, Event
 from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven.core.cost import Affine
-from uneven.plan import Choice, CombinationResult, Counter, Plan, TrainingOutcome, findings, ranked, reason
+from uneven.plan import Choice, CombinationResult, Plan, TrainingOutcome, findings, ranked, reason
+from uneven.plan import played as figures_of
 from uneven.plan.bottleneck import bottleneck
-from uneven.simulate import Scenario, simulate, streamed
-from uneven.sync import Pace, policies
+from uneven.simulate import Scenario
+from uneven.sync import policies
 
 
 def node(name: str, per_sample_s: float = 0.01, **rest: object) -> Node:
@@ -31,11 +32,8 @@ THREE = cluster(node("quick"), node("middle"), node("tardy", 0.04))
 def played(spec: ClusterSpec, *pairs: tuple[str, str], lessons: dict[str, TrainingOutcome] | None = None) -> Plan:
     results = []
     for balance, sync in pairs:
-        policy, counter = policies.resolve(sync), Counter()
-        scenario = streamed(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=60))
-        outcome = simulate(scenario, arithmetic=counter)
-        assert policy.facts is not None
-        figures = counter.figures(outcome, waits=policy.facts.pace is not Pace.OWN)
+        policy = policies.resolve(sync)
+        figures = figures_of(Scenario(spec=spec, balancer=balancers.resolve(balance), policy=policy, iterations=60))
         lesson = (lessons or {}).get(sync)
         results.append(
             CombinationResult(choice=Choice(balance, sync), facts=policy.facts, figures=figures, lesson=lesson)
@@ -71,8 +69,11 @@ def test_a_narrow_link_is_named_with_what_it_costs() -> None:
     spec = cluster(node("a"), node("b", up_bit_per_s=steady(10e6), down_bit_per_s=steady(1e9)), node("c"))
     heavy = findings(spec, played(spec, ("even", "bsp")))[-1]
     # A ring moves 2 · 2/3 MB over the link up at 10 Mbit/s; the buckets of a megabyte hide little of it.
-    assert heavy.startswith("An exchange takes 1.1 s, computing 100 ms on")
+    assert heavy.startswith("An exchange takes 1.12 s, computing 100 ms on")
     assert heavy.endswith("the link of b (10 Mbit/s) is the bottleneck")
+    mistyped = cluster(node("a"), node("b", up_bit_per_s=steady(10.0), down_bit_per_s=steady(1e9)), node("c"))
+    typed = findings(mistyped, played(mistyped, ("even", "bsp")))[-1]
+    assert typed.endswith("the link of b (10 bit/s) is the bottleneck; check that all bandwidths are in bit/s")
 
 
 def test_bottlenecks() -> None:
@@ -105,7 +106,7 @@ def test_every_pace_has_its_reason() -> None:
     assert told["backup"].startswith("goes on without the last: 11 % of all steps are thrown away, 100 % of those of ")
     assert "an exchange runs beside the training, one in" in told["shadow:ma"]
     assert told["shuffle"].endswith("only a group waits for its slowest, and meets another group next")
-    assert told["local"] == "equal batches: the others wait 74 % of their time for tardy"
+    assert told["local"] == "equal batches: the others wait 75 % of their time for tardy"
 
 
 def test_learning_is_compared_in_samples() -> None:

@@ -97,6 +97,8 @@ def test_a_link_and_a_shadow(run: Path) -> None:
     assert parse("With static:shares=4/3/2/1")(case(run)).balance == "static:shares=4/3/2/1"
     found = what_if.what_if(run, ["with shadow:ma"], 0)
     assert found.gain(found.played[1]) > 1
+    with pytest.raises(ConfigError, match=r"with diloco:every=500: an exchange comes every 500 steps, and .* took 120"):
+        what_if.what_if(run, ["with diloco:every=500"], 0)
 
 
 @pytest.mark.parametrize(
