@@ -22,8 +22,9 @@ import idioms_optimizers  # noqa: F401
 import idioms_wrapped  # noqa: F401
 import torch
 import torch.distributed as dist
-from idiom_base import IDIOMS, Agrees, Differs, Either, Equal, Expect, Idiom, N, Plain, Refused, Unfit, Watched
+from idiom_base import IDIOMS, Agrees, Differs, Either, Equal, Expect, Idiom, N, Plain, Refused, Unfit, Watched, seed
 from torch import nn
+from torch.distributed import distributed_c10d as c10d
 
 from uneven.balance import Balancer
 from uneven.core.actions import Split
@@ -31,7 +32,7 @@ from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
 from uneven.testing.ranks import RankContext, ranks, run_ranks
 
-WORKERS = {"even": 3, "static": 4, "moving": 4}
+WORKERS = {"even": 3, "static": 4, "moving": 3}
 """By shares. Twenty samples are 7, 7 and 6 for three, and the last part of two leaves nothing to one of them."""
 
 WAIT_S = 30.0
@@ -82,12 +83,52 @@ class Told:
         return True
 
 
-def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dist.Store) -> dict[str, Any]:
-    limit = timedelta(seconds=WAIT_S)
-    store.set(f"here/{me.rank}", "")
-    # In the cell before, others may have waited for their time-out, and then once more as they closed the session.
-    store.wait([f"here/{rank}" for rank in range(me.size)], timedelta(seconds=4 * WAIT_S))
-    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=limit)
+class Meeting:
+    """The process group of a cell: formed once, and once more after each idiom that fails on any rank.
+
+    Attributes:
+        formed: how often.
+    """
+
+    def __init__(self, me: RankContext) -> None:
+        self._me = me
+        self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False)
+        self.formed = self._idioms = 0
+
+    def begin(self) -> None:
+        """Form the group if there is none."""
+        self._idioms += 1
+        if not dist.is_initialized():
+            self.formed += 1
+            rank, size, limit = self._me.rank, self._me.size, timedelta(seconds=WAIT_S)
+            store = dist.PrefixStore(f"group/{self.formed}", self._store)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+
+    def end(self, failed: bool) -> None:
+        """Wait for the idiom to end on all ranks. They keep the group if it did not fail on any of them.
+
+        A rank that failed leaves the group first, because others may wait for it in an exchange.
+        """
+        here, failures = (dist.PrefixStore(f"{word}/{self._idioms}", self._store) for word in ("here", "failures"))
+        if failed:
+            failures.add("all", 1)
+            self._leave()
+        here.set(str(self._me.rank), "")
+        # Others may wait for their time-out, and then once more as they close the session.
+        here.wait([str(rank) for rank in range(self._me.size)], timedelta(seconds=4 * WAIT_S))
+        if failures.check(["all"]):
+            self._leave()
+        for group in [one for one in c10d._world.pg_map if one is not dist.group.WORLD]:
+            dist.destroy_process_group(group)  # as of a device mesh, which nothing else ends
+
+    def _leave(self) -> None:
+        with Told():
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[str, Any]:
+    meeting.begin()
     said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
     with said, prepared(idiom):
         settings = {"sync": POLICIES[policy], "balance": balance(shares), "budget": 0.9, "timeout_s": WAIT_S}
@@ -105,15 +146,14 @@ def one_cell(idiom: Idiom, me: RankContext, policy: str, shares: str, store: dis
     del session
     if said.error:
         gc.collect()  # or a cycle of torch's keeps the connections, and the others wait for their time-out
-    with said:
-        dist.destroy_process_group()
+    meeting.end(failed=bool(said.error))
     return found
 
 
 @contextmanager
 def prepared(idiom: Idiom) -> Iterator[None]:
     """The same seed everywhere, the idiom's kind of numbers, and no warnings: some idioms deserve one of torch's."""
-    torch.manual_seed(0)
+    seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(idiom.dtype)
     try:
@@ -128,9 +168,8 @@ def prepared(idiom: Idiom) -> Iterator[None]:
 def cells(me: RankContext, policy: str, shares: str, names: list[str]) -> dict[str, Any]:
     """On every rank, what came of each idiom."""
     gc.freeze()  # what has been imported stays
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False)
-    rooms = {name: dist.PrefixStore(f"cell/{name}", store) for name in names}
-    return {name: one_cell(IDIOMS[name], me, policy, shares, rooms[name]) for name in names}
+    meeting = Meeting(me)
+    return {name: one_cell(IDIOMS[name], policy, shares, meeting) for name in names}
 
 
 def in_one_process(idiom: Idiom) -> list[float]:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from idiom_base import IDIOMS, OWN_PACE, Agrees, Differs, Either, Equal, Expect, N, Refused
 from idiom_page import PAGE, page
-from idiom_runs import RUN, expected, play, verdict
+from idiom_runs import RUN, Meeting, Told, expected, play, verdict
 from known import KNOWN
+from torch.distributed import distributed_c10d as c10d
 
 import uneven
 from uneven.errors import ConfigError
@@ -97,6 +100,24 @@ def test_what_is_shown_elsewhere_is() -> None:
 def test_the_known_cells_exist() -> None:
     assert {name for name, _, _ in KNOWN} <= set(IDIOMS)
     assert {(policy, shares) for _, policy, shares in KNOWN} <= set(RUN)
+
+
+@ranks(3, join=False)
+def test_after_an_idiom_that_failed_the_next_one_gets_another_group(me: RankContext) -> None:
+    meeting, formed, errors = Meeting(me), [], []
+    for fails in (False, True, False):
+        meeting.begin()
+        formed.append(meeting.formed)
+        with Told() as told:
+            dist.new_group()  # which the idiom leaves to the meeting
+            if fails and me.rank == 1:
+                raise KeyError("only here")
+            dist.all_reduce(torch.ones(1))
+        meeting.end(failed=bool(told.error))
+        errors.append(told.error)
+    assert [bool(error) for error in errors] == [False, True, False]
+    assert formed == [1, 1, 2]
+    assert list(c10d._world.pg_map) == [dist.group.WORLD]
 
 
 @ranks(2)
