@@ -1,0 +1,13 @@
+"""Idioms of public scripts under all other policies and shares; ``tests/idioms`` has the first cell."""
+
+from __future__ import annotations
+
+import pytest
+from idiom_runs import RUN
+from test_idioms import FIRST, check_cell
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("policy", "shares"), [cell for cell in RUN if cell != FIRST])
+def test_the_rest_of_the_matrix(policy: str, shares: str) -> None:
+    check_cell(policy, shares)
