@@ -30,6 +30,7 @@ from uneven.run.drawing import make_loader, shards_of
 from uneven.run.elastic.handover import LoopOfMembers
 from uneven.run.join import join
 from uneven.run.loop import StepLoop
+from uneven.run.model.check import least_samples
 from uneven.run.model.hooks import Undo
 from uneven.run.own_batches import OwnBatches
 from uneven.run.part import Part
@@ -201,6 +202,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb,
         )  # fmt: skip
         self._members.attach(model, stateful)
+        self._loop.reports.needs(least_samples(model), self._loader)
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
         return (model, *stateful) if stateful else model
 
@@ -224,8 +226,8 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         Args:
             dataset: map-style or a stream, the same on every rank.
             batch_size: the GLOBAL batch: samples of all workers together in one iteration.
-            min_batch: least samples of this worker in an iteration; None for 2 where :meth:`setup` was given a model
-                with batch norm, which wants as many, and for 1 elsewhere.
+            min_batch: least samples of this worker in an iteration; None for what the model needs: 2 if it has batch
+                norm, else 1. :meth:`setup` may come before or after.
             max_batch: most samples of this worker, for instance what fits its memory; None for no limit.
             epochs: how many epochs are planned; only for the progress display.
             sharded: whether this rank's stream is a shard of its own, whose ``__len__`` says how many samples it has.
@@ -250,14 +252,20 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         check_together(together, dataset, microbatch, dataloader)
         if sharded:
             dataloader["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
-        min_batch = self._loop.least(batch_size, max_batch) if min_batch is None else min_batch
         asked = LoaderOptions.split(
-            dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, lower=min_batch, **dataloader
-        )
+            dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last,
+            lower=1 if min_batch is None else min_batch, **dataloader,
+        )  # fmt: skip
         loader = make_loader(self._loop, self._members, asked, self._begin)
         self._loop.reports.microbatch, self._together = microbatch, together
         self._loop.reports.start(
-            loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last, microbatch=microbatch,
+            loader,
+            self._balancer,
+            min_batch,
+            max_batch,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            microbatch=microbatch,
             together=together,
         )
         if epochs is not None:

@@ -10,12 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from session_parts import Moving, X, assert_same, batches, net, reference, sgd, tensors
+from session_parts import Moving, X, assert_same, batches, everybodys, net, reference, sgd, tensors
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.errors import TrainingError
+from uneven.balance import Balancer
+from uneven.core.actions import Split
+from uneven.core.apportion import proportional
+from uneven.core.views import BalanceView
+from uneven.errors import ConfigError, TrainingError
 from uneven.testing.ranks import RankContext, ranks
 
 
@@ -248,3 +252,64 @@ def test_a_model_is_free_again_after_the_session(me: RankContext) -> None:
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
     assert list(model.state_dict()) == list(net().state_dict())
+
+
+class Starving(Balancer):
+    """As little as the limits allow for all workers except one, by turns."""
+
+    def split(self, view: BalanceView) -> Split:
+        weights = [1e6 if rank == view.iteration % len(view.members) else 1.0 for rank in view.members]
+        return Split(proportional(weights, view.global_batch, view.limits))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("loader_first", [False, True])
+@ranks(3)
+def test_batch_norm_gets_two_samples_whatever_comes_first(me: RankContext, loader_first: bool) -> None:
+    """A share of one sample has no variance. N leaves a last part of two samples, which one worker takes alone."""
+    with uneven.Session(balance=Starving(), budget=0.9) as session:
+        model, sizes = normed(), []
+        if loader_first:
+            loader = session.loader(TensorDataset(*tensors()), X)
+        model, optimizer = session.setup(model, sgd(model))
+        if not loader_first:
+            loader = session.loader(TensorDataset(*tensors()), X)
+        for _ in range(3):
+            for x, y in loader:
+                sizes.append(len(x))
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert min(sizes) == 2
+
+
+@pytest.mark.parametrize(("size", "most", "words"), [(5, None, "are 5 and 5"), (X, 1, "are 12 and 1")])
+@ranks(3)
+def test_batch_norm_in_a_batch_too_small_for_all(me: RankContext, size: int, most: int | None, words: str) -> None:
+    data, most = TensorDataset(*tensors()), most if me.rank == 0 else None
+    message = f"batch norm, which needs 2 .* at least 6 and a max_batch of at least 2, but these {words}"
+    with uneven.Session() as session:
+        session.setup(normed())
+        with pytest.raises(ConfigError, match=message):
+            session.loader(data, size, max_batch=most)
+    with uneven.Session() as session:
+        session.loader(data, size, max_batch=most)
+        with pytest.raises(ConfigError, match=message):
+            session.setup(normed())
+    with uneven.Session() as session:  # as the message says
+        session.loader(data, size, max_batch=most, min_batch=1)
+        session.setup(normed())
+
+
+@ranks(2)
+def test_workers_with_other_limits_divide_the_last_part_alike(me: RankContext) -> None:
+    with uneven.Session(balance="even") as session:
+        session.setup(net())
+        loader = session.loader(TensorDataset(*tensors()), 15, min_batch=(4, 1)[me.rank])  # leaves a last part of 5
+        shares = [session.shares for _ in loader]
+        first, second = everybodys([shares])
+    assert first == second
+    assert sum(shares[-1]) == 5

@@ -161,7 +161,7 @@ class PlannedSampler:
 
     def come_again(self, changing: Changing) -> None:
         """Some positions come again, as a run that is resumed here has lost workers."""
-        self._plan = replace(self._plan, changing=changing)
+        self._plan.changing = changing
 
     def start(self, cursor: Cursor) -> None:
         """Forget what was drawn; the next pass begins at ``cursor``."""

@@ -91,7 +91,8 @@ class BalancedLoader:
         self._changing = division.changing
         self._calls = calls or LoaderCalls()
         self._hands = hands or Hands()
-        self._source = open_source(asked, division, self._hands.unused)
+        self._plan = division.plan(asked)
+        self._source = open_source(asked, division, self._plan, self._hands.unused)
         self._before = Cursor()
         self._handed: Portion | None = None  # since then; a cursor is made of it where somebody asks
         self._resumed = False
@@ -118,7 +119,13 @@ class BalancedLoader:
     @property
     def lower(self) -> int:
         """Least samples in a batch of this rank."""
-        return self._asked.lower
+        return self._plan.lower
+
+    def at_least(self, lower: int) -> None:
+        """Give no rank a smaller batch from the next pass on, if the last part allows it; the same on all ranks."""
+        self._plan.lower = lower
+        if self.paced is not None:
+            self.paced.at_least(lower)
 
     @property
     def alike(self) -> str:

@@ -126,10 +126,13 @@ class Division:
         )  # fmt: skip
 
 
-def open_source(asked: LoaderOptions, division: Division, unused: Callable[[], Sequence[Portion]]) -> BatchSource:
+def open_source(
+    asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Callable[[], Sequence[Portion]]
+) -> BatchSource:
     """The batches of one rank.
 
     Args:
+        plan: of ``division``; its ``lower`` may change before a pass begins.
         unused: batches that the script was handed and that are in no model yet.
 
     Raises:
@@ -145,24 +148,22 @@ def open_source(asked: LoaderOptions, division: Division, unused: Callable[[], S
     check_samplers(asked.sampler, asked.batch_sampler, stream=stream, drop_last=asked.drop_last)
     _check_cost(asked, division, stream)
     if asked.shards is not None:
-        return ShardSource(
-            asked.dataset, shards=asked.shards, rank=division.rank, split_for=division.split_for, lower=asked.lower,
-            drop_last=asked.drop_last, options=asked.dataloader,
-        )  # fmt: skip
+        return ShardSource(asked.dataset, shards=asked.shards, rank=division.rank, plan=plan, options=asked.dataloader)
     if not stream:
-        return _indexed(asked, division, unused)
+        return _indexed(asked, division, plan, unused)
     if division.counter is not None:
         raise DataError(
             "a stream has no index by which workers could each take samples at their own pace: give a data set "
             "with __len__ and __getitem__, or a policy under which workers wait for each other"
         )
-    plan = division.plan(asked)
     return StreamSource(
         asked.dataset, plan=plan, rank=division.rank, sharded=asked.stream_sharded, options=asked.dataloader
     )
 
 
-def _indexed(asked: LoaderOptions, division: Division, unused: Callable[[], Sequence[Portion]]) -> IndexedSource:
+def _indexed(
+    asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Callable[[], Sequence[Portion]]
+) -> IndexedSource:
     size = _checked_length(asked)
     orders = _orders(asked, division.seed, size)
     if division.counter is not None:
@@ -179,7 +180,7 @@ def _indexed(asked: LoaderOptions, division: Division, unused: Callable[[], Sequ
     if asked.cost is not None:
         values = [asked.cost(index) for index in range(size)] if callable(asked.cost) else asked.cost
         costs = SampleCosts(values, size, padded=asked.padded)
-    planned = PlannedSampler(plan=division.plan(asked), rank=division.rank, orders=orders, costs=costs)
+    planned = PlannedSampler(plan=plan, rank=division.rank, orders=orders, costs=costs)
     alike = "" if costs is None else costs.digest
     return _read(asked, orders, planned, alike)
 

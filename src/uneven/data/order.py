@@ -167,13 +167,13 @@ class Changing(Protocol):
     def resume(self, cursor: Cursor, left: Iterable[Sequence[int]]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EpochPlan:
     """Cuts an epoch into parts.
 
     Attributes:
         batch_size: the global batch X.
-        lower: least samples of a rank that has any, where the last part allows it.
+        lower: least samples of a rank that has any, if the last part allows it; it may change between two passes.
         drop_last: leave out a last part smaller than the global batch.
         settled: whether no split will be decided any more, so that those of later iterations are known.
         changing: where members come and go, who they are, and what comes again; else None.

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from uneven.core.apportion import proportional
 from uneven.core.views import Limits
-from uneven.data.order import Cursor, Portion, SplitSource
+from uneven.data.order import Cursor, EpochPlan, Portion
 from uneven.data.source import BatchSource
 from uneven.data.stream import Adapter, pack_all, same, unpack
 from uneven.errors import CheckpointError, DataError
@@ -68,16 +68,15 @@ class ShardSource(BatchSource):
 
     Args:
         shards: of all ranks.
-        split_for: iteration → shares of all ranks.
+        plan: says how an iteration's samples are shared.
         options: keywords for torch's ``DataLoader``. One process reads, or none.
     """
 
     kind = "shards"
 
     def __init__(
-        self, dataset: Iterable[Any], *, shards: Shards, rank: int, split_for: SplitSource, lower: int,
-        drop_last: bool, options: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+        self, dataset: Iterable[Any], *, shards: Shards, rank: int, plan: EpochPlan, options: Mapping[str, Any]
+    ) -> None:
         options = dict(options)
         self._collate = options.pop("collate_fn", None) or default_collate
         options["num_workers"] = min(options.get("num_workers", 0), 1)
@@ -87,8 +86,7 @@ class ShardSource(BatchSource):
         self.length = sum(shards.lengths)
         self._most = shards.most
         self._rank = rank
-        self._split_for = split_for
-        self._lower, self._drop_last = lower, drop_last
+        self._plan = plan
         self._taken: OrderedDict[int, Counts] = OrderedDict()  # samples of all ranks so far → of each
         self._chunks: DataLoader[Any] = DataLoader(
             dataset if isinstance(dataset, IterableDataset) else Adapter(dataset),
@@ -130,9 +128,9 @@ class ShardSource(BatchSource):
             pass
         held: list[Any] = []
         while any(left := tuple(all_ - used for all_, used in zip(self._lengths, taken, strict=True))):
-            split = self._split_for(cursor.iteration)
-            shares = shard_shares(split, left, self._most, self._lower)
-            if self._drop_last and sum(shares) < sum(split):
+            split = self._plan.split_for(cursor.iteration)
+            shares = shard_shares(split, left, self._most, self._plan.lower)
+            if self._plan.drop_last and sum(shares) < sum(split):
                 return
             part = Portion(
                 iteration=cursor.iteration, epoch=cursor.epoch, start=cursor.start, size=sum(shares), shares=shares
@@ -146,7 +144,7 @@ class ShardSource(BatchSource):
             held = own or held or [self._unpack(one) for one in islice(chain.from_iterable(self._chunks), 1)]
             taken = tuple(used + share for used, share in zip(taken, shares, strict=True))
             self._remember(part.end, taken)
-            fill = [held[place % len(held)] for place in range(self._lower)]
+            fill = [held[place % len(held)] for place in range(self._plan.lower)]
             yield part, self._collate(own or fill)
             cursor = cursor.after(part)
 

@@ -136,7 +136,7 @@ def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: i
     changing, enter = (None, None) if elastic is None else (elastic.returned, elastic.enter)
     if batch_size is not None:
         steps = DrawnSteps(batch_size, context.rank, changing=changing, enter=enter)
-        loop.reports.start(steps, balancer, loop.least(batch_size), None)
+        loop.reports.start(steps, balancer, None, None)
         return steps
     said = compare(context.connection.transport, {"_samples": samples}, "session.step")
     each = [int(one["_samples"]) for one in said[: context.world.size]]  # of those that the run begins with

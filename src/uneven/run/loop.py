@@ -42,7 +42,6 @@ from uneven.run.factory import shared
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.turns import Turns
-from uneven.run.model.check import least_samples
 from uneven.run.part import Step
 from uneven.run.parts import Parts
 from uneven.run.reports.reports import Reports
@@ -68,7 +67,6 @@ class StepLoop:
         self.turns = Turns(self._rank, self._members)
         self.reports, self.gradients = Reports(context, self.turns, self.own_pace), Averaged()
         self.model: Attached | NoModel = NoModel(context)
-        self._needs = 1
         self._streams = Streams(context.connection.transport, together=self.own_pace is None)
         self.hands = Hands(self.turns.of)
         self.counting = PassCounts(self.hands)
@@ -84,7 +82,6 @@ class StepLoop:
             self.context, model, optimizers, reports=self.reports, gradients=self.gradients, hands=self.hands,
             counting=self.counting, own_pace=self.own_pace, parts=self.parts, **how,
         )  # fmt: skip
-        self._needs = least_samples(model)
         self._planned = None
 
     def check_open(self, call: str) -> None:
@@ -95,14 +92,6 @@ class StepLoop:
         """
         if self.closed:
             raise ConfigError(f"{call}: the session is closed; make another one, with the model and the optimizer")
-
-    def least(self, batch_size: int, most: int | None = None) -> int:
-        """Samples of a global batch that this worker takes at least, if its user does not say how many: what the model
-        needs, where this worker may take as many, and there are enough for all workers that there may be."""
-        world = self.context.world
-        workers = world.size if world.elastic is None else world.elastic.most
-        fits = batch_size >= workers * self._needs and (most is None or most >= self._needs)
-        return self._needs if fits else 1
 
     def begin(self, part: Portion, loader: BalancedLoader | DrawnSteps) -> None:
         """A batch is about to be handed to the user.

@@ -169,5 +169,5 @@ def unused_parameters(model: nn.Module, parameters: list[nn.Parameter], iteratio
 
 
 def least_samples(model: nn.Module) -> int:
-    """Samples that a worker needs in a step: two where batch norm takes a variance."""
-    return 2 if batch_norms(model) else 1
+    """Samples that a worker needs in a step: two if batch norm takes the variance of its own part of the batch."""
+    return 2 if any(not isinstance(model.get_submodule(name), nn.SyncBatchNorm) for name in batch_norms(model)) else 1

@@ -69,12 +69,6 @@ class StoredSampleCounter:
         """See :class:`uneven.data.supply.SampleCounter`."""
         return self._known.get(epoch)
 
-    def begin(self, sampler: PacedSampler | None, lower: int) -> None:
-        """There is a loader; no batch of anybody is to be smaller than ``lower``."""
-        self.sampler = sampler
-        if sampler is not None:
-            sampler.at_least(lower)
-
     # ---------------------------------------------------------------- at a barrier of all
     def held(self) -> dict[str, Any]:
         """What this worker knows of the counters, and has taken and not trained on, as plain JSON-able data.

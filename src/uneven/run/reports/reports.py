@@ -81,12 +81,13 @@ class Reports:
         self.piggyback: Piggyback | None = None
         self.piggybacks = False
         self._agreed: _Agreed | None = None
+        self._needs = 1  # samples of a worker in a step, for this model
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._cost_s = 0.0  # of the last exchange of reports
         self.microbatch: int | str | None = None
         self._fits: int | None = None  # samples in a pass, as a profile says
-        self._bounds: dict[int, tuple[int, int]] = {}  # least and greatest share of each worker
+        self._bounds: dict[int, tuple[int | None, int]] = {}  # least share of each worker, if given, and greatest
         self._kinds: dict[int, str] = {}  # of each worker's machine
         self._profiles: dict[int, Profile] = {}
         self._kind = ""
@@ -101,15 +102,20 @@ class Reports:
         self,
         loader: BalancedLoader | DrawnSteps,
         balancer: Balancer,
-        min_batch: int,
+        min_batch: int | None,
         max_batch: int | None,
         **same: Any,
     ) -> None:
         """Agree with the other ranks on limits and look-ahead, and make the slow loop.
 
         Args:
+            min_batch: least samples of this worker; None for as many as the model needs, see :meth:`needs`.
             same: what else must be the same everywhere.
+
+        Raises:
+            ConfigError: the limits cannot be met.
         """
+        adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         upper = loader.batch_size if max_batch is None else max_batch
         said = compare(
             self._context.connection.transport,
@@ -119,31 +125,74 @@ class Reports:
                 "cost of its samples": loader.alike,
                 **same,
                 "_lower": min_batch,
-                "_upper": upper,
+                "_upper": upper if adds_up else min(upper, loader.batch_size),
                 "_lookahead": loader.lookahead,
                 "_kind": self._kind,
             },
             "session.loader",
         )
-        self._bounds = {rank: (one["_lower"], min(one["_upper"], loader.batch_size)) for rank, one in enumerate(said)}
+        self._bounds = {rank: (one["_lower"], one["_upper"]) for rank, one in enumerate(said)}
         self._kinds = {rank: one["_kind"] for rank, one in enumerate(said)}
         elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
-        adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         if elastic is not None:
             _refuse_unlike(said)
             if elastic.membership.joins_later:  # it is alone until it is let in
-                alone = Limits(lower=(min_batch,), upper=(upper if adds_up else min(upper, loader.batch_size),))
-                self._agreed = _Agreed(balancer, alone, loader.batch_size, lookahead, adds_up)
-                if self._own_pace is not None:
-                    self._own_pace.counter.begin(loader.paced, min_batch)
-                return
-        limits = _limits(self._bounds, self._context.members)
-        limits.check(loader.batch_size)
-        self._agreed = _Agreed(balancer, limits, loader.batch_size, lookahead, adds_up)
-        self._slow = self._slow_loop(self._agreed, {})
-        self._turns.least = limits.lower[self._context.place]
+                self._bounds = {self._context.rank: self._bounds[len(said) - 1]}
+        self._agreed = _Agreed(balancer, Limits(lower=(), upper=()), loader.batch_size, lookahead, adds_up)
         if self._own_pace is not None:
-            self._own_pace.counter.begin(loader.paced, max(limits.lower))
+            self._own_pace.counter.sampler = loader.paced
+        self._settle(loader)
+
+    def needs(self, samples: int, loader: BalancedLoader | DrawnSteps | None) -> None:
+        """Have each worker take at least this many samples in a step, if its user gave no number.
+
+        The model is the same on all workers, and so is the number. It may come before or after :meth:`start`.
+
+        Args:
+            loader: given to :meth:`start`, if that came before.
+
+        Raises:
+            ConfigError: the global batch is too small for that.
+        """
+        if samples != self._needs:
+            self._needs = samples
+            if loader is not None:
+                self._settle(loader)
+
+    def _settle(self, loader: BalancedLoader | DrawnSteps) -> None:
+        """Derive limits and the slow loop from what the users gave and the model needs."""
+        assert self._agreed is not None
+        limits, elastic = self._limits(tuple(self._bounds)), self._context.elastic
+        self._turns.least = max(limits.lower)  # the same on all workers, which divide a last part alike
+        loader.at_least(self._turns.least)
+        if elastic is not None and elastic.membership.joins_later:
+            self._agreed = replace(self._agreed, limits=limits)
+            return
+        self._agreed = self._agreed.among(limits)
+        self._slow = self._slow_loop(self._agreed, {})
+        if self._loaded:
+            self._slow.load_state_dict(self._loaded)
+
+    def _limits(self, members: tuple[int, ...]) -> Limits:
+        """
+        Raises:
+            ConfigError: a worker whose user gave no number may get fewer samples than the model needs.
+        """
+        assert self._agreed is not None
+        bounds, needs, world = [self._bounds[one] for one in members], self._needs, self._context.world
+        workers = world.size if world.elastic is None else world.elastic.most
+        total = sum(needs if low is None else low for low, _ in bounds) + (workers - len(bounds)) * needs
+        most = min((high for low, high in bounds if low is None), default=None)
+        batch = self._agreed.global_batch
+        if workers > 1 and needs > 1 and most is not None and (total > batch or most < needs):
+            raise ConfigError(
+                f"the model has batch norm, which needs {needs} samples of each worker in a step. So {workers} workers "
+                f"need a batch_size of at least {total} and a max_batch of at least {needs}, but these are {batch} and "
+                f"{most}: raise them, or use fewer workers. If one sample has several values per channel, as an image "
+                f"has, session.loader(min_batch=1) allows a single sample"
+            )
+        lower = tuple(min(needs, high) if low is None else low for low, high in bounds)
+        return Limits(lower=lower, upper=tuple(high for _, high in bounds))
 
     def _slow_loop(self, agreed: _Agreed, profiles: dict[int, Profile]) -> SlowLoop:
         scribe = self._context.scribe
@@ -244,11 +293,10 @@ class Reports:
             self._kinds[int(worker)] = said["kind"]
         if self._slow is None or self._agreed is None:
             return
-        self._agreed = agreed = self._agreed.among(_limits(self._bounds, generation.members))
+        self._agreed = agreed = self._agreed.among(self._limits(generation.members))
         self._slow.members_changed(
             generation.border, generation.members, agreed.limits, agreed.global_batch, self._kinds
         )
-        self._turns.least = agreed.limits.lower[self._context.place]
 
     def for_newcomers(self) -> dict[str, Any]:
         """See :meth:`SlowLoop.for_newcomers`; and what each worker can hold, is, and was found to be in its profile."""
@@ -265,12 +313,11 @@ class Reports:
         assert self._agreed is not None
         self._bounds, self._kinds = state["bounds"], state["kinds"]
         self._profiles = {rank: Profile(**one) for rank, one in state["profiles"].items()}
-        self._agreed = self._agreed.among(_limits(self._bounds, self._context.members))
+        self._agreed = self._agreed.among(self._limits(self._context.members))
         self._slow = self._slow_loop(self._agreed, {})
         if self._profiles:  # now, as the first split cannot be made of them: they are of those that the run began with
             self._agreed.balancer.profiled(self._profiles)
         self._slow.take_over(state["slow"])
-        self._turns.least = self._agreed.limits.lower[self._context.place]
 
     # ---------------------------------------------------------------- around a step
     def call(self, iteration: int) -> None:
@@ -349,10 +396,6 @@ class Reports:
         self.books.close()
         if self._own_pace is not None:
             self._own_pace.counter.stop()
-
-
-def _limits(bounds: dict[int, tuple[int, int]], members: tuple[int, ...]) -> Limits:
-    return Limits(lower=tuple(bounds[one][0] for one in members), upper=tuple(bounds[one][1] for one in members))
 
 
 def _in_a_pass(microbatch: int | str, profile: Profile) -> int | None:
