@@ -202,7 +202,9 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb,
         )  # fmt: skip
         self._members.attach(model, stateful)
-        self._loop.reports.needs(least_samples(model), self._loader)
+        self._loop.reports.needs = least_samples(model)
+        if self._loader is not None:
+            self._loop.reports.settle(self._loader)
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
         return (model, *stateful) if stateful else model
 
@@ -259,15 +261,9 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         loader = make_loader(self._loop, self._members, asked, self._begin)
         self._loop.reports.microbatch, self._together = microbatch, together
         self._loop.reports.start(
-            loader,
-            self._balancer,
-            min_batch,
-            max_batch,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            microbatch=microbatch,
+            loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last, microbatch=microbatch,
             together=together,
-        )
+        )  # fmt: skip
         if epochs is not None:
             self._scribe.plan(epochs * len(loader))
         self._loader = self._members.loader = loader

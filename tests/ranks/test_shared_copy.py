@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from uneven.data.datasets import digits
 from uneven.jobs import Command, How
 from uneven.server import Client, ZmqLine, make_keys
+from uneven.server.partition import table_of
 from uneven.server.process import shard_process
-from uneven.server.tensors import arrays_of, table_for
+from uneven.server.tensors import arrays_of
 from uneven.testing.ranks import RankContext, ranks
 
 WORKERS, SHARDS, STEPS, BATCH = 2, 2, 16, 36
@@ -76,7 +77,8 @@ def test_without_staleness_it_is_plain_sgd_and_killed_shards_lose_no_update(me: 
     arrays = arrays_of(parameters)
     start, moved = flat(net), torch.zeros_like(flat(net))
     line = ZmqLine(directory, SHARDS, beat_s=0.05, refresh_s=0.5)
-    client = Client(me.rank, table_for(parameters, SHARDS), arrays, line)
+    table = table_of([tuple(one.shape) for one in parameters], "float32", SHARDS)
+    client = Client(me.rank, table, arrays, line)
     for number, (x, y) in enumerate(batches(me.rank)):
         before = [array.copy() for array in arrays]
         step(net, x, y)

@@ -68,12 +68,12 @@ class _Held:
 
     def let_go(self) -> None:
         if self.traces is None:
-            self.traces = [_trace(one) for one in _tensors(self.batch)]
+            self.traces = [_trace(one) for one in tensors_in(self.batch)]
         self.batch = None
 
     def is_in(self, tensors: list[Tensor]) -> bool:
         if self.traces is None:
-            self.traces = [_trace(one) for one in _tensors(self.batch)]
+            self.traces = [_trace(one) for one in tensors_in(self.batch)]
         return any(trace.holds(one) for one in tensors for trace in self.traces)
 
     def counts_like(self, other: _Held) -> bool:
@@ -151,7 +151,7 @@ class Hands:
         """
         if self._passed == len(self._open) or not torch.is_grad_enabled():
             return
-        found = self._found([*_tensors(args), *_tensors(kwargs)])
+        found = self._found([*tensors_in(args), *tensors_in(kwargs)])
         while self._last is not found:  # those in between are passed over
             self._last = self._open[self._passed]
             self._passed += 1
@@ -245,7 +245,7 @@ def _trace(tensor: Tensor) -> _Trace:
     return _Trace(StorageWeakRef(tensor.untyped_storage()), start, start + reach * tensor.element_size())
 
 
-def _tensors(found: Any, deep: int = _DEEP) -> Iterator[Tensor]:
+def tensors_in(found: Any, deep: int = _DEEP) -> Iterator[Tensor]:
     """Those with memory of their own in a batch or in arguments, also inside of containers and plain objects."""
     if isinstance(found, Tensor):
         if _has_memory(found):
@@ -254,12 +254,12 @@ def _tensors(found: Any, deep: int = _DEEP) -> Iterator[Tensor]:
         return
     elif isinstance(found, Mapping):
         for one in islice(found.values(), _WIDE):
-            yield from _tensors(one, deep - 1)
+            yield from tensors_in(one, deep - 1)
     elif isinstance(found, list | tuple):
         for one in islice(found, _WIDE):
-            yield from _tensors(one, deep - 1)
+            yield from tensors_in(one, deep - 1)
     elif hasattr(found, "__dict__"):
-        yield from _tensors(vars(found), deep - 1)
+        yield from tensors_in(vars(found), deep - 1)
 
 
 def _has_memory(tensor: Tensor) -> bool:

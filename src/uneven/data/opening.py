@@ -126,9 +126,10 @@ class Division:
         )  # fmt: skip
 
 
-def open_source(
-    asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Callable[[], Sequence[Portion]]
-) -> BatchSource:
+Unused = Callable[[], Sequence[Portion]]
+
+
+def open_source(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Unused) -> BatchSource:
     """The batches of one rank.
 
     Args:
@@ -161,9 +162,7 @@ def open_source(
     )
 
 
-def _indexed(
-    asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Callable[[], Sequence[Portion]]
-) -> IndexedSource:
+def _indexed(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Unused) -> IndexedSource:
     size = _checked_length(asked)
     orders = _orders(asked, division.seed, size)
     if division.counter is not None:

@@ -44,8 +44,6 @@ class Index(IntEnum):
 
 
 SHORT = (Index.GAPS, Index.PLAIN, Index.LONG, Index.BITMAP)
-GAIA = (Index.LONG,)
-"""What the released code of Gaia knows beside the whole vector."""
 
 
 def shortest(picked: Picked, whole: Array, forms: tuple[Index, ...] = SHORT) -> Picked:

@@ -18,6 +18,7 @@ from uneven.run.context import Context
 from uneven.run.factory import by_copy, exchanging, follow
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.counted import PassCounts
+from uneven.run.gradients.losses import FirstLosses
 from uneven.run.model.check import check_model, check_sharded, describe_model, is_sharded
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
@@ -156,6 +157,9 @@ def attach(
     for optimizer in optimizers:
         undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
     hands.watch(model, *optimizers)
+    if alike and gradients.carrier is not None and context.scribe.speaks:
+        look = FirstLosses(counting, partial(context.scribe.event, "loss", warn=True))
+        undo.add(model.register_forward_pre_hook(ModelHook(look.forward), with_kwargs=True).remove, look.close)
     following = ModelHook(hands.forward)  # before all that asks which batch a pass is on
     first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
     undo.add(first.remove, keep_out_of_copies(model))

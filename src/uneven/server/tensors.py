@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from uneven.errors import ConfigError
-from uneven.server.partition import PartitionTable, table_of
 from uneven.server.wire import Array
 
 
@@ -26,16 +25,3 @@ def arrays_of(tensors: Iterable[Tensor]) -> list[Array]:
             )
         views.append(tensor.data.numpy().reshape(-1))
     return views
-
-
-def table_for(tensors: Iterable[Tensor], shards: int) -> PartitionTable:
-    """How these tensors, of any shapes, are divided among shards.
-
-    Raises:
-        ConfigError: they are of several kinds of numbers, or of one that no shard holds.
-    """
-    ones = list(tensors)
-    kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in ones})
-    if len(kinds) != 1:
-        raise ConfigError(f"a parameter server holds tensors of one type, not of {', '.join(kinds) or 'none'}")
-    return table_of([tuple(tensor.shape) for tensor in ones], kinds[0], shards)

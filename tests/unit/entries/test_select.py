@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uneven.entries import Accumulator, Index, Picked, Selection, Significant, TopK, estimated_bytes, pack, packed_bytes
-from uneven.entries.pack import GAIA, HEADER_BYTES, shortest
+from uneven.entries.pack import HEADER_BYTES, shortest
 from uneven.errors import ConfigError
+
+GAIA = (Index.LONG,)
+"""What the released code of Gaia knows beside the whole vector."""
 
 
 def picked(select: Selection, held: list[float], values: list[float], rate: float = 1.0) -> list[int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -20,18 +19,6 @@ from uneven.data.hands import Hands
 from uneven.data.order import Portion
 from uneven.errors import TrainingError
 from uneven.run.lines import Line
-
-
-class CountsOfAll(Protocol):
-    """What the batches of all workers count."""
-
-    def part(self) -> float:
-        """This worker's part of it; all workers ask for it."""
-        ...
-
-    def there(self, members: tuple[int, ...]) -> float:
-        """The part of these workers."""
-        ...
 
 
 class GatheredCounts:
@@ -67,12 +54,12 @@ class GatheredCounts:
             )
 
     def part(self) -> float:
-        """See :class:`CountsOfAll`."""
+        """This worker's part of what the batches of all workers count; all workers ask for it."""
         self.settle()
         return self._count / self._total if self._total else 0.0
 
     def there(self, members: tuple[int, ...]) -> float:
-        """See :class:`CountsOfAll`."""
+        """The part of these workers."""
         self.settle()
         return sum(self._counts.get(one, 0.0) for one in members) / self._total if self._total else 1.0
 
@@ -88,12 +75,15 @@ class Uncounted:
         self._count = count
 
     def part(self) -> float:
-        """See :class:`CountsOfAll`."""
+        """What this worker's batch counts, whatever those of others do."""
         return self._count
 
     def there(self, members: tuple[int, ...]) -> float:
         """A sum over fewer workers is just that."""
         return 1.0
+
+
+CountsOfAll = GatheredCounts | Uncounted
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class Reports:
     Attributes:
         books: of this worker's iterations.
         piggyback: carries a few numbers behind the gradients, where these are in host memory.
+        needs: samples that the model needs of each worker in a step.
         piggybacks: whether every step averages the gradients of all ranks, so that reports can be piggybacked on them.
     """
 
@@ -81,7 +82,7 @@ class Reports:
         self.piggyback: Piggyback | None = None
         self.piggybacks = False
         self._agreed: _Agreed | None = None
-        self._needs = 1  # samples of a worker in a step, for this model
+        self.needs = 1
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._cost_s = 0.0  # of the last exchange of reports
@@ -109,11 +110,7 @@ class Reports:
         """Agree with the other ranks on limits and look-ahead, and make the slow loop.
 
         Args:
-            min_batch: least samples of this worker; None for as many as the model needs, see :meth:`needs`.
             same: what else must be the same everywhere.
-
-        Raises:
-            ConfigError: the limits cannot be met.
         """
         adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         upper = loader.batch_size if max_batch is None else max_batch
@@ -141,26 +138,14 @@ class Reports:
         self._agreed = _Agreed(balancer, Limits(lower=(), upper=()), loader.batch_size, lookahead, adds_up)
         if self._own_pace is not None:
             self._own_pace.counter.sampler = loader.paced
-        self._settle(loader)
+        self.settle(loader)
 
-    def needs(self, samples: int, loader: BalancedLoader | DrawnSteps | None) -> None:
-        """Have each worker take at least this many samples in a step, if its user gave no number.
-
-        The model is the same on all workers, and so is the number. It may come before or after :meth:`start`.
-
-        Args:
-            loader: given to :meth:`start`, if that came before.
+    def settle(self, loader: BalancedLoader | DrawnSteps) -> None:
+        """Derive limits and the slow loop from what the users gave and the model needs; the same on all workers.
 
         Raises:
-            ConfigError: the global batch is too small for that.
+            ConfigError: the limits cannot be met.
         """
-        if samples != self._needs:
-            self._needs = samples
-            if loader is not None:
-                self._settle(loader)
-
-    def _settle(self, loader: BalancedLoader | DrawnSteps) -> None:
-        """Derive limits and the slow loop from what the users gave and the model needs."""
         assert self._agreed is not None
         limits, elastic = self._limits(tuple(self._bounds)), self._context.elastic
         self._turns.least = max(limits.lower)  # the same on all workers, which divide a last part alike
@@ -174,22 +159,17 @@ class Reports:
             self._slow.load_state_dict(self._loaded)
 
     def _limits(self, members: tuple[int, ...]) -> Limits:
-        """
-        Raises:
-            ConfigError: a worker whose user gave no number may get fewer samples than the model needs.
-        """
         assert self._agreed is not None
-        bounds, needs, world = [self._bounds[one] for one in members], self._needs, self._context.world
+        bounds, world = [self._bounds[one] for one in members], self._context.world
+        needs, batch, free = self.needs, self._agreed.global_batch, [high for low, high in bounds if low is None]
         workers = world.size if world.elastic is None else world.elastic.most
-        total = sum(needs if low is None else low for low, _ in bounds) + (workers - len(bounds)) * needs
-        most = min((high for low, high in bounds if low is None), default=None)
-        batch = self._agreed.global_batch
-        if workers > 1 and needs > 1 and most is not None and (total > batch or most < needs):
+        total = sum(low or 0 for low, _ in bounds) + needs * (workers - len(bounds) + len(free))
+        if workers > 1 < needs and free and (total > batch or min(free) < needs):
             raise ConfigError(
                 f"the model has batch norm, which needs {needs} samples of each worker in a step. So {workers} workers "
                 f"need a batch_size of at least {total} and a max_batch of at least {needs}, but these are {batch} and "
-                f"{most}: raise them, or use fewer workers. If one sample has several values per channel, as an image "
-                f"has, session.loader(min_batch=1) allows a single sample"
+                f"{min(free)}: raise them, or use fewer workers. If one sample has several values per channel, as an "
+                f"image has, session.loader(min_batch=1) allows a single sample"
             )
         lower = tuple(min(needs, high) if low is None else low for low, high in bounds)
         return Limits(lower=lower, upper=tuple(high for _, high in bounds))

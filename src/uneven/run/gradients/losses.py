@@ -1,0 +1,125 @@
+"""Looks at the losses of a run's first steps: is each of them a mean over samples?
+
+The graph of a loss shows how torch computed it. A backward pass has dropped what the graph saved when it reaches the
+first hook of the model. So ``torch.autograd.backward`` is replaced from a forward pass to the next backward pass, on
+one worker and in two iterations. A loss that is compiled, or divided by something, is not judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.data.hands import tensors_in
+from uneven.run.gradients.counted import PassCounts
+
+_LOOKS, _NODES = 2, 2000  # iterations, as the samples of one may count alike by chance; nodes from the loss on
+_MEAN, _SUM = 1, 2  # reductions, as torch numbers them
+_ADDING = ("Add", "Sub", "Neg", "ToCopy", "Squeeze")  # how the names of nodes begin that leave a sum a sum
+_DIVIDING = ("Mul", "Div", "Stack", "Cat")  # and of nodes whose results may add up to a mean
+
+
+class FirstLosses:
+    """Looks at this worker's losses, and calls ``warn`` once if one is not a mean over samples."""
+
+    def __init__(self, counting: PassCounts, warn: Callable[[str], None]) -> None:
+        self._counting, self._warn = counting, warn
+        self._iterations, self._sizes = set[int](), set[int]()
+        self._thread, self._torch = 0, torch.autograd.backward
+
+    def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward pass begins; a hook of the model."""
+        self.close()
+        turn = None if self._counting.counted or len(self._iterations) > _LOOKS else self._counting.turn
+        if turn is None or not torch.is_grad_enabled():
+            return
+        self._iterations.add(turn.iteration)
+        elsewhere = isinstance(getattr(torch.autograd.backward, "__self__", None), FirstLosses)  # in another session
+        if len(self._iterations) <= _LOOKS and not elsewhere:
+            shapes = [one.shape for one in tensors_in([args, kwargs])]
+            self._sizes = {size for one in shapes for size in one[: 2 if len(one) in (2, 3) else 1]}
+            self._thread, self._torch = get_ident(), torch.autograd.backward
+            torch.autograd.backward = self._backward
+
+    def _backward(self, tensors: Any, *given: Any, **named: Any) -> None:
+        if get_ident() == self._thread:
+            self.close()
+            if text := complaint([tensors] if isinstance(tensors, Tensor) else tensors, self._sizes):
+                self._iterations.update(range(-_LOOKS - 1, 0))  # no further look
+                self._warn(text)
+        self._torch(tensors, *given, **named)
+
+    def close(self) -> None:
+        """Look at no backward pass until the next forward pass."""
+        if torch.autograd.backward == self._backward:
+            torch.autograd.backward = self._torch
+
+
+def complaint(losses: Iterable[Any], sizes: set[int]) -> str:
+    """How these losses are not means over samples, and what to write; "" if they are, or if that cannot be seen.
+
+    The leading sizes of the model's inputs are ``sizes``; one of them is the number of samples.
+    """
+    roots = [one.grad_fn for one in losses if getattr(one, "grad_fn", None) is not None]
+    sums = (_sum(node, sizes) for node in _reached(roots, _keeps_sum))
+    means = (_mean(node, sizes) for node in _reached(roots, lambda node: True))
+    try:
+        what, method = next(filter(None, chain(sums, means)), ("", ""))
+    except RuntimeError:  # the graph is used up, or its tensors have changed
+        return ""
+    return what and (
+        f"the loss {what}, but the gradients of the workers are weighted by samples. So the result is not that of one "
+        f"process: put the forward pass and the loss into `with session.{method}:`, see docs/how-to/losses.md"
+    )
+
+
+def _reached(roots: Iterable[Any], through: Callable[[Any], bool]) -> Iterator[Any]:
+    """The nodes of a graph, nearest first; what lies behind a node only if ``through`` is true of it."""
+    waiting = deque(roots)
+    seen = set(waiting)
+    while waiting and len(seen) < _NODES:
+        yield (node := waiting.popleft())
+        fresh = {one for one, _ in node.next_functions if one is not None} - seen if through(node) else set()
+        seen |= fresh
+        waiting += fresh
+
+
+def _keeps_sum(node: Any) -> bool:
+    by = getattr(node, "_saved_other", None) if node.name().startswith("Mul") else None
+    scaled = by is not None and (not isinstance(by, Tensor) or by.numel() == 1) and float(by) >= 1.0  # by a GradScaler
+    return scaled or node.name().startswith(_ADDING)
+
+
+def _sum(node: Any, sizes: set[int]) -> tuple[str, str] | None:
+    name = node.name().removesuffix("Backward0")
+    if getattr(node, "_saved_reduction", None) == _SUM:
+        call = re.sub("(?<=.)(?=[A-Z])", "_", name).lower()
+        return f"{call}(reduction='sum') is a sum over samples", "summed()"
+    if name != "Sum" or not (shape := node._saved_self_sym_sizes) or shape[0] not in sizes - {1}:
+        return None
+    divided = any(one.name().startswith(_DIVIDING) for one, _ in node.next_functions if one is not None)
+    return None if divided else ("is a sum over samples", "summed()")
+
+
+def _mean(node: Any, sizes: set[int]) -> tuple[str, str] | None:
+    if not node.name().startswith("NllLoss") or node._saved_reduction != _MEAN:
+        return None
+    ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63  # torch gives it without its sign
+    target, weight = node._saved_target.long(), node._saved_weight
+    kept = target.ne(ignored)
+    counts = (kept if weight is None else weight.detach()[target.where(kept, 0)] * kept).double().flatten()
+    fitting = [one for one in sizes if len(counts) % one == 0]
+    each = [sums for one in fitting for sums in (counts.view(one, -1).sum(1), counts.view(-1, one).sum(0))]
+    if not each or any(torch.allclose(one, one[0]) for one in each):  # sample by sample, or place by place
+        return None
+    if weight is None:
+        return f"cross_entropy(ignore_index={ignored}) is a mean over the others", f"weighted((y != {ignored}).sum())"
+    targets = "y" if kept.all() else f"y[y != {ignored}]"
+    return "cross_entropy(weight=…) is a mean by the weights of its targets", f"weighted(weight[{targets}].sum())"
