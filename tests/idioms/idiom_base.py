@@ -57,9 +57,14 @@ class Either:
 
 @dataclass(frozen=True)
 class Differs:
-    """Neither equal nor refused: nothing can notice it, and docs/limits.md says so."""
+    """Neither equal nor refused, and docs/limits.md says so.
+
+    Attributes:
+        warns: words of the warning; "" if nothing can notice it.
+    """
 
     why: str
+    warns: str = ""
 
 
 @dataclass(frozen=True)

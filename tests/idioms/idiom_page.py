@@ -21,7 +21,9 @@ def word(expect: Expect) -> str:
         return "refused"
     if isinstance(expect, Either):
         return f"{word(expect.otherwise)} or refused"
-    return "**differs**" if isinstance(expect, Differs) else "—"
+    if isinstance(expect, Differs):
+        return "**differs**, with a warning" if expect.warns else "**differs**"
+    return "—"
 
 
 def cell(idiom: Idiom, policy: str) -> str:

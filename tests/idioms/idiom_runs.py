@@ -130,7 +130,7 @@ class Meeting:
 def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[str, Any]:
     meeting.begin()
     said, found, session = Told(), {"error": "", "values": [], "taken": []}, None
-    with said, prepared(idiom):
+    with said, prepared(idiom) as warned:
         settings = {"sync": POLICIES[policy], "balance": balance(shares), "budget": 0.9, "timeout_s": WAIT_S}
         session = Watched(**{**settings, **idiom.options})
         trained = idiom.body(session)
@@ -139,6 +139,7 @@ def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[s
             found["values"] = flat(trained)
             found["own"] = len(flat(trained if isinstance(trained, nn.Module) else trained[0]))
         found["taken"] = session.taken()
+        found["warned"] = "; ".join(one for one in map(str, warned) if "docs/how-to/losses.md" in one)
     with said:
         if session is not None:
             (session.successor or session).close()
@@ -151,15 +152,15 @@ def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[s
 
 
 @contextmanager
-def prepared(idiom: Idiom) -> Iterator[None]:
-    """The same seed everywhere, the idiom's kind of numbers, and no warnings: some idioms deserve one of torch's."""
+def prepared(idiom: Idiom) -> Iterator[list[Any]]:
+    """The same seed everywhere, and the idiom's kind of numbers; warnings are kept, as some idioms get one of torch's."""
     seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(idiom.dtype)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            yield warned
     finally:
         torch.set_default_dtype(before)
 
@@ -233,6 +234,9 @@ def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]], 
         return "; ".join(errors)
     if idiom.whole and (why := not_once(told, policy)):
         return why
+    warned = "; ".join(filter(None, (one.get("warned") for one in told)))
+    if (wanted := expect.warns if isinstance(expect, Differs) else "") not in warned or bool(wanted) < bool(warned):
+        return f"warned in other words than {wanted!r}: {warned!r}"
     if isinstance(expect, Agrees):
         if any(not math.isfinite(value) for one in told for value in one["values"]):
             return "not finite"

@@ -197,7 +197,7 @@ def two_passes(session: Any) -> nn.Module:
     return model
 
 
-@idiom("a sum over samples instead of a mean", GRADIENTS,
+@idiom("a sum over samples, divided by the size of the global batch", GRADIENTS,
        expect=Differs("a sum of a part is weighted as if it were a mean"),
        by=apart("replicas take steps of their own"))  # fmt: skip
 def summed(session: Any) -> nn.Module:

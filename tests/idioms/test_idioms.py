@@ -65,8 +65,8 @@ def test_what_is_mended_has_to_leave_the_table() -> None:
     ]
 
 
-def row(*values: float, error: str = "", taken: tuple[int, int] = (0, N)) -> dict[str, Any]:
-    return {"values": list(values), "own": 1, "error": error, "taken": [(0, *taken)]}
+def row(*values: float, error: str = "", warned: str = "", taken: tuple[int, int] = (0, N)) -> dict[str, Any]:
+    return {"values": list(values), "own": 1, "error": error, "warned": warned, "taken": [(0, *taken)]}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,9 @@ def row(*values: float, error: str = "", taken: tuple[int, int] = (0, N)) -> dic
         (Agrees(""), [row(2.0), row(2.0 + 1e-15, taken=(0, 0))], "ranks evaluate different models"),
         (Agrees(""), [row(float("inf"))], "not finite"),
         (Differs(""), [row(1.1)], ""),
+        (Differs("", warns="a sum"), [row(1.1), row(1.1, warned="it is a sum", taken=(0, 0))], ""),
+        (Differs("", warns="a sum"), [row(1.1)], "warned in other words than 'a sum': ''"),
+        (Equal(), [row(1.0, warned="a sum")], "warned in other words than '': 'a sum'"),
         (Differs(""), [row(1.0)], "equal to one process after all: say so in the table and in docs/limits.md"),
         (Refused("wrapped"), [row(error="ConfigError: is wrapped"), row(error="PeerError: rank 0 is gone")], ""),
         (Refused("wrapped"), [row(error="is wrapped"), row(1.0)], "not refused on ranks [1]; elsewhere: "

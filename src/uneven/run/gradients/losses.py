@@ -2,7 +2,7 @@
 
 The graph of a loss shows how torch computed it. A backward pass has dropped what the graph saved when it reaches the
 first hook of the model. So ``torch.autograd.backward`` is replaced from a forward pass to the next backward pass, on
-one worker and in two iterations. A loss that is compiled, or divided by something, is not judged.
+one worker and in a few iterations. A loss that is compiled, or divided by something, is not judged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from uneven.data.hands import tensors_in
 from uneven.run.gradients.counted import PassCounts
 
-_LOOKS, _NODES = 2, 2000  # iterations, as the samples of one may count alike by chance; nodes from the loss on
+_LOOKS, _SEVERAL = 10, 5  # iterations whose batch is a single sample; and how many of them one of several is worth
+_NODES = 2000  # from the loss on
 _MEAN, _SUM = 1, 2  # reductions, as torch numbers them
 _ADDING = ("Add", "Sub", "Neg", "ToCopy", "Squeeze")  # how the names of nodes begin that leave a sum a sum
 _DIVIDING = ("Mul", "Div", "Stack", "Cat")  # and of nodes whose results may add up to a mean
@@ -31,20 +32,22 @@ class FirstLosses:
 
     def __init__(self, counting: PassCounts, warn: Callable[[str], None]) -> None:
         self._counting, self._warn = counting, warn
-        self._iterations, self._sizes = set[int](), set[int]()
+        self._left, self._iteration, self._sizes = _LOOKS, -1, set[int]()
         self._thread, self._torch = 0, torch.autograd.backward
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pass begins; a hook of the model."""
         self.close()
-        turn = None if self._counting.counted or len(self._iterations) > _LOOKS else self._counting.turn
+        turn = None if self._counting.counted or self._left < 0 else self._counting.turn
         if turn is None or not torch.is_grad_enabled():
             return
-        self._iterations.add(turn.iteration)
+        shapes = [one.shape for one in tensors_in([args, kwargs])]
+        self._sizes = {size for one in shapes for size in one[: 2 if len(one) in (2, 3) else 1]}
+        if turn.iteration != self._iteration:
+            self._iteration = turn.iteration
+            self._left -= 1 if 1 in self._sizes else _SEVERAL
         elsewhere = isinstance(getattr(torch.autograd.backward, "__self__", None), FirstLosses)  # in another session
-        if len(self._iterations) <= _LOOKS and not elsewhere:
-            shapes = [one.shape for one in tensors_in([args, kwargs])]
-            self._sizes = {size for one in shapes for size in one[: 2 if len(one) in (2, 3) else 1]}
+        if self._left >= 0 and not elsewhere:
             self._thread, self._torch = get_ident(), torch.autograd.backward
             torch.autograd.backward = self._backward
 
@@ -52,7 +55,7 @@ class FirstLosses:
         if get_ident() == self._thread:
             self.close()
             if text := complaint([tensors] if isinstance(tensors, Tensor) else tensors, self._sizes):
-                self._iterations.update(range(-_LOOKS - 1, 0))  # no further look
+                self._left = -1
                 self._warn(text)
         self._torch(tensors, *given, **named)
 
