@@ -126,9 +126,6 @@ class DrawnSteps:
         self.iteration, self._asked = self.check_state(state), None
         self._start = self.iteration * self.batch_size
 
-    def at_least(self, lower: int) -> None:
-        """Do nothing: shares keep to the limits."""
-
     def close(self) -> None:
         """Nothing to let go of."""
 

@@ -133,7 +133,6 @@ def open_source(asked: LoaderOptions, division: Division, plan: EpochPlan, unuse
     """The batches of one rank.
 
     Args:
-        plan: of ``division``; its ``lower`` may change before a pass begins.
         unused: batches that the script was handed and that are in no model yet.
 
     Raises:

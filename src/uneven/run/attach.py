@@ -157,10 +157,12 @@ def attach(
     for optimizer in optimizers:
         undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
     hands.watch(model, *optimizers)
+    begins = hands.forward
     if alike and gradients.carrier is not None and context.scribe.speaks:
-        look = FirstLosses(counting, partial(context.scribe.event, "loss", warn=True))
-        undo.add(model.register_forward_pre_hook(ModelHook(look.forward), with_kwargs=True).remove, look.close)
-    following = ModelHook(hands.forward)  # before all that asks which batch a pass is on
+        look = FirstLosses(hands, counting, partial(context.scribe.event, "loss", warn=True))
+        begins = look.forward
+        undo.add(look.close)
+    following = ModelHook(begins)  # before all that asks which batch a pass is on
     first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
     undo.add(first.remove, keep_out_of_copies(model))
     watch = ModelWatch(model) if len(context.members) > 1 and not sharded else Unwatched()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.data.hands import tensors_in
+from uneven.data.hands import Hands, tensors_in
 from uneven.run.gradients.counted import PassCounts
 
 _LOOKS, _SEVERAL = 10, 5  # iterations whose batch is a single sample; and how many of them one of several is worth
@@ -30,16 +30,19 @@ _DIVIDING = ("Mul", "Div", "Stack", "Cat")  # and of nodes whose results may add
 class FirstLosses:
     """Looks at this worker's losses, and calls ``warn`` once if one is not a mean over samples."""
 
-    def __init__(self, counting: PassCounts, warn: Callable[[str], None]) -> None:
-        self._counting, self._warn = counting, warn
-        self._left, self._iteration, self._sizes = _LOOKS, -1, set[int]()
-        self._thread, self._torch = 0, torch.autograd.backward
+    _iteration, _thread = -1, 0
+
+    def __init__(self, hands: Hands, counting: PassCounts, warn: Callable[[str], None]) -> None:
+        self._hands, self._counting = hands, counting
+        self._warn, self._torch = warn, torch.autograd.backward
+        self._left, self._sizes = _LOOKS, set[int]()
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward pass begins; a hook of the model."""
+        """A forward pass begins, as for the hands."""
+        self._hands.forward(model, args, kwargs)
         self.close()
-        turn = None if self._counting.counted or self._left < 0 else self._counting.turn
-        if turn is None or not torch.is_grad_enabled():
+        turn = self._hands.turn
+        if self._counting.counted or self._left < 0 or turn is None or not torch.is_grad_enabled():
             return
         shapes = [one.shape for one in tensors_in([args, kwargs])]
         self._sizes = {size for one in shapes for size in one[: 2 if len(one) in (2, 3) else 1]}
@@ -117,10 +120,9 @@ def _mean(node: Any, sizes: set[int]) -> tuple[str, str] | None:
     ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63  # torch gives it without its sign
     target, weight = node._saved_target.long(), node._saved_weight
     kept = target.ne(ignored)
-    counts = (kept if weight is None else weight.detach()[target.where(kept, 0)] * kept).double().flatten()
-    fitting = [one for one in sizes if len(counts) % one == 0]
-    each = [sums for one in fitting for sums in (counts.view(one, -1).sum(1), counts.view(-1, one).sum(0))]
-    if not each or any(torch.allclose(one, one[0]) for one in each):  # sample by sample, or place by place
+    count = (kept if weight is None else weight.detach()[target.where(kept, 0)] * kept).double().flatten()
+    ways = [way for n in sizes if len(count) % n == 0 for way in (count.view(n, -1).sum(1), count.view(-1, n).sum(0))]
+    if not ways or any(torch.allclose(one, one[0]) for one in ways):  # sample by sample, or place by place
         return None
     if weight is None:
         return f"cross_entropy(ignore_index={ignored}) is a mean over the others", f"weighted((y != {ignored}).sum())"

@@ -149,7 +149,8 @@ class Reports:
         assert self._agreed is not None
         limits, elastic = self._limits(tuple(self._bounds)), self._context.elastic
         self._turns.least = max(limits.lower)  # the same on all workers, which divide a last part alike
-        loader.at_least(self._turns.least)
+        if isinstance(loader, BalancedLoader):
+            loader.at_least(self._turns.least)
         if elastic is not None and elastic.membership.joins_later:
             self._agreed = replace(self._agreed, limits=limits)
             return
@@ -168,8 +169,7 @@ class Reports:
             raise ConfigError(
                 f"the model has batch norm, which needs {needs} samples of each worker in a step. So {workers} workers "
                 f"need a batch_size of at least {total} and a max_batch of at least {needs}, but these are {batch} and "
-                f"{min(free)}: raise them, or use fewer workers. If one sample has several values per channel, as an "
-                f"image has, session.loader(min_batch=1) allows a single sample"
+                f"{min(free)}: raise them, or use fewer workers. For images, session.loader(min_batch=1) allows one sample"
             )
         lower = tuple(min(needs, high) if low is None else low for low, high in bounds)
         return Limits(lower=lower, upper=tuple(high for _, high in bounds))
