@@ -169,7 +169,7 @@ class Reports:
             raise ConfigError(
                 f"the model has batch norm, which needs {needs} samples of each worker in a step. So {workers} workers "
                 f"need a batch_size of at least {total} and a max_batch of at least {needs}, but these are {batch} and "
-                f"{min(free)}: raise them, or use fewer workers. For images, session.loader(min_batch=1) allows one sample"
+                f"{min(free)}: raise them, or use fewer workers. For images, session.loader(min_batch=1) is enough"
             )
         lower = tuple(min(needs, high) if low is None else low for low, high in bounds)
         return Limits(lower=lower, upper=tuple(high for _, high in bounds))
