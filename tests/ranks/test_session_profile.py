@@ -53,7 +53,7 @@ def loss_of(model: nn.Module, batch: Any, ballast: bool = False) -> torch.Tensor
     return F.cross_entropy(model(x), y) + 0.0 * kept.stride(0)
 
 
-@ranks(2)
+@ranks(2, fresh=True)  # others leave freed memory behind, which would hold the ballast
 def unequal(me: RankContext, tmp_path: str) -> None:
     model, data = small()
     before = copy.deepcopy(model)
