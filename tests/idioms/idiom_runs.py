@@ -153,7 +153,7 @@ def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[s
 
 @contextmanager
 def prepared(idiom: Idiom) -> Iterator[list[Any]]:
-    """The same seed everywhere, and the idiom's kind of numbers; warnings are kept, as some idioms get one of torch's."""
+    """The same seed everywhere, and the idiom's kind of numbers; warnings are kept, not shown."""
     seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(idiom.dtype)

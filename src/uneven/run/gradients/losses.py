@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from uneven.data.hands import Hands, tensors_in
 from uneven.run.gradients.counted import PassCounts
 
-_LOOKS, _SEVERAL = 10, 5  # iterations whose batch is a single sample; and how many of them one of several is worth
+_LOOKS, _SEVERAL = 10, 5  # looks; an iteration takes one if its batch is a single sample, else five
 _NODES = 2000  # from the loss on
 _MEAN, _SUM = 1, 2  # reductions, as torch numbers them
 _ADDING = ("Add", "Sub", "Neg", "ToCopy", "Squeeze")  # how the names of nodes begin that leave a sum a sum
@@ -38,7 +38,7 @@ class FirstLosses:
         self._left, self._sizes = _LOOKS, set[int]()
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward pass begins, as for the hands."""
+        """A forward pass begins; stands for ``Hands.forward``, which it calls first."""
         self._hands.forward(model, args, kwargs)
         self.close()
         turn = self._hands.turn
