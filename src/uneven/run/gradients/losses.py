@@ -1,8 +1,7 @@
 """Looks at the losses of a run's first steps: is each of them a mean over samples?
 
-The graph of a loss shows how torch computed it. A backward pass has dropped what the graph saved when it reaches the
-first hook of the model. So ``torch.autograd.backward`` is replaced from a forward pass to the next backward pass, on
-one worker and in a few iterations. A loss that is compiled, or divided by something, is not judged.
+The graph of a loss shows how torch computed it, but a backward pass drops what it saved before any hook of the model.
+So ``torch.autograd.backward`` is replaced from a forward pass to the backward pass, on one worker, a few times.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from uneven.data.hands import Hands, tensors_in
 from uneven.run.gradients.counted import PassCounts
 
 _LOOKS, _SEVERAL = 10, 5  # looks; an iteration takes one if its batch is a single sample, else five
-_NODES = 2000  # from the loss on
-_MEAN, _SUM = 1, 2  # reductions, as torch numbers them
+_NODES, _MEAN, _SUM = 2000, 1, 2  # nodes to look at, from the loss on; reductions, as torch numbers them
 _ADDING = ("Add", "Sub", "Neg", "ToCopy", "Squeeze")  # how the names of nodes begin that leave a sum a sum
 _DIVIDING = ("Mul", "Div", "Stack", "Cat")  # and of nodes whose results may add up to a mean
 
@@ -44,8 +42,7 @@ class FirstLosses:
         turn = self._hands.turn
         if self._counting.counted or self._left < 0 or turn is None or not torch.is_grad_enabled():
             return
-        shapes = [one.shape for one in tensors_in([args, kwargs])]
-        self._sizes = {size for one in shapes for size in one[: 2 if len(one) in (2, 3) else 1]}
+        self._sizes = {n for one in tensors_in([args, kwargs]) for n in one.shape[: 2 if one.dim() in (2, 3) else 1]}
         if turn.iteration != self._iteration:
             self._iteration = turn.iteration
             self._left -= 1 if 1 in self._sizes else _SEVERAL
@@ -86,10 +83,9 @@ def complaint(losses: Iterable[Any], sizes: set[int]) -> str:
     )
 
 
-def _reached(roots: Iterable[Any], through: Callable[[Any], bool]) -> Iterator[Any]:
+def _reached(roots: list[Any], through: Callable[[Any], bool]) -> Iterator[Any]:
     """The nodes of a graph, nearest first; what lies behind a node only if ``through`` is true of it."""
-    waiting = deque(roots)
-    seen = set(waiting)
+    waiting, seen = deque(roots), set(roots)
     while waiting and len(seen) < _NODES:
         yield (node := waiting.popleft())
         fresh = {one for one, _ in node.next_functions if one is not None} - seen if through(node) else set()
