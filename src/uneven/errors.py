@@ -45,11 +45,14 @@ class UnknownNameError(ConfigError):
     def __init__(self, what: str, name: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> None:
         names = sorted(known)
         listed = [(shown or {}).get(one, one) for one in names]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        self.name, self.nearest = name, nearest(name, names)
+        hint = f"; did you mean {self.nearest!r}?" if self.nearest else ""
         super().__init__(f"unknown {what} {name!r}{hint} (known: {', '.join(listed) or 'none'})")
-        self.name = name
-        self.nearest = near[0] if near else None
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that resembles this one most; None if none of them does."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
 
 
 def install(what: str) -> str:

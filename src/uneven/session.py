@@ -103,12 +103,12 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         parts: Sequence[Part] = (),
         notice: Callable[[], float | None] | None = None,
     ) -> None:
+        report_failures()
         world = discover()
         self._awaited = world.awaited and world.run_directory is not None
         if self._awaited and world.run_directory is not None:
             mark_coming(world.run_directory, world.rank)
         self.world = joined(world)
-        report_failures()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
                  "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
         context, self._balancer = join(self.world, given, journal, parts)

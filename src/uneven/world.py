@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import os
@@ -12,10 +13,12 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 
 from uneven.errors import ConfigError
+from uneven.frames import shorten
 from uneven.slurm import as_torchrun
 
 RUN_VARIABLE = "UNEVEN_RUN"
@@ -173,32 +176,46 @@ def signals_named(text: str, where: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def report_failures(environment: Mapping[str, str] | None = None) -> None:
-    """From now on, write an uncaught exception where torch's launcher looks for it, with the time.
+@lru_cache(maxsize=1)
+def report_failures() -> None:
+    """From now on, print an uncaught exception once for all workers of this machine that raise the same.
 
-    When one worker fails, its peers fail a moment later because it is missing. The times tell the launcher
-    which failure to show. Without a launcher, or with one of another kind, this does nothing.
+    An :class:`uneven.errors.UnevenError` is printed with the user's own lines only, see :func:`uneven.frames.shorten`.
+    The exception is also written where torch's launcher looks for it, with the time: when one worker fails, its peers
+    fail a moment later because it is missing, and the times tell the launcher which failure to report.
     """
-    env = os.environ if environment is None else environment
-    path = env.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        failure = {
-            "error": kind.__name__,
-            "timestamp": time.time(),
-            "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
-        }
-        message = {"message": {"message": f"{kind.__name__}: {error}", "extraInfo": failure}}
-        try:
-            Path(path).write_text(json.dumps(message), encoding="utf-8")
-        except OSError as problem:
-            print(f"uneven: could not write {path} for the launcher: {problem.strerror}", file=sys.stderr)
-        before(kind, error, trace)
+        shorten(error)
+        path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "".join(traceback.format_exception(error))
+        if path:
+            extra = {"error": kind.__name__, "timestamp": time.time(), "py_callstack": text}
+            message = {"message": {"message": f"{kind.__name__}: {error}", "extraInfo": extra}}
+            try:
+                Path(path).write_text(json.dumps(message), encoding="utf-8")
+                if _printed(Path(path), text):
+                    return
+            except OSError as problem:
+                print(f"uneven: could not write {path} for the launcher: {problem.strerror}", file=sys.stderr)
+        before(kind, error, error.__traceback__)
 
     sys.excepthook = hook
+
+
+def _printed(error_file: Path, text: str) -> bool:
+    """Whether another worker of this machine has printed this text on the same console or into the same file.
+
+    torch's launcher gives each worker a folder for its file ``error.json``; those of uneven put all files into one.
+    """
+    folder = error_file.parent.parent if error_file.name == "error.json" else error_file.parent
+    sink = os.fstat(2)
+    digest = hashlib.sha256(f"{sink.st_dev} {sink.st_ino} {text}".encode("utf-8", "replace")).hexdigest()
+    try:
+        (folder / f"error-{digest[:16]}").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
 
 
 def _elastic(text: str | None) -> Elastic | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from uneven import journal
@@ -28,11 +29,20 @@ for epoch in range(10):
 
 
 def test_any_script_trains_under_a_policy_and_the_journal_tells_of_its_exchanges(tmp_path: Path) -> None:
-    """It does not even close the session: the shadows come to an end when the programs do."""
+    """It does not even close the session: the shadows come to an end when the programs do.
+
+    No balance is given, and this policy has no shares to balance; the last line sums the run up.
+    """
     (tmp_path / "train.py").write_text(SCRIPT)
-    chosen = ["--nproc", "2", "--sync", "shadow:ma", "--balance", "even", "--run-dir", "run"]
+    chosen = ["--nproc", "2", "--sync", "shadow:ma", "--run-dir", "run"]
     done = run_script(["-m", "uneven.testing.forked_run", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
+    first, second, last = [line for line in done.stderr.splitlines() if line.startswith("uneven: ")]
+    assert "run directory run" in first
+    assert second == "uneven: under sync = 'shadow:ma' no shares are balanced, so balance = 'even' is used"
+    assert re.fullmatch(
+        r"uneven: \d+ global batches, [\d,.]+ samples/s, [\d.]+ % waiting, shares \d+/\d+ → uneven report run", last
+    ), last
     ranks = journal.read(tmp_path / "run").ranks
     assert set(ranks) == {0, 1}
     samples = 0

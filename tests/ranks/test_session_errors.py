@@ -329,13 +329,16 @@ def test_a_non_finite_loss_is_told_by_the_log(me: RankContext, tmp_path: Path) -
     assert len(events(run, me.rank, "non-finite")) == me.rank
 
 
-def test_a_non_finite_loss_only_warns_by_default(tmp_path: Path) -> None:
-    with uneven.Session(journal=tmp_path) as session:
-        for _ in session.loader(samples(), X):
-            with pytest.warns(RuntimeWarning, match="non-finite loss on rank 0"):
-                session.log(loss=float("inf"))
-            break
-    assert len(events(tmp_path, 0, "non-finite")) == 1
+def test_a_non_finite_loss_only_warns_by_default_and_then_counts(tmp_path: Path) -> None:
+    """The warnings point to this file, and are few."""
+    with uneven.Session(journal=tmp_path) as session, pytest.warns(RuntimeWarning) as warned:
+        for _ in range(20):
+            session.log(loss=float("inf"))
+    assert len(events(tmp_path, 0, "non-finite")) == 20
+    first, tenth = warned
+    assert "non-finite loss on rank 0" in str(first.message)
+    assert str(tenth.message).endswith("(number 10 on this rank)")
+    assert {Path(first.filename), Path(tenth.filename)} == {Path(__file__)}
 
 
 def test_the_model_comes_first() -> None:

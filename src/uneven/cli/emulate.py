@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from uneven.cli import options
-from uneven.cli.run import layers_of, refuse_misfits, run_directory, told_without_journal
+from uneven.cli.run import ends_with_a_line, layers_of, refuse_misfits, run_directory
 from uneven.cluster import files
 from uneven.cluster.write import to_toml
 from uneven.emulate.checks import without
@@ -83,7 +83,8 @@ def command(
     directory = run_directory(run_dir, program.target[0], layers)
     with access(f"write the cluster into {directory}"):
         (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
-    emulate(
-        spec, program, run_directory=directory, unprivileged=unprivileged, ready_within_s=ready_within, elastic=changing
-    )
-    told_without_journal(directory)
+    with ends_with_a_line(directory):
+        emulate(
+            spec, program, run_directory=directory, unprivileged=unprivileged, ready_within_s=ready_within,
+            elastic=changing,
+        )  # fmt: skip

@@ -57,7 +57,8 @@ def report(
 
     One file of 2 MB that opens in any browser, without a network, and can be mailed: a table of the workers, where each
     one's time goes (compute, load data, communicate, wait), shares, speeds and their predictions, everything that the
-    script logged, use of the machines, and a list of events. A run that is still going on is shown as far as it is.
+    script logged, use of the machines, and a list of events. A run that is still going on is shown as far as it is. The
+    last line that is printed advises what to change.
 
     Of several runs it also prints a table: time per iteration, waits, shares and what all of them have logged.
 
@@ -99,6 +100,8 @@ def report(
         session.write(paths[0], tool)
     if tensorboard is not None:
         _say("tensorboard", tensorboard, f" (tensorboard --logdir {tensorboard})")
+    if page.advice:
+        typer.echo(printable(f"{'advice:':<12} {page.advice}"))
 
 
 def _compared(paths: list[Path]) -> Page:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,19 @@ from uneven.balance import balancers
 from uneven.cli import options
 from uneven.cli.misplaced import hint, misplaced
 from uneven.cli.on_ray import ray_workers
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, JournalError
 from uneven.journal.paths import rank_paths
+from uneven.journal.reader import Follower
 from uneven.launch.before import check, local_workers
 from uneven.registry import describe
+from uneven.report.advice import one_line
+from uneven.report.state import RunProgress
 from uneven.sync import carried, compatible, policies, threaded, unheeded
 
 _MOST_SHARDS = 1_000
 _READY_WITHIN_S = 60.0
+_END_BYTES = 1_000_000
+"""Of the journal, read for the last line: some 2,500 records, which takes less than a tenth of a second."""
 
 
 def run(
@@ -66,7 +72,9 @@ def run(
 
     Put uneven's options before SCRIPT; arguments after it are passed to the script. If a worker dies, the run ends
     with its exit code. With --elastic, and under asp, ssp, easgd, backup, decoupled, shadow:easgd and shadow:asp, the
-    other workers continue. The run directory holds each worker's settings and journal.
+    other workers continue. The run directory holds each worker's settings and journal. The last line sums the run up.
+
+    Exit codes: 0 all went well; 2 refused before the start; 128 + N stopped by signal N; else that of the worker.
 
     \b
     Examples:
@@ -117,13 +125,13 @@ def run(
         "--balance": balance, "--sync": sync, "--seed": seed, "--budget": budget, "--timeout": timeout,
         "--threads": threads, "--config": config_file and config_file.absolute(),
     }  # fmt: skip
+    without = ", so nothing was balanced; or it named another journal"
     with (
-        shared_copy(directory, servers, members, growing=elastic is not None),
-        table_servers(directory, tables, members),
+        ends_with_a_line(directory, without),
+        shards(directory, servers, tables, members, growing=elastic is not None),
         ray_workers(start, ray, directory, said),
     ):
         launch.run(start, run_directory=directory)
-    told_without_journal(directory, ", so nothing was balanced; or it named another journal")
 
 
 def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
@@ -161,8 +169,9 @@ def members_of(start: launch.Launch, **shards: int) -> int:
     return int(members)
 
 
-def shared_copy(run: Path, servers: int, members: int, *, growing: bool = False) -> AbstractContextManager[object]:
-    """The shards of a parameter server, which live as long as the workers.
+@contextmanager
+def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool) -> Iterator[None]:
+    """The shards of a parameter server and the servers of embedding tables, which live as long as the workers.
 
     Args:
         growing: whether workers may leave and join.
@@ -170,26 +179,17 @@ def shared_copy(run: Path, servers: int, members: int, *, growing: bool = False)
     Raises:
         LaunchError: they cannot be started.
     """
-    if servers == 0:
-        return nullcontext()
-    from uneven.server.keys import SERVER
-    from uneven.server.process import ShardKeeper
+    with ExitStack() as stack:
+        if servers or tables:
+            from uneven.embedding.host import PROGRAM, TABLES
+            from uneven.server.keys import SERVER
+            from uneven.server.process import ShardKeeper
 
-    return ShardKeeper(run / SERVER, servers, members, growing=growing)
-
-
-def table_servers(run: Path, tables: int, members: int) -> AbstractContextManager[object]:
-    """The servers of embedding tables, which live as long as the workers.
-
-    Raises:
-        LaunchError: they cannot be started.
-    """
-    if tables == 0:
-        return nullcontext()
-    from uneven.embedding.host import PROGRAM, TABLES
-    from uneven.server.process import ShardKeeper
-
-    return ShardKeeper(run / TABLES, tables, members, program=PROGRAM)
+            if servers:
+                stack.enter_context(ShardKeeper(run / SERVER, servers, members, growing=growing))
+            if tables:
+                stack.enter_context(ShardKeeper(run / TABLES, tables, members, program=PROGRAM))
+        yield
 
 
 def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, shared: bool = False) -> Path:
@@ -204,10 +204,32 @@ def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, sha
     return directory
 
 
-def told_without_journal(directory: Path, so: str = "") -> None:
-    """Say so if nobody wrote a journal there, and what follows."""
-    if not rank_paths(directory):
-        print(f"uneven: no journal in {directory}: the script made no uneven.Session(){so}", file=sys.stderr)
+@contextmanager
+def ends_with_a_line(directory: Path, so: str = "") -> Iterator[None]:
+    """Print at the end how the run went, in one line, or that it has no journal.
+
+    Args:
+        so: what follows if it has none.
+    """
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if rank_paths(directory):
+            _print_end(directory)
+        elif not failed:
+            print(f"uneven: no journal in {directory}: the script made no uneven.Session(){so}", file=sys.stderr)
+
+
+def _print_end(directory: Path) -> None:
+    state, follower = RunProgress(), Follower(directory, _END_BYTES // len(rank_paths(directory)))
+    try:
+        state.feed(follower.poll())
+    except JournalError as error:
+        print(f"uneven: the run cannot be summed up: {error}", file=sys.stderr)
+    if line := one_line(state, whole=follower.whole):
+        print(f"uneven: {line} → uneven report {directory}", file=sys.stderr)
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:

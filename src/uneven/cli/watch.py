@@ -31,7 +31,7 @@ def watch(
     waits much. "Of the limit" compares with all workers finishing together and free communication.
 
     The view ends with the run, or with Ctrl-C, which does not touch the run; then a table of the whole run
-    is printed. It only reads the run directory, so it can run on any machine that sees the directory.
+    is printed, and advice. It only reads the run directory, so it can run on any machine that sees the directory.
 
     With --web it prints the address of a page that draws what `uneven report` does, again and again; the address has a
     token, without which nobody is answered. From another machine: ssh -L PORT:127.0.0.1:PORT HOST.

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -243,8 +243,8 @@ class Workers:
 
     def forget_errors(self) -> None:
         """Remove what the workers wrote about their ends; it has been told."""
-        for one in self._all:
-            error_file(self._run_directory, one.number).unlink(missing_ok=True)
+        for path in self._run_directory.glob("error-*"):
+            path.unlink()
 
     def _start(self, node: int, number: int) -> EmulatedWorker:
         env = environment(self._spec, node, number, self._machines, self._run_directory, self._size)
@@ -273,10 +273,6 @@ class Workers:
             pid=one.process.pid,
             exit_code=ending.code or 0,
             ended_s=ending.at_s,
-            told=_told(error_file(self._run_directory, one.number)),
+            told=told_in(error_file(self._run_directory, one.number)),
             killed_by=why,
         )
-
-
-def _told(path: Path) -> Mapping[str, object]:
-    return told_in(path.read_text(encoding="utf-8")) if path.is_file() else {}

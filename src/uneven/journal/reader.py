@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from uneven.core.records import Record, RunRecord, from_json
-from uneven.errors import JournalError
+from uneven.errors import JournalError, access
 from uneven.journal.paths import rank_paths
 
 
@@ -76,13 +78,17 @@ class Follower:
 
     Args:
         run: the run directory.
+        most_bytes: of each rank's file that the first look reads: its first line and its end. Quick, for a long run.
 
     Attributes:
         unfinished: lines that a killed writer left incomplete and a later life wrote after, skipped.
+        whole: whether nothing was left out for that.
     """
 
     run: Path
+    most_bytes: float = math.inf
     unfinished: int = field(default=0, init=False)
+    whole: bool = field(default=True, init=False)
     _files: dict[int, _File] = field(default_factory=dict, init=False)
 
     def poll(self) -> list[Record]:
@@ -97,7 +103,7 @@ class Follower:
         """The same, each with the rank whose file it came from."""
         for rank, path in rank_paths(self.run).items():
             file = self._files.setdefault(rank, _File(path))
-            for line in _new_lines(file):
+            for line in self._new_lines(file):
                 record = self._record(file, line)
                 if record is not None:
                     yield rank, record
@@ -106,6 +112,19 @@ class Follower:
     def pending(self) -> int:
         """Files whose last line has no end yet: being written now, or left by a killed writer."""
         return sum(bool(file.rest) for file in self._files.values())
+
+    def _new_lines(self, file: _File) -> list[bytes]:
+        with access(f"read the journal {file.path}", JournalError), file.path.open("rb") as stream:
+            stream.seek(file.offset)
+            if not file.offset and file.path.stat().st_size > self.most_bytes:
+                file.rest = stream.readline()
+                stream.seek(-int(self.most_bytes), os.SEEK_END)
+                stream.readline()
+                self.whole = False
+            new = stream.read()
+            file.offset = stream.tell()
+        *lines, file.rest = (file.rest + new).split(b"\n")
+        return lines
 
     def _record(self, file: _File, line: bytes) -> Record | None:
         file.line += 1
@@ -119,18 +138,6 @@ class Follower:
                 raise JournalError(f"{file.path}, line {file.line}: {error}") from error
             self.unfinished += 1  # half a line is never JSON, whatever it was cut out of
             return None
-
-
-def _new_lines(file: _File) -> list[bytes]:
-    try:
-        with file.path.open("rb") as stream:
-            stream.seek(file.offset)
-            new = stream.read()
-    except OSError as error:
-        raise JournalError(f"cannot read the journal {file.path} ({error.strerror})") from error
-    file.offset += len(new)
-    *lines, file.rest = (file.rest + new).split(b"\n")
-    return lines
 
 
 def _is_json(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -49,8 +50,20 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         workers = stack.enter_context(watched(launch, config.run_id, count, run_directory))
         expendable = ExpendableWorkers(run_directory, throttled=bool(launch.shares))
 
+        def death_of(rank: int, failure: ProcessFailure) -> Death:
+            data: Any = failure.error_file_data
+            return Death(
+                rank=rank,
+                pid=failure.pid,
+                exit_code=failure.exitcode,
+                ended_s=workers.ended_s.get(failure.pid, math.inf),
+                told=told_by(data.get("message") if isinstance(data, dict) else None),
+                silent=expendable.silent.get(rank, ""),
+                shown=not launch.output.asked,
+            )
+
         def lost(rank: int, failure: ProcessFailure) -> None:
-            death = _death(rank, failure, workers.ended_s, silent=expendable.silent.get(rank, ""))
+            death = death_of(rank, failure)
             expendable.lost[rank] = death
             print(f"uneven: {gone(death)}", file=sys.stderr)
 
@@ -58,7 +71,7 @@ def run(launch: Launch, run_directory: Path | None) -> None:
             words = [sys.executable, "-u", *(["-m"] if launch.module else []), *launch.target]
             program, *arguments = bound(words)
             failures = run_agent(config, program, arguments, here=launch.here, expendable=expendable, on_lost=lost)
-            _end(failures, expendable, workers.ended_s, count)
+            _end({rank: death_of(rank, one) for rank, one in failures.items()}, expendable, workers.ended_s, count)
         except (SignalException, KeyboardInterrupt) as error:
             number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
             name = signal.Signals(number).name
@@ -131,22 +144,19 @@ def _quiet_logs(max_restarts: int) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _end(
-    failures: Mapping[int, ProcessFailure], expendable: ExpendableWorkers, ended_s: Mapping[int, float], count: int
-) -> None:
+def _end(ends: Mapping[int, Death], expendable: ExpendableWorkers, ended_s: Mapping[int, float], count: int) -> None:
     """How it ended, in one line instead of torch's sixty, about the worker that died first.
 
     Raises:
         LaunchError: a worker died without whom the others could not go on; or all did; or rank 0.
     """
     lost, left = tuple(expendable.lost.values()), tuple(expendable.left.values())
-    fatal = {rank: one for rank, one in failures.items() if rank not in expendable.lost}
-    if fatal:
-        killed = [rank for rank, one in fatal.items() if one.exitcode == -signal.SIGKILL]
-        silent = {rank: STOPPED for rank in killed if rank in expendable.stopped} | expendable.silent
-        deaths = [
-            _death(rank, one, ended_s, expendable.stops(rank), silent.get(rank, "")) for rank, one in fatal.items()
-        ]
+    deaths = [
+        dataclasses.replace(one, stops=expendable.stops(rank), silent=one.silent or STOPPED * _stopped(one, expendable))
+        for rank, one in ends.items()
+        if rank not in expendable.lost
+    ]
+    if deaths:
         lost_pids = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in lost_pids), default=0.0)
         raise blame(deaths, first_s=first_s, shutdown_within_s=shutdown_within_s(), lost=lost, left=left)
@@ -161,16 +171,5 @@ def _end(
         print(f"uneven: {said}", file=sys.stderr)
 
 
-def _death(
-    rank: int, failure: ProcessFailure, ended_s: Mapping[int, float], stops: str = "", silent: str = ""
-) -> Death:
-    data: Any = failure.error_file_data
-    return Death(
-        rank=rank,
-        pid=failure.pid,
-        exit_code=failure.exitcode,
-        ended_s=ended_s.get(failure.pid, float("inf")),
-        told=told_by(data.get("message") if isinstance(data, dict) else None),
-        stops=stops,
-        silent=silent,
-    )
+def _stopped(one: Death, expendable: ExpendableWorkers) -> bool:
+    return one.exit_code == -signal.SIGKILL and one.rank in expendable.stopped

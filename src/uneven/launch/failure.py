@@ -7,6 +7,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from uneven.errors import LaunchError, PeerError
@@ -27,6 +28,7 @@ class Death:
         killed_by: why somebody or something killed it, where that is known.
         stops: why the others cannot go on without it, where their policy would else let them.
         silent: that it was stopped or hung, and was killed for that.
+        shown: whether what it printed is on this console.
     """
 
     rank: int
@@ -38,6 +40,7 @@ class Death:
     killed_by: str = ""
     stops: str = ""
     silent: str = ""
+    shown: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +121,11 @@ def through_without(lost: Sequence[Death]) -> tuple[str, int]:
     return f"the run has come to its end without {_names(lost)}{why}", code
 
 
-def told_in(text: str) -> dict[str, Any]:
-    """What a worker wrote about its end; empty if that cannot be understood."""
+def told_in(path: Path) -> dict[str, Any]:
+    """What a worker wrote about its end into this file; empty if there is none, or it cannot be understood."""
     try:
-        data = json.loads(text)
-    except ValueError:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return {}  # it was killed while it wrote
     message = data.get("message") if isinstance(data, dict) else None
     return told_by(message)
@@ -145,7 +148,7 @@ def _said(death: Death, goes_on: bool) -> LaunchError:
 
 def _cause(death: Death) -> str:
     if trace := _trace(death):
-        return f"; its traceback:\n{trace}"
+        return "; its error is above" if death.shown else f"; its traceback:\n{trace}"
     if death.killed_by:
         return f": {death.killed_by}"
     if death.silent:

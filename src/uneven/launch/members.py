@@ -99,17 +99,13 @@ class Members:
             if ending.how is How.ENDED:
                 self.finished.append(worker)
                 return
-        told: dict[str, Any] = {}
-        if self._error_file(worker).is_file():
-            data = json.loads(self._error_file(worker).read_text())
-            told = told_in(json.dumps(data))
         self.lost.append(
             Death(
                 rank=worker,
                 pid=process.pid,
                 exit_code=ending.code or 0,
                 ended_s=ending.at_s,
-                told=told,
+                told=told_in(self._error_file(worker)),
                 killed_by=self._killed_by.pop(worker, ""),
             )
         )

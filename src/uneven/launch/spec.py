@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uneven.cluster.throttle_rule import ShareRule
-from uneven.errors import ConfigError, UnknownNameError, access
+from uneven.errors import ConfigError, UnknownNameError, access, nearest
 from uneven.launch.output import WorkerOutput
 from uneven.world import is_loopback, signals_named
 
@@ -43,8 +43,7 @@ class Launch:
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
     Raises:
-        ConfigError: values that cannot be or do not fit each other.
-        UnknownNameError: the script does not exist.
+        ConfigError: values that cannot be or do not fit each other, or there is no such script.
     """
 
     target: tuple[str, ...]
@@ -76,7 +75,9 @@ class Launch:
         script = Path(self.target[0])
         with access(f"look for the script {script}"):
             if not self.module and not script.is_file():
-                raise UnknownNameError("script", str(script), map(str, script.parent.glob("*.py")))
+                near = nearest(script.name, (one.name for one in script.parent.glob("*.py")))
+                hint = f"; did you mean {script.with_name(near)}?" if near else ""
+                raise ConfigError(f"no such file: {script}{hint}")
         for share in self.shares:
             ShareRule(share=share, period_s=self.throttle_period_s)
         if self.nproc is not None and self.nproc not in _COUNTS:

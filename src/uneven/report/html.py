@@ -11,6 +11,7 @@ from uneven.journal.goodput import goodput
 from uneven.journal.metrics import NAN
 from uneven.journal.reader import read
 from uneven.report import changes, figures, members, snapshot
+from uneven.report.advice import advice
 from uneven.report.page import Page, PageTable
 from uneven.report.plotly_code import write_beside
 from uneven.report.screen import change_message, split_message
@@ -52,7 +53,8 @@ def report_page(run: Path) -> Page:
     """
     data = run_data(read(run))
     series = figures.all_series(data)
-    page = Page(f"Run {data.name}", _lead(data))
+    settings = data.runs[0].settings if 0 in data.runs else {}
+    page = Page(f"Run {data.name}", _lead(data), advice(data.summary, settings))
     page.cards(_cards(data))
     page.table("Workers", _worker_table(data), f"Shares of the time of a worker's own steps.{_apart_note(data)}")
     _add_members(page, data)

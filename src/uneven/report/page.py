@@ -74,12 +74,14 @@ class Page:
     """Collects parts from top to bottom, then writes itself.
 
     Attributes:
+        advice: what to change, in a sentence without a full stop.
         figures: title → picture, of all that are shown.
         parts: everything, in its order.
     """
 
     title: str
     lead: str = ""
+    advice: str = ""
     figures: dict[str, Figure] = field(default_factory=dict)
     parts: list[PagePart] = field(default_factory=list)
 
@@ -116,6 +118,7 @@ class Page:
     def html(self, *, plotly_beside: bool = False) -> str:
         """The whole document, Plotly packed into it or in a file beside it, which the caller writes."""
         lead = f'<p class="note">{escape(self.lead)}</p>' if self.lead else ""
+        lead += f"<p>Advice: {escape(self.advice)}.</p>" if self.advice else ""
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -14,6 +14,7 @@ from uneven.core.records import EventRecord, MembershipRecord, SplitRecord
 from uneven.journal.changes import MemberChange
 from uneven.journal.metrics import NAN
 from uneven.journal.summary import Summary, WorkerSummary
+from uneven.report.advice import advice
 from uneven.report.series import iteration_name
 from uneven.report.state import RunProgress
 from uneven.report.text import count, percent, seconds, size, span
@@ -72,7 +73,13 @@ def final(state: RunProgress, name: str, width: int) -> RenderableType:
         Text(),
         _summary(total),
         *_events(state, width, _EVENT_ROWS),
+        *_advice(state, total),
     )
+
+
+def _advice(state: RunProgress, total: Summary) -> list[Text]:
+    said = advice(total, state.runs[0].settings if 0 in state.runs else {})
+    return [Text(), Text(f"Advice: {said}.")] if said else []
 
 
 def _title(state: RunProgress, name: str, width: int) -> Text:
@@ -108,10 +115,13 @@ def _speed(now: Summary) -> Text:
         *([(percent(now.communicate_share), " communicating")] if now.apart else []),
         (percent(now.fraction_of_limit), " of the limit"),
     )
-    text = Text()
-    for index, (value, what) in enumerate(parts):
-        text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
-    return text
+    return _dotted(parts)
+
+
+def _dotted(parts: Iterable[tuple[str, str]]) -> Text:
+    """Values and what each is, with dots between."""
+    texts = (Text.assemble((value, "bold"), what) for value, what in parts)
+    return Text("  ·  ", style="dim").join(texts)
 
 
 def _passes(state: RunProgress) -> list[Text]:
@@ -137,10 +147,7 @@ def _members(state: RunProgress) -> list[Text]:
         (str(left), " went"),
         (seconds(max(one.pause_s for one in changes)), " the longest pause"),
     )
-    text = Text()
-    for index, (value, what) in enumerate(parts):
-        text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
-    return [text]
+    return [_dotted(parts)]
 
 
 def _exchanged(state: RunProgress) -> list[Text]:
@@ -152,10 +159,7 @@ def _exchanged(state: RunProgress) -> list[Text]:
         parts.append((f"{one.staleness:.1f}", " steps stale"))
     if one.dropped:
         parts.append((f"{one.dropped:,}", " not begun"))
-    text = Text()
-    for index, (value, what) in enumerate(parts):
-        text.append("  ·  " if index else "", style="dim").append(value, style="bold").append(what)
-    return [text]
+    return [_dotted(parts)]
 
 
 def _threads(state: RunProgress) -> list[Text]:
@@ -169,11 +173,8 @@ def _threads(state: RunProgress) -> list[Text]:
 def _scalars(state: RunProgress) -> list[Text]:
     if not state.scalars:
         return []
-    text = Text()
-    for index, scalar in enumerate(state.scalars.values()):
-        text.append("  ·  " if index else "", style="dim").append(f"{scalar.name} ")
-        text.append(f"{scalar.value:.4g}", style="bold")
-    return [text]
+    texts = [Text.assemble(f"{one.name} ", (f"{one.value:.4g}", "bold")) for one in state.scalars.values()]
+    return [Text("  ·  ", style="dim").join(texts)]
 
 
 def _refreshes(state: RunProgress) -> list[Text]:

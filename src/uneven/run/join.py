@@ -18,7 +18,7 @@ from uneven.run.scribe import Scribe
 from uneven.run.start.connect import compare, connect, identity, versions
 from uneven.run.start.settings import ALONE, CODE, decide_settings
 from uneven.run.visits import bind_visits
-from uneven.sync import compatible, policies, threaded, unheeded, unsited
+from uneven.sync import policies, unsited
 from uneven.world import World
 
 
@@ -42,9 +42,6 @@ def join(
     sync, balance = (settings.objects.get(key, getattr(config, key)) for key in ("sync", "balance"))
     balancer, policy = balancers.resolve(balance), policies.resolve(sync)
     check_carried(policy, tuple(range(world.size)), {})
-    senseless = compatible(policy, balancer) or unheeded(policy, balancer)
-    if senseless := senseless or threaded(sync, balance, config.threads, world.size):
-        raise ConfigError(senseless)
     if parts and config.threads > 1:
         raise ConfigError(f"parts with threads = {config.threads}: there is no one step that they could be of")
     if world.elastic is not None:
@@ -61,6 +58,8 @@ def join(
     sites = {rank: one["_site"] for rank, one in enumerate(said)}
     if world.rank == 0 and (plain := unsited(policy, sites)):
         scribe.say(plain, "one-site")
+    if world.rank == 0 and settings.note and not world.alone:
+        scribe.say(settings.note, "balance")
     elastic = None
     if isinstance(connection, ElasticConnection):
         elastic = elastic_kind(policy)(connection.membership, scribe.write, scribe.say, world.leave_on)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +14,14 @@ from uneven.config import RunConfig
 from uneven.core.pace import PACE, Pace
 from uneven.core.records import SHARE, EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
 from uneven.errors import NonFiniteError
+from uneven.frames import warn as warn_user
 from uneven.journal import END, LEFT, PLAN, BackgroundWriter, Writer, plan_message, rank_path
 from uneven.world import World
 
 _SPOKEN = 3
 """How often one kind of event is also said on the terminal; the journal has them all."""
+
+_NONFINITE = "non-finite"
 
 FAILED = "failed"
 """This rank's program is ending of an error; the message says which."""
@@ -33,6 +36,7 @@ class Scribe:
 
     Attributes:
         speaks: whether this worker writes what all know alike.
+        counts: event → how many of its kind there were.
 
     Raises:
         JournalError: the journal cannot be written there.
@@ -45,7 +49,7 @@ class Scribe:
         self.rank = world.rank
         self.speaks = world.rank == 0
         self.iteration = 0
-        self._said: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self._left = False  # the others go on
         self._old = (sys.exception(), getattr(sys, "last_value", None))
         self._writer = None
@@ -96,9 +100,9 @@ class Scribe:
         """Append an event; with ``warn``, say the first few of its kind as a RuntimeWarning too."""
         who = self.rank if rank is None else rank
         self.write(EventRecord(rank=who, iteration=self.iteration, at_s=time.time(), event=event, message=message))
-        self._said[event] = self._said.get(event, 0) + 1
-        if warn and self._said[event] <= _SPOKEN:
-            warnings.warn(f"uneven: {message}", RuntimeWarning, stacklevel=2)
+        self.counts[event] += 1
+        if warn and self.counts[event] <= _SPOKEN:
+            warn_user(f"uneven: {message}")
 
     def split(self, record: SplitRecord) -> None:
         """Append a new split; all ranks decide the same one, so one's word is enough."""
@@ -146,13 +150,15 @@ class Scribe:
 
 
 def tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:
-    """Write down that this rank has met a NaN or an infinity.
+    """Write down that this rank has met a NaN or an infinity; warn of the first, the tenth, the hundredth and so on.
 
     Raises:
         NonFiniteError: that is what the settings say.
     """
     error = NonFiniteError(what, (rank,), scribe.iteration)
-    raising = config.nonfinite == "raise"
-    scribe.event("non-finite", str(error), warn=not raising)
-    if raising:
+    scribe.event(_NONFINITE, str(error))
+    if config.nonfinite == "raise":
         raise error
+    times = scribe.counts[_NONFINITE]
+    if times == 10 ** (len(str(times)) - 1):
+        warn_user(f"uneven: {error}" + (f" (number {times:,} on this rank)" if times > 1 else ""))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from uneven.cli.misplaced import hint, misplaced
+from uneven.cli.run import ends_with_a_line
+from uneven.errors import LaunchError
+from uneven.journal import rank_path
 from uneven.testing.scripts import run_script
 
 SILENT = "print('hello')\n"
@@ -19,6 +23,24 @@ def test_a_script_without_a_session_is_told(script: str, told: bool, tmp_path: P
     done = run_script(["-m", "uneven", "run", "--run_dir", "run", "train.py"], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert ("the script made no uneven.Session()" in done.stderr) is told
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_journal_that_cannot_be_read_is_said_in_one_line_and_fails_no_run(
+    fails: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failed run keeps its own error."""
+    path = rank_path(tmp_path, 0)
+    path.parent.mkdir()
+    path.write_text('{"schema": 99, "kind": "run"}\n')
+    with ExitStack() as stack:
+        if fails:
+            stack.enter_context(pytest.raises(LaunchError, match="its own"))
+        with ends_with_a_line(tmp_path):
+            if fails:
+                raise LaunchError("its own")
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"uneven: the run cannot be summed up: {path}, line 1: ")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,9 @@ def test_without_a_run_directory_nobody_can_say_so() -> None:
 
 def test_a_loss_is_told_at_once_and_at_the_end() -> None:
     assert gone(KILLED).startswith("rank 2 (process 102) was killed by SIGKILL; the others go on without it; if nobody")
-    assert gone(RAISED).endswith("the others go on without it; its traceback:\nTraceback …\nValueError: a bad label")
+    assert gone(RAISED).endswith("the others go on without it; its error is above")
+    hidden = replace(RAISED, shown=False)  # what it printed has gone into a file
+    assert gone(hidden).endswith("the others go on without it; its traceback:\nTraceback …\nValueError: a bad label")
     told, code = through_without([KILLED, RAISED])
     assert code == 0
     assert told == (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from uneven.run.measure import others as measured
 from uneven.run.measure.others import Others, SharedNode, find
 
 
@@ -111,3 +112,15 @@ def test_a_busy_process_is_seen() -> None:
     finally:
         busy.kill()
         busy.wait()
+
+
+def test_a_file_of_the_kernel_is_closed_in_silence_when_the_program_is_torn_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then the modules that it needs may be gone."""
+    unheard: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+    file = measured._KernelFile(Path("/proc/self/cgroup"))
+    monkeypatch.setattr(measured, "os", None)
+    del file
+    assert unheard == []

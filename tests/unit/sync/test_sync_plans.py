@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 
+from uneven.cli.run import run
 from uneven.core.actions import (
     Add,
     BlockMomentum,
@@ -247,6 +249,8 @@ def test_who_goes_on_when_one_dies() -> None:
     facts = {spec: policies.resolve(spec).facts for spec in [*policies, "shadow:ma", "shadow:asp"]}
     go_on = {spec for spec, its in facts.items() if its and not its.stops}
     assert go_on == {"asp", "ssp", "backup", "decoupled", "easgd", "shadow", "shadow:asp"}
+    said = str(run.__doc__).partition("under ")[2].partition(", the")[0]  # in the command's help
+    assert set(re.split(", | and ", said)) == go_on - {"shadow"} | {"shadow:easgd"}
 
 
 def test_a_plan_of_many_workers_is_made_once() -> None:

@@ -30,8 +30,8 @@ class _KernelFile:
         """Its first lines, as they are now."""
         return os.pread(self._descriptor, 4096, 0).decode()
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)  # at the end of the program `os` may be gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,8 +328,8 @@ def versions() -> dict[str, str]:
 
 IN_A_RUN = (
     *("__init__", "balance", "board", "config", "control", "core", "data", "ending", "entries", "errors", "folder"),
-    *("installed", "journal", "loops", "merge", "patience", "plugins", "predict", "registry", "run", "rundir"),
-    *("server", "session", "skew", "slurm", "stores", "sync", "tables", "world"),
+    *("frames", "installed", "journal", "loops", "merge", "patience", "plugins", "predict", "registry", "run"),
+    *("rundir", "server", "session", "skew", "slurm", "stores", "sync", "tables", "world"),
 )
 """The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uneven import rundir
-from uneven.balance import balancers
+from uneven.balance import Balancer, balancers
 from uneven.config import Conflict, RunConfig, merge
+from uneven.errors import ConfigError
 from uneven.registry import describe
+from uneven.sync import compatible, threaded, unheeded
 from uneven.world import World
 
 CODE = "Session(...)"
@@ -20,27 +22,43 @@ ALONE = "a worker that is alone"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings, what was overruled, and the plug-ins that were given as objects rather than names."""
+    """The settings, what was overruled, and the plug-ins that were given as objects rather than names.
+
+    Attributes:
+        note: why another balancer than the default one is used, if the run's user named none.
+    """
 
     config: RunConfig
     conflicts: tuple[Conflict, ...]
     objects: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
 
 
 def decide_settings(world: World, given: dict[str, Any]) -> Settings:
     """Merge what the code gives with the run directory's layers, or with ``uneven.toml`` beside the script.
 
     Raises:
-        ConfigError: a value is wrong, naming where it was said.
+        ConfigError: a value is wrong or does not fit another, naming where it was said.
     """
     objects = {key: value for key, value in given.items() if key in ("balance", "sync") and not isinstance(value, str)}
     code = {key: describe(value) if key in objects else value for key, value in given.items()}
     layers = {CODE: code, **rundir.load_layers(world.run_directory)}
     config, conflicts = merge(layers)
-    balance = objects.get("balance", config.balance)
+    sync, balance = objects.get("sync", config.sync), objects.get("balance", config.balance)
     if world.alone and balancers.resolve(balance).made_for not in (None, 1):
         where = next(source for source, values in layers.items() if "balance" in values)
         conflicts += (Conflict("balance", ALONE, "even", where, config.balance),)
         config = replace(config, balance="even")
         objects.pop("balance", None)
+
+    def misfit(balance: str | Balancer) -> str | None:
+        why = compatible(sync, balance) or unheeded(sync, balance)
+        return why or threaded(sync, balance, config.threads, world.size)
+
+    if why := misfit(objects.get("balance", config.balance)):
+        if any("balance" in values for values in layers.values()) or misfit("even"):
+            raise ConfigError(why)
+        several = f" with threads = {config.threads}" if config.threads > 1 else ""
+        note = f"under sync = {describe(sync)}{several} no shares are balanced, so balance = 'even' is used"
+        return Settings(replace(config, balance="even"), conflicts, objects, note)
     return Settings(config, conflicts, objects)
