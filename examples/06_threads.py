@@ -1,7 +1,7 @@
 """One replica, trained by several threads of a worker without a lock; what differs from ``02_balanced.py`` is the loop.
 
     python examples/06_threads.py --threads 2                                          alone
-    uneven run --nproc 2 --threads 2 --sync shadow:ma --balance even examples/06_threads.py     ShadowSync
+    uneven run --nproc 2 --threads 2 --sync shadow:ma examples/06_threads.py     ShadowSync
 
 The loop is a function that every thread calls, with a model and an optimizer over the same memory.
 """

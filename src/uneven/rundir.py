@@ -143,14 +143,14 @@ def mark_coming(run_directory: Path, rank: int) -> None:
     A session says so as soon as it is made, if the launcher waits for it. Who says nothing counts as training from when
     it meets the others.
     """
-    path = _coming(run_directory, rank)
+    path = _mark("coming", run_directory, rank)
     with _spared(path, "the launcher may slow this worker down before it trains"):
         path.touch()
 
 
 def is_coming(run_directory: Path, rank: int) -> bool:
     """Whether the worker has said that it will say when its training starts."""
-    return _coming(run_directory, rank).exists()
+    return _mark("coming", run_directory, rank).exists()
 
 
 def mark_ready(run_directory: Path, rank: int) -> None:
@@ -159,7 +159,7 @@ def mark_ready(run_directory: Path, rank: int) -> None:
     A session says so by itself when its loader is first iterated, if the launcher waits for it
     (:attr:`uneven.world.World.awaited`). On a full disk it cannot be said, which is logged and stops nobody.
     """
-    path = _ready(run_directory, rank)
+    path = _mark("ready", run_directory, rank)
     with _spared(path, "the launcher slows this worker down only when it has waited long enough"):
         path.touch()
 
@@ -169,14 +169,14 @@ def mark_through(run_directory: Path, rank: int) -> None:
 
     For what comes after the part that is measured: evaluating and ending take ten times as long on a tenth of a core.
     """
-    path = _ready(run_directory, rank)
+    path = _mark("ready", run_directory, rank)
     with _spared(path, "the launcher does not let this worker go on freely"):
         path.unlink(missing_ok=True)
 
 
 def is_ready(run_directory: Path, rank: int) -> bool:
     """Whether the worker is to be throttled: it is ready, and not yet through."""
-    return _ready(run_directory, rank).exists()
+    return _mark("ready", run_directory, rank).exists()
 
 
 GIVES_UP_WITHIN_S = 10.0
@@ -211,7 +211,7 @@ def mark_expendable(run_directory: Path, rank: int, mark: Expendable | None = No
     with _spared(unfinished, f"the death of rank {rank} would end the others, too"):
         try:
             unfinished.write_text(json.dumps(mark or Expendable()), encoding="utf-8")
-            unfinished.replace(_expendable(run_directory, rank))
+            unfinished.replace(_mark("expendable", run_directory, rank))
         except OSError:
             unfinished.unlink(missing_ok=True)
             clear_expendable(run_directory, rank)
@@ -220,7 +220,7 @@ def mark_expendable(run_directory: Path, rank: int, mark: Expendable | None = No
 
 def clear_expendable(run_directory: Path, rank: int) -> None:
     """From now on its death stops the others again, as that of any worker that has said nothing."""
-    path = _expendable(run_directory, rank)
+    path = _mark("expendable", run_directory, rank)
     with _spared(path, f"the death of rank {rank} may pass for one that the others can do without"):
         path.unlink(missing_ok=True)
 
@@ -228,7 +228,7 @@ def clear_expendable(run_directory: Path, rank: int) -> None:
 def expendable_of(run_directory: Path, rank: int) -> Expendable | None:
     """The worker's own :func:`mark_expendable`; None if it has said nothing."""
     try:
-        return Expendable(*json.loads(_expendable(run_directory, rank).read_text(encoding="utf-8")))
+        return Expendable(*json.loads(_mark("expendable", run_directory, rank).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
 
@@ -244,16 +244,8 @@ def _spared(path: Path, otherwise: str) -> Iterator[None]:
         )
 
 
-def _coming(run_directory: Path, rank: int) -> Path:
-    return run_directory / f"coming-{rank}"
-
-
-def _ready(run_directory: Path, rank: int) -> Path:
-    return run_directory / f"ready-{rank}"
-
-
-def _expendable(run_directory: Path, rank: int) -> Path:
-    return run_directory / f"expendable-{rank}"
+def _mark(kind: str, run_directory: Path, rank: int) -> Path:
+    return run_directory / f"{kind}-{rank}"
 
 
 def _layer(source: str, values: Mapping[str, Any]) -> str:

@@ -93,28 +93,13 @@ def run(
              "keep_freed_memory": keep_freed_memory}  # fmt: skip
     layers = layers_of(asked, config_file)
     start = launch.Launch(
-        target=tuple(target),
-        module=module,
-        nproc=nproc,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        rdzv_backend=rdzv_backend,
-        rdzv_endpoint=rdzv_endpoint,
-        rdzv_id=rdzv_id,
-        master_addr=master_addr,
-        master_port=master_port,
-        local_addr=local_addr,
-        standalone=standalone,
-        max_restarts=max_restarts,
-        shares=parse_shares(shares),
-        wait_ready=shares is not None,
-        ready_within_s=_READY_WITHIN_S,
-        elastic=elastic,
-        silence_s=silence,
-        join=join,
-        leave_on=leave_on,
+        target=tuple(target), module=module, nproc=nproc, nnodes=nnodes, node_rank=node_rank,
+        rdzv_backend=rdzv_backend, rdzv_endpoint=rdzv_endpoint, rdzv_id=rdzv_id, master_addr=master_addr,
+        master_port=master_port, local_addr=local_addr, standalone=standalone, max_restarts=max_restarts,
+        shares=parse_shares(shares), wait_ready=shares is not None, ready_within_s=_READY_WITHIN_S,
+        elastic=elastic, silence_s=silence, join=join, leave_on=leave_on,
         output=launch.WorkerOutput(redirects=redirects, tee=tee, ranks=log_rank, directory=log_dir),
-    )
+    )  # fmt: skip
     refuse_misfits(layers, local_workers(start) if start.nodes == (1, 1) else None)
     check(start)
     _hint_at_misplaced(start, {name for one in context.command.params for name in one.opts if name.startswith("--")})
@@ -125,9 +110,8 @@ def run(
         "--balance": balance, "--sync": sync, "--seed": seed, "--budget": budget, "--timeout": timeout,
         "--threads": threads, "--config": config_file and config_file.absolute(),
     }  # fmt: skip
-    without = ", so nothing was balanced; or it named another journal"
     with (
-        ends_with_a_line(directory, without),
+        ends_with_a_line(directory, ", so nothing was balanced; or it named another journal"),
         shards(directory, servers, tables, members, growing=elastic is not None),
         ray_workers(start, ray, directory, said),
     ):
@@ -180,15 +164,16 @@ def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool)
         LaunchError: they cannot be started.
     """
     with ExitStack() as stack:
-        if servers or tables:
-            from uneven.embedding.host import PROGRAM, TABLES
+        if servers:
             from uneven.server.keys import SERVER
             from uneven.server.process import ShardKeeper
 
-            if servers:
-                stack.enter_context(ShardKeeper(run / SERVER, servers, members, growing=growing))
-            if tables:
-                stack.enter_context(ShardKeeper(run / TABLES, tables, members, program=PROGRAM))
+            stack.enter_context(ShardKeeper(run / SERVER, servers, members, growing=growing))
+        if tables:
+            from uneven.embedding.host import PROGRAM, TABLES
+            from uneven.server.process import ShardKeeper
+
+            stack.enter_context(ShardKeeper(run / TABLES, tables, members, program=PROGRAM))
         yield
 
 
@@ -211,25 +196,24 @@ def ends_with_a_line(directory: Path, so: str = "") -> Iterator[None]:
     Args:
         so: what follows if it has none.
     """
-    failed = True
+    none = ""
     try:
         yield
-        failed = False
+        none = f"uneven: no journal in {directory}: the script made no uneven.Session(){so}"
     finally:
-        if rank_paths(directory):
-            _print_end(directory)
-        elif not failed:
-            print(f"uneven: no journal in {directory}: the script made no uneven.Session(){so}", file=sys.stderr)
+        if line := _end_of(directory) or none:
+            print(line, file=sys.stderr)
 
 
-def _print_end(directory: Path) -> None:
-    state, follower = RunProgress(), Follower(directory, _END_BYTES // len(rank_paths(directory)))
+def _end_of(directory: Path) -> str:
+    """How a run with a journal went, in one line; "" without one."""
+    state = RunProgress()
     try:
+        follower = Follower(directory, _END_BYTES // max(1, ranks := len(rank_paths(directory))))
         state.feed(follower.poll())
     except JournalError as error:
-        print(f"uneven: the run cannot be summed up: {error}", file=sys.stderr)
-    if line := one_line(state, whole=follower.whole):
-        print(f"uneven: {line} → uneven report {directory}", file=sys.stderr)
+        return f"uneven: the run cannot be summed up: {error}"
+    return ranks and f"uneven: {one_line(state, whole=follower.whole)} → uneven report {directory}"
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:

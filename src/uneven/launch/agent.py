@@ -52,13 +52,15 @@ def run(launch: Launch, run_directory: Path | None) -> None:
 
         def death_of(rank: int, failure: ProcessFailure) -> Death:
             data: Any = failure.error_file_data
+            killed = failure.exitcode == -signal.SIGKILL
             return Death(
                 rank=rank,
                 pid=failure.pid,
                 exit_code=failure.exitcode,
                 ended_s=workers.ended_s.get(failure.pid, math.inf),
                 told=told_by(data.get("message") if isinstance(data, dict) else None),
-                silent=expendable.silent.get(rank, ""),
+                stops=expendable.stops(rank),
+                silent=expendable.silent.get(rank, STOPPED if killed and rank in expendable.stopped else ""),
                 shown=not launch.output.asked,
             )
 
@@ -151,12 +153,7 @@ def _end(ends: Mapping[int, Death], expendable: ExpendableWorkers, ended_s: Mapp
         LaunchError: a worker died without whom the others could not go on; or all did; or rank 0.
     """
     lost, left = tuple(expendable.lost.values()), tuple(expendable.left.values())
-    deaths = [
-        dataclasses.replace(one, stops=expendable.stops(rank), silent=one.silent or STOPPED * _stopped(one, expendable))
-        for rank, one in ends.items()
-        if rank not in expendable.lost
-    ]
-    if deaths:
+    if deaths := [one for rank, one in ends.items() if rank not in expendable.lost]:
         lost_pids = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in lost_pids), default=0.0)
         raise blame(deaths, first_s=first_s, shutdown_within_s=shutdown_within_s(), lost=lost, left=left)
@@ -169,7 +166,3 @@ def _end(ends: Mapping[int, Death], expendable: ExpendableWorkers, ended_s: Mapp
         if code:
             raise LaunchError(said, code)
         print(f"uneven: {said}", file=sys.stderr)
-
-
-def _stopped(one: Death, expendable: ExpendableWorkers) -> bool:
-    return one.exit_code == -signal.SIGKILL and one.rank in expendable.stopped

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from uneven.journal.summary import Summary, WorkerSummary
+from uneven.journal.summary import Summary
 from uneven.report.state import RunProgress
-from uneven.report.text import count, percent
+from uneven.report.text import count, parts_of, percent
 
-# Limits of ours: speeds that differ by a factor below _EQUAL are called equal, and these parts of the time are worth a
-# sentence. Shares have followed the speeds after so many iterations.
-_EQUAL, _COMMUNICATING, _LOADING, _WAITING, _SETTLED = 1.1, 0.3, 0.3, 0.1, 50
-
-_NAMED = 16
-"""Workers whose shares one line names."""
+# Limits of ours. Speeds that differ by a factor below _EQUAL are called equal, from these parts of the time on there is
+# something to say, and after _SETTLED iterations shares follow the speeds. _LITTLE is a part of an equal share.
+_EQUAL, _COMMUNICATING, _LOADING, _WAITING, _SETTLED, _LITTLE = 1.1, 0.3, 0.3, 0.1, 50, 0.1
 
 
 def one_line(state: RunProgress, *, whole: bool = True) -> str:
-    """Return a run in one line; "" if no iteration of it was measured.
+    """Return a run in one line.
 
     Args:
         whole: whether the state was fed the whole journal, and not only its end.
     """
-    total = state.total()
+    total, several = state.total(), "global batches" if state.apart else "iterations"
     if state.last is None or not total.iterations:
-        return ""
-    several = "global batches" if state.apart else "iterations"
+        return f"too few {several} to measure"
     done = f"{state.last.iteration + 1:,}" if whole else f"last {total.iterations:,}"
-    parts = [f"{done} {several}", f"{count(total.samples_per_s)} samples/s"]
-    if len(total.workers) > 1:
-        shares = [samples for _, samples in sorted(state.shares().items())]
-        each = "/".join(map(str, shares)) if len(shares) <= _NAMED else f"{min(shares)} to {max(shares)}"
-        parts += [f"{percent(total.wait_share)} waiting", f"shares {each}"]
-    return ", ".join(parts)
+    line = f"{done} {several}, {count(total.samples_per_s)} samples/s"
+    if len(total.workers) == 1:
+        return line
+    shares = parts_of([samples for _, samples in sorted(state.shares().items())])
+    return f"{line}, {percent(total.wait_share)} waiting, shares {shares}"
 
 
 def advice(total: Summary, settings: Mapping[str, object]) -> str:
@@ -72,11 +67,7 @@ def _held_up(total: Summary, seldom: str) -> str:
         return f"{total.iterations} iterations are too few for shares to follow the speeds: judge a longer run"
     slow, *others = sorted(total.workers, key=lambda worker: worker.wait_share)
     waits = f"the others wait {percent(sum(one.wait_share for one in others) / len(others))} of their time"
-    if all(_batch(slow) <= _batch(one) for one in others):
-        least = f"rank {slow.rank} has the least share, {_batch(slow):,.0f}, and {waits} for it"
+    if slow.samples <= _LITTLE * sum(one.samples for one in total.workers) / len(total.workers):
+        least = f"rank {slow.rank} has the least share, {slow.samples / slow.steps:.0f}, and {waits} for it"
         return f"{least}: leave it out, or raise the global batch, or {seldom}"
     return f"{waits} although shares follow the speeds, which change faster: {seldom}"
-
-
-def _batch(worker: WorkerSummary) -> float:
-    return worker.samples / worker.steps

@@ -17,7 +17,7 @@ from uneven.journal.summary import Summary, WorkerSummary
 from uneven.report.advice import advice
 from uneven.report.series import iteration_name
 from uneven.report.state import RunProgress
-from uneven.report.text import count, percent, seconds, size, span
+from uneven.report.text import count, parts_of, percent, seconds, size, span
 
 # Told apart by shape as well as by colour, for terminals and eyes without colours.
 PARTS = (
@@ -319,8 +319,7 @@ def _event(event: EventRecord | SplitRecord | MembershipRecord, width: int) -> T
 
 def split_message(split: SplitRecord) -> str:
     """A split in one line, however many workers there are."""
-    shares = split.shares
-    said = "/".join(map(str, shares)) if len(shares) <= 16 else f"{min(shares)} … {max(shares)} samples"
+    said = parts_of(split.shares)
     return f"{said} ({split.reason})" if split.reason else said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def seconds(value: float) -> str:
@@ -47,3 +48,8 @@ def size(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def parts_of(shares: Sequence[int]) -> str:
+    """Shares in one line, however many workers there are: ``237/158/79/38``."""
+    return "/".join(map(str, shares)) if len(shares) <= 16 else f"{min(shares)} … {max(shares)}"

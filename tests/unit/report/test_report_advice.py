@@ -111,4 +111,4 @@ def test_a_run_in_one_line_of_all_of_its_journal_or_of_its_end(tmp_path: Path) -
     assert newest.startswith("last ")
     assert 10 < int(newest.split()[1]) < 100
     assert every.partition("shares ")[2] == newest.partition("shares ")[2] != ""
-    assert told(tmp_path / "nowhere", 20_000) == ("", True)
+    assert told(tmp_path / "nowhere", 20_000) == ("too few iterations to measure", True)

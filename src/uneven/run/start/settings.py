@@ -55,10 +55,10 @@ def decide_settings(world: World, given: dict[str, Any]) -> Settings:
         why = compatible(sync, balance) or unheeded(sync, balance)
         return why or threaded(sync, balance, config.threads, world.size)
 
-    if why := misfit(objects.get("balance", config.balance)):
-        if any("balance" in values for values in layers.values()) or misfit("even"):
-            raise ConfigError(why)
-        several = f" with threads = {config.threads}" if config.threads > 1 else ""
-        note = f"under sync = {describe(sync)}{several} no shares are balanced, so balance = 'even' is used"
-        return Settings(replace(config, balance="even"), conflicts, objects, note)
-    return Settings(config, conflicts, objects)
+    if (why := misfit(objects.get("balance", config.balance))) is None:
+        return Settings(config, conflicts, objects)
+    if any("balance" in values for values in layers.values()) or misfit("even"):
+        raise ConfigError(why)
+    several = f" with threads = {config.threads}" if config.threads > 1 else ""
+    note = f"under sync = {describe(sync)}{several} no shares are balanced, so balance = 'even' is used"
+    return Settings(replace(config, balance="even"), conflicts, objects, note)
