@@ -79,7 +79,8 @@ def blame(
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
     error = _said(first, goes_on)
     missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
-    lines = [str(error), *missed[:1], *([_before(lost)] if lost else [])]
+    which = _last_line(first) if first.shown and len({_trace(one) for one in deaths} - {""}) > 1 else ""
+    lines = [str(error) + which, *missed[:1], *([_before(lost)] if lost else [])]
     if _complains(first) and left:
         lines += [f"{_leaver(one)} before that, and may be whom it has missed" for one in left]
     return LaunchError("\n".join(lines), error.exit_code)

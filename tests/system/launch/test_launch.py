@@ -163,33 +163,6 @@ raise (PeerError if rank == "0" else RuntimeError)("rank 2 is missing")
     assert "ValueError: a bad label" in last
 
 
-def test_an_error_of_ours_is_printed_once_with_the_users_own_lines(tmp_path: Path) -> None:
-    """Both workers raise it, out of a function of uneven, and on the way from an error of Python's in there."""
-    then = """
-from pathlib import Path
-from uneven.rundir import create
-from uneven.world import report_failures
-report_failures()
-def mine():
-    create(Path("/proc/nowhere"), {})
-mark = os.path.join(run, rank)
-open(mark + ".there", "w").close()
-while not os.path.exists(os.path.join(run, str(1 - int(rank)) + ".there")): time.sleep(0.01)
-mine()
-"""
-    run, output = tmp_path / "run", tmp_path / "output.txt"
-    with launched(launch.Launch(target=(script(tmp_path, then),), nproc="2"), run, output) as launcher:
-        assert launcher.wait(100) == 1
-    *own, last = re.sub(r"line \d+", "line N", output.read_text()).splitlines()
-    assert [line.strip() for line in own if "^^^" not in line] == [
-        "Traceback (most recent call last):",
-        *(f'File "{tmp_path}/worker.py", line N, in <module>', "mine()"),
-        *(f'File "{tmp_path}/worker.py", line N, in mine', 'create(Path("/proc/nowhere"), {})'),
-        "uneven.errors.JournalError: cannot write /proc/nowhere/run.toml: No such file or directory",
-    ]
-    assert re.fullmatch(r"error: rank \d \(process \d+\) ended .*, so the run has been ended; its error is above", last)
-
-
 def test_a_worker_that_somebody_has_stopped_is_told_from_those_that_miss_it(tmp_path: Path) -> None:
     then = """
 import signal
