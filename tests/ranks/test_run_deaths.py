@@ -65,8 +65,9 @@ def test_the_others_go_on_through_the_shared_copy(tmp_path: Path) -> None:
     code, said = ends(tmp_path, {"asp": training("asp", dying=1)})["asp"]
     assert code == 0, said
     assert re.search(r"uneven: rank 1 \(process \d+\) was killed by SIGKILL; the others go on without it", said), said
-    last = said.strip().splitlines()[-1]
-    assert last == "uneven: the run has come to its end without rank 1 (it was killed by SIGKILL)"
+    end, summary = said.strip().splitlines()[-2:]
+    assert end == "uneven: the run has come to its end without rank 1 (it was killed by SIGKILL)"
+    assert " samples/s" in summary
     first, *whole = json.loads((tmp_path / "asp" / "0.json").read_text())
     assert len(set(first)) == len(first) < N
     assert [sorted(one) for one in whole] == [list(range(N))] * 2, "then it takes every sample"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from uneven.core.records import Record, RunRecord, from_json
+from uneven.core.records import Record, from_json
 from uneven.errors import JournalError, access
 from uneven.journal.paths import rank_paths
 
@@ -33,11 +33,6 @@ class Journal:
         """All records, rank after rank."""
         for records in self.ranks.values():
             yield from records
-
-    @property
-    def lives(self) -> dict[int, tuple[RunRecord, ...]]:
-        """Rank → what each start said about itself."""
-        return {rank: tuple(r for r in records if isinstance(r, RunRecord)) for rank, records in self.ranks.items()}
 
 
 def read(run: Path) -> Journal:

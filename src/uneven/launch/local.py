@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -133,49 +133,6 @@ def start(
         if sink is not None:
             sink.close()
     return LocalRun(process)
-
-
-def local(
-    target_argv: Sequence[str],
-    nproc: int,
-    *,
-    shares: Sequence[float] | None = None,
-    run_directory: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    wait_ready: bool = False,
-    output: Path | None = None,
-    timeout_s: float | None = None,
-) -> int:
-    """Run a script on local workers until its end.
-
-    Args:
-        target_argv: script and arguments; ``["-m", "package.module", …]`` for a module.
-        nproc: number of workers.
-        shares: share of a core of each; None lets them use what they can get.
-        run_directory: given to the workers in ``UNEVEN_RUN``.
-        env: variables on top of this process's own.
-        wait_ready: throttle a worker only once it has called ``rundir.mark_ready``; needs a run directory.
-            Without it workers import torch on their share of a core, which takes long on a tenth.
-        output: file for everything that is printed; None shows it here.
-        timeout_s: the run is ended if it takes longer.
-
-    Returns:
-        0, or the exit code of the worker that died first (128 + number for a signal).
-
-    Raises:
-        ConfigError: before anything is started, for values that cannot be.
-        LaunchError: the time was up; everything has been ended.
-    """
-    module = bool(target_argv) and target_argv[0] == "-m"
-    launch = Launch(
-        target=tuple(target_argv[1:] if module else target_argv),
-        module=module,
-        nproc=str(nproc),
-        shares=tuple(shares or ()),
-        wait_ready=wait_ready,
-    )
-    with start(launch, run_directory=run_directory, env=env, output=output) as launcher:
-        return launcher.wait(timeout_s)
 
 
 def _kill(pid: int) -> None:

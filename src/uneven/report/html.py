@@ -53,8 +53,7 @@ def report_page(run: Path) -> Page:
     """
     data = run_data(read(run))
     series = figures.all_series(data)
-    settings = data.runs[0].settings if 0 in data.runs else {}
-    page = Page(f"Run {data.name}", _lead(data), advice(data.summary, settings))
+    page = Page(f"Run {data.name}", _lead(data), advice(data.summary, data.runs[0].settings if 0 in data.runs else {}))
     page.cards(_cards(data))
     page.table("Workers", _worker_table(data), f"Shares of the time of a worker's own steps.{_apart_note(data)}")
     _add_members(page, data)

@@ -21,8 +21,6 @@ from uneven.world import World
 _SPOKEN = 3
 """How often one kind of event is also said on the terminal; the journal has them all."""
 
-_NONFINITE = "non-finite"
-
 FAILED = "failed"
 """This rank's program is ending of an error; the message says which."""
 
@@ -156,9 +154,9 @@ def tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> N
         NonFiniteError: that is what the settings say.
     """
     error = NonFiniteError(what, (rank,), scribe.iteration)
-    scribe.event(_NONFINITE, str(error))
+    scribe.event("non-finite", str(error))
     if config.nonfinite == "raise":
         raise error
-    times = scribe.counts[_NONFINITE]
+    times = scribe.counts["non-finite"]
     if times == 10 ** (len(str(times)) - 1):
         warn_user(f"uneven: {error}" + (f" (number {times:,} on this rank)" if times > 1 else ""))

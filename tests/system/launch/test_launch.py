@@ -1,7 +1,7 @@
 """The launcher with real workers.
 
 Importing torch takes a launcher seconds, so most are forked from a process that has done so; what they start is started
-as ever. Three tests leave nothing out: of the command line, of ``launch.local`` and of ``launch.start``.
+as ever. Three tests leave nothing out: of the command line and of ``launch.start``.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def test_a_worker_that_dies_ends_the_run(tmp_path: Path, dying: str, code: int, 
     target = script(tmp_path, then)
     run, output = tmp_path / "run", tmp_path / "output.txt"
     if "raise" in dying:  # with nothing left out
-        ended_with = launch.local([target], 3, run_directory=run, output=output, timeout_s=100)
+        with launch.start(launch.Launch(target=(target,), nproc="3"), run_directory=run, output=output) as launcher:
+            ended_with = launcher.wait(100)
     else:
         with launched(launch.Launch(target=(target,), nproc="3"), run, output) as launcher:
             ended_with = launcher.wait(100)

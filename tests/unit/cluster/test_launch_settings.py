@@ -8,7 +8,7 @@ import pytest
 from uneven.cli.run import layers_of, parse_shares, refuse_misfits
 from uneven.config import RunConfig, merge
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.launch import Launch, WorkerOutput, local, start
+from uneven.launch import Launch, WorkerOutput, start
 from uneven.launch.before import check
 from uneven.run.start.connect import identity
 
@@ -109,8 +109,6 @@ def test_a_script_that_is_not_there(script: str) -> None:
     with pytest.raises(ConfigError, match=r"no such file: .*/nosuch\.py$"):  # nor one that is called like it
         Launch(target=(str(Path(script).with_name("nosuch.py")),))
     Launch(target=("no.such.module",), module=True)  # only Python knows, and says so
-    with pytest.raises(ConfigError, match=r"no such file: nowhere\.py"):
-        local(["nowhere.py"], 2)
     with pytest.raises(ConfigError, match="wait_ready needs a run_directory"):
         start(Launch(target=(script,), wait_ready=True))
 

@@ -102,7 +102,6 @@ def test_appending_after_a_torn_line_loses_only_that_line(tmp_path: Path) -> Non
     journal = read(tmp_path)
     assert journal.ranks[0] == (RUN, RUN, scalar(1))
     assert journal.unfinished == 1
-    assert journal.lives == {0: (RUN, RUN)}
 
 
 def test_unwritable_place_is_refused_at_once(tmp_path: Path) -> None:

@@ -22,11 +22,7 @@ ALONE = "a worker that is alone"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings, what was overruled, and the plug-ins that were given as objects rather than names.
-
-    Attributes:
-        note: why another balancer than the default one is used, if the run's user named none.
-    """
+    """The settings, what was overruled, plug-ins that were given as objects, and why the default balancer is not used."""
 
     config: RunConfig
     conflicts: tuple[Conflict, ...]
