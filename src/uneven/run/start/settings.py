@@ -22,7 +22,7 @@ ALONE = "a worker that is alone"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings, what was overruled, plug-ins that were given as objects, and why the default balancer is not used."""
+    """The settings, what was overruled, plug-ins given as objects, and why the default balancer is not used."""
 
     config: RunConfig
     conflicts: tuple[Conflict, ...]
