@@ -28,7 +28,7 @@ from uneven.sync import carried, compatible, policies, threaded, unheeded
 _MOST_SHARDS = 1_000
 _READY_WITHIN_S = 60.0
 _END_BYTES = 1_000_000
-"""Of the journal, read for the last line: some 2,500 records, which takes less than a tenth of a second."""
+"""Bytes of the journal that are read for the last line: some 2,500 records, which takes a twentieth of a second."""
 
 
 def run(

@@ -9,7 +9,7 @@ from emulation import WHY_NOT, cluster, emulate
 from test_elastic import HERE, check, steps
 
 from uneven import journal
-from uneven.core.records import EventRecord, MembershipRecord, StepRecord
+from uneven.core.records import EventRecord, MembershipRecord, RunRecord, StepRecord
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -45,7 +45,8 @@ def test_killed_joined_and_left_as_the_description_says(tmp_path: Path) -> None:
     assert "worker 0 was told to leave" in done.stderr
     assert "1 of its workers was lost" in done.stderr
     read = journal.read(tmp_path / "run")
-    assert [lives[0].host for lives in read.lives.values()] == ["goes", "dies", "comes"]
+    starts = [one for records in read.ranks.values() for one in records[:1] if isinstance(one, RunRecord)]
+    assert [one.host for one in starts] == ["goes", "dies", "comes"]
     records = list(read.records())
     told = [(one.rank, one.event) for one in records if isinstance(one, EventRecord) and one.event in ("kill", "leave")]
     assert told == [(0, "leave"), (1, "kill")]

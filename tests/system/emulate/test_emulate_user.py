@@ -13,6 +13,7 @@ import pytest
 from emulation import WHY_NOT, cluster, emulate, said, script, started, until
 
 from uneven import journal
+from uneven.core.records import RunRecord
 from uneven.jobs.processes import import_path
 
 TRAINING = """
@@ -41,8 +42,8 @@ def test_a_session_trains(tmp_path: Path) -> None:
     assert "workers that are stopped and continued" in done.stderr
     assert "did not start training" not in done.stderr
     read = journal.read(tmp_path / "run")
-    lives = [life for its in read.lives.values() for life in its]
-    assert [(life.host, life.world) for life in lives] == [(f"node{rank}", "emulated") for rank in range(2)]
+    starts = [records[0] for records in read.ranks.values()]
+    assert [(one.host, one.world) for one in starts if isinstance(one, RunRecord)] == [(f"node{rank}", "emulated") for rank in range(2)]
     assert len(list(journal.iterations(list(read.records())))) == 20
 
 

@@ -190,7 +190,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("assumptions = ['x', 1]", "test.toml: assumptions: item 1: 1 is of type int"),
     ("assumptions = 'x'", "test.toml: assumptions: 'x' is a text; it must be a list"),
     ("workload = 1", "test.toml: workload: 1 is of type int; it must be a table"),
-    ("[workload]\nbatch = 1", "test.toml: [workload]: unknown key 'batch'; did you mean 'global_batch'?"),
+    ("[workload]\nglobal_bach = 1", "test.toml: [workload]: unknown key 'global_bach'; did you mean 'global_batch'?"),
     ("[workload]\nglobal_batch = 1.5", "[workload] global_batch: 1.5 is of type float; it must be a whole number"),
     ("[workload]\nglobal_batch = 0", "[workload]: workload: global_batch = 0: it must be positive"),
     ("[defaults]\nname = 'x'", "test.toml: [defaults]: unknown key 'name'"),

@@ -314,8 +314,15 @@ class _Loose(BSP):
                      lost_when_one_dies="")  # fmt: skip
 
 
-def test_a_session_refuses_a_balancer_that_would_decide_nothing() -> None:
+def test_a_session_takes_even_where_shares_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A balancer that the user has named is refused."""
+    monkeypatch.chdir(tmp_path)
+    with uneven.Session(sync=_Loose()) as session:
+        assert session.config.balance == "even"
+    with uneven.Session(sync="backup", threads=1) as session:
+        assert session.config.balance == "even"
+    with pytest.raises(ConfigError, match="balance = 'even' with it"):
+        uneven.Session(sync=_Loose(), balance="lb-bsp")
+    Path("uneven.toml").write_text('[run]\nbalance = "lb-bsp"\n')
     with pytest.raises(ConfigError, match="balance = 'even' with it"):
         uneven.Session(sync=_Loose())
-    with uneven.Session(sync=_Loose(), balance="even") as session:
-        assert session.world_size == 1
