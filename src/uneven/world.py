@@ -204,10 +204,8 @@ def report_failures() -> None:
 
 
 def _printed(error_file: Path, text: str) -> bool:
-    """Whether another worker of this machine has printed this text on the same console or into the same file.
-
-    torch's launcher gives each worker a folder for its file ``error.json``; those of uneven put all files into one.
-    """
+    """Whether another worker of this machine has printed this text on the same console or into the same file."""
+    # torch's launcher makes a folder for each error file.
     folder = error_file.parent.parent if error_file.name == "error.json" else error_file.parent
     sink = os.fstat(2)
     digest = hashlib.sha256(f"{sink.st_dev} {sink.st_ino} {text}".encode("utf-8", "replace")).hexdigest()

@@ -79,8 +79,7 @@ def blame(
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
     error = _said(first, goes_on)
     missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
-    which = _last_line(first) if first.shown and len({_trace(one) for one in deaths} - {""}) > 1 else ""
-    lines = [str(error) + which, *missed[:1], *([_before(lost)] if lost else [])]
+    lines = [str(error), *missed[:1], *([_before(lost)] if lost else [])]
     if _complains(first) and left:
         lines += [f"{_leaver(one)} before that, and may be whom it has missed" for one in left]
     return LaunchError("\n".join(lines), error.exit_code)
@@ -149,7 +148,9 @@ def _said(death: Death, goes_on: bool) -> LaunchError:
 
 def _cause(death: Death) -> str:
     if trace := _trace(death):
-        return "; its error is above" if death.shown else f"; its traceback:\n{trace}"
+        refused = _last_line(death).startswith(": uneven.errors.") and not _complains(death)  # a message of its own
+        above = "; its error is above" if refused else f"{_last_line(death)} (see above)"
+        return above if death.shown else f"; its traceback:\n{trace}"
     if death.killed_by:
         return f": {death.killed_by}"
     if death.silent:

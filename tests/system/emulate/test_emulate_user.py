@@ -42,8 +42,8 @@ def test_a_session_trains(tmp_path: Path) -> None:
     assert "workers that are stopped and continued" in done.stderr
     assert "did not start training" not in done.stderr
     read = journal.read(tmp_path / "run")
-    starts = [records[0] for records in read.ranks.values()]
-    assert [(one.host, one.world) for one in starts if isinstance(one, RunRecord)] == [(f"node{rank}", "emulated") for rank in range(2)]
+    starts = [one for records in read.ranks.values() for one in records[:1] if isinstance(one, RunRecord)]
+    assert [(one.host, one.world) for one in starts] == [(f"node{rank}", "emulated") for rank in range(2)]
     assert len(list(journal.iterations(list(read.records())))) == 20
 
 

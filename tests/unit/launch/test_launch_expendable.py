@@ -96,7 +96,9 @@ def test_without_a_run_directory_nobody_can_say_so() -> None:
 
 def test_a_loss_is_told_at_once_and_at_the_end() -> None:
     assert gone(KILLED).startswith("rank 2 (process 102) was killed by SIGKILL; the others go on without it; if nobody")
-    assert gone(RAISED).endswith("the others go on without it; its error is above")
+    assert gone(RAISED).endswith("the others go on without it: ValueError: a bad label (see above)")
+    refused = replace(RAISED, told={"py_callstack": "Traceback …\nuneven.errors.DataError: too small\n"})
+    assert gone(refused).endswith("the others go on without it; its error is above")  # the message is printed once
     hidden = replace(RAISED, shown=False)  # what it printed has gone into a file
     assert gone(hidden).endswith("the others go on without it; its traceback:\nTraceback …\nValueError: a bad label")
     told, code = through_without([KILLED, RAISED])
