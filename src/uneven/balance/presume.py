@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from uneven.balance.base import Balancer, WrappingBalancer
 from uneven.balance.even import Even
 from uneven.balance.hysteresis import chance_gain, iteration_s
@@ -13,11 +15,16 @@ DEFAULT_MARGIN = 0.05
 """Our choice. Workers that share the cores of one machine look up to so much unequal when they are not."""
 
 
+_TO_LEAVE = 1.5
+"""Our choice. Leaving equal shares takes so many times as much as chance promises, keeping away from them once."""
+
+
 class PresumeEqual(WrappingBalancer):
     """Answers with equal shares unless another balancer's are predicted to be faster by a margin (ours).
 
-    The margin grows by what chance alone would promise (:func:`~uneven.balance.hysteresis.chance_gain`), so few and
-    noisy reports do not count as proof.
+    A gain g over equal shares means that the slowest worker needs 1 / (1 − g) times its fair time for a sample. Few and
+    noisy reports do not count as proof: this factor has to exceed e^c / (1 − margin), where c is what chance alone would
+    promise (:func:`~uneven.balance.hysteresis.chance_gain`). So however large the doubt is, a large enough gain is proof.
 
     Workers on one machine are coupled: whoever has the most samples computes longest, at the end with the cores
     that the others have left free, and so measures the highest speed. A balancer that follows such a
@@ -46,7 +53,8 @@ class PresumeEqual(WrappingBalancer):
             return proposed
         even = self._even_shares(view)
         even_s, proposed_s = iteration_s(even, view), iteration_s(proposed.shares, view)
-        needed = self.margin + chance_gain(view)
+        chance = chance_gain(view) * (_TO_LEAVE if view.shares == even else 1.0)
+        needed = 1.0 - (1.0 - self.margin) * math.exp(-chance)
         if proposed.shares == even or 1.0 - proposed_s / even_s > needed:
             return proposed
         return Split(even, f"even: the predicted speeds differ too little to gain {needed:.1%}")

@@ -224,12 +224,14 @@ class Decider:
         return self._split(iteration, verdict), verdict.complaints
 
     def _believe(self, table: ReportTable, verdict: Verdict) -> None:
-        """Take over forecasts; a worker's speed serves where there is none, or one out of all proportion."""
+        """Take over forecasts. A worker's speed replaces one that is out of all proportion. A worker that has none yet
+        counts as before."""
         speeds, predicted, doubts = verdict.speeds_per_s, table.column("predicted_per_s"), table.column("doubt")
         sound = (predicted >= speeds / ABSURD_FACTOR) & (predicted <= speeds * ABSURD_FACTOR)
         sure = sound & (doubts >= 0.0) & (doubts < math.inf)
-        self._predicted_per_s = np.where(verdict.fresh, np.where(sound, predicted, speeds), self._predicted_per_s)
-        self._doubts = np.where(verdict.fresh, np.where(sure, doubts, 0.0), self._doubts)
+        news = verdict.fresh & ~np.isnan(predicted)
+        self._predicted_per_s = np.where(news, np.where(sound, predicted, speeds), self._predicted_per_s)
+        self._doubts = np.where(news, np.where(sure, doubts, 0.0), self._doubts)
 
     def _split(self, iteration: int, verdict: Verdict) -> SplitRecord | None:
         view = self._view(iteration, verdict.observed, self.newest)

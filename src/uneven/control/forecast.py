@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from uneven.control.change import ChangeDetector
@@ -10,6 +11,14 @@ from uneven.predict.base import Lesson, Predictor, study
 
 _SAVED = 64.0
 """Iterations whose hidden time may be put together for one exchange."""
+
+_ALONE_S, _TOGETHER_S = 0.05, 0.25
+"""An iteration of the first length or more is one observation. Shorter ones make one together, once they fill the
+second. A quota deals a processor in periods of 20 to 100 ms, so a step of a few milliseconds meets full speed or a stop.
+Ours."""
+
+_RESUMED = 100
+"""Observations that what a checkpoint holds counts as."""
 
 
 class Forecast(NamedTuple):
@@ -42,6 +51,11 @@ class Forecaster:
         self.hidden_s = self._spare_s = 0.0
         self._predictor = predictor
         self._detector = ChangeDetector()
+        self._waiting: list[Observation] = []  # iterations that are too short to be an observation alone …
+        self._waiting_s = 0.0  # … and how long they lasted together
+        self._count = 0  # observations
+        self._short = False  # whether one of them was made of several iterations
+        self._silent = False  # whether the newest report held no forecast: a worker calls when it has its first one
 
     @property
     def watches(self) -> bool:
@@ -74,13 +88,29 @@ class Forecaster:
             hidden_s = min(self._spare_s, seen.transfer_s)
             self._spare_s -= hidden_s
             seen = seen._replace(transfer_s=seen.transfer_s - hidden_s)
+        if seen.samples > 0:
+            lasts_s = seen.local_s + seen.exchange_s
+            self._waiting.append(seen)
+            self._waiting_s += lasts_s
+            if lasts_s < _ALONE_S and self._waiting_s < _TOGETHER_S:
+                return
+            if len(self._waiting) > 1:
+                self._short, seen = True, _together(self._waiting)
+            self._waiting, self._waiting_s = [], 0.0
+            self._count += 1
+            self._detector.changed |= self._silent
         self._predictor.observe(seen)
         self._detector.hear(seen.speed_per_s)
 
     def tell(self) -> Forecast:
-        """The forecast that goes into a report; from now on its speed is held against it."""
-        forecast = Forecast(self._predictor.predict(), self._predictor.doubt())
+        """The forecast that goes into a report; from now on its speed is held against it.
+
+        The first observations of short iterations tell little of their own spread, so the n-th adds a doubt of 1/n.
+        """
+        doubt = self._predictor.doubt()
+        forecast = Forecast(self._predictor.predict(), math.hypot(doubt, 1.0 / self._count) if self._short else doubt)
         self._detector.expect(forecast.predicted_per_s)
+        self._silent = math.isnan(forecast.predicted_per_s)
         return forecast
 
     def lesson(self) -> Lesson | None:
@@ -102,3 +132,12 @@ class Forecaster:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
         self._predictor.load_state_dict(state)
+        self._count = _RESUMED
+
+
+def _together(short: list[Observation]) -> Observation:
+    """An iteration of the newest size, at the speed of all of these."""
+    newest = short[-1]
+    part = newest.samples / sum(one.samples for one in short)
+    local_s, transfer_s = math.fsum(one.local_s for one in short), math.fsum(one.transfer_s for one in short)
+    return newest._replace(local_s=part * local_s, transfer_s=part * transfer_s)

@@ -55,7 +55,7 @@ class Reporter:
 
         Args:
             control_s: what measuring and deciding cost in it.
-            late: its samples came too late to count, and its speed is kept from the forecaster.
+            late: its samples came too late to count, or were the few that end an epoch. The forecaster ignores it.
         """
         if seen.iteration < self._since:
             return

@@ -87,11 +87,11 @@ class SlowLoop:
         """Whether the next iteration cannot wait to be read: it will tell if this worker's speed has changed."""
         return self._reporter.forecaster.suspects_change
 
-    def measured(self, timing: MeterReading, samples: int, control_s: float, load: Load) -> None:
+    def measured(self, timing: MeterReading, samples: int, control_s: float, load: Load, late: bool = False) -> None:
         """One iteration's timing has become readable.
 
         Args:
-            control_s: what measuring and deciding cost in it.
+            control_s, late: see :meth:`Reporter.measured`.
         """
         if not self.adapts:
             return
@@ -104,7 +104,7 @@ class SlowLoop:
             cpu=load.cpu,
             memory=load.memory,
         )
-        self._controller.measured(self._rank, seen, control_s)
+        self._controller.measured(self._rank, seen, control_s, late)
         self._trainer.turn(self._reporter.forecaster)
 
     def early_report(self, iteration: int, load: Load, cost_s: float) -> Report | tuple[()] | None:
