@@ -12,7 +12,7 @@ from uneven.predict.base import Lesson, Predictor, study
 _SAVED = 64.0
 """Iterations whose hidden time may be put together for one exchange."""
 
-_ALONE_S, _TOGETHER_S = 0.05, 0.25
+_ALONE_S, _TOGETHER_S = 0.04, 0.25
 """An iteration of the first length or more is one observation. Shorter ones make one together, once they fill the
 second. A quota deals a processor in periods of 20 to 100 ms, so a step of a few milliseconds meets full speed or a stop.
 Ours."""

@@ -208,6 +208,28 @@ def test_workers_count_as_equal_until_the_gain_is_beyond_the_margin() -> None:
     assert PresumeEqual(Proportional(), margin=0).split(nearly).shares == Proportional().split(nearly).shares
 
 
+@pytest.mark.parametrize(
+    ("speeds", "chance"), [((8305, 26044, 14462, 373), 0.948), ((17234, 31210, 24205, 104), 1.238), ((1, 1, 1, 0.1), 1.4)]
+)
+def test_no_doubt_makes_workers_equal_whose_speeds_are_far_enough_apart(
+    speeds: tuple[float, ...], chance: float
+) -> None:
+    """As in runs of millisecond steps under quotas, where chance promised more than all there is to gain."""
+    doubt = chance / math.sqrt(2.0 * math.log(4.0))
+    unsure = dataclasses.replace(view(*speeds, total=512), doubts=(doubt,) * 4)
+    even, unequal = (128,) * 4, Proportional().split(unsure).shares
+    for present in ((even, unequal) if chance < 1.4 else (unequal,)):
+        assert PresumeEqual(Proportional()).split(dataclasses.replace(unsure, shares=present)).shares == unequal
+
+
+def test_leaving_equal_shares_takes_more_proof_than_keeping_away() -> None:
+    unsure = dataclasses.replace(view(50, 100, 100, 100, total=4000), doubts=(0.25,) * 4)
+    unequal = Proportional().split(unsure).shares
+    presume = PresumeEqual(Proportional())
+    assert presume.split(unsure).shares == (1000,) * 4
+    assert presume.split(dataclasses.replace(unsure, shares=unequal)).shares == unequal
+
+
 def test_limits_go_before_equality() -> None:
     tight = dataclasses.replace(view(1, 1, 1, 1), limits=Limits(lower=(1,) * 4, upper=(20, 60, 60, 60)))
     assert PresumeEqual(Proportional()).split(tight).shares == (20, 34, 33, 33)

@@ -139,6 +139,20 @@ def test_reports_are_given_at_the_end_of_the_second_iteration_and_decided_by_at_
     assert [type(told) for told in rest] == [GiveReport], "the first few reports do not mind the budget"
 
 
+def test_workers_that_cannot_foretell_yet_keep_their_shares() -> None:
+    """Their iterations are too short: one is no measure of a speed."""
+    one = controller((0, 1))
+    for rank in (0, 1):
+        assert end(one, rank, 0) == []
+    for rank, speed in enumerate((8000.0, 400.0)):
+        (given,) = end(one, rank, 1, speed)
+        assert isinstance(given, GiveReport)
+        assert math.isnan(given.report.predicted_per_s)
+        one.reported(rank, given.report)
+    assert [type(told) for told in end(one, 0, 2, 8000.0)] == [GiveReport]
+    assert one.newest == (60, 60)
+
+
 def test_where_workers_do_not_keep_step_the_last_report_decides() -> None:
     """The split holds from the first iteration that nobody has begun."""
     one = controller((0, 1))

@@ -118,3 +118,25 @@ def test_a_forecast_that_was_told_is_what_later_speeds_are_held_against() -> Non
     assert forecaster.urgent
     assert forecaster.tell().predicted_per_s == 50.0
     assert not forecaster.urgent
+
+
+def test_short_iterations_make_one_observation_together() -> None:
+    """A quota lets a step of 2 ms pass at once, or stops it for 18 ms."""
+    forecaster = Forecaster(EMA(alpha=1.0))
+    for iteration in range(10):
+        local_s = 0.002 if iteration % 2 else 0.02
+        forecaster.observe(Observation(iteration, samples=11, local_s=local_s, exchange_s=0.005))
+        assert math.isnan(forecaster.tell().predicted_per_s)
+    assert not forecaster.urgent
+    forecaster.observe(Observation(10, samples=11, local_s=0.08))
+    assert forecaster.urgent, "the others have not heard of any speed"
+    forecast = forecaster.tell()
+    assert forecast.predicted_per_s == pytest.approx(121 / 0.19)
+    assert forecast.doubt == 1.0, "one such observation tells next to nothing of its spread"
+
+
+def test_a_long_iteration_is_an_observation_alone() -> None:
+    forecaster = Forecaster(EMA(alpha=1.0))
+    for iteration, local_s in enumerate((0.04, 0.1)):
+        forecaster.observe(Observation(iteration, samples=10, local_s=local_s))
+        assert forecaster.tell() == (10 / local_s, 0.0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from uneven.config import RunConfig
+from uneven.data.order import Portion
 from uneven.run.measure.meter import MeterReading
 from uneven.run.reports.books import Books
 from uneven.run.scribe import Scribe
@@ -27,3 +28,29 @@ def test_a_pause_with_a_batch_in_hand_is_not_taken_for_training() -> None:
         assert books._trained_s([timing(5.0), timing(5.0)]) == pytest.approx(10.0), "they have become longer for good"
     finally:
         books.close()
+
+
+class Listening:
+    """A slow loop that notes which iterations its forecaster may learn from."""
+
+    adapts = watches = False
+
+    def __init__(self) -> None:
+        self.learnt: list[int] = []
+
+    def measured(self, timing: MeterReading, samples: int, control_s: float, load: object, late: bool) -> None:
+        if not late:
+            self.learnt.append(timing.iteration)
+
+
+def test_nothing_is_learnt_of_speed_from_the_few_samples_that_end_an_epoch() -> None:
+    books, slow = Books(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu")), Listening()
+    try:
+        for k, size in enumerate((64, 64, 20, 64, 64, 20, 48, 48)):
+            books.meter.begin(k)
+            books.meter.end()
+            books.end(Portion(iteration=k, epoch=k // 3, start=0, size=size, shares=(size,)), size)
+        books.read(slow)  # type: ignore[arg-type]
+    finally:
+        books.close()
+    assert slow.learnt == [0, 1, 3, 4, 6, 7]
