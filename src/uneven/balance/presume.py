@@ -14,7 +14,6 @@ from uneven.errors import ConfigError
 DEFAULT_MARGIN = 0.05
 """Our choice. Workers that share the cores of one machine look up to so much unequal when they are not."""
 
-
 _TO_LEAVE = 1.5
 """Our choice. Leaving equal shares takes so many times as much as chance promises, keeping away from them once."""
 
@@ -22,9 +21,8 @@ _TO_LEAVE = 1.5
 class PresumeEqual(WrappingBalancer):
     """Answers with equal shares unless another balancer's are predicted to be faster by a margin (ours).
 
-    A gain g over equal shares means that the slowest worker needs 1 / (1 − g) times its fair time for a sample. Few and
-    noisy reports do not count as proof: this factor has to exceed e^c / (1 − margin), where c is what chance alone would
-    promise (:func:`~uneven.balance.hysteresis.chance_gain`). So however large the doubt is, a large enough gain is proof.
+    A gain g makes an iteration 1 / (1 − g) times as fast. This factor has to exceed e^c / (1 − margin), where c is what
+    chance promises (:func:`~uneven.balance.hysteresis.chance_gain`). However large c is, a large enough gain is proof.
 
     Workers on one machine are coupled: whoever has the most samples computes longest, at the end with the cores
     that the others have left free, and so measures the highest speed. A balancer that follows such a

@@ -224,8 +224,7 @@ class Decider:
         return self._split(iteration, verdict), verdict.complaints
 
     def _believe(self, table: ReportTable, verdict: Verdict) -> None:
-        """Take over forecasts. A worker's speed replaces one that is out of all proportion. A worker that has none yet
-        counts as before."""
+        """Take over the forecasts that there are; a worker's speed replaces one that is out of all proportion."""
         speeds, predicted, doubts = verdict.speeds_per_s, table.column("predicted_per_s"), table.column("doubt")
         sound = (predicted >= speeds / ABSURD_FACTOR) & (predicted <= speeds * ABSURD_FACTOR)
         sure = sound & (doubts >= 0.0) & (doubts < math.inf)

@@ -13,12 +13,8 @@ _SAVED = 64.0
 """Iterations whose hidden time may be put together for one exchange."""
 
 _ALONE_S, _TOGETHER_S = 0.04, 0.25
-"""An iteration of the first length or more is one observation. Shorter ones make one together, once they fill the
-second. A quota deals a processor in periods of 20 to 100 ms, so a step of a few milliseconds meets full speed or a stop.
-Ours."""
-
-_RESUMED = 100
-"""Observations that what a checkpoint holds counts as."""
+"""An iteration of the first length is an observation alone, shorter ones make one together that fills the second: a
+quota deals a processor in periods of 20 to 100 ms, so a step of a few milliseconds meets full speed or a stop. Ours."""
 
 
 class Forecast(NamedTuple):
@@ -51,10 +47,8 @@ class Forecaster:
         self.hidden_s = self._spare_s = 0.0
         self._predictor = predictor
         self._detector = ChangeDetector()
-        self._waiting: list[Observation] = []  # iterations that are too short to be an observation alone …
-        self._waiting_s = 0.0  # … and how long they lasted together
-        self._count = 0  # observations
-        self._short = False  # whether one of them was made of several iterations
+        self._waiting, self._waiting_s = list[Observation](), 0.0  # iterations too short to be an observation alone
+        self._count, self._short = 0, False  # observations; whether one of them was made of several iterations
         self._silent = False  # whether the newest report held no forecast: a worker calls when it has its first one
 
     @property
@@ -103,12 +97,11 @@ class Forecaster:
         self._detector.hear(seen.speed_per_s)
 
     def tell(self) -> Forecast:
-        """The forecast that goes into a report; from now on its speed is held against it.
-
-        The first observations of short iterations tell little of their own spread, so the n-th adds a doubt of 1/n.
-        """
+        """The forecast that goes into a report; from now on its speed is held against it."""
         doubt = self._predictor.doubt()
-        forecast = Forecast(self._predictor.predict(), math.hypot(doubt, 1.0 / self._count) if self._short else doubt)
+        if self._short:  # the first few tell little of their own spread
+            doubt = math.hypot(doubt, 1.0 / self._count)
+        forecast = Forecast(self._predictor.predict(), doubt)
         self._detector.expect(forecast.predicted_per_s)
         self._silent = math.isnan(forecast.predicted_per_s)
         return forecast
@@ -132,12 +125,11 @@ class Forecaster:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
         self._predictor.load_state_dict(state)
-        self._count = _RESUMED
+        self._count = 100  # as if of what was learnt before
 
 
 def _together(short: list[Observation]) -> Observation:
     """An iteration of the newest size, at the speed of all of these."""
-    newest = short[-1]
-    part = newest.samples / sum(one.samples for one in short)
-    local_s, transfer_s = math.fsum(one.local_s for one in short), math.fsum(one.transfer_s for one in short)
-    return newest._replace(local_s=part * local_s, transfer_s=part * transfer_s)
+    part = short[-1].samples / sum(one.samples for one in short)
+    local_s, transfer_s = sum(one.local_s for one in short), sum(one.transfer_s for one in short)
+    return short[-1]._replace(local_s=part * local_s, transfer_s=part * transfer_s)

@@ -209,7 +209,8 @@ def test_workers_count_as_equal_until_the_gain_is_beyond_the_margin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "chance"), [((8305, 26044, 14462, 373), 0.948), ((17234, 31210, 24205, 104), 1.238), ((1, 1, 1, 0.1), 1.4)]
+    ("speeds", "chance"),
+    [((8305, 26044, 14462, 373), 0.948), ((17234, 31210, 24205, 104), 1.238), ((1, 1, 1, 0.1), 1.4)],
 )
 def test_no_doubt_makes_workers_equal_whose_speeds_are_far_enough_apart(
     speeds: tuple[float, ...], chance: float
@@ -218,7 +219,7 @@ def test_no_doubt_makes_workers_equal_whose_speeds_are_far_enough_apart(
     doubt = chance / math.sqrt(2.0 * math.log(4.0))
     unsure = dataclasses.replace(view(*speeds, total=512), doubts=(doubt,) * 4)
     even, unequal = (128,) * 4, Proportional().split(unsure).shares
-    for present in ((even, unequal) if chance < 1.4 else (unequal,)):
+    for present in (even, unequal) if chance < 1.4 else (unequal,):
         assert PresumeEqual(Proportional()).split(dataclasses.replace(unsure, shares=present)).shares == unequal
 
 

@@ -29,10 +29,6 @@ the batch, and a pause is not training."""
 _GLANCE_S = 1.0
 """How often it is read what others use where no predictor asks for it: for the journal."""
 
-_WHOLE = 0.9
-"""An iteration of fewer samples than so many times those of the one before ends an epoch. A part of a worker's time does
-not depend on its batch, so its speed in such an iteration is another one."""
-
 
 class Books:
     """Filled in around each iteration, and read now and then.
@@ -79,7 +75,7 @@ class Books:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in timings:
             part, counted, passes, ended_at_s = self._ended.pop(timing.iteration)
-            late, self._size = part.size < _WHOLE * self._size, part.size
+            late, self._size = part.size < 0.9 * self._size, part.size  # few samples end an epoch, at another speed
             slow.measured(timing, part.work(self._rank), self.control_s, self.use, late)
             if self._scribe.writing:
                 its = partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use)
