@@ -69,6 +69,7 @@ def play(there: Any, folder: Path) -> dict[str, Any]:
         with closing(Cluster("auto")) as where:
             where.enter(folder / "index")
             supervise(Cameras(sources=sources, folders={one: folder / "index" / one for one in names}), where, show)
-            lost = len(where.gone())
+            while not (lost := len(where.gone())):  # its actor's death may be known before the node's
+                time.sleep(0.05)
     same = [kills._rows(folder / "index" / one) == kills._rows(folder / "whole" / one) for one in names]
     return {"moved": moved, "same": same, "lost": lost}
