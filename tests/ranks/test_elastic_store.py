@@ -63,7 +63,8 @@ def test_the_first_launcher_is_lost_with_its_worker(tmp_path: Path, monkeypatch:
 def test_without_the_store_the_run_ends_with_an_error_that_names_it(tmp_path: Path) -> None:
     port = free_port()
     script = [HERE / "elastic_script.py", tmp_path, 1, 0, "until@0"]
-    with kept(port) as store, run("--join", f"127.0.0.1:{port}", "--run-dir", tmp_path / "run", *script) as it:
+    words = ["--join", f"127.0.0.1:{port}", "--run-dir", tmp_path / "run"]
+    with kept(port, "--elastic", "1:4") as store, run(*words, *script) as it:
         while not (tmp_path / "0.jsonl").exists():
             assert it.poll() is None, it.communicate()[1]
             time.sleep(0.02)

@@ -23,7 +23,7 @@ Bounds = Annotated[
 
 
 def store(
-    host: Host = "127.0.0.1", port: Port = DEFAULT_PORT, elastic: Bounds = "1:64", silence: options.Silence = 10.0
+    elastic: Bounds, host: Host = "127.0.0.1", port: Port = DEFAULT_PORT, silence: options.Silence = 10.0
 ) -> None:
     """Keep the store of an elastic run, on a machine that stays.
 
@@ -34,8 +34,8 @@ def store(
 
     \b
     Examples:
-      uneven store                                   for workers on this machine
-      uneven store --host 10.0.0.1 --elastic 2:8     for workers on other machines, and there:
+      uneven store --elastic 1:4                     for workers on this machine
+      uneven store --elastic 2:8 --host 10.0.0.1     for workers on other machines, and there:
       uneven run --nproc 4 --join 10.0.0.1:29500 train.py
     """
     bounds = bounds_of(elastic)

@@ -20,7 +20,7 @@ from uneven.cluster.trace import Trace
 from uneven.emulate import names, shape, state
 from uneven.emulate.load import Rivals, duties
 from uneven.emulate.workers import Program, environment
-from uneven.errors import ConfigError, LaunchError, UnknownNameError
+from uneven.errors import ConfigError, LaunchError
 from uneven.jobs import Command, Ending, Stop
 from uneven.jobs.processes import import_path
 from uneven.world import discover
@@ -104,7 +104,7 @@ def test_names() -> None:
 
 
 def test_a_program_is_checked_as_by_run() -> None:
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(ConfigError, match=r"no such file: no_such_script\.py"):
         Program(target=("no_such_script.py",))
     with pytest.raises(ConfigError, match="nothing to run"):
         Program(target=())

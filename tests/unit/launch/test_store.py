@@ -30,8 +30,8 @@ def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["--elastic", "8:2"], "--elastic 8:2: the least number comes first, as in 2:8"),
         (["--elastic", "two"], "--elastic two: it must be a positive number"),
-        (["--silence", "nan"], "--silence nan: give seconds"),
-        (["--host", "203.0.113.1"], "Give an address of this machine with --host"),
+        (["--elastic", "1:2", "--silence", "nan"], "--silence nan: give seconds"),
+        (["--elastic", "1:2", "--host", "203.0.113.1"], "Give an address of this machine with --host"),
     ],
 )
 def test_what_cannot_be_is_refused(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +42,7 @@ def test_a_port_in_use_is_named_with_the_way_out(capsys: pytest.CaptureFixture[s
     (tmp_path / "train.py").touch()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        said = refusal(["--port", str(port)], capsys)
+        said = refusal(["--elastic", "1:2", "--port", str(port)], capsys)
         assert f"127.0.0.1, port {port}: Address already in use" in said
         assert "a free port with --port" in said
         start = Launch(target=(str(tmp_path / "train.py"),), elastic="1:2", rdzv_endpoint=f"127.0.0.1:{port}")

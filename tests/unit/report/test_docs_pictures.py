@@ -62,11 +62,16 @@ def test_a_picture_prints_the_names_of_today(name: str, make: ModuleType, runs: 
     assert make.embedded(PICTURES / f"{name}.png") == make.names(make.MADE[name](runs)), f"take {name} again"
 
 
-def test_the_ranking_has_the_combinations_of_today(make: ModuleType) -> None:
-    rows = make.embedded(PICTURES / "plan.png")["rows"]
-    said = printed("plan", "demo4", "--balance", "even,lb-bsp", "--iterations", "1", "--json").splitlines()[-1]
-    today = {(row["balance"], row["sync"], row["carried"]) for row in json.loads(said)["rows"]}
-    assert rows == sorted(f"{balance} {sync} {'yes' if carried else 'not yet'}" for balance, sync, carried in today)
+def test_the_ranking_has_the_policies_of_today(make: ModuleType) -> None:
+    """Balancers that come to the same share a row with a star, and which ones do depends on what is trained."""
+    words = [row.replace(" * ", " ").split(" ", 2) for row in make.embedded(PICTURES / "plan.png")["rows"]]
+    shown = {(balance, sync): carried for balance, sync, carried in words}
+    rows = json.loads(printed("plan", "demo4", "--balance", "even,lb-bsp", "--json").splitlines()[-1])["rows"]
+    today = {(row["balance"], row["sync"]): "yes" if row["carried"] else "not yet" for row in rows}
+    assert {sync for _, sync in shown} == {sync for _, sync in today}, "take plan again"
+    assert {key: shown[key] for key in shown.keys() & today.keys()} == {
+        key: today[key] for key in shown.keys() & today.keys()
+    }, "take plan again"
 
 
 def test_names_are_those_of_the_code_and_not_of_a_run(make: ModuleType) -> None:
