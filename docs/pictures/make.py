@@ -8,7 +8,7 @@ on two cores without other work; ``emulate`` needs root. With --runs the run dir
 there already are shown without another run.
 
 Each picture holds the names that it prints (titles, notes, axes, legends, rows of a table; see :func:`names`).
-``tests/test_docs.py`` compares them with what the code prints today, so a picture cannot go stale unnoticed.
+``tests/unit/report/test_docs_pictures.py`` compares them with what the code prints today, so a picture cannot go stale unnoticed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def names(html: str) -> dict[str, list[str]]:
     terminal_text = re.search(r"(?s)<pre>(.*)</pre>", html)
     if terminal_text is not None:
         plain = unescape(re.sub("<.*?>", "", terminal_text[1]))
-        rows = re.findall(r"(?m)^ *\d+ +(\S+) +(\S+) .* (yes|not yet) *$", plain)
+        rows = re.findall(r"(?m)^ *\d+ +(\S+)(?: \*)? +(\S+) .* (yes|not yet) *$", plain)
         return {"rows": sorted(map(" ".join, rows))}
     run = re.search(r"<title>Run (.*?)</title>", html)
     found = {}
