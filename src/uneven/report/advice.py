@@ -8,9 +8,10 @@ from uneven.journal.summary import Summary
 from uneven.report.state import RunProgress
 from uneven.report.text import count, parts_of, percent
 
-# Limits of ours. Speeds that differ by a factor below _EQUAL are called equal, from these parts of the time on there is
-# something to say, and after _SETTLED iterations shares follow the speeds. _LITTLE is a part of an equal share.
-_EQUAL, _COMMUNICATING, _LOADING, _WAITING, _SETTLED, _LITTLE = 1.1, 0.3, 0.3, 0.1, 50, 0.1
+# Thresholds of our own. Speeds that differ by a factor below _EQUAL count as equal. Below these parts of the time there
+# is nothing to change. After _SETTLED iterations, or at _NEAR of the limit, shares follow the speeds. _LITTLE is a part
+# of an equal share.
+_EQUAL, _COMMUNICATING, _LOADING, _WAITING, _SETTLED, _NEAR, _LITTLE = 1.1, 0.3, 0.3, 0.1, 50, 0.85, 0.1
 
 
 def one_line(state: RunProgress, *, whole: bool = True) -> str:
@@ -62,7 +63,10 @@ def advice(total: Summary, settings: Mapping[str, object]) -> str:
 
 
 def _held_up(total: Summary, seldom: str) -> str:
-    """What to do if the others wait for a worker although shares follow the speeds."""
+    """Return what to change if the others wait for a worker although shares follow the speeds."""
+    if total.fraction_of_limit >= _NEAR:  # of the median step: the waits are those of the first ones
+        reached = percent(total.fraction_of_limit)
+        return f"shares follow the speeds, and steps reach {reached} of the limit: nothing to change"
     if total.iterations < _SETTLED:
         return f"{total.iterations} iterations are too few for shares to follow the speeds: judge a longer run"
     slow, *others = sorted(total.workers, key=lambda worker: worker.wait_share)

@@ -75,6 +75,11 @@ UNSTEADY = (worker(0, 5000, 1000.0, 0.0), worker(1, 1400, 200.0, 0.4))
             "global batch, or average less often, with `--sync local:every=8`",
         ),
         (
+            summary(*UNSTEADY, iterations=18, fraction_of_limit=0.92),
+            {},
+            "shares follow the speeds, and steps reach 92 % of the limit: nothing to change",
+        ),
+        (
             summary(*UNSTEADY),
             {},
             "the others wait 40 % of their time although shares follow the speeds, which change faster: average less "
