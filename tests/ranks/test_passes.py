@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,3 +165,8 @@ def test_a_batch_of_any_shape_is_cut() -> None:
     assert found["x"].tolist() == [[2, 3], [4, 5]]
     assert (found["of all"].tolist(), found["names"], found["scale"]) == ([0, 1, 2], ["b", "c"], 2.0)
     assert [one.tolist() for one in cut((torch.arange(4), torch.arange(4)), 4, 0, 1)] == [[0], [0]]
+    graphs = [SimpleNamespace(x=torch.zeros(3)) for _ in range(4)]
+    assert cut([torch.zeros(4, 0), graphs], 4, 1, 3)[1] == graphs[1:3], "a list of samples"
+    assert _rows([torch.zeros(4, 0), torch.zeros(2)]) == 4
+    with pytest.raises(DataError, match="of a SimpleNamespace: it holds no tensor"):  # which could not be cut
+        _rows(graphs[0])

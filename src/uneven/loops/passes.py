@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.data.hands import tensors_in
 from uneven.errors import DataError
 from uneven.run.gradients.entering import weighted_on_entering
 from uneven.run.loop import StepLoop
@@ -55,11 +54,19 @@ def _rows(batch: Any) -> int:
     Raises:
         DataError: it holds none.
     """
-    for one in tensors_in(batch):
+    for one in _tensors(batch):
         if one.dim():
             return len(one)
     raise DataError(f"session.passes of a {type(batch).__name__}: it holds no tensor whose first size says how many "
                     f"samples it is of")  # fmt: skip
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    """Return the tensors that :func:`cut` can find; it does not look into other objects."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return [found for one in parts for found in _tensors(one)]
 
 
 def cut(batch: Any, samples: int, start: int, end: int) -> Any:
@@ -70,7 +77,7 @@ def cut(batch: Any, samples: int, start: int, end: int) -> Any:
         return type(batch)({key: cut(one, samples, start, end) for key, one in batch.items()})  # type: ignore[call-arg]
         # A mapping that a collate function gives is made of pairs.
     if isinstance(batch, list | tuple):
-        if len(batch) == samples and not any(True for _ in tensors_in(batch)):
+        if len(batch) == samples and not _tensors(batch):
             return batch[start:end]  # texts, say
         parts = [cut(one, samples, start, end) for one in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
