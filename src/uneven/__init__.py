@@ -1,4 +1,4 @@
-"""Train PyTorch models on machines that are unequal, shared with others, far apart and not always there.
+"""Train PyTorch models on machines that differ in speed, are shared, far apart, or may disappear.
 
 ::
 

@@ -55,7 +55,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
 
 
-def install(what: str) -> str:
+def install_hint(what: str) -> str:
     """Name the command that installs an extra (``.[ray]``) or ``./benchmarks``. No package index has uneven."""
     return f"pip install '{what}' in the folder of uneven's source"
 

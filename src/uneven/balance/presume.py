@@ -15,7 +15,7 @@ DEFAULT_MARGIN = 0.05
 """Our choice. Workers that share the cores of one machine look up to so much unequal when they are not."""
 
 _TO_LEAVE = 1.5
-"""Our choice. Leaving equal shares takes so many times as much as chance promises, keeping away from them once."""
+"""Our choice. To leave equal shares takes this many times what chance promises, to stay away from them once."""
 
 
 class PresumeEqual(WrappingBalancer):

@@ -17,7 +17,7 @@ import typer
 import uneven
 from uneven.cli.commands import COMMANDS, EXAMPLES, CliCommand, found
 from uneven.cli.names import Naming
-from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError, install
+from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError, install_hint
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TORCHRUN: dict[str, Any] = {"token_normalize_func": lambda word: word.replace("_", "-")}
@@ -90,7 +90,7 @@ def _add(app: typer.Typer, command: CliCommand, *, real: bool) -> None:
 
 def _load(command: CliCommand) -> Callable[..., Any] | typer.Typer:
     if command.where is None:
-        raise ConfigError(f"uneven {command.name} is not installed: {install('./benchmarks')}")
+        raise ConfigError(f"uneven {command.name} is not installed: {install_hint('./benchmarks')}")
     module, _, name = command.where.partition(":")
     what: Callable[..., Any] | typer.Typer = getattr(importlib.import_module(module), name)
     return what

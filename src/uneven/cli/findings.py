@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from uneven.errors import install
+from uneven.errors import install_hint
 
 MIB = 1024**2
 GIB = 1024**3
@@ -283,7 +283,7 @@ def _data(folder: DataFolder | None) -> Finding:
 def _packages(packages: dict[str, str]) -> Iterator[Finding]:
     uses = {"ray": "Ray Train as a launcher", "tensorboard": "TensorBoard scalars"}
     for name, version in packages.items():
-        level, then = (GOOD, "available") if version else (NOTE, install(f".[{name}]"))
+        level, then = (GOOD, "available") if version else (NOTE, install_hint(f".[{name}]"))
         yield Finding(name, level, version or "not installed", f"{uses[name]}: {then}")
 
 

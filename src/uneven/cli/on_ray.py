@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven import launch
-from uneven.errors import ConfigError, install
+from uneven.errors import ConfigError, install_hint
 
 _CORES = 1.0
 
@@ -35,7 +35,7 @@ def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping
             f"--rdzv-endpoint HOST:PORT, an address of this machine that the cluster reaches"
         )
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"--ray {count}: Ray is not installed: {install('.[ray]')}")
+        raise ConfigError(f"--ray {count}: Ray is not installed: {install_hint('.[ray]')}")
     from uneven.jobs.ray_lines import RayLines
 
     options = [word for name, value in said.items() if value is not None for word in (name, str(value))]

@@ -58,8 +58,8 @@ def report(
     One file of 2 MB that opens in any browser, without a network, and can be mailed: a table of the workers, where each
     one's time goes (compute, load data, communicate, wait), shares, speeds and their predictions, everything that the
     script logged, use of the machines, and a list of events. A run that is still going on is shown as far as it is. The
-    last line that is printed is advice. Of several runs it prints a table: time per iteration, waits, shares, what all
-    have logged.
+    last line printed is advice. For several runs it prints a table: time per iteration, waits, shares, and the values
+    that all of them logged.
 
     \b
     Examples:

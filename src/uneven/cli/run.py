@@ -74,7 +74,7 @@ def run(
     with its exit code. With --elastic, and under asp, ssp, easgd, backup, decoupled, shadow:easgd and shadow:asp, the
     other workers continue. The run directory holds each worker's settings and journal. The last line sums the run up.
 
-    Exit codes: 0 all went well; 2 refused before the start; 128 + N stopped by signal N; else that of the worker.
+    Exit codes: 0 all went well; 2 refused before the start; 128 + N stopped by signal N; else the worker's.
 
     \b
     Examples:
@@ -144,7 +144,7 @@ def members_of(start: launch.Launch, **shards: int) -> int:
         return 0
     members = start.nproc or str(len(start.shares) or "")
     if start.join:
-        raise ConfigError(f"{' '.join(asked)} with --join: start servers with --elastic, at the run's first launcher")
+        raise ConfigError(f"{' '.join(asked)} with --join: only the launcher with --elastic starts servers")
     if not members.isdigit() or start.nodes != (1, 1):
         raise ConfigError(
             f"{' '.join(asked)} needs a number of workers that does not change, on this machine: say --nproc NUMBER, "

@@ -27,9 +27,9 @@ def store(
 ) -> None:
     """Keep the store of an elastic run, on a machine that stays.
 
-    The workers of a run agree in its store. With this command no machine with workers keeps it, so each of them may
-    be lost, also the first one. The loss of the store ends the run. One store serves one run, and ends with it: exit
-    code 0 after the end of the training, 1 if all workers were lost before. Ctrl-C ends both. The store has no
+    The workers of a run coordinate through its store. With this command no machine with workers keeps it, so any of
+    them may be lost, also the first one. The loss of the store ends the run. One store serves one run and ends with it:
+    exit code 0 after the end of the training, 1 if all workers were lost before. Ctrl-C ends both. The store has no
     password: give an address of a network that you trust.
 
     \b

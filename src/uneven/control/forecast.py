@@ -125,7 +125,7 @@ class Forecaster:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of :meth:`state_dict`."""
         self._predictor.load_state_dict(state)
-        self._count = 100  # as if of what was learnt before
+        self._count = 100  # the predictor is not new: its doubt counts alone
 
 
 def _together(short: list[Observation]) -> Observation:

@@ -17,7 +17,7 @@ from torch import Tensor
 from uneven.embedding import wire
 from uneven.embedding.client import AskedRows, TableClient, TableStats
 from uneven.embedding.config import TableSpec
-from uneven.embedding.holding import ShardSpec, specs
+from uneven.embedding.holding import ShardSpec
 from uneven.embedding.host import TABLES, TableHost
 from uneven.embedding.ids import read_ids
 from uneven.embedding.kernels import TorchKernels
@@ -170,7 +170,7 @@ class TableDoor:
         with ExitStack() as stack:
             directory, count = self._servers(world, stack)
             plan = place(self.spec.tables, count, speeds=self._by.speeds_of(count), lookups=self._by.lookups)
-            self._shards = specs(self.spec, plan)
+            self._shards = tuple(ShardSpec(self.spec, ranges) for ranges in plan)
             self._router = Router(self.spec, self._shards)
             line = ZmqLine(directory, count, codec=wire)
             self._client = TableClient(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,11 +57,6 @@ class ShardSpec:
             return cls(TableSpec.read(tables), found)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of a shard: {error!r}") from error
-
-
-def specs(tables: TableSpec, plan: Sequence[tuple[RowRange, ...]]) -> tuple[ShardSpec, ...]:
-    """What each shard is told."""
-    return tuple(ShardSpec(tables, ranges) for ranges in plan)
 
 
 class HeldRange(NamedTuple):

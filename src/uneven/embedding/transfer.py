@@ -68,7 +68,7 @@ def read_state(door: TableDoor, *, sums: bool = False) -> dict[str, Tensor]:
 def misfits(tables: Sequence[Table], state: Mapping[str, Tensor]) -> tuple[list[str], list[str], list[str]]:
     """Return the keys that a state lacks, the keys that it has in addition, and messages about what cannot load."""
     growing = (one.name for one in tables if one.grows)
-    wrong = [f"table {name!r} grows; save() and restore() keep which id has which row" for name in growing]
+    wrong = [f"table {name!r} grows; save() and restore() keep the row of each id" for name in growing]
     shapes = _shapes(tables)
     for key in (one for one in shapes if one in state):
         if state[key].shape != shapes[key]:

@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from uneven.errors import ConfigError, DataError, install
+from uneven.errors import ConfigError, DataError, install_hint
 
 try:
     import av
 except ImportError as error:
-    raise ConfigError(f"uneven.focus reads videos with PyAV: {install('.[focus]')}") from error
+    raise ConfigError(f"uneven.focus reads videos with PyAV: {install_hint('.[focus]')}") from error
 
 GROWS_WITHIN_S = 10.0
 """A file that has not grown for so long has ended."""

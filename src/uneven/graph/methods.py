@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from uneven.errors import ConfigError, UnknownNameError, install
+from uneven.errors import ConfigError, UnknownNameError, install_hint
 from uneven.graph import native
 from uneven.graph.cut.base import EdgeCut
 from uneven.graph.cut.expand import expand
@@ -52,7 +52,7 @@ def cut_metis(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) 
     try:
         metis: Any = importlib.import_module("pymetis")
     except ImportError as error:
-        raise ConfigError(f"method='metis': pymetis is not installed: {install('.[graph]')}") from error
+        raise ConfigError(f"method='metis': pymetis is not installed: {install_hint('.[graph]')}") from error
     parts, vertices = len(shares), edges.vertices
     if parts == 1:
         return EdgeCut.of(np.zeros(len(edges), np.int32), 1, owners=np.zeros(vertices, np.int32))

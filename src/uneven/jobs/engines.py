@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from uneven.errors import ConfigError, UnknownNameError, install
+from uneven.errors import ConfigError, UnknownNameError, install_hint
 from uneven.jobs.call import IMPORTED
 from uneven.jobs.devices import Devices, devices_of
 from uneven.jobs.local import Local
@@ -29,7 +29,7 @@ def place_for(engine: str, devices: Devices, imported: Sequence[str] = IMPORTED)
     if engine != "ray":
         raise UnknownNameError("engine", engine, ENGINES)
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"engine='ray': Ray is not installed: {install('.[ray]')}")
+        raise ConfigError(f"engine='ray': Ray is not installed: {install_hint('.[ray]')}")
     from uneven.jobs.ray import Cluster
 
     return Cluster(devices)

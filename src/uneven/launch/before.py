@@ -91,7 +91,7 @@ def _find_run(endpoint: str) -> None:
         except OSError as error:
             if left_s <= _AGAIN_AFTER_S:
                 raise LaunchError(
-                    f"--join {endpoint}: nobody has answered at {host}, port {port}, within {JOINED_WITHIN_S:g} s "
+                    f"--join {endpoint}: no process has answered at {host}, port {port}, within {JOINED_WITHIN_S:g} s "
                     f"({error.strerror or error}): has that run ended, or is its store at another address?"
                 ) from None
         time.sleep(_AGAIN_AFTER_S)

@@ -169,10 +169,10 @@ class Launch:
 
 
 def bounds_of(elastic: str) -> tuple[int, int]:
-    """Least and greatest number of workers, as ``--elastic`` has them.
+    """Return the least and the greatest number of workers of ``--elastic MIN:MAX``.
 
     Raises:
-        ConfigError: they are no such numbers.
+        ConfigError: they are not such numbers.
     """
     first, _, last = elastic.partition(":")
     least, most = (_positive("--elastic", one, "as MIN:MAX") for one in (first, last or first))
@@ -182,7 +182,7 @@ def bounds_of(elastic: str) -> tuple[int, int]:
 
 
 def check_silence(silence_s: float) -> None:
-    """Refuse what is not a limit of ``--silence``, in seconds.
+    """Check the limit of ``--silence``, in seconds.
 
     Raises:
         ConfigError: it is negative, or not a number.

@@ -18,12 +18,12 @@ _LOOK_EVERY_S = 1.0
 
 
 def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: float) -> dict[str, Any]:
-    """Write into a new store what a launcher that joins needs to know; that is returned, too.
+    """Write into a new store the facts that a launcher needs to join, and return them.
 
     Args:
         founders: workers that the run begins with; those that join later begin with their state.
         bounds: least and greatest number of workers.
-        silence_s: a worker that is silent for so many seconds counts as gone; 0 is never.
+        silence_s: seconds of silence after which a worker counts as gone; 0 is never.
     """
     run = {"founders": founders, "elastic": f"{bounds[0]}:{bounds[1]}:{silence_s:g}"}
     store.set(RUN, json.dumps(run))
@@ -55,7 +55,7 @@ def keep(host: str, port: int, bounds: tuple[int, int], silence_s: float) -> Non
             events.wait(_LOOK_EVERY_S)
     if stop.requests:
         there = ", ".join(map(str, others.there(time.monotonic())))
-        lost = f", and worker {there} cannot go on without the store" if there else ""
+        lost = f", and worker {there} cannot continue without the store" if there else ""
         raise LaunchError(f"stopped by {signal.Signals(stop.number).name}{lost}", 128 + stop.number)
     if board.look("over") != "":
         raise LaunchError("all workers have ended before the end of the training: resume from a checkpoint")

@@ -74,4 +74,4 @@ def _held_up(total: Summary, seldom: str) -> str:
     if slow.samples <= _LITTLE * sum(one.samples for one in total.workers) / len(total.workers):
         least = f"rank {slow.rank} has the least share, {slow.samples / slow.steps:.0f}, and {waits} for it"
         return f"{least}: leave it out, or raise the global batch, or {seldom}"
-    return f"{waits} although shares follow the speeds, which change faster: {seldom}"
+    return f"{waits}, because speeds change faster than shares follow: {seldom}"

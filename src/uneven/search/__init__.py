@@ -22,7 +22,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from uneven.errors import ConfigError, install
+from uneven.errors import ConfigError, install_hint
 from uneven.late import late
 from uneven.search.schedulers import schedulers as _schedulers
 from uneven.search.searchers import searchers as _searchers
@@ -64,7 +64,7 @@ __getattr__ = late(__name__, _HOMES)
 
 def _optuna() -> Any:
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(f"Optuna is not installed: {install('.[search]')}")
+        raise ConfigError(f"Optuna is not installed: {install_hint('.[search]')}")
     return importlib.import_module("uneven.search.with_optuna")
 
 

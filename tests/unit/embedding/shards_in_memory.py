@@ -11,7 +11,7 @@ import numpy as np
 from uneven.embedding.client import TableClient
 from uneven.embedding.config import RowwiseAdagrad, Table, TableSpec
 from uneven.embedding.files import TableFiles
-from uneven.embedding.holding import specs
+from uneven.embedding.holding import ShardSpec
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.place import place
 from uneven.embedding.route import BatchIds, Router
@@ -32,7 +32,7 @@ class MemoryShards:
         self._folder = folder
         self.now_s = 0.0
         self.shards = [self._new(number, number + 1) for number in range(count)]
-        self.specs = specs(TABLES, place(TABLES.tables, count))
+        self.specs = tuple(ShardSpec(TABLES, ranges) for ranges in place(TABLES.tables, count))
         self.router = Router(TABLES, self.specs)
         self.ears: dict[int, TableClient] = {}
         self.loses: Callable[[TableMessage], bool] = lambda message: False

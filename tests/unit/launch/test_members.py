@@ -96,7 +96,7 @@ def test_a_run_that_nobody_keeps(script: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(before, "JOINED_WITHIN_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-    with pytest.raises(LaunchError, match=rf"nobody has answered at 127\.0\.0\.1, port {port}, within 0\.3 s"):
+    with pytest.raises(LaunchError, match=rf"no process has answered at 127\.0\.0\.1, port {port}, within 0\.3 s"):
         before.check(Launch(target=(script,), join=f"127.0.0.1:{port}"))
 
 

@@ -82,8 +82,8 @@ UNSTEADY = (worker(0, 5000, 1000.0, 0.0), worker(1, 1400, 200.0, 0.4))
         (
             summary(*UNSTEADY),
             {},
-            "the others wait 40 % of their time although shares follow the speeds, which change faster: average less "
-            "often, with `--sync local:every=8`",
+            "the others wait 40 % of their time, because speeds change faster than shares follow: average less often, "
+            "with `--sync local:every=8`",
         ),
         (
             summary(FAST, SLOW, iterations=40),

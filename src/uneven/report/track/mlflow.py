@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError, access, install
+from uneven.errors import ConfigError, access, install_hint
 from uneven.report.track.base import TrackedRun, Tracker
 from uneven.report.track.points import LoggedValue, Plain
 
@@ -26,7 +26,7 @@ class MLflow(Tracker):
         try:
             from mlflow import MlflowClient
         except ImportError as error:
-            raise ConfigError(f"MLflow is not installed ({error}): {install('.[mlflow]')}") from error
+            raise ConfigError(f"MLflow is not installed ({error}): {install_hint('.[mlflow]')}") from error
         if "://" not in where:
             with access(f"write to {where} (another folder can be named with --log-to)"):
                 Path(where).mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uneven.errors import ConfigError, access, install
+from uneven.errors import ConfigError, access, install_hint
 from uneven.report.track.base import TrackedRun, Tracker
 from uneven.report.track.points import LoggedValue, Plain
 
@@ -17,7 +17,7 @@ class TensorBoard(Tracker):
         try:
             from torch.utils.tensorboard.writer import FileWriter
         except ImportError as error:
-            raise ConfigError(f"TensorBoard is not installed ({error}): {install('.[tensorboard]')}") from error
+            raise ConfigError(f"TensorBoard is not installed ({error}): {install_hint('.[tensorboard]')}") from error
         self._writer = FileWriter
         self._folder = Path(where)
 

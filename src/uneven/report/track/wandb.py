@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError, access, install
+from uneven.errors import ConfigError, access, install_hint
 from uneven.report.track.base import TrackedRun, Tracker, by_step
 from uneven.report.track.points import LoggedValue, Plain
 
@@ -19,7 +19,7 @@ class WeightsAndBiases(Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise ConfigError(f"Weights & Biases is not installed ({error}): {install('.[wandb]')}") from error
+            raise ConfigError(f"Weights & Biases is not installed ({error}): {install_hint('.[wandb]')}") from error
         self._wandb: Any = wandb
         self._folder = Path(where)
 

@@ -126,8 +126,6 @@ class Membership:
         try:
             new = self._agreed(old, said)
         except RuntimeError as error:
-            if isinstance(error, PeerError):
-                raise
             raise self._ended(error) from error
         if said.leaving:
             return new

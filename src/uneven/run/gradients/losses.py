@@ -1,4 +1,4 @@
-"""Looks at the losses of a run's first steps: is each of them a mean over samples?
+"""Look at the losses of a run's first steps: is each of them a mean over samples?
 
 The graph of a loss shows how torch computed it, but a backward pass drops what it saved before any hook of the model.
 So ``torch.autograd.backward`` is replaced from a forward pass to the backward pass, on one worker, a few times.
@@ -121,6 +121,6 @@ def _mean(node: Any, sizes: set[int]) -> tuple[str, str] | None:
     if not ways or any(torch.allclose(one, one[0]) for one in ways):  # sample by sample, or place by place
         return None
     if weight is None:
-        return f"cross_entropy(ignore_index={ignored}) is a mean over the others", f"weighted((y != {ignored}).sum())"
+        return f"cross_entropy(ignore_index={ignored}) is a mean over some targets", f"weighted((y != {ignored}).sum())"
     targets = "y" if kept.all() else f"y[y != {ignored}]"
     return "cross_entropy(weight=…) is a mean by the weights of its targets", f"weighted(weight[{targets}].sum())"
