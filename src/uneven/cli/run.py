@@ -155,7 +155,7 @@ def members_of(start: launch.Launch, **shards: int) -> int:
 
 @contextmanager
 def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool) -> Iterator[None]:
-    """The shards of a parameter server and the servers of embedding tables, which live as long as the workers.
+    """Run the shards of a parameter server and the servers of embedding tables for as long as the workers.
 
     Args:
         growing: whether workers may leave and join.
@@ -206,7 +206,7 @@ def ends_with_a_line(directory: Path, so: str = "") -> Iterator[None]:
 
 
 def _end_of(directory: Path) -> str:
-    """How a run with a journal went, in one line; "" without one."""
+    """Return how a run went, in one line; "" for a run without a journal."""
     state = RunProgress()
     try:
         follower = Follower(directory, _END_BYTES // max(1, ranks := len(rank_paths(directory))))

@@ -246,7 +246,7 @@ def _trace(tensor: Tensor) -> _Trace:
 
 
 def tensors_in(found: Any, deep: int = _DEEP) -> Iterator[Tensor]:
-    """Those with memory of their own in a batch or in arguments, also inside of containers and plain objects."""
+    """Yield the tensors that have memory in a batch or in arguments, also inside containers and plain objects."""
     if isinstance(found, Tensor):
         if _has_memory(found):
             yield found

@@ -66,12 +66,12 @@ class Begun:
         self._note.code = code
         self._write()
 
-    def over(self, **limits: Any) -> bool:
-        """Report a run that has finished with these limits; whether it has."""
-        over = self._note.finished_s > 0 and self._note.limits == limits
-        if over:
+    def report_finished(self, **limits: Any) -> bool:
+        """Print when the run finished, if it has finished with these limits; return whether it has."""
+        finished = self._note.finished_s > 0 and self._note.limits == limits
+        if finished:
             _say(f"{self._run} {self._note}; this is its result. To repeat it, delete the directory or name another")
-        return over
+        return finished
 
     def finish(self, **limits: Any) -> None:
         """Note that the run has finished, and with which limits."""
@@ -80,10 +80,10 @@ class Begun:
 
     def _write(self) -> None:
         with access(f"write {self._path}", CheckpointError):
-            put(self._path, asdict(self._note))
+            write_json(self._path, asdict(self._note))
 
 
-def put(path: Path, what: object) -> None:
+def write_json(path: Path, what: object) -> None:
     """Write a file of JSON, which is there as a whole or not at all."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(what, indent=1), encoding="utf-8")

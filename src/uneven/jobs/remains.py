@@ -18,7 +18,7 @@ from typing import Annotated
 import psutil
 
 from uneven.core.plain import Range, read
-from uneven.jobs.begun import put
+from uneven.jobs.begun import write_json
 
 NOTE = "temporary.json"
 
@@ -42,7 +42,7 @@ def sweep(directory: Path) -> Path | None:
     left = _left_behind(note)
     if left is not None:
         shutil.rmtree(left, ignore_errors=True)  # what cannot be deleted does no harm
-    put(note, asdict(_Note(util.get_temp_dir(), os.getpid(), psutil.Process().create_time())))
+    write_json(note, asdict(_Note(util.get_temp_dir(), os.getpid(), psutil.Process().create_time())))
     return left
 
 

@@ -52,7 +52,7 @@ class GivenUp:
         self._board, self._grace_s = board, grace_s
         self._since_s: dict[int, float] = {}
         self.closed: dict[int, str] = {}
-        self._cut = False  # whether the store has ended: torch prints its stack whenever it is asked
+        self._cut = False  # whether the store has ended: torch would print its stack at each request
 
     def overdue(self, workers: Iterable[int], now_s: float) -> list[int]:
         """Those of these, which all run, that have had their time."""

@@ -115,7 +115,7 @@ class SearchPlan:
         return [Path(one).absolute() for one in given]
 
     def folder(self, name: str) -> str | Path:
-        """The directory of a search for a function of this name."""
+        """Return the directory of a search for a function of this name."""
         return DefaultFolder(f"runs/{name}") if self.directory is None else self.directory
 
     def kept(self) -> dict[str, Any]:

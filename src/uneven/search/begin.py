@@ -76,7 +76,7 @@ def run(
         begun = Begun(where, "search", code, () if new else code)
         if new and plan.earlier:
             core.learn(results_of(plan.earlier, terms, core.space))
-        if not begun.over(**limits):
+        if not begun.report_finished(**limits):
             place.enter(where)
             with Stop() as stop:
                 pool = Pool(core, place, where, pickled, plan.placer, stop, show, plan.timeout_s)

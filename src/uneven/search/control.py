@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, UnevenError
-from uneven.jobs.begun import put
+from uneven.jobs.begun import write_json
 
 FOLDER = "control"
 _ASK_EVERY_S = 0.05
@@ -45,7 +45,7 @@ class SearchControl:
         """Answer what has come; how many that was."""
         notes = sorted(self._folder.glob("*.note"))
         for note in notes:
-            put(note.with_suffix(".answer"), self._heard(note))
+            write_json(note.with_suffix(".answer"), self._heard(note))
             note.unlink()
         return len(notes)
 
@@ -80,7 +80,7 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
     while not note.parent.is_dir() and time.monotonic() < until_s:  # it begins, and does not listen yet
         time.sleep(_ASK_EVERY_S)
     try:
-        put(note, {"verb": verb, "trial": trial, "changes": dict(changes or {})})
+        write_json(note, {"verb": verb, "trial": trial, "changes": dict(changes or {})})
     except PermissionError as error:
         raise ConfigError(f"only the user who runs the search in {directory} may act on it") from error
     except FileNotFoundError as error:

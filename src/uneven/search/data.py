@@ -58,7 +58,7 @@ class TrialData:
         return {"data": [len(self.data), self._validates, self.chunk]} if self.data is not None else {}
 
     def code(self) -> dict[str, Any]:
-        """The objects whose code must be the same when the search is resumed."""
+        """Return the objects whose code must be the same when the search is resumed."""
         return {one: getattr(self, one) for one in ("data", "transform", "validate", "validate_transform")}
 
     def shared(self, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> SharedData | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from uneven.errors import CheckpointError, ConfigError
 from uneven.fleet.engine.state import locked
-from uneven.jobs.begun import put
+from uneven.jobs.begun import write_json
 from uneven.search.core import Happened, SearchCore
 
 EVENTS = "events.jsonl"
@@ -64,7 +64,7 @@ def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[b
         if events:
             agree(directory, asked)
         else:
-            put(directory / ASKED, asked)
+            write_json(directory / ASKED, asked)
         for event in events:
             core.apply(event)
         log = SearchLog(directory)

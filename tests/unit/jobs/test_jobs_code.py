@@ -138,12 +138,12 @@ def test_code_that_has_changed_is_refused_or_gets_another_folder(
     assert folder_for(default, "search", new) == first  # it has not finished: no second one is begun by mistake
     with pytest.raises(CheckpointError, match=r"has not finished, and its code has changed since \(m.RATE\).*delete"):
         Begun(first, "search", new, new)
-    assert not Begun(first, "search", new, ["data"]).over()  # of what has changed nothing was trained
+    assert not Begun(first, "search", new, ["data"]).report_finished()  # of what has changed nothing was trained
     (first / FILE).unlink()
     begun = Begun(first, "search", old, old)
     begun.finish(trials=3)
-    assert not Begun(first, "search", old, old).over(trials=4)
-    assert Begun(first, "search", old, old).over(trials=3)
+    assert not Begun(first, "search", old, old).report_finished(trials=4)
+    assert Begun(first, "search", old, old).report_finished(trials=3)
     assert "the search in runs/it finished on 20" in capsys.readouterr().err
     assert folder_for("runs/it", "search", new) == first  # named, so it is refused
     with pytest.raises(CheckpointError, match=r"finished on 20.*changed"):

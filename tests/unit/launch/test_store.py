@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from uneven.cli.run import members_of
 from uneven.errors import ConfigError, LaunchError
 from uneven.launch import Launch, before, members, store
 from uneven.launch.here import keep_store
-from uneven.stores import reach
 
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -59,20 +57,14 @@ def test_a_store_serves_one_run(tmp_path: Path) -> None:
         members._join(Launch(target=(str(tmp_path / "train.py"),), join=f"127.0.0.1:{port}"))
 
 
-def test_the_loss_of_all_workers_is_its_failure() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-
-    def lose() -> None:
-        board = Board(reach("127.0.0.1", port, 60.0))
-        board.count(WORKERS, 1)
-        board.bury(0, "it was killed")
-
-    other = threading.Thread(target=lose)
-    other.start()
+def test_the_loss_of_all_workers_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, port = keep_store("127.0.0.1", 0)
+    monkeypatch.setattr(store, "keep_store", lambda *given: (kept, port))  # on a port that no other test can take
+    board = Board(kept)
+    board.count(WORKERS, 1)
+    board.bury(0, "it was killed")
     with pytest.raises(LaunchError, match="all workers have ended before the end of the training") as ended:
         store.keep("127.0.0.1", port, (1, 2), 10.0)
-    other.join()
     assert ended.value.exit_code == 1
 
 

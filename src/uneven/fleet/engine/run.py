@@ -90,12 +90,12 @@ def run(
             if all(member.status == "trained" for member in state.members.values()):
                 begun.finish()
         else:
-            begun.over()
+            begun.report_finished()
     return state
 
 
 def code_in(ensemble: Ensemble) -> Code:
-    """The code that decides what members learn. The rule of convergence may change while they train."""
+    """Read the code that decides what members learn. The rule of convergence may change while they train."""
     given = {name: getattr(ensemble, name) for name in ("dataset", "transform", "validate", "validate_transform")}
     members = {f"member {name}": factory for name, factory in ensemble.members.items()}
     return code_of({**given, "metric": ensemble.metric.of, **members}, *ensemble.members.values())

@@ -36,7 +36,7 @@ class FirstLosses:
         self._left, self._sizes = _LOOKS, set[int]()
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward pass begins; stands for ``Hands.forward``, which it calls first."""
+        """Begin a forward pass: call ``Hands.forward``, and prepare to look at the backward pass."""
         self._hands.forward(model, args, kwargs)
         self.close()
         turn = self._hands.turn
@@ -66,7 +66,7 @@ class FirstLosses:
 
 
 def complaint(losses: Iterable[Any], sizes: set[int]) -> str:
-    """How these losses are not means over samples, and what to write; "" if they are, or if that cannot be seen.
+    """Explain why these losses are not means over samples, and what to write; "" if they are, or if the graph hides it.
 
     The leading sizes of the model's inputs are ``sizes``; one of them is the number of samples.
     """
