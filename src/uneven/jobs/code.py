@@ -37,7 +37,7 @@ Code = dict[str, dict[str, str]]
 _MOST_VALUES, _MOST_ELEMENTS, _MOST_CHARACTERS, _DEEPEST = 10_000, 1024, 2**16, 20
 _GLOBAL, _ATTRIBUTE = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 _WRAPPED = ("__wrapped__", "fget", "fset", "fdel")
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _CLOSED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.PicklingError)
 """Errors of objects that pickle cannot send."""
 
@@ -116,6 +116,8 @@ class _CodeReader:
         module: ModuleType | None = None
         past: list[Any] = [0, ()]
         for step in dis.get_instructions(code):
+            if step.opname == "EXTENDED_ARG":  # the upper bits of the next step's argument
+                continue
             value, space = step.argval, scope if step.opname in _GLOBAL else {}
             if module is not None and step.opname in _ATTRIBUTE:
                 space = vars(module)

@@ -59,7 +59,8 @@ def unused():
 ''',
     "helper.py": "def act(x):\n    return x\n",
     "lazy.py": "from lazier import most\ndef later():\n    return 1\n",
-    "lazier.py": "most = 3\n",
+    # Above 255 names, arguments of bytecode take a step of their own.
+    "lazier.py": "most = 3\n" + "".join(f"n{one} = {one}\n" for one in range(300)) + "import functools\n",
 }
 INNER = "function mine.repeated.<locals>.outer.<locals>.inner"
 
@@ -117,10 +118,12 @@ def test_values_count_by_what_they_hold() -> None:
         lambda change: partial(print, 1, sep=str(change)), lambda change: {"a", "b", f"c{change}"},
         lambda change: weights.clone() + change, lambda change: np.full((3, 4), change), lambda change: Holder(change),
         lambda change: [object(), change], lambda change: Path(f"x{change}"), lambda change: torch.tensor(change),
-        lambda change: "x" * 10**6 + str(change), lambda change: [0] * (10**6 + change), lambda change: lambda: change,
+        lambda change: [np.random.default_rng(), change], lambda change: "x" * 10**6 + str(change),
+        lambda change: [0] * (10**6 + change), lambda change: lambda: change,
     ]  # fmt: skip
     for make in makers:
-        one, same, other = (code_of({"it": make(change)}) for change in (0, 0, 1))
+        values = [make(0), make(0), make(1)]  # all three live, so none has the address of another
+        one, same, other = (code_of({"it": value}) for value in values)
         assert one == same, make(0)
         assert one != other, make(0)
 
