@@ -68,6 +68,7 @@ QUIET: dict[str, Callable[[], Tensor]] = {
     "a sum of parts": lambda: (each() / B).sum(),
     "a sum of weighted parts": lambda: (each() * torch.softmax(scores()[:, 0], 0)).sum(),
     "a sum in each sample": lambda: F.mse_loss(scores(), WEIGHT.expand(B, -1), reduction="none").sum(1).mean(),
+    "a sum of means over samples": lambda: scores()[:, :T].square().mean(0).sum(),
     "several losses": lambda: torch.stack([each().mean()] * B).sum(),
     "batchmean": lambda: F.kl_div(scores(), torch.rand(B, CLASSES), reduction="batchmean"),
     "weights of elements": lambda: F.binary_cross_entropy_with_logits(scores(), scores(), weight=WEIGHT),

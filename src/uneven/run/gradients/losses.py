@@ -106,7 +106,10 @@ def _sum(node: Any, sizes: set[int]) -> tuple[str, str] | None:
         return f"{call}(reduction='sum') is a sum over samples", "summed()"
     if name != "Sum" or not (shape := node._saved_self_sym_sizes) or shape[0] not in sizes - {1}:
         return None
-    divided = any(one.name().startswith(_DIVIDING) for one, _ in node.next_functions if one is not None)
+    divided = any(
+        one.name().startswith(_DIVIDING) or (one.name() == "MeanBackward1" and 0 in one._saved_dim)  # over samples
+        for one, _ in node.next_functions if one is not None
+    )  # fmt: skip
     return None if divided else ("is a sum over samples", "summed()")
 
 
