@@ -20,6 +20,9 @@ RUN = "run"
 RELEASED = "released"
 """What a launcher writes when it knows that a worker's session is closed: neither of them needs the store any more."""
 
+STARTS_WITHIN_S = 60.0
+"""How long a worker may take from its number until its first sign of life."""
+
 SESSION, OPEN, CLOSED = "session", "open", "closed"
 """What a worker writes there about its session. One that ends while it is open has not ended in order."""
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from uneven.board import CLOSED, DEAD, MISSED, OPEN, RELEASED, SESSION, WORKERS, Board
+from uneven.board import CLOSED, DEAD, MISSED, OPEN, RELEASED, SESSION, STARTS_WITHIN_S, WORKERS, Board
 from uneven.jobs import Ending, How
 
 THROUGH, LEFT = ENDS = ("through", "left")
 """What a worker writes when it has come to its end, and when it has left."""
-
-_STARTS_WITHIN_S = 60.0
-"""How long a worker may take from its number until its first sign of life."""
 
 
 def settled(board: Board, worker: int, ending: Ending) -> str:
@@ -110,7 +107,7 @@ class Others:
         if worker not in self._beats or self._beats[worker][0] != count:
             self._beats[worker] = count, now_s
             return
-        limit_s = self._silence_s if count else max(self._silence_s, _STARTS_WITHIN_S)
+        limit_s = self._silence_s if count else max(self._silence_s, STARTS_WITHIN_S)
         if self._silence_s == 0.0 or now_s - self._beats[worker][1] <= limit_s:
             return
         if self._board.look(f"{SESSION}/{worker}") == CLOSED:

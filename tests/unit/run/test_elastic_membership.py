@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
+from uneven.board import WORKERS, Board
 from uneven.core.membership import Generation
 from uneven.run.elastic.membership import Membership
+from uneven.run.elastic.watch import Watch
 from uneven.run.lines.circle import Broken
 from uneven.stores import reach
 
@@ -33,6 +35,27 @@ def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() ->
         assert here.circle("exchanges").size == 1
     finally:
         here.close()
+
+
+def test_a_worker_that_no_launcher_has_started_yet_is_not_gone() -> None:
+    """The launchers of ``uneven run --join`` start one after another, and only then do their workers begin to beat."""
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    board = Board(kept)
+    watch = Watch(board, 0, (0, 1), silence_s=10.0)
+    watch.close()  # its thread has another clock than this test
+    beats: dict[int, tuple[int, float]] = {}
+
+    def gone(now_s: float) -> bool:
+        watch._look_after(beats, now_s, slept=False)
+        return 1 in board.dead((1,))
+
+    board.count(WORKERS, 1)
+    assert not any(map(gone, (0.0, 11.0, 1000.0)))
+    board.count(WORKERS, 1)
+    assert not gone(1011.0), "Python starts"
+    board.count("beats/1", 1)
+    assert not gone(1012.0)
+    assert gone(1023.0)
 
 
 @pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="this system does not list open files")

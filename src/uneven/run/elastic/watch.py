@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from uneven.board import NEWS, Board
+from uneven.board import NEWS, STARTS_WITHIN_S, WORKERS, Board
 from uneven.run.elastic.lifelines import Lifelines
 
 
@@ -106,11 +106,13 @@ class Watch:
             if one == self._worker:
                 continue
             count = self._board.count(f"beats/{one}")
-            if slept or one not in beats or beats[one][0] != count:
+            limit_s = self._silence_s if count else max(self._silence_s, STARTS_WITHIN_S)
+            awaited = count == 0 and one >= self._board.count(WORKERS)  # no launcher has started it yet
+            if slept or awaited or one not in beats or beats[one][0] != count:
                 beats[one] = count, now_s
-            elif now_s - beats[one][1] > self._silence_s:
+            elif now_s - beats[one][1] > limit_s:
                 del beats[one]
-                self._board.bury(one, f"it gave no sign of life for {self._silence_s:g} s")
+                self._board.bury(one, f"it gave no sign of life for {limit_s:g} s")
 
 
 _BEATS = 40
