@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import typer
@@ -185,7 +186,7 @@ def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, sha
     """
     directory = asked or rundir.new_path(script, datetime.now())
     rundir.create(directory, layers, shared=shared)
-    print(f"uneven: run directory {directory} (follow it with `uneven watch {directory}`)", file=sys.stderr)
+    print(f"uneven: run directory {directory} (follow it with `uneven watch {quote(str(directory))}`)", file=sys.stderr)
     return directory
 
 
@@ -213,7 +214,7 @@ def _end_of(directory: Path) -> str:
         state.feed(follower.poll())
     except JournalError as error:
         return f"uneven: the run cannot be summed up: {error}"
-    return f"uneven: {one_line(state, whole=follower.whole)} → uneven report {directory}" if ranks else ""
+    return f"uneven: {one_line(state, whole=follower.whole)} → uneven report {quote(str(directory))}" if ranks else ""
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
