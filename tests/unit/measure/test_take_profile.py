@@ -284,6 +284,16 @@ def test_what_is_seen_of_the_machine_is_of_the_time_since_the_last_look() -> Non
     assert looks[0].at_s < looks[1].at_s < looks[2].at_s
 
 
+def test_the_part_of_the_machine_in_use_is_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of many small times are rounded, and the time of waiting for disks may decrease."""
+    times = iter([(1.0, 1.0), (3.0 + 1e-12, 3.0), (2.9, 4.0)])
+    monkeypatch.setattr("uneven.run.measure.load._times_s", lambda: next(times))
+    meter = LoadMeter(0, every_s=0.0)
+    looks = [meter.sample(iteration, 4, trained_s=0.1) for iteration in range(2)]
+    assert [look().machine_cpu for look in looks if look is not None] == [1.0, 0.0]
+    meter.close()
+
+
 def test_this_machine_has_a_limit() -> None:
     assert 0.0 < use(torch.device("cpu")) <= 1.0
     assert math.isnan(use(torch.device("meta")))

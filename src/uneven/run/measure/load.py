@@ -74,11 +74,12 @@ class LoadMeter:
         gpu, gpu_memory_bytes = self._gpu.read() if self._gpu else (None, None)
         (busy_s, all_s), before = _times_s(), self._times_s
         self._times_s = busy_s, all_s
+        used = (busy_s - before[0]) / (all_s - before[1]) if all_s > before[1] else 0.0
         return LoadRecord(
             rank=self._rank,
             iteration=iteration,
             at_s=at_s,
-            machine_cpu=(busy_s - before[0]) / (all_s - before[1]) if all_s > before[1] else 0.0,
+            machine_cpu=min(max(used, 0.0), 1.0),  # rounding exceeds 1, and the kernel's iowait may decrease
             machine_memory=psutil.virtual_memory().percent / 100,
             process_cpu=self._process.cpu_percent() / 100,
             process_memory_bytes=self._process.memory_info().rss,
