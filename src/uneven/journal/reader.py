@@ -111,12 +111,13 @@ class Follower:
     def _new_lines(self, file: _File) -> list[bytes]:
         with access(f"read the journal {file.path}", JournalError), file.path.open("rb") as stream:
             stream.seek(file.offset)
-            if not file.offset and file.path.stat().st_size > self.most_bytes:
+            size = os.fstat(stream.fileno()).st_size  # no further: a device such as /dev/full has no end
+            if not file.offset and size > self.most_bytes:
                 file.rest = stream.readline()
                 stream.seek(-int(self.most_bytes), os.SEEK_END)
                 stream.readline()
                 self.whole = False
-            new = stream.read()
+            new = stream.read(max(0, size - stream.tell()))
             file.offset = stream.tell()
         *lines, file.rest = (file.rest + new).split(b"\n")
         return lines

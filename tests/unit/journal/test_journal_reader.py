@@ -105,3 +105,11 @@ def test_importing_the_journal_is_light() -> None:
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_journal_that_is_a_device_has_no_lines(tmp_path: Path) -> None:
+    """As where the disk is full; such a device never ends, and neither did the reading of it."""
+    path = rank_path(tmp_path, 0)
+    path.parent.mkdir()
+    path.symlink_to("/dev/full")
+    assert Follower(tmp_path, 1_000).poll() == []
