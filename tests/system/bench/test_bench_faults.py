@@ -128,6 +128,8 @@ def test_files_that_a_dead_process_cannot_remove_may_stay() -> None:
         ("error: rank 0 ended: rank 11 did not come", False),
         ("error: rank 0 ended: rank 1 of 2 did not come within 8 s", True),
         ("error: rank 1 of 2 could not join the others", False),
+        ("[rank0]: uneven.errors.PeerError: rank 1 did not take part\nerror: rank 0 ended; its error is above", True),
+        ("rank 1 is slow\nerror: rank 0 (process 7) ended with exit code 1; its error is above", False),
     ],
 )
 def test_the_culprit_alone_is_named(said: str, named: bool) -> None:

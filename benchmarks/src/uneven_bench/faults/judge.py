@@ -70,6 +70,8 @@ def names(what: str, rank: int, said: str) -> bool:
     if what != "rank":
         return what in said
     _, _, error = said.rpartition("error: ")
+    if error.rstrip().endswith("its error is above"):  # a worker has printed it
+        error += "".join(line for line in said.splitlines() if "uneven.errors." in line)
     text = re.sub(r"\(noticed by [^)]*\)", "", error or said)
     return re.search(rf"\brank {rank}(?!\d|, \d| of \d+ could)", text) is not None
 
