@@ -42,7 +42,7 @@ class GivenUp:
         grace_s: how long one may take to find that out and end.
 
     Attributes:
-        closed: worker → how it has come to its end, while its script goes on after its session and needs no store.
+        closed: worker → how it ended; its script may still run after its session, and needs no store.
     """
 
     def __init__(self, board: Board, grace_s: float) -> None:

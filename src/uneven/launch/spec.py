@@ -43,7 +43,7 @@ class Launch:
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
     Raises:
-        ConfigError: values that cannot be or do not fit each other, or there is no such script.
+        ConfigError: a value is invalid, two values contradict each other, or the script does not exist.
     """
 
     target: tuple[str, ...]

@@ -123,7 +123,7 @@ def _own_pace(result: CombinationResult) -> str:
         head = f"nobody waits; an exchange runs beside the training, one in {figures.steps_apart:.3g} steps"
     elif figures.communicate_share >= _HEAVY:
         head = (
-            f"nobody waits for others, but the exchange itself takes {percent(figures.communicate_share)} of the time"
+            f"no worker waits, but the exchange itself takes {percent(figures.communicate_share)} of the time"
         )
     else:
         head = "nobody waits for anybody"
@@ -153,7 +153,7 @@ def _quorum(result: CombinationResult) -> str:
     if not late:
         return "nobody came too late"
     first = late[0]
-    text = f"goes on without the last: {percent(figures.dropped_share)} of all steps are thrown away"
+    text = f"continues without the last: {percent(figures.dropped_share)} of all steps are thrown away"
     return f"{text}, {percent(first.dropped / first.steps)} of those of {first.node}"
 
 

@@ -39,7 +39,7 @@ def run(
     """Find out which settings are worth training.
 
     Stop it at any moment, by Ctrl-C or by ``kill -9``; the same call goes on where it was, with the scheduler's memory,
-    on as many devices as there are then. A trial that was running goes on from its last state. The same call for a
+    on as many devices as there are then. A trial that was running resumes from its last state. The same call for a
     search that has finished returns its result. A search never continues with changed code.
 
     Args:

@@ -54,7 +54,7 @@ class GatheredCounts:
             )
 
     def part(self) -> float:
-        """This worker's part of what the batches of all workers count; all workers ask for it."""
+        """Return this worker's part of the count of all batches; every worker must call it."""
         self.settle()
         return self._count / self._total if self._total else 0.0
 
@@ -75,7 +75,7 @@ class Uncounted:
         self._count = count
 
     def part(self) -> float:
-        """What this worker's batch counts, whatever those of others do."""
+        """Return the count of this worker's batch, independent of other workers."""
         return self._count
 
     def there(self, members: tuple[int, ...]) -> float:
