@@ -95,6 +95,13 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Item) -> Iterator[None]:
+    """A row of docs/how-to/inputs.md is what its test has shown."""
+    with sys.modules["brought"].judged(pyfuncitem) if "brought" in pyfuncitem.keywords else contextlib.nullcontext():
+        return (yield)
+
+
 def _threads() -> set[str]:
     return {
         f"thread {thread.name} ({thread.native_id})"
