@@ -65,6 +65,10 @@ class Board:
         if self.write_once(f"{DEAD}/{worker}", why) == why:
             self.count(NEWS, 1)
 
+    def bury_silent(self, worker: int, limit_s: float) -> None:
+        """Let all know that a worker was silent for too long, and how to allow more."""
+        self.bury(worker, f"it gave no sign of life for {limit_s:g} s; if its machine is only busy, raise --silence")
+
     def miss(self, workers: Iterable[int], what: str) -> None:
         """Let all know that workers, which are alive, have kept this one waiting for too long."""
         for one in workers:

@@ -60,6 +60,11 @@ def install_hint(what: str) -> str:
     return f"pip install '{what}' in the folder of uneven's source"
 
 
+def reason(error: BaseException) -> str:
+    """Return the text of an error without the path that Python adds to it, because the message has the path already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 @contextmanager
 def access(doing: str, kind: type[UnevenError] = ConfigError) -> Iterator[None]:
     """Inside, what a file system refuses (no permission, no room, too long a name) is an error of ours::
@@ -74,7 +79,7 @@ def access(doing: str, kind: type[UnevenError] = ConfigError) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise kind(f"cannot {doing}: {error.strerror or error}") from error
+        raise kind(f"cannot {doing}: {reason(error)}") from error
     except ValueError as error:
         if isinstance(error, UnevenError) or "null" not in str(error):
             raise

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from uneven.errors import CheckpointError
+from uneven.errors import CheckpointError, reason
 
 
 def seed_all(seed: int) -> None:
@@ -83,7 +83,7 @@ class StateFiles:
                 self.read(part)
             part.replace(path)
         except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+            raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
         except (pickle.PicklingError, AttributeError) as error:
             raise CheckpointError(f"{path} cannot be written ({error}): {self.remedy}") from error
 
@@ -96,7 +96,7 @@ class StateFiles:
         try:
             state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from error
+            raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 f"{path} holds more than tensors and plain data, so it cannot be read safely ({error}): {self.remedy}"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.cluster.quantities import Recorded
-from uneven.errors import ConfigError, UnknownNameError, access
+from uneven.errors import ConfigError, UnknownNameError, access, reason
 
 DATA_VARIABLE = "UNEVEN_DATA"
 """Names a folder of recorded data; series are looked for there if they are not beside the description."""
@@ -73,7 +73,7 @@ def _array(path: Path, key: str | None) -> npt.NDArray[np.generic]:
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        raise ConfigError(f"cannot read {path}: {reason(error)}") from error
     if key is not None:
         raise ConfigError(f"{path} holds one array without a name: leave out key = {key!r}")
     return loaded
@@ -116,7 +116,7 @@ def _csv_column(path: Path, recorded: Recorded) -> tuple[float, ...]:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        raise ConfigError(f"cannot read {path}: {reason(error)}") from error
     if not rows:
         raise ConfigError(f"{path} is empty: it needs one number per line")
     column = recorded.column

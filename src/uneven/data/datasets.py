@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
-from uneven.errors import DataError, UnknownNameError, access
+from uneven.errors import DataError, UnknownNameError, access, reason
 
 _FASHION_FILE = Path("fashion_mnist") / "fashion_mnist.npz"
 _FASHION_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -88,7 +88,7 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> ImageData:
         with np.load(path, allow_pickle=False) as arrays:
             x_train, y_train, x_test, y_test = (arrays[key] for key in _FASHION_KEYS)
     except (ValueError, KeyError, OSError) as error:
-        raise DataError(f"Fashion-MNIST: {path}: {error}: set UNEVEN_DATA to {want}") from error
+        raise DataError(f"Fashion-MNIST: {path}: {reason(error)}: set UNEVEN_DATA to {want}") from error
     return ImageData(
         name="fashion-mnist",
         train=_tensors(_unit(x_train), y_train),

@@ -20,7 +20,7 @@ from uneven.embedding.part import TablesPart
 from uneven.embedding.place import MeasuredTables
 from uneven.embedding.transfer import misfits, read_grown, read_state, read_tables, write_state
 from uneven.embedding.wire import Say
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, reason
 
 _WIDTHS = ("float32", "bfloat16")
 _MEASURED = "measured.json"
@@ -285,7 +285,7 @@ def _measured(folder: Path) -> MeasuredTables:
     try:
         return MeasuredTables.read((folder / _MEASURED).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"placed_by={str(folder)!r}: {error}; give a folder of save()") from error
+        raise ConfigError(f"placed_by={str(folder)!r}: {reason(error)}; give a folder of save()") from error
 
 
 class _Given(torch.autograd.Function):

@@ -29,7 +29,7 @@ import numpy as np
 from uneven.embedding.growing import IdMap, bucket
 from uneven.embedding.holding import HeldRange, Holding
 from uneven.embedding.shard import SavedNumbers
-from uneven.errors import CheckpointError
+from uneven.errors import CheckpointError, reason
 from uneven.npy import load_array
 
 _BLOCK_BYTES = 1 << 20
@@ -212,7 +212,7 @@ def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray
     try:
         saved: np.ndarray = load_array(path, mapped=True)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     if into is not None and len(saved) and saved.shape[1:] != into.shape[1:]:
         raise CheckpointError(f"{path} has rows of shape {saved.shape[1:]}, the table of {into.shape[1:]}")
     return saved

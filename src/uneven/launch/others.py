@@ -113,4 +113,4 @@ class Others:
         if self._board.look(f"{SESSION}/{worker}") == CLOSED:
             self._closed.add(worker)  # its launcher has ended, too, before it could release the worker
         else:
-            self._board.bury(worker, f"it gave no sign of life for {limit_s:g} s")
+            self._board.bury_silent(worker, limit_s)

@@ -182,8 +182,17 @@ def scalars(run: RunData) -> dict[str, Figure]:
     for name, rows in run.scalars.items():
         x, y = thinned(rows, 400, lambda row: row.iteration, lambda row: row.value)
         layout = draw.layout(name, x_title=run.iteration_name)
-        figures[name] = {"data": [draw.line(x, y, name, colour(0, 1), marks=len(x) <= 40)], "layout": layout}
+        data = [draw.line(x, y, name, colour(0, 1), marks=len(x) <= 40)]
+        figures[name] = {"data": data, "layout": _from_zero(layout, data)}
     return figures
+
+
+def _from_zero(layout: Figure, data: list[Figure]) -> Figure:
+    """Let the axis begin at 0 where each line has one point: plotly would show 0.9 on an axis from −0.1 to 1.9."""
+    if all(len(line["y"]) == 1 for line in data):
+        values = [0.0, *(line["y"][0] * 1.05 for line in data)]
+        layout["yaxis"]["range"] = [min(values), max(values)]
+    return layout
 
 
 def scalar_against_time(runs: Mapping[str, RunData], name: str) -> Figure:
@@ -194,7 +203,7 @@ def scalar_against_time(runs: Mapping[str, RunData], name: str) -> Figure:
         rows = [row for row in run.scalars.get(name, ()) if row.iteration in at]
         x, y = thinned(rows, 400, lambda row, at=at: at[row.iteration], lambda row: row.value)  # type: ignore[misc]
         data.append(draw.line(x, y, run_name, colour(position, len(runs)), marks=len(x) <= 40))
-    return {"data": data, "layout": draw.layout(name, x_title="training time, s")}
+    return {"data": data, "layout": _from_zero(draw.layout(name, x_title="training time, s"), data)}
 
 
 def loads(run: RunData, y_title: str, value: Callable[[LoadRecord], float | None]) -> Figure:

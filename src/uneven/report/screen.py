@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -297,11 +298,15 @@ def _told(values: Iterable[str]) -> str:
 
 
 def _events(state: RunProgress, width: int, rows: int) -> list[Text]:
-    newest = list(state.events)[-(rows - 1) :]
-    lines = [Text()] if newest else []
-    for event in newest:
-        lines.append(_event(event, width))
-    return lines
+    """The newest events that fit in so many rows, whole."""
+    newest: list[Text] = []
+    for event in reversed(state.events):
+        line = _event(event, width)
+        rows -= 1 + line.plain.count("\n")
+        if rows < 1 and newest:
+            break
+        newest.insert(0, line)
+    return [Text(), *newest] if newest else []
 
 
 def _event(event: EventRecord | SplitRecord | MembershipRecord, width: int) -> Text:
@@ -312,9 +317,10 @@ def _event(event: EventRecord | SplitRecord | MembershipRecord, width: int) -> T
             kind, message = "members", change_message(event)
         case EventRecord():
             kind, message = event.event, f"rank {event.rank}: {event.message}"
-    text = Text.assemble((f"{event.iteration:>7} ", "dim"), (kind, _EVENT_STYLES.get(kind, "bold red")), f" {message}")
-    text.truncate(width, overflow="ellipsis")
-    return text
+    before = f"{event.iteration:>7} "
+    indent = "\n" + " " * len(f"{before}{kind} ")
+    lines = textwrap.wrap(message, max(20, width + 1 - len(indent)))
+    return Text.assemble((before, "dim"), (kind, _EVENT_STYLES.get(kind, "bold red")), " ", indent.join(lines))
 
 
 def split_message(split: SplitRecord) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import CheckpointError, ConfigError
+from uneven.errors import CheckpointError, ConfigError, reason
 from uneven.fleet.engine.state import locked
 from uneven.jobs.begun import write_json
 from uneven.search.core import Happened, SearchCore
@@ -37,7 +37,7 @@ class SearchLog:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+            raise ConfigError(f"cannot write {path}: {reason(error)}") from error
         os.ftruncate(self._file, len(_whole(path)))
 
     def write(self, event: Happened) -> None:
@@ -121,7 +121,7 @@ def asked_in(directory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"no search lies in {directory}: there is no {ASKED}; name the directory of one") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     return asked
 
 

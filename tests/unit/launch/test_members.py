@@ -129,10 +129,10 @@ class TestOthers:
         assert others.there(9.0) == (2, 3)
         assert others.there(18.0) == (2, 3)
         assert others.there(20.0) == (2, 3)
-        assert board.dead([2]) == {2: "it gave no sign of life for 10 s"}
+        assert board.dead([2]) == {2: "it gave no sign of life for 10 s; if its machine is only busy, raise --silence"}
         assert others.there(61.0) == (3,), "3 has had its number, and may still start"
         assert others.there(61.1) == (), "it has not"
-        assert board.dead([3]) == {3: "it gave no sign of life for 60 s"}
+        assert board.dead([3]) == {3: "it gave no sign of life for 60 s; if its machine is only busy, raise --silence"}
 
     def test_without_a_limit_nobody_is_taken_for_gone(self, board: Board) -> None:
         others = Others(board, 0.0)

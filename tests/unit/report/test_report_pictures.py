@@ -9,7 +9,7 @@ import pytest
 from sample_runs import SampleRun
 
 from uneven.cluster.events import Do
-from uneven.core.records import EventRecord, ProfileRecord, SplitRecord, StepRecord
+from uneven.core.records import EventRecord, ProfileRecord, ScalarRecord, SplitRecord, StepRecord
 from uneven.journal import Writer, rank_path, read
 from uneven.journal.events import CLUSTER
 from uneven.report import changes, figures, html, snapshot
@@ -107,6 +107,17 @@ def test_many_workers_are_maps(tmp_path: Path) -> None:
     crowd = run_of(tmp_path / "crowd", speeds_per_s=[100.0] * 33, iterations=3)
     assert "Prediction error</h2>" in html.report(tmp_path / "crowd")
     assert len(crowd.ranks) > snapshot.SNAPSHOTS_UP_TO
+
+
+def test_one_value_is_shown_on_an_axis_from_zero(tmp_path: Path) -> None:
+    def f1(iteration: int) -> ScalarRecord:
+        return ScalarRecord(rank=0, iteration=iteration, at_s=0.0, name="f1", value=0.9)
+
+    run = run_of(tmp_path / "a", f1(20))
+    for figure in (figures.scalars(run)["f1"], figures.scalar_against_time({"a": run, "b": run}, "f1")):
+        assert figure["layout"]["yaxis"]["range"] == [0.0, pytest.approx(0.945)]
+    many = run_of(tmp_path / "b", f1(20), f1(30))
+    assert "range" not in figures.scalars(many)["f1"]["layout"]["yaxis"]
 
 
 def test_a_snapshot_says_how_far_the_prediction_was_off(tmp_path: Path) -> None:

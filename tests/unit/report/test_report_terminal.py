@@ -108,6 +108,18 @@ def test_many_workers_stay_on_the_screen(tmp_path: Path) -> None:
     assert len([line for line in drawn(final(state, "many", 80), 80) if " node" in line]) == 64
 
 
+def test_events_are_whole_on_a_narrow_screen(tmp_path: Path) -> None:
+    state, reason = RunProgress(), " ".join(f"reason{number}" for number in range(12))
+    state.feed(Follower(SampleRun().write(tmp_path)).poll())
+    for iteration in range(50, 54):
+        state.feed([EventRecord(rank=0, iteration=iteration, at_s=0.0, event="split", message=reason)])
+    for drawing in (live(state, "run", 80, 24), final(state, "run", 80)):
+        lines = [line for line in drawn(drawing, 80) if "reason" in line]
+        assert len(lines) == 4  # two events of two lines each, where five of one would fit
+        assert " ".join(lines[0].split()[-5:] + lines[1].split()).endswith(reason[-60:])
+        assert "…" not in "".join(lines)
+
+
 def test_stacked_bar_is_exactly_as_wide_as_asked(tmp_path: Path) -> None:
     for worker in state_of(SampleRun(balanced=False).write(tmp_path)).total().workers:
         for width in (8, 17, 40):

@@ -8,10 +8,12 @@ from uneven.run.start.devices import backend_for
 @pytest.mark.parametrize(
     ("gpus", "backend"),
     [
-        (["a", "b"], "cpu:gloo,cuda:nccl"),
-        (["a", "a"], "gloo"),  # NCCL refuses two workers on one GPU
-        (["a", "b", "a"], "gloo"),
-        (["a", ""], "gloo"),  # a worker without a GPU takes part
+        (["cuda a", "cuda b"], "cpu:gloo,cuda:nccl"),
+        (["rocm a", "rocm b"], "cpu:gloo,cuda:nccl"),
+        (["cuda a", "rocm b"], "gloo"),  # NCCL and RCCL have one name and do not understand each other
+        (["cuda a", "cuda a"], "gloo"),  # NCCL refuses two workers on one GPU
+        (["cuda a", "cuda b", "cuda a"], "gloo"),
+        (["cuda a", ""], "gloo"),  # a worker without a GPU takes part
         (["", ""], "gloo"),
     ],
 )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from uneven.core.plain import Amount, Count, Misfit, Range, read
-from uneven.errors import CheckpointError, ConfigError
+from uneven.errors import CheckpointError, ConfigError, reason
 from uneven.fleet.member.converge import Epoch, History
 from uneven.fleet.planning.rates import Rates
 
@@ -124,7 +124,7 @@ def load(directory: Path, asked: dict[str, Any]) -> RunState:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise CheckpointError(f"{path} was written by another version: name another directory")
     try:
@@ -182,7 +182,7 @@ def save(directory: Path, state: RunState) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+        raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
 
 
 def tidy(folder: Path, keep: set[int]) -> None:
@@ -205,7 +205,7 @@ def locked(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / "lock").open("a")
     except OSError as error:
-        raise ConfigError(f"cannot use {directory} for a run: {error.strerror}") from error
+        raise ConfigError(f"cannot use {directory} for a run: {reason(error)}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

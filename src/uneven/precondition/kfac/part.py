@@ -106,6 +106,7 @@ class KFAC(Preconditioner):
             model, optimizer, self.numbers, lambda name: any(p.search(name) for p in self._skip)
         )
         self.layers = layers
+        self._weights = [weight for one in layers for weight in one.weights]
         self._watch = LayerWatch(layers, self._take, self._counts)
         return list(layers)
 
@@ -118,10 +119,17 @@ class KFAC(Preconditioner):
 
     def _arm(self) -> None:
         """The next step: are its factors wanted?"""
-        for one in self.layers:
-            one.passes = 0
+        self._drop_passes()
         self._watch.armed = self.schedule.due(self.clock).factors
         self._begun = False
+
+    def _drop_passes(self) -> None:
+        """Forget the passes since the last step."""
+        if any(one.passes for one in self.layers):
+            self._passed.zero_()
+        for one in self.layers:
+            one.passes = 0
+        self._batch: Step | None = None
 
     def _begin_factors(self) -> None:
         """The first pass of a step whose factors are wanted, or its end on a worker that has none."""
@@ -139,12 +147,16 @@ class KFAC(Preconditioner):
 
     def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, counts: tuple[float, Turn | None]) -> None:
         self._begin_factors()
+        if (now := self.run.now()) is not self._batch:
+            # Passes of an earlier batch whose gradients are gone have no step: the loop or a gradient scaler has left
+            # that batch out. Its gradients may have been NaN.
+            if self._batch and not any(one.grad is not None and one.grad.any() for one in self._weights):
+                self._drop_passes()
+            self._batch = now
         layer.passes += 1
         layer.seen = True
         if layer.passes > self._accumulated:
-            if self._scaler is None:
-                self._refuse_pass(layer)
-            layer.passes = 1  # the scaler has left the step out
+            self._refuse_pass(layer)
         share, turn = counts
         if share == 0.0:
             return
@@ -172,7 +184,8 @@ class KFAC(Preconditioner):
     def laid_out(self) -> None:
         """Sums of this worker's own, laid out by owner; they are empty whenever owners change."""
         self._sums = self._like.new_zeros(self._kept_layout.size)
-        views = [self._sums[slice(*span)] for span in self._kept_layout.spans]
+        self._passed = torch.zeros_like(self._sums)  # since the last step, which may never come
+        views = [self._passed[slice(*span)] for span in self._kept_layout.spans]
         self._views = {one.name: (views[2 * i], views[2 * i + 1]) for i, one in enumerate(self.layers)}
 
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
@@ -221,6 +234,7 @@ class KFAC(Preconditioner):
         """See that the hooks have seen every layer."""
         self._begin_factors()
         if self._watch.armed:
+            self._sums += self._passed
             self._mass += self._coefficient * step.weight
             self._factors_taken.cost += step.samples
         if self._adaptive is not None:
@@ -234,7 +248,7 @@ class KFAC(Preconditioner):
 
     def _look_back(self, adaptive: AdaptiveDamping) -> None:
         """See what the last step did to the slope along it, and remember where this one begins."""
-        weights = [one for layer in self.layers for one in layer.weights if one.grad is not None]
+        weights = [one for one in self._weights if one.grad is not None]
         if self._probe is not None and len(self._probe[0]) == len(weights):
             before = after = self._like.new_zeros(())
             for one, was, gradient in zip(weights, *self._probe, strict=True):

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from uneven.errors import ConfigError
 from uneven.precondition.kfac.layer import Layer, Numbers
@@ -26,8 +28,8 @@ def find_layers(
     found, notes = [], {}
     for name, module in model.named_modules():
         weights = [one for one in module._parameters.values() if one is not None]
-        if not weights:
-            continue
+        if isinstance(module, ParametrizationList) or not (weights or is_parametrized(module)):
+            continue  # the note of the layer that owns such a list names it
         why = "skipped, as asked for" if skipped(name) else _plain(module, weights, uses, stepped)
         if why is None:
             try:
@@ -44,6 +46,12 @@ def _plain(module: nn.Module, weights: list[nn.Parameter], uses: Counter[int], s
     kind = type(module).__name__
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return f"{kind} is neither Linear nor Conv2d"
+    if {"weight", "bias"} - module._parameters.keys():
+        return "its weight is computed from other parameters (weight_norm, a parametrization, pruning)"
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return "MultiheadAttention uses its weight without calling it"
+    if type(module).forward not in (nn.Linear.forward, nn.Conv2d.forward):
+        return f"{kind} has a forward() of its own, which may use the weight in another way"
     if not module.weight.requires_grad:
         return "its weight is frozen"
     if any(uses[id(one)] > 1 for one in weights):

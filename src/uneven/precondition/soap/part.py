@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.errors import CheckpointError, ConfigError
+from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.part import Preconditioner
 from uneven.precondition.sharing import Sharing
 from uneven.precondition.soap.weight import AdamRates, Straight, Turned
 from uneven.run.part import Step
+
+_SPARSE = "gradients of a few rows: use sparse=False, or give that table to another optimizer, such as SparseAdam"
 
 
 class SOAP(Preconditioner):
@@ -66,6 +68,9 @@ class SOAP(Preconditioner):
     def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
         """Weights with two axes; others are Adam's."""
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        for name, module in model.named_modules():
+            if getattr(module, "sparse", False) and id(getattr(module, "weight", None)) in stepped:
+                raise ConfigError(f"SOAP moves all rows at each step, and {name!r} gives {_SPARSE}")
         self.turned: list[Turned] = []
         self._straight: list[Straight] = []
         for name, weight in model.named_parameters():
@@ -85,6 +90,9 @@ class SOAP(Preconditioner):
 
     def before(self, step: Step, due_factors: bool) -> None:
         """Owners take gradients into their squares; weights with one axis take their step."""
+        for one in [*self.turned, *self._straight]:
+            if (gradient := one.weights[0].grad) is not None and gradient.layout != torch.strided:
+                raise TrainingError(f"SOAP moves all rows at each step, and {one.name!r} has {_SPARSE}")
         self._rates.taken += 1
         self._take_loaded()
         if due_factors:

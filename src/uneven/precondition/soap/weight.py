@@ -112,14 +112,14 @@ class Straight:
 
     def __init__(self, name: str, weight: nn.Parameter, rates: AdamRates) -> None:
         self.name = name
-        self._weight = weight
+        self.weights = (weight,)
         self._rates = rates
         self.momentum = torch.zeros_like(weight)
         self.square = torch.zeros_like(weight)
 
     def apply(self) -> None:
         """Put Adam's direction into the gradient."""
-        gradient, rates = self._weight.grad, self._rates
+        gradient, rates = self.weights[0].grad, self._rates
         if gradient is not None:
             self.momentum.lerp_(gradient, 1.0 - rates.first)
             self.square.mul_(rates.second).addcmul_(gradient, gradient, value=1.0 - rates.second)

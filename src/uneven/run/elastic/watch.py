@@ -112,7 +112,7 @@ class Watch:
                 beats[one] = count, now_s
             elif now_s - beats[one][1] > limit_s:
                 del beats[one]
-                self._board.bury(one, f"it gave no sign of life for {limit_s:g} s")
+                self._board.bury_silent(one, limit_s)
 
 
 _BEATS = 40

@@ -97,8 +97,8 @@ class RollCall:
         absent = [rank for rank, state in sorted(states.items()) if state == _ELSEWHERE]
         if silent:
             return PeerError(
-                f"{what}: {_ranks(silent)} did not take part and gives no sign of life. Look there for the error, or "
-                f"for a process that was stopped (noticed by rank {self._rank}: {short})"
+                f"{what}: {_ranks(silent)} did not take part and gives no sign of life within {_GRACE_S:g} s. Look "
+                f"there for the error, for a process that was stopped, or for a machine too busy to answer (noticed by rank {self._rank}: {short})"
             )
         if absent:
             return PeerError(

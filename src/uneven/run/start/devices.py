@@ -18,18 +18,19 @@ def device_of(world: World) -> torch.device:
 
 
 def gpu_of(world: World) -> str:
-    """What tells this worker's GPU from every other one; empty where it has none that NCCL works on."""
+    """Vendor and id of this worker's GPU, "cuda GPU-1f0…"; empty where it has none that NCCL works on."""
     device = device_of(world)
     if device.type != "cuda" or not dist.is_nccl_available():
         return ""
-    return str(torch.cuda.get_device_properties(device).uuid)
+    return f"{'rocm' if torch.version.hip else 'cuda'} {torch.cuda.get_device_properties(device).uuid}"
 
 
 def backend_for(gpus: Sequence[str]) -> str:
-    """The backend of a process group, from what :func:`gpu_of` says on each rank.
+    """Return the backend of a process group, from the result of :func:`gpu_of` on each rank.
 
-    NCCL refuses workers that share a GPU, and reaches none without one. gloo carries tensors of GPUs, too, through host
-    memory, so where one worker has no GPU to itself, all use it.
+    NCCL refuses workers that share a GPU, and reaches none without one. AMD's RCCL has the same name in torch, and the
+    two do not talk to each other. gloo carries tensors of all GPUs through host memory, so if one worker has no GPU to
+    itself, or one of the other vendor, all use it.
     """
-    own = all(gpus) and len(set(gpus)) == len(gpus)
+    own = all(gpus) and len(set(gpus)) == len(gpus) and len({gpu.split()[0] for gpu in gpus}) == 1
     return "cpu:gloo,cuda:nccl" if own else "gloo"
