@@ -13,7 +13,18 @@ from uneven import Part
 from uneven.run.lines import Lines
 from uneven.testing.parts import PartWorker, together
 
-__all__ = ["PartWorker", "train", "vector"]
+__all__ = ["PartWorker", "X", "batch", "net", "train", "vector"]
+
+X = 12
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    make = torch.Generator().manual_seed(number)
+    return torch.randn(X, 5, generator=make, dtype=torch.float64), torch.randint(0, 3, (X,), generator=make)
 
 
 def train(

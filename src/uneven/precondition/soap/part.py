@@ -90,7 +90,8 @@ class SOAP(Preconditioner):
 
     def before(self, step: Step, due_factors: bool) -> None:
         """Owners take gradients into their squares; weights with one axis take their step."""
-        for one in [*self.turned, *self._straight]:
+        each: list[Turned | Straight] = [*self.turned, *self._straight]
+        for one in each:
             if (gradient := one.weights[0].grad) is not None and gradient.layout != torch.strided:
                 raise TrainingError(f"SOAP moves all rows at each step, and {one.name!r} has {_SPARSE}")
         self._rates.taken += 1

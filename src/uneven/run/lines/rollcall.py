@@ -98,7 +98,8 @@ class RollCall:
         if silent:
             return PeerError(
                 f"{what}: {_ranks(silent)} did not take part and gives no sign of life within {_GRACE_S:g} s. Look "
-                f"there for the error, for a process that was stopped, or for a machine too busy to answer (noticed by rank {self._rank}: {short})"
+                f"there for the error, for a process that was stopped, or for a machine too busy to answer (noticed by "
+                f"rank {self._rank}: {short})"
             )
         if absent:
             return PeerError(
