@@ -42,6 +42,12 @@ class Holders:
         """bool [parts, vertices]: any edge."""
         return self.sends | self.takes
 
+    def rows(self, root: Wholes | Ids) -> Flags:
+        """bool [parts, vertices]: any edge, or rooted there, which one without edges is."""
+        found = self.held
+        found[root, np.arange(len(root))] = True
+        return found
+
 
 def roots(held: Flags, shares: Sequence[float], edges: Sequence[int], beta: float) -> Ids:
     """The part in which each vertex is rooted: where its layers are computed, and its loss counts.

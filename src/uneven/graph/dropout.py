@@ -24,7 +24,7 @@ def same_everywhere(x: Tensor, ids: Tensor, p: float, call: int) -> Tensor:
     mask = (mask ^ (mask >> 15)) * _MIX
     mask = (mask ^ (mask >> 12)) * _MIX_2
     mask = (mask ^ (mask >> 15)) & _HALF
-    return x * (mask >= int(p * 2**31)).to(x.dtype).mul_(1.0 / (1.0 - p))
+    return x * (mask >= int(p * 2**31)).to(x.dtype).mul_(1.0 / (1.0 - p) if p < 1.0 else 0.0)
 
 
 def _mixed(key: Tensor) -> Tensor:

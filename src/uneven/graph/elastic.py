@@ -29,8 +29,8 @@ class ElasticGraph(PartedGraph):
                 f"exchange={self.how.name!r} in an elastic run: its messages pass between two workers, and cannot be "
                 f"made again among others; use exchange='exact', or leave --elastic out"
             )
-        self._run = run
         self._line = run.lines.open("graph")
+        self._begin(run)
         self._changed, self._asked = True, False
 
     def members_changed(self, members: tuple[int, ...]) -> None:

@@ -22,6 +22,8 @@ from uneven.graph.dropout import same_everywhere
 from uneven.graph.exchange.choice import ExchangeChoice
 from uneven.graph.exchange.clones import CloneExchange
 from uneven.graph.exchange.exact import ExactExchange, RowCarrier
+from uneven.graph.layers import carry_layers
+from uneven.graph.losses import Criterion, SplitLoss, mask_of
 from uneven.graph.parted import GraphPart
 from uneven.graph.regions import alone_s
 from uneven.graph.source import GraphSource
@@ -56,6 +58,7 @@ class PartedGraph(Part):
         self._weight = 1.0
         self._line: Line | None = None
         self._run: Run | None = None
+        self._layers: list[torch.nn.Module] = []
         self._calls = 0
         self.constants = Constants()
         self._masks = WeakTensorKeyDictionary()  # → version, and how many vertices of all workers are in it
@@ -80,7 +83,7 @@ class PartedGraph(Part):
         self.inverse_degree = 1.0 / self.degree.double().clamp(min=1.0)
         self._everyone = torch.ones(self.rows, dtype=torch.bool)
         self.rooted = torch.arange(self.rows) < part.roots
-        self.copies = torch.from_numpy(part.copies[: self.rows].clip(1)).float()
+        self.copies = torch.from_numpy(part.copies[: self.rows]).float()
 
     # ── as a part of a session ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -96,11 +99,20 @@ class PartedGraph(Part):
                 f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
                 f"of {len(run.members)}: load after the launcher's variables are set, or name rank and size"
             )
-        self._run = run
         if self.size > 1:
             self._line = run.lines.open("graph")
             self._take(self.part)
             self._compare()
+        self._begin(run)
+
+    def _begin(self, run: Run) -> None:
+        self._run = run
+        self._layers = carry_layers(run.model, self, alone=self._line is None)
+
+    def close(self) -> None:
+        """Give the model its own layers back."""
+        for one in self._layers:
+            vars(one).pop("forward", None)
 
     def members_changed(self, members: tuple[int, ...]) -> None:
         """A part of the graph would be missing, or be there twice.
@@ -287,8 +299,9 @@ class PartedGraph(Part):
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         """Dropout whose mask depends on the vertex and not on who has it: the same on any number of workers.
 
-        Every worker calls it at the same place.
+        Every worker calls it at the same place. Layers of ``nn.Dropout`` call it if a session has the model.
         """
+        self._check(x)
         if not training or p == 0.0:
             return x
         self._calls += 1
@@ -296,36 +309,44 @@ class PartedGraph(Part):
 
     # ── what all make together ──────────────────────────────────────────────────────────────────────────────────────
 
-    def loss(self, criterion: Callable[..., Tensor], output: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean loss over the vertices of ``mask`` in the whole graph, each counted once, as this worker's share.
+    def loss(self, criterion: Criterion, output: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The criterion over the vertices of ``mask`` in the whole graph, each counted once, as this worker's share.
 
-        Its backward pass gives the gradient of that mean. The value is so scaled that the mean over workers by their
-        samples, which is what ``session.log`` draws, is the mean over vertices.
+        Its backward pass gives the gradient of what one process computes. The value is so scaled that the mean over
+        workers by their samples, which is what ``session.log`` draws, is that of one process.
 
         Args:
-            criterion: from ``torch.nn.functional``, or alike: takes ``reduction="sum"``. Other arguments by
-                ``functools.partial(F.cross_entropy, label_smoothing=0.1)``.
-            mask: bool [rows]; all vertices if None.
+            criterion: a function of ``torch.nn.functional``, with other arguments by ``functools.partial``, or a module
+                of ``torch.nn``; or one of your own that takes ``reduction="sum"``, too.
+            mask: bool [rows] or [rows, 1]; all vertices if None.
 
         Raises:
-            DataError: nothing is in the mask of any worker.
-            ConfigError: the criterion does not take ``reduction=``.
+            DataError: nothing is in the mask of any worker, or shapes do not fit.
+            ConfigError: the criterion is not a mean or a sum over vertices.
         """
-        mask = self._everyone if mask is None else mask
-        everywhere = self._count(mask)
-        if self.how.backward == "identity":  # no gradient reaches copies otherwise; a vertex counts once in all
-            each = _losses(criterion, output[mask], y[mask], "none") / self.copies[mask]
-            return each.sum() / (everywhere * self._weight)
-        mask = mask & self.rooted
-        return _losses(criterion, output[mask], y[mask], "sum") / (everywhere * self._weight)
+        split = SplitLoss(criterion)
+        mask = mask_of(self.rows, self._everyone if mask is None else mask, output, y)
+        self._count(mask)
+        if self.size == 1:
+            return split.whole(output[mask], y[mask])
+        mine = mask & self.rooted
+        split.check(output[mine], y[mine])
+        everywhere = 1.0 if split.summed else self.total(split.divisor(output[mine], y[mine])).item()
+        if not self.exchange.carrier.whole:
+            everywhere = 1.0  # of a step that is left out
+        found = output[:0].sum()
+        # no gradient reaches copies if the backward pass is the identity; a vertex counts once in all
+        for copies in self.copies.unique().tolist() if self.how.backward == "identity" else (1.0,):
+            rows = mask & (self.copies == copies) if self.how.backward == "identity" else mine
+            if rows.any():
+                found = found + split.sum(output[rows], y[rows]) / copies
+        return found / (everywhere * self._weight)
 
     def _count(self, mask: Tensor) -> int:
         """Vertices in a mask, of all workers; asked once for each mask."""
         version, found = self._masks.get(mask, (None, 0))
         if version == mask._version:
             return found
-        if mask.dtype is not torch.bool or mask.shape != (self.rows,):
-            raise DataError(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{self.rows}]")
         found = int(self.total((mask & self.rooted).sum().double()))
         if not self.exchange.carrier.whole:
             return 1  # of a step that is left out
@@ -339,11 +360,23 @@ class PartedGraph(Part):
         return self.exchange.carrier.total(value.detach())
 
     def accuracy(self, output: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
-        """The share of right answers over the vertices of ``mask`` in the whole graph; every worker calls it."""
-        right = output.argmax(dim=1) == y
-        mask = self.rooted if mask is None else mask & self.rooted
-        counts = self.total(torch.stack([(right & mask).sum(), mask.sum()]).double())
-        return float(counts[0] / counts[1].clamp(min=1.0))
+        """The share of right answers over the vertices of ``mask`` in the whole graph; every worker calls it.
+
+        Args:
+            output: [rows, classes], two classes or more; the greatest is the answer.
+            y: the class, [rows] or [rows, 1].
+
+        Raises:
+            DataError: nothing is in the mask of any worker, or shapes do not fit.
+        """
+        mask = mask_of(self.rows, self._everyone if mask is None else mask, output, y)
+        if output.dim() != 2 or output.shape[1] < 2 or y.shape[1:] not in ((), (1,)):
+            raise DataError(
+                f"g.accuracy of outputs {tuple(output.shape)} and labels {tuple(y.shape)}: give outputs [rows, classes] "
+                f"and one label a row; a single logit z is torch.cat([-z, z], 1) of shape [rows, 2]"
+            )
+        right = (output.argmax(dim=1) == y.reshape(-1)) & mask & self.rooted
+        return self.total(right.sum().double()).item() / self._count(mask)
 
     def gather(self, output: Tensor) -> Tensor | None:
         """Rows of all vertices in the graph's own order, on rank 0; None elsewhere. Every worker calls it."""
@@ -420,16 +453,3 @@ def load(
             f"parts={size}), and load the folder"
         )
     return PartedGraph(GraphSource(WholeGraph(where)), 0, 1, how=how, seed=seed)
-
-
-def _losses(criterion: Callable[..., Tensor], output: Tensor, y: Tensor, reduction: str) -> Tensor:
-    try:
-        return criterion(output, y, reduction=reduction)
-    except TypeError as error:
-        if "'reduction'" not in str(error):
-            raise
-        name = getattr(criterion, "__name__", type(criterion).__name__)
-        raise ConfigError(
-            f"g.loss: {name} does not take reduction={reduction!r}, and its mean would be over this worker's vertices: "
-            f"give a function such as F.cross_entropy, with its other arguments by functools.partial"
-        ) from error

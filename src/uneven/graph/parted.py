@@ -83,6 +83,6 @@ def part_of(edges: EdgeList, holders: Holders, root: Wholes, me: int) -> GraphPa
         rooted = [number[one[ends[first] : ends[last]]].astype(np.int64) for one, ends in there]
         return HaloRoute(tuple(copies), tuple(torch.from_numpy(one) for one in rooted))
 
-    copies = holders.held.sum(axis=0)[ids].astype(np.int32)
+    copies = holders.rows(root).sum(axis=0)[ids].astype(np.int32)
     adjacency = Adjacency.of(EdgeList(number[edges.source], number[edges.target], len(ids)))
     return GraphPart(ids, len(mine), copies, adjacency, down=route(0, 2), up=route(1, 3), every=route(0, 3))

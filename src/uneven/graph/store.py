@@ -124,7 +124,7 @@ class GraphStore:
     def figures(self) -> CutFigures:
         """How good the cut is."""
         each = [range(one, one + 1) for one in range(self.facts.parts)]
-        return figures(self.holders(each).held, self.facts.bounds, self.facts.shares)
+        return figures(self.holders(each).rows(self.array("roots")), self.facts.bounds, self.facts.shares)
 
 
 class WholeGraph(GraphStore):

@@ -1,0 +1,123 @@
+"""Layers of torch between the graph's: batch norm and dropout over the vertices of all parts.
+
+Their ``forward`` is replaced while a session has the model. Every other layer is tried once on two rows: one that mixes
+rows (graph norm, attention over vertices) is refused, because each worker has its own vertices only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from uneven.errors import ConfigError
+from uneven.graph.exchange.exact import RowMove
+
+if TYPE_CHECKING:
+    from uneven.graph.graph import PartedGraph
+
+
+class OverVertices:
+    """A layer's forward pass here. Copies of the model, and files of it, have the layer's own."""
+
+    def __init__(self, layer: nn.Module, call: Callable[..., Any]) -> None:
+        self._layer, self._call = layer, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self._layer, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._layer, "forward")
+
+
+def carry_layers(model: nn.Module, g: PartedGraph, alone: bool) -> list[nn.Module]:
+    """Replace ``forward`` of the model's layers; returns those that have another one now."""
+    found = []
+    for name, layer in model.named_modules():
+        if type(layer) is nn.Dropout:
+            call: Callable[..., Any] = partial(_dropped, g)
+        elif alone or g.how.name == "0c":  # each part by itself
+            continue
+        elif isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
+            call = partial(_normalized, g)
+        elif isinstance(layer, nn.MultiheadAttention) or not [*layer.children()]:
+            call = partial(_tried, g, name)
+        else:
+            continue
+        layer.forward = OverVertices(layer, call)  # type: ignore[method-assign]
+        found.append(layer)
+    return found
+
+
+def _dropped(g: PartedGraph, layer: nn.Dropout, x: Tensor) -> Tensor:
+    if x.dim() != 2 or len(x) != g.rows:
+        return nn.Dropout.forward(layer, x)
+    return g.dropout(x, layer.p, layer.training)
+
+
+def _normalized(g: PartedGraph, layer: _BatchNorm, x: Tensor) -> Tensor:
+    """Batch norm by the moments of all vertices: one sum over workers forward, and one backward."""
+    if not layer.training and layer.running_mean is not None:
+        return _BatchNorm.forward(layer, x)
+    layer._check_input_dim(x)
+    carrier = g.exchange.carrier
+    if len(x) != g.rows and not g.how.exact:
+        raise ConfigError(f"batch norm of {len(x)} of {g.rows} rows: with exchange={g.how.name!r}, give it all rows")
+    own = x[: carrier.part.roots] if len(x) == g.rows else x  # each vertex once
+    axes, count = [0, *range(2, x.dim())], own.numel() // max(1, own.shape[1])
+    own = own.to(torch.promote_types(own.dtype, torch.float32))
+    var, mean = torch.var_mean(own, axes, correction=0) if count else (own.sum(axes), own.sum(axes))
+    var, mean = var.double(), mean.double()  # not to lose a variance below a large mean
+    moments = torch.cat([mean, var + mean.square(), mean.new_ones(1)]) * count
+    total = RowMove.apply(moments, carrier.total, lambda one: carrier.total(one * carrier.weight) / carrier.weight)
+    vertices = total[-1].detach().clamp(min=1.0)
+    mean, square = (total[:-1] / vertices).tensor_split(2)
+    var = square - mean.square()
+    if layer.training and layer.running_mean is not None and carrier.whole:
+        layer.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+        unbiased = var.detach() * vertices / (vertices - 1.0).clamp(min=1.0)
+        for kept, now in ((layer.running_mean, mean.detach()), (layer.running_var, unbiased)):
+            kept.lerp_(now.to(kept.dtype), momentum)
+    scale = (var + layer.eps).rsqrt() * (1.0 if layer.weight is None else layer.weight)
+    shift = (0.0 if layer.bias is None else layer.bias) - mean * scale
+    shape = (-1, *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.to(x.dtype).view(shape), x, scale.to(x.dtype).view(shape))
+
+
+def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call the layer, and see that the rows of two vertices are the same without the others."""
+    sent, call = g.sent_bytes, type(layer).forward
+    found = call(layer, *args, **kwargs)
+    given, first = next(iter((*args, *kwargs.values())), None), _first(found)
+    if any(isinstance(one, type(g)) for one in (*args, *kwargs.values())) or g.sent_bytes != sent:
+        return found  # it exchanges rows itself
+    if g.rows < 3 or _two(g, given) is given or _two(g, first) is first:
+        return found  # not of vertices
+    few, more = [_two(g, one) for one in args], {key: _two(g, one) for key, one in kwargs.items()}
+    kept = [one.clone() for one in layer.buffers()]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        two, again = (_first(call(layer, *few, **more)) for _ in range(2))
+        for one, before in zip(layer.buffers(), kept, strict=True):
+            one.copy_(before)
+    same = partial(torch.allclose, rtol=1e-2, atol=1e-2 * float(two.abs().max()), equal_nan=True)
+    if same(two, again) and not same(two, first[:2]):  # and not by chance
+        raise ConfigError(
+            f"layer {name} ({type(layer).__name__}) makes a row of other vertices' rows, and each worker has its part of "
+            f"them: use torch.nn.BatchNorm1d or torch.nn.LayerNorm instead, or train with one process"
+        )
+    if layer.training:
+        vars(layer).pop("forward", None)
+    return found
+
+
+def _first(found: Any) -> Any:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _two(g: PartedGraph, one: Any) -> Any:
+    return one[:2] if isinstance(one, Tensor) and one.shape[:1] == (g.rows,) else one

@@ -1,0 +1,127 @@
+"""A criterion as a sum over rows and what torch's mean divides it by. Both add up over workers.
+
+The criterion itself is asked: the divisor is its sum over its mean, at outputs of which no loss is 0. So class weights,
+ignored labels, several numbers a vertex and ``batchmean`` need no list.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import ConfigError, DataError
+
+Criterion = Callable[..., Tensor]
+
+_BY_CLASS = ("cross_entropy", "nll_loss", "multi_margin_loss", "CrossEntropyLoss", "NLLLoss", "MultiMarginLoss")
+_OUTPUT = 0.37  # in the domain of all of torch's: a logit, a probability, a number
+
+
+def mask_of(rows: int, mask: Tensor, output: Tensor, y: Tensor) -> Tensor:
+    """The mask as bool [rows].
+
+    Raises:
+        DataError: it is none, or outputs and labels have other rows.
+    """
+    if mask.dtype is not torch.bool or mask.shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{rows}], such as mask.bool(), or mask[:, 0] "
+            f"of several columns"
+        )
+    for what, one in (("outputs", output), ("labels", y)):
+        if one.shape[:1] != (rows,):
+            raise DataError(f"{what} of shape {tuple(one.shape)}: this part of the graph has {rows} rows")
+    return mask.view(rows)
+
+
+class SplitLoss:
+    """Splits a function or a module, torch's or the user's, also in ``functools.partial``.
+
+    Raises:
+        ConfigError: it has ``reduction="none"``, or torch's old names of a reduction.
+    """
+
+    def __init__(self, criterion: Criterion) -> None:
+        inner: Any = criterion
+        while isinstance(inner, partial):
+            inner = inner.func
+        self._name = getattr(inner, "__name__", type(inner).__name__)
+        self._torch = getattr(inner, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
+        if isinstance(inner, nn.Module):
+            options = vars(inner)
+        else:
+            options = {name: one.default for name, one in inspect.signature(criterion).parameters.items()}
+        self._reduction = options.get("reduction")
+        if self._reduction is inspect.Parameter.empty:
+            criterion, self._reduction = partial(criterion, reduction="mean"), "mean"
+        self._criterion, self.summed = criterion, self._reduction == "sum"
+        if self._reduction == "none" or (options.get("size_average"), options.get("reduce")) != (None, None):
+            raise ConfigError(f"g.loss: {self._name} with reduction='none', size_average= or reduce=: leave them out")
+
+    def whole(self, output: Tensor, y: Tensor) -> Tensor:
+        """The criterion's own value.
+
+        Raises:
+            ConfigError: it is not one number.
+            DataError: torch would compare each row with each other row.
+        """
+        dims = output.dim() - (self._name in _BY_CLASS and not y.is_floating_point())
+        if self._torch and y.dim() != dims:
+            raise DataError(
+                f"g.loss: {self._name} of outputs {tuple(output.shape)} and labels {tuple(y.shape)}: give labels of "
+                f"{dims} dimensions, such as y[:, {'None' if y.dim() < dims else '0'}]"
+            )
+        found = self._criterion(output, y)
+        if found.numel() != 1:
+            raise ConfigError(f"g.loss: {self._name} returns shape {tuple(found.shape)}: return one number, the mean")
+        return found
+
+    def sum(self, output: Tensor, y: Tensor, reduction: str = "sum") -> Tensor:
+        """The sum over rows, with a gradient."""
+        if not isinstance(self._criterion, nn.Module):
+            return self._criterion(output, y, reduction=reduction)
+        found: Any = copy.copy(self._criterion)
+        found.reduction = reduction
+        return found(output, y)
+
+    def divisor(self, output: Tensor, y: Tensor) -> Tensor:
+        """What the mean over these rows divides the sum by: float64 []; 0 if there are none."""
+        with torch.no_grad():
+            output = torch.full_like(output, _OUTPUT, dtype=torch.promote_types(output.dtype, torch.float32))
+            total, mean = self.sum(output, y).double(), self.whole(output, y).double()
+            if mean == 0.0:  # of weights that are all 0; torch counts these rows
+                return torch.tensor(self.sum(output, y, "none").numel(), dtype=torch.float64)
+            return (total / mean).nan_to_num()  # 0 / 0 if all are ignored
+
+    def check(self, output: Tensor, y: Tensor) -> None:
+        """Compare a function of the user's on these rows with the same on their two halves.
+
+        Raises:
+            ConfigError: sums or divisors do not add up, or the divisor depends on the outputs.
+        """
+        if not isinstance(self._reduction, str):
+            raise ConfigError(
+                f"g.loss: {self._name} does not take reduction=, and its mean would be over this worker's vertices: "
+                f"give torch's function with its options, functools.partial(F.cross_entropy, ignore_index=-1), or a "
+                f"function of yours that takes reduction='mean' and 'sum'"
+            )
+        if self._torch or not len(y) or not output.isfinite().all():
+            return
+        with torch.no_grad():
+            every = torch.arange(len(y)).repeat(2)[: max(2, len(y))]
+            found = [(output[rows], y[rows]) for rows in (every, *every.tensor_split(2))]
+            (total, one, two), over = [self.sum(*it) for it in found], [self.divisor(*it) for it in found]
+            mean = total if self.summed else self.whole(*found[0]) * over[0]
+        off = 1e3 * torch.finfo(output.dtype).eps
+        pairs = ((total, one, two), (over[0], over[1], over[2]), (total, mean, 0.0 * mean))
+        if not all(abs(a - b - c) <= off * (abs(b) + abs(c)) for a, b, c in pairs):
+            raise ConfigError(
+                f"g.loss: {self._name} with reduction='sum' is not a sum over vertices, or its mean is not that sum over "
+                f"a number that labels alone decide: a worker cannot compute its share of it"
+            )
