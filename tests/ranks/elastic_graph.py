@@ -27,13 +27,14 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = graph.SAGEConv(WIDTH, 6), graph.GCNConv(6, CLASSES)
+        self.norm = nn.BatchNorm1d(6)
 
     def forward(self, g: graph.PartedGraph, x: torch.Tensor, dies: bool) -> torch.Tensor:
         """Rows of this worker."""
         h = self.first(x, g)
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.second(F.relu(h), g)
+        return self.second(F.relu(self.norm(h)), g)
 
 
 def learn(
@@ -69,7 +70,7 @@ def main(folder: Path, steps: int, faults: list[str]) -> None:
                 wait_at_door(elastic.membership, folder)
             if f"leave@{session.worker}:{step}" in faults:
                 os.kill(os.getpid(), signal.SIGTERM)
-        weights = [one.detach().flatten().tolist() for one in net.parameters()]
+        weights = [one.detach().flatten().tolist() for one in (*net.parameters(), *net.buffers())]
         log.write(json.dumps({"step": step, "size": g.size, "weights": weights}) + "\n")
     session.close()
 

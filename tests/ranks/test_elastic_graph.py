@@ -19,14 +19,14 @@ STEPS = 14
 
 
 def replayed(path: Path) -> list[torch.Tensor]:
-    """Weights after each step of one process."""
+    """Weights and running statistics after each step of one process."""
     found = []
     (net, optimizer), g = elastic_graph.model(), graph.load(path, rank=0, size=1)
     for _ in range(STEPS):
         elastic_graph.learn(g, net, g.x, g.y, g.tensor("mask"), dies=False)
         optimizer.step()
         optimizer.zero_grad()
-        found.append(torch.cat([one.detach().flatten() for one in net.parameters()]))
+        found.append(torch.cat([one.detach().flatten().double() for one in (*net.parameters(), *net.buffers())]))
     return found
 
 

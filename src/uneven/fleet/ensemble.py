@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, DataError
 from uneven.fleet.member.converge import Never, Rule
 
 
@@ -57,6 +57,13 @@ class Metric:
 
 
 def _right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if target.dim() == output.dim() > 1 and target.shape[1] == 1:
+        target = target[:, 0]
+    if output.dim() < 2 or output.shape[1] < 2 or target.shape != (len(output), *output.shape[2:]):
+        raise DataError(
+            f"fleet.accuracy of outputs {tuple(output.shape)} and targets {tuple(target.shape)}: give outputs [samples, "
+            f"classes], of two classes or more, and a class for each sample; or a fleet.Metric of your own"
+        )
     return (output.argmax(1) == target).float().mean()
 
 

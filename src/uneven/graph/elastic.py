@@ -67,6 +67,8 @@ class ElasticGraph(PartedGraph):
                 "g.rebalance():` before each one, and ask for x, y and masks again there"
             )
         self._asked = False
+        assert self._run is not None
+        self._before = [(one, one.clone()) for one in self._run.model.buffers()]
         if step.members == self.exchange.carrier.ranks:
             super().before_step(step)
 
@@ -78,6 +80,8 @@ class ElasticGraph(PartedGraph):
             self._changed = True
             for one in self._run.model.parameters():
                 one.grad = None
+            for buffer, was in self._before:
+                buffer.copy_(was)
 
     def _heard(self) -> bool:
         """Whether anybody knows of other members than those that have the parts; the same on all."""

@@ -67,7 +67,6 @@ class PartedGraph(Part):
 
     @property
     def name(self) -> str:
-        """For messages, the journal and the state."""
         return "graph"
 
     def _take(self, part: GraphPart) -> None:
@@ -115,23 +114,17 @@ class PartedGraph(Part):
             vars(one).pop("forward", None)
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """A part of the graph would be missing, or be there twice.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError: a part of the graph would be missing, or be there twice."""
         raise ConfigError(
             f"{self.name}: workers have left or joined, and each holds a part of the graph; leave --elastic out: fewer "
             f"workers can load the same folder, and go on from a checkpoint"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """How often dropout was called, so that a run that goes on draws other masks, and those of one that had not
-        stopped."""
+        """The calls of dropout, so that a resumed run draws the masks of one that had not stopped."""
         return {"dropout calls": self._calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`, on any number of workers."""
         self._calls = state["dropout calls"]
 
     def _compare(self) -> None:
@@ -372,8 +365,8 @@ class PartedGraph(Part):
         mask = mask_of(self.rows, self._everyone if mask is None else mask, output, y)
         if output.dim() != 2 or output.shape[1] < 2 or y.shape[1:] not in ((), (1,)):
             raise DataError(
-                f"g.accuracy of outputs {tuple(output.shape)} and labels {tuple(y.shape)}: give outputs [rows, classes] "
-                f"and one label a row; a single logit z is torch.cat([-z, z], 1) of shape [rows, 2]"
+                f"g.accuracy of outputs {tuple(output.shape)} and labels {tuple(y.shape)}: give outputs [rows, "
+                f"classes] and one label a row; a single logit z is torch.cat([-z, z], 1) of shape [rows, 2]"
             )
         right = (output.argmax(dim=1) == y.reshape(-1)) & mask & self.rooted
         return self.total(right.sum().double()).item() / self._count(mask)

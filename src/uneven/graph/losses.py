@@ -31,8 +31,8 @@ def mask_of(rows: int, mask: Tensor, output: Tensor, y: Tensor) -> Tensor:
     """
     if mask.dtype is not torch.bool or mask.shape not in ((rows,), (rows, 1)):
         raise DataError(
-            f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{rows}], such as mask.bool(), or mask[:, 0] "
-            f"of several columns"
+            f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{rows}], such as mask.bool(), or "
+            f"mask[:, 0] of several columns"
         )
     for what, one in (("outputs", output), ("labels", y)):
         if one.shape[:1] != (rows,):
@@ -122,6 +122,6 @@ class SplitLoss:
         pairs = ((total, one, two), (over[0], over[1], over[2]), (total, mean, 0.0 * mean))
         if not all(abs(a - b - c) <= off * (abs(b) + abs(c)) for a, b, c in pairs):
             raise ConfigError(
-                f"g.loss: {self._name} with reduction='sum' is not a sum over vertices, or its mean is not that sum over "
-                f"a number that labels alone decide: a worker cannot compute its share of it"
+                f"g.loss: {self._name} with reduction='sum' is not a sum over vertices, or its mean is not that sum "
+                f"over a number that labels alone decide: a worker cannot compute its share of it"
             )

@@ -140,11 +140,9 @@ class WholeGraph(GraphStore):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """See :class:`GraphStore`."""
         return tuple(sorted(self._tensors))
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """See :class:`GraphStore`."""
         return self._arrays[name]
 
     def _rows(self, name: str, ids: Ids) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from brought import brought, refusal
 from threaded_graphs import features, on_threads, some_graph, weighted
 from torch import Tensor, nn
 
+from brought import brought, refusal
 from uneven import graph
 from uneven.graph.losses import SplitLoss
 
