@@ -78,8 +78,9 @@ class SplitLoss:
                 f"{dims} dimensions, such as y[:, {'None' if y.dim() < dims else '0'}]"
             )
         found = self._criterion(output, y)
-        if found.numel() != 1:
-            raise ConfigError(f"g.loss: {self._name} returns shape {tuple(found.shape)}: return one number, the mean")
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(f"g.loss: {self._name} returns {given}: return one number, the mean")
         return found
 
     def sum(self, output: Tensor, y: Tensor, reduction: str = "sum") -> Tensor:

@@ -16,7 +16,10 @@ from torch import nn
 
 from uneven import graph
 from uneven.errors import ConfigError
+from uneven.graph.clones import Holders
+from uneven.graph.edge_list import EdgeList
 from uneven.graph.exchange.clones import CloneExchange
+from uneven.graph.parted import part_of
 from uneven.graph.store import GraphStore
 
 VERTICES, WIDTH, CLASSES = 60, 7, 3
@@ -43,6 +46,14 @@ def learnt(g: graph.PartedGraph, whole: nn.ModuleList) -> tuple[Any, ...]:
     g.loss(F.cross_entropy, output, g.tensor("y"), g.tensor("train_mask")).backward()
     g.finish()
     return g.gather(output), [one.grad for one in model.parameters()], g.samples
+
+
+def test_a_root_without_edges_is_a_copy() -> None:
+    """As METIS makes them; a vertex's loss is shared among its copies."""
+    edges = EdgeList(np.array([0], np.int32), np.array([1], np.int32), 2)
+    holders, root = Holders.of(edges, (0, 1, 1)), np.array([1, 0])
+    assert part_of(edges, holders, root, 0).copies.tolist() == [1, 2]  # of vertices 1 and 0
+    assert part_of(EdgeList(edges.source[:0], edges.target[:0], 2), holders, root, 1).copies.tolist() == [2]
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

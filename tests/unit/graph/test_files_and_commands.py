@@ -11,6 +11,7 @@ import torch
 from uneven import graph
 from uneven.cli import main
 from uneven.cli.graph_files import read_graph
+from uneven.cli.graph_page import described
 from uneven.errors import ConfigError, DataError
 
 
@@ -44,6 +45,13 @@ def test_a_file_is_cut_and_described(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert g.x.shape == (40, 5)
     assert g.gather(g.x.argmax(1)).tolist() == [one % 3 for one in range(40)]  # type: ignore[union-attr]
     assert int(g.tensor("train_mask").sum()) == 11  # of 14, three have no label
+
+
+def test_a_part_has_no_more_roots_than_vertices(tmp_path: Path) -> None:
+    store = graph.partition(torch.tensor([[0, 1, 2], [1, 2, 0]]), 12, path=tmp_path / "p", shares=(2, 1, 1))
+    rows = [line.split() for line in described(store).splitlines() if line[:5].strip().isdigit()]
+    assert sum(int(row[4]) for row in rows) == 12
+    assert all(int(row[3]) >= int(row[4]) for row in rows)
 
 
 def test_fewer_features_are_the_commonest(tmp_path: Path) -> None:
