@@ -294,9 +294,9 @@ class PartedGraph(Part):
 
         Every worker calls it at the same place. Layers of ``nn.Dropout`` call it if a session has the model.
         """
-        self._check(x)
         if not training or p == 0.0:
             return x
+        self._check(x)
         self._calls += 1
         return same_everywhere(x, self.ids, p, self.seed * 1_000_003 + self._calls)
 

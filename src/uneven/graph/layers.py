@@ -48,7 +48,7 @@ def carry_layers(model: nn.Module, g: PartedGraph, alone: bool) -> list[nn.Modul
             call = partial(_tried, g, name)
         else:
             continue
-        layer.forward = OverVertices(layer, call)  # type: ignore[method-assign]
+        layer.forward = OverVertices(layer, call)
         found.append(layer)
     return found
 
@@ -77,12 +77,13 @@ def _normalized(g: PartedGraph, layer: _BatchNorm, x: Tensor) -> Tensor:
     vertices = total[-1].detach().clamp(min=1.0)
     mean, square = (total[:-1] / vertices).tensor_split(2)
     var = square - mean.square()
-    if layer.training and layer.running_mean is not None and carrier.whole:
-        layer.num_batches_tracked.add_(1)
-        momentum = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    batches, means, variances = layer.num_batches_tracked, layer.running_mean, layer.running_var
+    if layer.training and batches is not None and means is not None and variances is not None and carrier.whole:
+        batches.add_(1)
+        momentum = 1.0 / batches.item() if layer.momentum is None else layer.momentum
+        means.lerp_(mean.detach().to(means.dtype), momentum)
         unbiased = var.detach() * vertices / (vertices - 1.0).clamp(min=1.0)
-        for kept, now in ((layer.running_mean, mean.detach()), (layer.running_var, unbiased)):
-            kept.lerp_(now.to(kept.dtype), momentum)
+        variances.lerp_(unbiased.to(variances.dtype), momentum)
     scale = (var + layer.eps).rsqrt() * (1.0 if layer.weight is None else layer.weight)
     shift = (0.0 if layer.bias is None else layer.bias) - mean * scale
     shape = (-1, *[1] * (x.dim() - 2))
