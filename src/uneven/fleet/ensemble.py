@@ -61,8 +61,8 @@ def _right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         target = target[:, 0]
     if output.dim() < 2 or output.shape[1] < 2 or target.shape != (len(output), *output.shape[2:]):
         raise DataError(
-            f"fleet.accuracy of outputs {tuple(output.shape)} and targets {tuple(target.shape)}: give outputs [samples, "
-            f"classes], of two classes or more, and a class for each sample; or a fleet.Metric of your own"
+            f"fleet.accuracy of outputs {tuple(output.shape)} and targets {tuple(target.shape)}: give outputs "
+            f"[samples, classes], of two classes or more, and a class for each sample; or a fleet.Metric of your own"
         )
     return (output.argmax(1) == target).float().mean()
 
