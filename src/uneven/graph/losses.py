@@ -53,6 +53,7 @@ class SplitLoss:
             inner = inner.func
         self._name = getattr(inner, "__name__", type(inner).__name__)
         self._torch = getattr(inner, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
+        self._torch &= not inspect.ismethod(inner)  # criterion.forward
         if isinstance(inner, nn.Module):
             options = vars(inner)
         else:
