@@ -139,7 +139,7 @@ def column(criterion: Callable[..., Tensor], output: Tensor, y: Tensor) -> Calla
             ("`cross_entropy` of labels `[N, 1]`", 1, F.cross_entropy, CLASS[:, None], r"y\[:, 0\]"),
             ("labels of another part", 1, F.cross_entropy, CLASS[1:], "has 40 rows"),
             ("a function without `reduction`, on several workers", 2, lambda a, b: F.mse_loss(a, b), REAL, "partial"),
-            ("`criterion.forward`, on several workers", 2, nn.MSELoss().forward, REAL, "forward does not take reduction="),
+            ("`criterion.forward`, on several workers", 2, nn.MSELoss().forward, REAL, "forward does not take"),
             ("a root of a mean, on several workers", 2, rooted_square, BITS, "is not a sum over vertices"),
             ("a mean over what outputs decide, on several workers", 2, over_outputs, BITS, "labels alone"),
         ]
