@@ -1,10 +1,15 @@
-"""Graphs in files of NumPy: what ``uneven graph partition`` reads."""
+"""Graphs in files of NumPy and SciPy, and lists of edges: what ``uneven graph partition`` reads."""
 
 from __future__ import annotations
 
+import gzip
 import zipfile
+import zlib
+from array import array
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -13,10 +18,20 @@ import torch
 from torch import Tensor
 
 from uneven.errors import DataError
+from uneven.graph.edges import graph_of
+from uneven.npy import load_array, load_arrays
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 _SPLIT = ("train_mask", "val_mask", "test_mask")
+
+_DAMAGED = (
+    *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, MemoryError, ArithmeticError, SyntaxError),
+    *(TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What NumPy, SciPy and gzip raise for damaged files."""
+
+_PLACES = {b"source": 0, b"src": 0, b"from": 0, b"target": 1, b"dst": 1, b"to": 1}
 
 
 @dataclass
@@ -32,73 +47,110 @@ class GraphFile:
     num_nodes: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def __iter__(self) -> Any:
-        return iter({"edge_index": self.edge_index, **self.tensors}.items())
+    def to_dict(self) -> dict[str, Any]:
+        """All of it by name, as PyG's ``Data`` gives it."""
+        return {"edge_index": self.edge_index, "num_nodes": self.num_nodes, **self.tensors}
 
 
 def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFile:
-    """A graph in an ``.npz``, or its edge_index in an ``.npy``.
+    """A graph in an ``.npz``, its edge_index in an ``.npy``, or a list of edges as text, which may be gzipped.
 
     An ``.npz`` has ``edge_index`` [2, edges] or a matrix in compressed rows, ``indptr`` and ``indices``, row v the
-    vertices that lead to v. Every other array with a row for each vertex comes along. Features may be in compressed
-    rows, too: ``x_indptr``, ``x_indices``, ``x_dim``, and ``x_data`` unless all are ones. ``split`` holds 0 for
-    vertices to train on, 1 to validate, 2 to test; labels below 0 are unknown and in no mask.
+    vertices that lead to v; or SciPy wrote it, and a row is a source. Every other array with a row for each vertex
+    comes along. Features may be in compressed rows, too: ``x_indptr``, ``x_indices``, ``x_dim``, and ``x_data`` unless
+    all are ones. ``split`` holds 0 for vertices to train on, 1 to validate, 2 to test; labels below 0 are unknown and
+    in no mask.
+
+    Text has a line for each edge: source, target, with a comma, semicolon, tab or blanks between them. ``#`` begins a
+    comment, as ``%`` does above the first edge, where a line of names may be.
 
     Args:
         most_features: keep only the features that most vertices have.
 
     Raises:
-        DataError: it cannot be read, or holds no edges.
+        DataError: it cannot be read, or holds no graph, or values of edges other than 1.
     """
     path = Path(path)
     try:
-        opened = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: {error}: give an .npz with edge_index, or with indptr and indices") from error
-    if isinstance(opened, np.ndarray):
-        return GraphFile(torch.from_numpy(opened), int(opened.max(initial=-1)) + 1)
-    with opened:
-        arrays: Arrays = dict(opened.items())
-    if "indptr" in arrays and "indices" in arrays:
-        starts, sources = arrays.pop("indptr").astype(np.int64), arrays.pop("indices").astype(np.int64)
-        vertices = len(starts) - 1
-        index = np.stack([sources, np.repeat(np.arange(vertices), np.diff(starts))])
-    elif "edge_index" in arrays:
-        index = arrays.pop("edge_index")
-        vertices = int(arrays["num_nodes"] if "num_nodes" in arrays else len(arrays.get("y", ())) or index.max() + 1)
-    else:
-        raise DataError(f"{path} has {', '.join(arrays)}, and neither edge_index nor indptr and indices")
-    if "x_indptr" in arrays:
-        arrays["x"] = _dense(arrays, most_features)
-    elif "x" in arrays and most_features is not None:
-        arrays["x"] = arrays["x"][:, _commonest((arrays["x"] != 0).sum(0), most_features)]
-    rows = {name: torch.from_numpy(_whole(one)) for name, one in arrays.items() if one.shape[:1] == (vertices,)}
+        with path.open("rb") as file:
+            magic = file.read(6)
+        numpy = magic.startswith((b"\x93NUMPY", b"PK"))
+        given = _held(path, magic, most_features) if numpy else _listed(path, magic)
+        edges, rows = graph_of(given)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    except _DAMAGED as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: {why}: give a list of edges, or an .npz with edge_index") from error
+    rows = {name: one.long() if one.numpy().dtype.kind in "iu" else one for name, one in rows.items()}
     if "split" in rows:
-        known = rows["y"] >= 0 if "y" in rows else torch.ones(vertices, dtype=torch.bool)
+        known = rows["y"] >= 0 if "y" in rows else torch.ones(edges.vertices, dtype=torch.bool)
         rows |= {name: (rows["split"] == place) & known for place, name in enumerate(_SPLIT)}
-    return GraphFile(torch.from_numpy(index), vertices, rows)
+    index = torch.from_numpy(np.stack([edges.source, edges.target]).astype(np.int64))
+    return GraphFile(index, edges.vertices, rows)
 
 
-def _whole(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """int64 for labels in few bits, which losses do not take."""
-    return array.astype(np.int64) if array.dtype.kind in "iu" else array
+def _held(path: Path, magic: bytes, most_features: int | None) -> Any:
+    """What NumPy or SciPy wrote, as :func:`graph_of` takes it."""
+    from scipy.sparse import csr_matrix, load_npz
+
+    if not magic.startswith(b"PK"):
+        return load_array(path)
+    arrays = load_arrays(path)
+    if {"format", "shape", "data"} <= arrays.keys():
+        return load_npz(path)
+    if "indptr" in arrays and "indices" in arrays:
+        columns, starts = arrays.pop("indices"), arrays.pop("indptr")
+        values = arrays.pop("data", np.ones(len(columns), np.bool_))
+        found = csr_matrix((values, columns, starts), shape=(len(starts) - 1, len(starts) - 1))
+        found.check_format()
+        arrays["edge_index"] = found.T
+    elif "edge_index" not in arrays:
+        raise DataError(f"it has {', '.join(arrays) or 'nothing'}, and neither edge_index nor indptr and indices")
+    if "x_indptr" in arrays:
+        columns, starts, width = (arrays.pop(f"x_{name}") for name in ("indices", "indptr", "dim"))
+        values = arrays.pop("x_data", np.ones(len(columns))).astype(np.float32)
+        found = csr_matrix((values, columns, starts), shape=(len(starts) - 1, int(width)))
+        found.check_format()
+        arrays["x"] = _commonest(found, np.bincount(columns, minlength=int(width)), most_features).toarray()
+    elif "x" in arrays:
+        arrays["x"] = _commonest(arrays["x"], (arrays["x"] != 0).sum(0), most_features)
+    return arrays
 
 
-def _commonest(counts: npt.NDArray[Any], most: int) -> npt.NDArray[np.int64]:
-    return np.sort(np.argsort(-counts, kind="stable")[:most])
+def _commonest(x: Any, counts: npt.NDArray[Any], most: int | None) -> Any:
+    return x if most is None or most >= len(counts) else x[:, np.sort(np.argsort(-counts, kind="stable")[:most])]
 
 
-def _dense(arrays: Arrays, most: int | None) -> npt.NDArray[np.float32]:
-    starts, columns = arrays.pop("x_indptr").astype(np.int64), arrays.pop("x_indices").astype(np.int64)
-    width = int(arrays.pop("x_dim"))
-    values = arrays.pop("x_data", np.ones(len(columns), np.float32)).astype(np.float32)
-    kept = np.arange(width)
-    if most is not None and most < width:
-        kept = _commonest(np.bincount(columns, minlength=width), most)
-    place = np.full(width, -1)
-    place[kept] = np.arange(len(kept))
-    row = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    inside = place[columns] >= 0
-    found = np.zeros((len(starts) - 1, len(kept)), np.float32)
-    found[row[inside], place[columns[inside]]] = values[inside]
-    return found
+def _listed(path: Path, magic: bytes) -> npt.NDArray[np.int64]:
+    """edge_index of a list of edges."""
+    text = path.read_bytes()
+    if magic.startswith(b"\x1f\x8b"):
+        text = gzip.decompress(text)
+    if text.startswith(b"%%MatrixMarket"):
+        raise DataError("a MatrixMarket file: write scipy.sparse.save_npz('graph.npz', scipy.io.mmread(path)) first")
+    ids, form = array("q"), None
+    for number, whole in enumerate(text.removeprefix(BOM_UTF8).splitlines(), start=1):
+        line = whole.split(b"#")[0].strip(b" \t")
+        if not line or (form is None and line.startswith(b"%")):
+            continue
+        mark = next((one for one in (b"\t", b",", b";") if one in line), None)
+        fields = [one.strip(b" ") for one in line.split(mark)]
+        here = f"line {number}, {line[:60].decode('ascii', 'backslashreplace')!r}"
+        if form is None:
+            form = mark, len(fields)
+            if all(one[:1].isalpha() for one in fields):
+                words = [one.lower().split(b"_")[0] for one in fields]
+                if any(_PLACES.get(word, place) != place for place, word in enumerate(words)):
+                    raise DataError(f"{here}: give columns source and target, in this order")
+                continue
+        if (mark, len(fields)) != form or len(fields) < 2 or not all(f.isdigit() and len(f) < 19 for f in fields[:2]):
+            raise DataError(f"{here}: give two numbers of vertices, source and target, in columns as the lines above")
+        if any(one not in (b"1", b"1.0", b"{}") for one in fields[2:]):
+            raise DataError(
+                f"{here}: layers here count each edge once, without weights; to train without them, keep two columns"
+            )
+        ids.extend((int(fields[0]), int(fields[1])))
+    if not ids:
+        raise DataError("it holds no edges: give a line for each, source and target")
+    return np.array(ids, np.int64).reshape(-1, 2).T

@@ -14,7 +14,7 @@ from uneven.cluster.files import load
 from uneven.errors import ConfigError
 from uneven.graph.capacity import GraphRates, StepWork, capped, shares_of
 from uneven.graph.cut.base import normal
-from uneven.graph.edges import edges_of, rows_of, tensors_of
+from uneven.graph.edges import graph_of, rows_of
 from uneven.graph.methods import cut
 from uneven.graph.probe import all_measured
 from uneven.graph.store import GraphStore, write_store
@@ -65,8 +65,8 @@ def partition(
     def write(
         each: Sequence[float], rates: Sequence[GraphRates] = (), most: Sequence[float] | None = memory
     ) -> GraphStore:
-        edges = edges_of(graph, num_nodes)
-        kept = rows_of({**tensors_of(graph, edges.vertices), **(tensors or {})}, edges.vertices)
+        edges, own = graph_of(graph, num_nodes)
+        kept = rows_of({**own, **(tensors or {})}, edges.vertices)
         work = StepWork.of(layers or (kept["x"].shape[-1] if "x" in kept else 64, 64, 16))
         price = 10.0
         if rates:

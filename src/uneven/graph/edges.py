@@ -1,9 +1,15 @@
-"""What a graph is given as, checked once: ids in range, whole numbers, no more edges than a part can count."""
+"""What a graph is given as, read once: its edges, and its tensors with a row for each vertex.
+
+Layers here count each edge once. So a graph whose edges hold values other than 1 is refused, in each form.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,60 +18,277 @@ import torch
 from uneven.errors import ConfigError, DataError
 from uneven.graph.edge_list import MOST, EdgeList
 
+_COUNTED = ("x", "pos", "feat", "node_feat", "y", "label", "train_mask")
+"""Tensors that have a row for each vertex, the last ones without edges included."""
 
-def edges_of(graph: Any, num_nodes: int | None = None) -> EdgeList:
-    """The edges of ``graph``.
+_OF_EDGES = re.compile(r"(^|_)edge|^(weights?|e_id|adj)$")
+_BLOCKS = ("bsr", "dia", torch.sparse_bsr, torch.sparse_bsc)
+"""Formats that store zeros between the edges."""
+
+
+class _Given(NamedTuple):
+    """A graph's pieces.
+
+    Attributes:
+        index: [2, edges].
+        vertices: how many there are at least.
+        exact: whether there are no more.
+        held: what may be of vertices, by name.
+        on_edges: what is of edges, by name.
+        leave, clear: how its owner leaves one of these out; first of ``held``, then of ``on_edges``.
+    """
+
+    index: Any
+    vertices: int = 0
+    exact: bool = False
+    held: Mapping[str, Any] = {}
+    on_edges: Mapping[str, Any] = {}
+    leave: str = "leave {0} out"
+    clear: str = ""
+
+
+def graph_of(graph: Any, num_nodes: int | None = None) -> tuple[EdgeList, dict[str, torch.Tensor]]:
+    """Edges and vertex tensors of a graph.
 
     Args:
-        graph: PyG's ``Data`` or whatever else has ``edge_index``; or that itself, shape [2, edges], row 0 the sources.
-        num_nodes: vertices; by default those that ``graph`` names, else the greatest id and one.
+        graph: ``edge_index``, shape [2, edges], row 0 the sources; what holds it, as PyG's ``Data`` and OGB's
+            dictionaries do; a graph of DGL or networkx; or a sparse matrix of SciPy, whose row is the source, or of
+            torch, which must be symmetric.
+        num_nodes: vertices; by default those that ``graph`` names or has rows for, else the greatest id and one.
 
     Raises:
-        DataError: another shape, ids that are no whole numbers or out of range, more than 2³¹ − 1 vertices.
+        DataError: another form or shape, several types of vertices, values on edges other than 1, tensors without a row
+            for each vertex, ids that are not whole numbers or out of range, more than 2³¹ − 1 vertices or edges.
     """
-    given = getattr(graph, "edge_index", graph)
-    if num_nodes is None:
-        num_nodes = getattr(graph, "num_nodes", None)
-    index = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(given))
-    if index.dim() != 2 or index.shape[0] != 2:
-        raise DataError(f"edge_index has shape {tuple(index.shape)}: give [2, edges], row 0 the sources")
-    if index.is_floating_point() or index.is_complex() or index.dtype is torch.bool:
-        raise DataError(f"edge_index has dtype {index.dtype}: give ids of vertices, whole numbers")
-    if index.shape[1] > MOST:
+    given = _given(graph)
+    index = _index(given.index)
+    edges = index.shape[1]
+    if edges > MOST:
         raise DataError(
-            f"edge_index has {index.shape[1]:,} edges; {MOST:,} is the most that are partitioned here, for edges are "
+            f"edge_index has {edges:,} edges; {MOST:,} is the most that are partitioned here, for edges are "
             f"counted in 32 bits: leave out one direction of an undirected graph, or sample"
         )
-    least, greatest = (int(index.min()), int(index.max())) if index.shape[1] else (0, -1)
-    vertices = greatest + 1 if num_nodes is None else int(num_nodes)
+    least, greatest = (int(index.min()), int(index.max())) if edges else (0, -1)
+    vertices = _whole(num_nodes)
+    if vertices is None:
+        vertices = given.vertices if given.exact else max(given.vertices, greatest + 1)
+        if not given.vertices and vertices > 1000 * (edges + 1000):
+            raise DataError(
+                f"edge_index names vertex {greatest:,}, and has {edges:,} edges: number the vertices from 0 "
+                f"(np.unique(edge_index, return_inverse=True)), or name num_nodes"
+            )
     if least < 0 or greatest >= vertices:
         wrong = least if least < 0 else greatest
         raise DataError(f"edge_index names vertex {wrong}, and there are {vertices}: ids go from 0 to {vertices - 1}")
     if vertices > MOST or vertices < 1:
         raise DataError(f"a graph of {vertices:,} vertices: there must be 1 to {MOST:,}")
-    source, target = index.to(device="cpu", dtype=torch.int32).numpy()
-    return EdgeList(np.ascontiguousarray(source), np.ascontiguousarray(target), vertices)
+    source, target = np.ascontiguousarray(index, np.int32)
+    return EdgeList(source, target, vertices), _tensors(given, vertices, edges)
 
 
-def tensors_of(graph: Any, vertices: int) -> dict[str, torch.Tensor]:
-    """What a ``Data`` holds for each vertex: its tensors with a row each, by name (x, y, train_mask, …)."""
-    if isinstance(graph, torch.Tensor | np.ndarray) or not hasattr(graph, "edge_index"):
-        return {}
-    items = dict(graph) if hasattr(graph, "__iter__") else vars(graph)  # PyG's Data gives its names and tensors
-    rows = {name: one for name, one in items.items() if isinstance(one, torch.Tensor) and one.dim()}
-    return {name: one for name, one in rows.items() if name != "edge_index" and one.shape[0] == vertices}
+def edges_of(graph: Any, num_nodes: int | None = None) -> EdgeList:
+    """The edges of a graph; arguments and errors as in :func:`graph_of`."""
+    return graph_of(graph, num_nodes)[0]
+
+
+def _given(graph: Any) -> _Given:
+    if hasattr(graph, "to_homogeneous") or (isinstance(graph, Mapping) and "edge_index_dict" in graph):
+        raise DataError(
+            f"a {type(graph).__name__} has types of vertices and edges, and layers here have none: give "
+            f"data.to_homogeneous(add_edge_type=False) of a HeteroData, or one edge_index over all vertices"
+        )
+    if hasattr(graph, "ndata"):
+        if graph.is_block or not graph.is_homogeneous:
+            raise DataError(
+                "a DGL graph with types of vertices or edges, or a block: layers here have none; give "
+                "dgl.to_homogeneous(graph, store_type=False)"
+            )
+        on_edges = {name: one for name, one in graph.edata.items() if name != "_ID"}  # DGL's own numbers
+        ways = ("graph.ndata.pop({0!r})", "graph.edata.pop({0!r})")
+        return _Given(graph.edges(), graph.num_nodes(), True, dict(graph.ndata), on_edges, *ways)
+    if hasattr(graph, "is_multigraph"):
+        return _networkx(graph)
+    if _is_matrix(graph):
+        return _matrix(graph)
+    if isinstance(graph, torch.Tensor | np.ndarray | list | tuple):
+        rows, columns = graph.sparse_size() if hasattr(graph, "sparse_size") else (0, 0)  # PyG's EdgeIndex
+        return _Given(graph, max(rows or 0, columns or 0))
+    return _held(graph)
+
+
+def _held(graph: Any) -> _Given:
+    """What holds ``edge_index``, or PyG's ``adj_t``, by name."""
+    named = isinstance(graph, Mapping)
+    items = graph if named else getattr(graph, "__dict__", {})
+    if hasattr(graph, "to_dict") and not hasattr(graph, "columns"):  # PyG's Data, and not a frame
+        items = graph.to_dict()
+    held = {str(name): one for name, one in items.items()}
+    indices = [name for name in ("edge_index", "adj_t") if held.get(name) is not None]
+    if len(indices) != 1:
+        raise DataError(
+            f"the graph is of type {type(graph).__name__} and has {' and '.join(indices) or 'no edge_index'}: give "
+            f"one, [2, edges], row 0 the sources; of a PyG data set dataset[0], of a frame "
+            f"frame[['source', 'target']].to_numpy().T"
+        )
+    (name,) = indices
+    index = held.pop(name)
+    if name == "adj_t" and not _is_matrix(index):
+        raise DataError("adj_t is not a sparse matrix: give edge_index [2, edges], row 0 the sources")
+    inner = _matrix(index, into=name == "adj_t") if _is_matrix(index) else _given(index)
+    counted = [one.shape[0] for key in _COUNTED if getattr(one := held.get(key), "ndim", 0)]
+    count = _whole(held.pop("num_nodes", None))
+    exact = inner.exact or count is not None
+    if count is None:
+        count = inner.vertices if inner.exact else max([inner.vertices, *counted])
+    return inner._replace(
+        vertices=count, exact=exact, held=held, leave="graph[{0!r}] = None" if named else "graph.{0} = None"
+    )
+
+
+def _is_matrix(given: Any) -> bool:
+    sparse = isinstance(given, torch.Tensor) and given.layout is not torch.strided
+    return sparse or hasattr(given, "tocoo") or hasattr(given, "sparse_sizes")
+
+
+def _matrix(given: Any, into: bool | None = None) -> _Given:
+    """A sparse matrix; ``into`` if a row is a target."""
+    if hasattr(given, "tocoo"):  # SciPy's, whose row is the source in PyG, DGL and networkx
+        coo, shape, kind, into, clear = given.tocoo(), given.shape, given.format, False, "give matrix != 0"
+        row, column, values = (*coo.coords, coo.data) if len(shape) == 2 else (None, None, None)
+    elif hasattr(given, "sparse_sizes"):  # torch_sparse's
+        (row, column, values), shape, kind = given.coo(), given.sparse_sizes(), None
+        clear = "matrix.set_value(None)"
+    else:
+        coo, shape, kind = given.detach().to_sparse_coo().coalesce(), tuple(given.shape), given.layout
+        clear = "matrix.values().fill_(1.0)"
+        row, column, values = (*coo.indices(), coo.values()) if len(shape) == 2 else (None, None, None)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise DataError(f"a matrix of shape {tuple(shape)}: an adjacency has as many rows as columns, one a vertex")
+    row, column = (np.asarray(one.cpu() if isinstance(one, torch.Tensor) else one) for one in (row, column))
+    if kind in _BLOCKS:
+        there = np.asarray(values) != 0
+        row, column, values = row[there], column[there], values[there]
+    if into is None:
+        key, other = row.astype(np.int64) * shape[0] + column, column.astype(np.int64) * shape[0] + row
+        if not np.array_equal(np.sort(key), np.sort(other)):
+            raise DataError(
+                "this sparse matrix is not symmetric, and PyG reads a row as a source in to_edge_index, but as a "
+                "target in its layers: give edge_index, torch.stack([column, row]) if a row is a target"
+            )
+    on_edges = {} if values is None else {"the matrix": values}
+    return _Given((column, row) if into else (row, column), shape[0], True, {}, on_edges, clear=clear)
+
+
+def _networkx(graph: Any) -> _Given:
+    """A graph of networkx; one that is undirected has each edge in both directions."""
+    names = list(graph.nodes)
+    if all(isinstance(one, Integral) for one in names) and names != sorted(names):
+        raise DataError(
+            "this networkx graph has whole numbers as names, out of order: PyG numbers vertices in the order of "
+            "graph.nodes, DGL by name; give nx.convert_node_labels_to_integers(graph, ordering='sorted') or 'default'"
+        )
+    place = {name: number for number, name in enumerate(names)}
+    pairs = [(place[one], place[other]) for one, other in graph.to_directed(as_view=True).edges()]
+    on_edges = {
+        key: [value]
+        for *_, found in graph.edges(data=True)
+        for key, value in found.items()
+        if not (isinstance(value, Real) and value == 1)
+    }
+    held: dict[str, Any] = {}
+    for key in dict.fromkeys(key for _, found in graph.nodes(data=True) for key in found):
+        with suppress(KeyError, TypeError, ValueError, RuntimeError):  # words, or not at all vertices
+            rows = [found[key] for _, found in graph.nodes(data=True)]
+            held[str(key)] = torch.as_tensor(rows if isinstance(rows[0], Real) else np.array(rows))
+    clear = "for *_, found in graph.edges(data=True): found.clear()"
+    return _Given(np.array(pairs, np.int64).reshape(-1, 2).T, len(names), True, held, on_edges, clear=clear)
+
+
+def _index(given: Any) -> npt.NDArray[Any]:
+    """[2, edges] of whole numbers."""
+    nested = isinstance(given, list | tuple)
+    if nested:
+        try:
+            arrays = [one.cpu() if isinstance(one, torch.Tensor) else one for one in given]
+            index = np.stack(arrays) if arrays and hasattr(arrays[0], "ndim") else np.array(arrays)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"edge_index is a {type(given).__name__} of unequal rows: give a tensor [2, edges]; of OGB's (graph, "
+                f"labels), give graph, and tensors={{'y': labels}}"
+            ) from error
+        if index.shape == (2, 2) and isinstance(given[0], list | tuple):
+            raise DataError(f"{given} may be pairs or [2, edges]: give torch.tensor(pairs).T, or a tensor [2, edges]")
+    else:
+        index = given
+        if isinstance(given, torch.Tensor):
+            index = (given.float() if given.is_floating_point() else given).detach().cpu().numpy()
+    if index.ndim != 2 or index.shape[0] != 2:
+        way = "give [2, edges], row 0 the sources"
+        if index.ndim == 2 and index.shape[1] == 2:
+            way = "give torch.tensor(pairs).T, [2, edges]" if nested else "give edge_index.T, [2, edges]"
+        elif index.ndim == 2 and index.shape[0] == index.shape[1]:
+            way += "; of a dense adjacency, scipy.sparse.coo_array(adjacency)"
+        raise DataError(f"edge_index has shape {index.shape}: {way}")
+    if index.dtype.kind not in "iu" or np.ma.is_masked(index):
+        raise DataError(f"edge_index has dtype {getattr(given, 'dtype', index.dtype)}: give ids of vertices, whole numbers")
+    return index
+
+
+def _whole(count: Any) -> int | None:
+    """``num_nodes`` of a number, or of an array with one."""
+    if count is None:
+        return None
+    found = np.asarray(count)
+    if found.size != 1 or found.dtype.kind not in "iu":
+        raise DataError(f"num_nodes = {count}: give a whole number of vertices")
+    return int(found.reshape(()))
+
+
+def _tensors(given: _Given, vertices: int, edges: int) -> dict[str, torch.Tensor]:
+    """The tensors with a row for each vertex, by name (x, y, train_mask, …)."""
+    found = {}
+    on_edges = [(str(name), one, given.clear) for name, one in given.on_edges.items()]
+    for name, one, way in [*((name, one, given.leave) for name, one in given.held.items()), *on_edges]:
+        without = way.format(name)
+        length = one.shape[0] if getattr(one, "ndim", 0) else len(one) if isinstance(one, list) else None
+        if one is None or (length is None and not hasattr(one, "sparse_sizes")):
+            continue  # a number, or a word
+        if way is given.clear or _OF_EDGES.search(name) or length == edges != vertices:
+            if not isinstance(one, torch.Tensor | np.ndarray) or not bool((one == 1).all()):
+                raise DataError(
+                    f"{name} holds values of edges, and layers here count each edge once, without weights or "
+                    f"features; to train without them: {without}"
+                )
+        elif isinstance(one, list) or (isinstance(one, np.ndarray) and one.dtype.kind not in "biufc"):
+            continue  # words
+        elif _is_matrix(one):
+            raise DataError(f"{name} is sparse, and layers here take dense features: give {name} dense")
+        elif length != vertices:
+            raise DataError(
+                f"{name} has shape {tuple(one.shape)}, and the graph has {vertices:,} vertices: name num_nodes if the "
+                f"last ones have no edges, or leave it out: {without}"
+            )
+        elif isinstance(one, torch.Tensor):
+            found[name] = one
+        elif isinstance(one, np.ndarray):
+            found[name] = torch.from_numpy(np.ascontiguousarray(one, one.dtype.newbyteorder("=")))
+        else:
+            raise DataError(f"{name} is a {type(one).__name__}: give a tensor or an array, or leave it out: {without}")
+    return found
 
 
 def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[Any]]:
     """What is kept beside a cut graph, as files have it: each name becomes a file's, each array has a row a vertex.
 
     Raises:
-        ConfigError: a name that is no file's, another number of rows, or numbers that NumPy has not.
+        ConfigError: a name that is no file's, or of edges; another number of rows, or numbers that NumPy has not.
     """
     found = {}
     for name, given in tensors.items():
         if not name or name.startswith(".") or "/" in name or "\0" in name:
             raise ConfigError(f"tensor {name!r}: it becomes a file of this name, so give a word without slashes")
+        if _OF_EDGES.search(name):
+            raise ConfigError(f"tensor {name!r} is of edges, and layers here take none: leave it out, or rename it")
         if not isinstance(given, torch.Tensor | np.ndarray):
             raise ConfigError(f"tensor {name!r} is of type {type(given).__name__}: give a tensor, or an array of NumPy")
         if isinstance(given, torch.Tensor):
@@ -77,7 +300,10 @@ def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[
                     f"dense, and float32 for bfloat16; g.constant(x, torch.bfloat16) halves it again where it is used"
                 ) from error
         if given.ndim < 1 or given.shape[0] != vertices:
-            raise ConfigError(f"tensor {name!r} has shape {tuple(given.shape)}: give {vertices} rows, one a vertex")
+            raise ConfigError(
+                f"tensor {name!r} has shape {tuple(given.shape)}: give {vertices} rows, one a vertex, or num_nodes= if "
+                f"the last vertices have no edges"
+            )
         if given.dtype.kind not in "biufc":
             raise ConfigError(f"tensor {name!r} is of dtype {given.dtype}: give numbers")
         found[name] = given

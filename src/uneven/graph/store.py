@@ -21,7 +21,7 @@ from uneven.errors import ConfigError, DataError
 from uneven.graph.clones import Holders, roots
 from uneven.graph.cut.base import CutFigures, EdgeCut, figures
 from uneven.graph.edge_list import EdgeList, Ids, Wholes
-from uneven.graph.edges import edges_of, tensors_of
+from uneven.graph.edges import graph_of
 from uneven.npy import load_array
 
 SCHEMA = 1
@@ -70,7 +70,7 @@ class GraphStore:
         self.path, self.where = Path(path), str(path)
         try:
             told = json.loads((self.path / _META).read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DataError(f"{self.path} holds no cut graph: write one with uneven.graph.partition") from None
         except ValueError:
             raise DataError(f"{self.path / _META} is damaged: partition the graph again") from None
@@ -133,10 +133,9 @@ class WholeGraph(GraphStore):
     where = "the graph"
 
     def __init__(self, graph: Any) -> None:
-        edges = edges_of(graph)
+        edges, self._tensors = graph_of(graph)
         told = {"method": "whole", "seed": 0, "shares": (1.0,), "beta": 0.0}
         self.facts, self._arrays = laid_out(edges, EdgeCut.of(np.zeros(len(edges), np.int32), 1), told)
-        self._tensors = tensors_of(graph, edges.vertices)
 
     @property
     def names(self) -> tuple[str, ...]:
