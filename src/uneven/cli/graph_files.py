@@ -19,7 +19,6 @@ from torch import Tensor
 
 from uneven.errors import DataError
 from uneven.graph.edges import graph_of
-from uneven.npy import load_array, load_arrays
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -75,7 +74,7 @@ def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFi
         with path.open("rb") as file:
             magic = file.read(6)
         numpy = magic.startswith((b"\x93NUMPY", b"PK"))
-        given = _held(path, magic, most_features) if numpy else _listed(path, magic)
+        given = _held(path, most_features) if numpy else _listed(path, magic)
         edges, rows = graph_of(given)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -90,13 +89,15 @@ def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFi
     return GraphFile(index, edges.vertices, rows)
 
 
-def _held(path: Path, magic: bytes, most_features: int | None) -> Any:
+def _held(path: Path, most_features: int | None) -> Any:
     """What NumPy or SciPy wrote, as :func:`graph_of` takes it."""
     from scipy.sparse import csr_matrix, load_npz
 
-    if not magic.startswith(b"PK"):
-        return load_array(path)
-    arrays = load_arrays(path)
+    opened = np.load(path, allow_pickle=False)
+    if isinstance(opened, np.ndarray):
+        return opened
+    with opened:
+        arrays: Arrays = dict(opened.items())
     if {"format", "shape", "data"} <= arrays.keys():
         return load_npz(path)
     if "indptr" in arrays and "indices" in arrays:

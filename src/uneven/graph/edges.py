@@ -130,19 +130,15 @@ def _held(graph: Any) -> _Given:
             f"one, [2, edges], row 0 the sources; of a PyG data set dataset[0], of a frame "
             f"frame[['source', 'target']].to_numpy().T"
         )
-    (name,) = indices
-    index = held.pop(name)
-    if name == "adj_t" and not _is_matrix(index):
-        raise DataError("adj_t is not a sparse matrix: give edge_index [2, edges], row 0 the sources")
-    inner = _matrix(index, into=name == "adj_t") if _is_matrix(index) else _given(index)
+    index = held.pop(indices[0])
+    inner = _matrix(index, into=True) if indices == ["adj_t"] else _given(index)
     counted = [one.shape[0] for key in _COUNTED if getattr(one := held.get(key), "ndim", 0)]
     count = _whole(held.pop("num_nodes", None))
-    exact = inner.exact or count is not None
-    if count is None:
-        count = inner.vertices if inner.exact else max([inner.vertices, *counted])
-    return inner._replace(
-        vertices=count, exact=exact, held=held, leave="graph[{0!r}] = None" if named else "graph.{0} = None"
-    )
+    if count is None and not inner.exact:
+        inner = inner._replace(vertices=max([inner.vertices, *counted]))
+    elif count is not None:
+        inner = inner._replace(vertices=count, exact=True)
+    return inner._replace(held=held, leave="graph[{0!r}] = None" if named else "graph.{0} = None")
 
 
 def _is_matrix(given: Any) -> bool:
@@ -152,18 +148,17 @@ def _is_matrix(given: Any) -> bool:
 
 def _matrix(given: Any, into: bool | None = None) -> _Given:
     """A sparse matrix; ``into`` if a row is a target."""
-    if hasattr(given, "tocoo"):  # SciPy's, whose row is the source in PyG, DGL and networkx
-        coo, shape, kind, into, clear = given.tocoo(), given.shape, given.format, False, "give matrix != 0"
-        row, column, values = (*coo.coords, coo.data) if len(shape) == 2 else (None, None, None)
-    elif hasattr(given, "sparse_sizes"):  # torch_sparse's
-        (row, column, values), shape, kind = given.coo(), given.sparse_sizes(), None
-        clear = "matrix.set_value(None)"
-    else:
-        coo, shape, kind = given.detach().to_sparse_coo().coalesce(), tuple(given.shape), given.layout
-        clear = "matrix.values().fill_(1.0)"
-        row, column, values = (*coo.indices(), coo.values()) if len(shape) == 2 else (None, None, None)
+    shape = tuple(given.sparse_sizes() if hasattr(given, "sparse_sizes") else given.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
-        raise DataError(f"a matrix of shape {tuple(shape)}: an adjacency has as many rows as columns, one a vertex")
+        raise DataError(f"a matrix of shape {shape}: an adjacency has as many rows as columns, one a vertex")
+    if hasattr(given, "tocoo"):  # SciPy's, whose row is the source in PyG, DGL and networkx
+        coo, kind, into, clear = given.tocoo(), given.format, False, "give matrix != 0"
+        row, column, values = coo.row, coo.col, coo.data
+    elif hasattr(given, "coo"):  # torch_sparse's
+        (row, column, values), kind, clear = given.coo(), None, "matrix = matrix.set_value(None)"
+    else:
+        coo, kind, clear = given.detach().to_sparse_coo().coalesce(), given.layout, "matrix.values().fill_(1.0)"
+        (row, column), values = coo.indices(), coo.values()
     row, column = (np.asarray(one.cpu() if isinstance(one, torch.Tensor) else one) for one in (row, column))
     if kind in _BLOCKS:
         there = np.asarray(values) != 0
@@ -199,7 +194,7 @@ def _networkx(graph: Any) -> _Given:
     for key in dict.fromkeys(key for _, found in graph.nodes(data=True) for key in found):
         with suppress(KeyError, TypeError, ValueError, RuntimeError):  # words, or not at all vertices
             rows = [found[key] for _, found in graph.nodes(data=True)]
-            held[str(key)] = torch.as_tensor(rows if isinstance(rows[0], Real) else np.array(rows))
+            held[str(key)] = torch.as_tensor(np.array(rows) if hasattr(rows[0], "ndim") else rows)
     clear = "for *_, found in graph.edges(data=True): found.clear()"
     return _Given(np.array(pairs, np.int64).reshape(-1, 2).T, len(names), True, held, on_edges, clear=clear)
 
@@ -230,7 +225,8 @@ def _index(given: Any) -> npt.NDArray[Any]:
             way += "; of a dense adjacency, scipy.sparse.coo_array(adjacency)"
         raise DataError(f"edge_index has shape {index.shape}: {way}")
     if index.dtype.kind not in "iu" or np.ma.is_masked(index):
-        raise DataError(f"edge_index has dtype {getattr(given, 'dtype', index.dtype)}: give ids of vertices, whole numbers")
+        kind = getattr(given, "dtype", index.dtype)
+        raise DataError(f"edge_index has dtype {kind}: give ids of vertices, whole numbers")
     return index
 
 
@@ -254,7 +250,7 @@ def _tensors(given: _Given, vertices: int, edges: int) -> dict[str, torch.Tensor
         if one is None or (length is None and not hasattr(one, "sparse_sizes")):
             continue  # a number, or a word
         if way is given.clear or _OF_EDGES.search(name) or length == edges != vertices:
-            if not isinstance(one, torch.Tensor | np.ndarray) or not bool((one == 1).all()):
+            if _is_matrix(one) or not isinstance(one, torch.Tensor | np.ndarray) or not bool((one == 1).all()):
                 raise DataError(
                     f"{name} holds values of edges, and layers here count each edge once, without weights or "
                     f"features; to train without them: {without}"
