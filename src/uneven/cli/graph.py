@@ -18,7 +18,7 @@ app = typer.Typer(
 @app.command("partition")
 def partition(
     file: Annotated[
-        Path, typer.Argument(help="An .npz with edge_index, or indptr and indices; x, y and masks come along.")
+        Path, typer.Argument(help="A list of edges as text, or an .npz with edge_index; x, y and masks come along.")
     ],
     directory: Annotated[Path, typer.Argument(help="The folder to write.")],
     parts: Annotated[int | None, typer.Option(help="How many parts. [default: as many as shares]")] = None,

@@ -41,7 +41,8 @@ def partition(
     an edge between two vertices of a part are in it.
 
     Args:
-        graph: PyG's ``Data``, whose tensors with a row for each vertex are written, too; or ``edge_index``.
+        graph: ``edge_index``, or a graph of PyG, DGL, networkx, SciPy or OGB. Its tensors with a row for each vertex
+            are written, too.
         num_nodes: vertices, those without edges included.
         parts: how many; by default as many as ``shares``.
         shares: what each worker's machine can do, in any unit; alike by default.
@@ -55,7 +56,7 @@ def partition(
         tensors: name → a row for each vertex, of torch or NumPy.
 
     Raises:
-        DataError: bad ids or shapes.
+        DataError: bad ids or shapes, weights or features of edges, several types of vertices.
         ConfigError: no such method, one that is not installed, shares that do not fit, too little memory, or a tensor
             that cannot be kept.
     """
