@@ -132,7 +132,7 @@ def _held(graph: Any) -> _Given:
         )
     index = held.pop(indices[0])
     inner = _matrix(index, into=True) if indices == ["adj_t"] else _given(index)
-    counted = [one.shape[0] for key in _COUNTED if getattr(one := held.get(key), "ndim", 0)]
+    counted = [held[key].shape[0] for key in _COUNTED if getattr(held.get(key), "ndim", 0)]
     count = _whole(held.pop("num_nodes", None))
     if count is None and not inner.exact:
         inner = inner._replace(vertices=max([inner.vertices, *counted]))
