@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from uneven.embedding import EmbeddingBagCollection, Table
+import uneven
+from brought import brought, refusal
+from uneven.embedding import EmbeddingBagCollection, EmbeddingCollection, Table
 from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.journal import read
@@ -88,3 +90,14 @@ def test_numbers_of_servers_that_cannot_be(tables: str, tmp_path: Path) -> None:
         main(["run", "--nproc", "1", "--tables", tables, "--run-dir", str(tmp_path / "run"), str(script)])
     assert ended.value.code == 2
     assert not (tmp_path / "run").exists()
+
+
+@brought("tables", "TorchRec", "pooled and unpooled collections in one model, on servers", refused=True)
+def test_two_collections_in_a_model_are_refused_on_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNEVEN_RUN", str(tmp_path))
+    pooled, rows = EmbeddingBagCollection([Table("a", 9, 4)]), EmbeddingCollection([Table("b", 9, 4)])
+    with ShardKeeper(tmp_path / TABLES, 1, 1, program=PROGRAM), uneven.Session() as session:
+        with refusal("2 collections of tables.*one EmbeddingCollection"):
+            session.setup(torch.nn.ModuleList([pooled, rows]))
+        for one in (pooled, rows):
+            one.close()

@@ -59,7 +59,7 @@ class EmbeddingBagCollection(nn.Module):
     The only parameter is ``anchor``, a zero that nothing reads. Its ``requires_grad`` freezes all tables.
 
     Args:
-        tables: :class:`Table`, or TorchRec's ``EmbeddingBagConfig``.
+        tables: :class:`Table`, or TorchRec's ``EmbeddingBagConfig`` (of ``EmbeddingCollection``, ``EmbeddingConfig``).
         optimizer: of all rows.
         seed: the rows begin from it, alike on however many shards.
         shards: threads that hold them where this process is alone; ``uneven run --tables K`` starts servers.
@@ -91,7 +91,8 @@ class EmbeddingBagCollection(nn.Module):
         super().__init__()
         if wire not in _WIDTHS:
             raise ConfigError(f"wire={wire!r}: it is one of {', '.join(_WIDTHS)}")
-        spec = TableSpec(tables_of(tables), optimizer or RowwiseAdagrad(), seed, save_every_s)
+        found = tables_of(tables, pooled=not self._unpooled)
+        spec = TableSpec(found, optimizer or RowwiseAdagrad(), seed, save_every_s)
         measured = None if placed_by is None else _measured(Path(placed_by))
         self.door = TableDoor(
             spec, shards=shards, halves=wire == "bfloat16", measured=measured, unpooled=self._unpooled
@@ -125,6 +126,7 @@ class EmbeddingBagCollection(nn.Module):
         values, _ = self._values(ids)
         return PooledFeatures(self.door.columns, values)
 
+    @torch.compiler.disable(reason="the rows of tables come from other threads; compile without fullgraph=True")
     def _values(self, ids: Any) -> tuple[Tensor, AskedRows]:
         learning = torch.is_grad_enabled() and self.anchor.requires_grad
         asked = self.door.ask(ids, learning=learning)

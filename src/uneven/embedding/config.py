@@ -1,15 +1,17 @@
 """What tables there are, and how they learn. Pure.
 
-The names are TorchRec's where they mean the same; its ``EmbeddingBagConfig`` is read by its shape.
+The names are TorchRec's where they mean the same; its ``EmbeddingBagConfig`` and ``EmbeddingConfig`` are read by their
+shape, and a field that would be ignored is refused.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from uneven.errors import ConfigError
@@ -75,11 +77,13 @@ class Table:
         dim: numbers in a row.
         features: that look rows up in it; by default one of the table's name.
         pooling: "sum" or "mean" of the rows of a bag.
-        scale: rows begin uniformly between −scale and scale; by default 1 / √rows, as DLRM's do.
+        scale: rows begin uniformly between −scale and scale, or from the first to the second of two numbers; by default
+            1 / √rows, as DLRM's do.
         modulo: take ids modulo ``rows``; ``stats().sharing`` says how many then share a row.
         most_rows: of a table that grows: that there may be at once. Memory is used as rows come.
         admit: of one that grows: an id gets its row when it has been seen so often; or, below 1, with this probability
             at each sighting. All that have none share one.
+        no_id: an id that stands for none, as 0 in padded bags or −1: it has no row, and a mean does not count it.
         evict: of one that grows: who makes room, those looked up least lately ("age") or least often ("count").
 
     Raises:
@@ -91,11 +95,12 @@ class Table:
     dim: int
     features: tuple[str, ...] = ()
     pooling: str = "sum"
-    scale: float | None = None
+    scale: float | tuple[float, float] | None = None
     modulo: bool = False
     most_rows: int = 1 << 20
     admit: float = 1
     evict: str = "age"
+    no_id: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
@@ -105,9 +110,18 @@ class Table:
             if type(value) is not int or not 1 <= value <= most:
                 raise ConfigError(f"Table({self.name!r}, {what}={value!r}): give a whole number from 1 to {most:,}")
         if self.pooling not in _POOLINGS:
-            raise ConfigError(f"Table({self.name!r}, pooling={self.pooling!r}): it is 'sum' or 'mean'")
-        if self.scale is not None and not (math.isfinite(self.scale) and self.scale >= 0):
-            raise ConfigError(f"Table({self.name!r}, scale={self.scale!r}): give a number, 0 or more")
+            others = "for others, pool the rows of an EmbeddingCollection in the model"
+            raise ConfigError(f"Table({self.name!r}, pooling={self.pooling!r}): it is 'sum' or 'mean'; {others}")
+        try:
+            low, high = (float(one) for one in self.spread)
+        except (TypeError, ValueError):  # other things, or not two
+            low = high = math.nan
+        if not (-_MOST_FLOAT32 <= low <= high <= _MOST_FLOAT32 and high - low <= _MOST_FLOAT32):
+            raise ConfigError(f"Table({self.name!r}, scale={self.scale!r}): give a number, 0 or more, or (least, most)")
+        if isinstance(self.scale, Sequence):
+            object.__setattr__(self, "scale", (low, high))
+        if not (self.no_id is None or (type(self.no_id) is int and -(2**63) <= self.no_id < 2**63)):
+            raise ConfigError(f"Table({self.name!r}, no_id={self.no_id!r}): give a whole number of 64 bits")
         if isinstance(self.features, str):
             raise ConfigError(f"Table({self.name!r}, features={self.features!r}): give a list of names")
         if self.evict not in _EVICTIONS:
@@ -129,9 +143,12 @@ class Table:
         return self.most_rows if self.rows is None else self.rows
 
     @property
-    def spread(self) -> float:
-        """See ``scale``."""
-        return 1 / math.sqrt(self.held) if self.scale is None else self.scale
+    def spread(self) -> tuple[float, float]:
+        """Return the least and the most number of a row that begins."""
+        if isinstance(self.scale, Sequence):  # a list in JSON
+            return self.scale
+        most = 1 / math.sqrt(self.held) if self.scale is None else self.scale
+        return -most, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +172,30 @@ class TableSpec:
             raise ConfigError("an EmbeddingBagCollection needs a Table, and got none")
         if self.save_every_s is not None:
             _positive("EmbeddingBagCollection", save_every_s=self.save_every_s)
-        for what, found in (("table", [one.name for one in self.tables]), ("feature", list(self.features))):
+        for what, found in (("tables", [one.name for one in self.tables]), ("features of a table", self.columns)):
             if twice := sorted({one for one in found if found.count(one) > 1}):
-                raise ConfigError(f"two tables have the {what} {twice[0]!r}; each has names of its own")
+                raise ConfigError(f"two {what} have the name {twice[0]!r}: each needs another one")
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features of all tables, in their order."""
+        """The features of all tables, in their order; one that several tables have comes several times."""
         return tuple(feature for one in self.tables for feature in one.features)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of :attr:`features` in the results; as in TorchRec, one of several tables is ``feature@table``."""
+        pairs = [(feature, one.name) for one in self.tables for feature in one.features]
+        return tuple(one if self.features.count(one) == 1 else f"{one}@{table}" for one, table in pairs)
 
     @property
     def text(self) -> str:
         """It, as JSON."""
         kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
-        plain = {"tables": [asdict(one) for one in self.tables], "seed": self.seed, "save_every_s": self.save_every_s}
+        tables = [asdict(one) for one in self.tables]
+        for one in tables:
+            if one["no_id"] is None:
+                del one["no_id"]  # as older texts, with which what was saved is compared
+        plain = {"tables": tables, "seed": self.seed, "save_every_s": self.save_every_s}
         values = asdict(self.optimizer)
         if not values.get("initial_accumulator_value", 1):
             del values["initial_accumulator_value"]  # 0 is what a text means that does not say it, as older ones do not
@@ -195,22 +222,81 @@ class TableSpec:
             raise ConfigError(f"no description of tables: {error!r}") from error
 
 
-def tables_of(given: Iterable[Any]) -> tuple[Table, ...]:
-    """Tables, and whatever describes one as TorchRec's ``EmbeddingBagConfig`` does.
+_NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names", "pooling")
+_KNOWN = {*_NEEDED, "data_type", "init_fn", "weight_init_min", "weight_init_max"}
+_FLOAT32 = ("fp32", "float32", "torch.float32")
+_BEGINS: dict[str, Callable[..., tuple[float, float]]] = {
+    "torch.nn.init.uniform_": lambda a=0.0, b=1.0: (a, b),
+    "torch.nn.init.constant_": lambda val: (val, val),
+    "torch.nn.init.zeros_": lambda: (0.0, 0.0),
+    "torch.nn.init.ones_": lambda: (1.0, 1.0),
+}
+"""What a table's ``scale`` can say."""
+_INSTEAD = {
+    "data_type": "rows are float32; EmbeddingBagCollection(…, wire='bfloat16') halves what travels",
+    "init_fn": "give Table(scale=(least, most)), or load rows with tables.load(…) on one worker before the training",
+    "is_weighted": "leave it out, weights that come with the ids always count",
+    "use_virtual_table": "give Table(rows=None, most_rows=…), which grows",
+    "virtual_table_eviction_policy": "give Table(rows=None, evict=…)",
+}
+
+
+def tables_of(given: Iterable[Any], *, pooled: bool = True) -> tuple[Table, ...]:
+    """Return tables as they are, and those that an object describes as TorchRec's ``EmbeddingBagConfig`` does, or, if
+    not ``pooled``, its ``EmbeddingConfig``.
 
     Raises:
-        ConfigError: something is neither.
+        ConfigError: something is neither, or has a field that tables cannot honour.
     """
-    return tuple(one if isinstance(one, Table) else _as_table(one) for one in given)
+    return tuple(one if isinstance(one, Table) else _as_table(one, pooled) for one in given)
 
 
-def _as_table(given: Any) -> Table:
-    try:
-        features: Sequence[str] = given.feature_names
-        pooling = getattr(given.pooling, "value", given.pooling)
-        return Table(given.name, given.num_embeddings, given.embedding_dim, tuple(features), str(pooling).lower())
-    except AttributeError as error:
-        raise ConfigError(f"{given!r} is no Table: {error}") from error
+def _as_table(given: Any, pooled: bool) -> Table:
+    kind = type(given).__name__
+    missing = [one for one in _NEEDED[: 4 + pooled] if not hasattr(given, one)]
+    if missing == ["pooling"]:
+        raise ConfigError(f"{kind} {given.name!r} has no pooling: give it to EmbeddingCollection, or set a pooling")
+    if missing or callable(given):  # a module has further settings
+        raise ConfigError(
+            f"{given!r} is not a table: give Table(name, rows, dim, features=[…], pooling='sum' or 'mean', "
+            f"no_id=padding_idx) or TorchRec's EmbeddingBagConfig; no table has max_norm or scale_grad_by_freq"
+        )
+
+    def refuse(name: str) -> ConfigError:
+        instead = _INSTEAD.get(name, "tables have nothing like it; leave it out")
+        return ConfigError(f"{kind} {given.name!r}: {name}={getattr(given, name)!r}: {instead}")
+
+    for name in _ignored(given):
+        raise refuse(name)
+    dtype = getattr(given, "data_type", _FLOAT32[0])
+    if str(getattr(dtype, "value", dtype)).lower() not in _FLOAT32:
+        raise refuse("data_type")
+    low, high = (getattr(given, f"weight_init_{end}", None) for end in ("min", "max"))
+    pooling = given.pooling if pooled else "sum"
+    table = Table(given.name, given.num_embeddings, given.embedding_dim, given.feature_names,
+                  str(getattr(pooling, "value", pooling)).lower())  # fmt: skip
+    least, most = table.spread
+    scale = (least if low is None else low, most if high is None else high)
+    if (begin := getattr(given, "init_fn", None)) is not None:
+        function = getattr(begin, "func", begin)  # of functools.partial
+        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+        try:
+            scale = _BEGINS[name](*getattr(begin, "args", ()), **getattr(begin, "keywords", {}))
+        except (KeyError, TypeError) as error:  # another function, or further arguments
+            raise refuse("init_fn") from error
+    return replace(table, scale=scale)
+
+
+def _ignored(given: Any) -> Iterator[str]:
+    """Attributes of a foreign description that say something, and that nothing here reads."""
+    own, declared = getattr(given, "__dict__", {}), getattr(given, "__dataclass_fields__", {})
+    for name in dir(given):
+        value = getattr(given, name, None)
+        method = inspect.isroutine(value) and name not in own and name not in declared
+        if not (name.startswith("_") or name in _KNOWN or method):
+            default = declared[name].default if name in declared else None
+            if repr(value) not in ("None", "False", "''", "[]", "()", "{}", repr(default)):
+                yield name
 
 
 def _positive(what: str, **values: float) -> None:

@@ -22,7 +22,7 @@ from uneven.embedding.host import TABLES, TableHost
 from uneven.embedding.ids import read_ids
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.place import MeasuredTables, place
-from uneven.embedding.route import BatchIds, Router, apart
+from uneven.embedding.route import BatchIds, Router, apart, picked
 from uneven.embedding.rows import Floats
 from uneven.ending import ends_with_the_program
 from uneven.errors import ConfigError
@@ -70,7 +70,8 @@ class TableDoor:
         unpooled: bool = False,
     ) -> None:
         self.spec = spec
-        self._features = spec.features
+        self._features = list(dict.fromkeys(spec.features))
+        self._order = np.array([self._features.index(one) for one in spec.features])
         self.timeout_s = 300.0
         self.scale: Callable[[], float] = lambda: 1.0
         self._alone = shards
@@ -82,6 +83,7 @@ class TableDoor:
         self._ahead: deque[_Ahead] = deque()
         self._closing: Callable[[], object] = lambda: None
         self._ended = False
+        self.served = False  # by servers of a run
 
     @property
     def client(self) -> TableClient:
@@ -111,8 +113,9 @@ class TableDoor:
 
     def read(self, ids: Any) -> BatchIds:
         """A batch's ids, as they are asked for."""
-        found = read_ids(ids, self._features)
-        return apart(found) if self._unpooled else found
+        found = read_ids(ids, self._features, pooled=not self._unpooled)
+        found = apart(found) if self._unpooled else found
+        return picked(found, self._order) if len(self._order) > len(self._features) else found
 
     def _asked(self, are_these: Callable[[_Ahead], bool]) -> AskedRows | None:
         with self._opening:
@@ -183,6 +186,7 @@ class TableDoor:
 
     def _servers(self, world: World, stack: ExitStack) -> tuple[Any, int]:
         if world.run_directory is not None and (count := shards_in(world.run_directory / TABLES)):
+            self.served = True
             return world.run_directory / TABLES, count
         if not world.alone:
             raise ConfigError(

@@ -45,12 +45,13 @@ def bucket(ids: Ids64, buckets: int) -> Ids64:
     return ((mixed(ids, 7) >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)
 
 
-def begin_by_id(ids: Ids64, seed: int, dim: int, spread: float) -> npt.NDArray[np.float32]:
-    """The rows of ids as they begin, uniform within ±spread, alike on whichever shard; shape (n, dim)."""
+def begin_by_id(ids: Ids64, seed: int, dim: int, spread: tuple[float, float]) -> npt.NDArray[np.float32]:
+    """The rows of ids as they begin, uniform within ``spread``, alike on whichever shard; shape (n, dim)."""
     with np.errstate(over="ignore"):
         each = mixed(ids, seed)[:, None].view(np.int64) + np.arange(dim, dtype=np.int64) * np.int64(0x632BE59BD9B4E019)
     chance = (mixed(each, 3) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-    return chance * np.float32(2 * spread) - np.float32(spread)
+    least, most = spread
+    return chance * np.float32(most - least) + np.float32(least)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,9 @@
 * a tensor of shape (batch, features): one id each; (batch, features, n): n each;
 * a dictionary: feature → a tensor of shape (batch,) or (batch, n), or (values, offsets), or (values, offsets, weights),
   with offsets as ``torch.nn.EmbeddingBag`` takes them: where each bag begins;
-* whatever answers ``keys()``, ``values()`` and ``lengths()`` as TorchRec's ``KeyedJaggedTensor`` does.
+* ``torch.nested`` tensors as entries of a dictionary, one bag in each component;
+* whatever answers ``keys()``, ``values()`` and ``lengths()`` as TorchRec's ``KeyedJaggedTensor`` does, with
+  ``inverse_indices`` if its features have different numbers of bags.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uneven.embedding.route import BatchIds, by_sample
+from uneven.embedding.route import BatchIds, by_sample, ranges
 from uneven.embedding.rows import Floats
 from uneven.errors import DataError
 
@@ -29,8 +31,11 @@ class _Feature(NamedTuple):
     weights: Floats | None = None
 
 
-def read_ids(given: Any, features: Sequence[str]) -> BatchIds:
+def read_ids(given: Any, features: Sequence[str], *, pooled: bool = True) -> BatchIds:
     """The ids of each feature, in this order.
+
+    Args:
+        pooled: whether bags matter: without them, features of a ``KeyedJaggedTensor`` may have different numbers.
 
     Raises:
         DataError: they are in no such form, or a feature is missing.
@@ -40,13 +45,14 @@ def read_ids(given: Any, features: Sequence[str]) -> BatchIds:
     if isinstance(given, Mapping):
         found = [_of_entry(name, _entry(given, name)) for name in features]
     elif all(hasattr(given, name) for name in ("keys", "values", "lengths")):
-        found = _of_keyed(given, features)
+        found = _of_keyed(given, features, pooled)
     else:
         raise DataError(f"ids of type {type(given).__name__}: give a tensor of shape (batch, features), a dictionary, "
                         f"or a KeyedJaggedTensor")  # fmt: skip
     batches = {len(one.lengths) for one in found}
     if len(batches) != 1:
-        raise DataError(f"features {list(features)} have {sorted(batches)} bags: a batch has as many of each")
+        raise DataError(f"features {list(features)} have {sorted(batches)} bags: give as many of each, or a "
+                        f"KeyedJaggedTensor with inverse_indices")  # fmt: skip
     weighted = any(one.weights is not None for one in found)
     return by_sample(
         np.concatenate([one.values for one in found]),
@@ -66,17 +72,13 @@ def device_of(given: Any) -> torch.device:
 
 
 def _of_tensor(given: Tensor, features: Sequence[str]) -> BatchIds:
-    if (
-        given.dim() not in (2, 3)
-        or given.shape[1] != len(features)
-        or 0 in given.shape[2:]
-        or given.is_floating_point()
-    ):
+    values = _whole(given, "ids")
+    if given.dim() not in (2, 3) or given.shape[1] != len(features) or 0 in given.shape[2:]:
         raise DataError(
             f"ids of shape {tuple(given.shape)} and type {given.dtype} for {len(features)} features: give whole "
             f"numbers of shape (batch, features), one each, or (batch, features, n)"
         )
-    return BatchIds(_numbers(given), len(given), len(features), given.shape[2] if given.dim() == 3 else 1)
+    return BatchIds(values, len(given), len(features), given.shape[2] if given.dim() == 3 else 1)
 
 
 def _entry(given: Mapping[str, Any], name: str) -> Any:
@@ -86,13 +88,17 @@ def _entry(given: Mapping[str, Any], name: str) -> Any:
 
 
 def _of_entry(name: str, given: Any) -> _Feature:
+    if isinstance(given, Tensor) and given.is_nested:
+        bags = given.unbind()
+        return _Feature(_whole(torch.cat(bags), f"feature {name!r}: ids"), np.array([len(one) for one in bags]))
     if isinstance(given, Tensor):
-        if given.dim() not in (1, 2) or 0 in given.shape[1:] or given.is_floating_point():
+        values = _whole(given, f"feature {name!r}: ids")
+        if given.dim() not in (1, 2) or 0 in given.shape[1:]:
             raise DataError(
                 f"feature {name!r} has ids of shape {tuple(given.shape)} and type {given.dtype}: give whole numbers of "
                 f"shape (batch,) or (batch, n), or (values, offsets)"
             )
-        return _Feature(_numbers(given), np.full(len(given), given[:1].numel(), np.int64))
+        return _Feature(values, np.full(len(given), given[:1].numel(), np.int64))
     if not (isinstance(given, Sequence) and len(given) in (2, 3) and all(hasattr(one, "__len__") for one in given)):
         raise DataError(
             f"feature {name!r} has ids of type {type(given).__name__}: give whole numbers of shape (batch,) or (batch, "
@@ -107,25 +113,37 @@ def _of_entry(name: str, given: Any) -> _Feature:
     return _Feature(ids, lengths, _weights(weights[0], values, name) if weights else None)
 
 
-def _of_keyed(given: Any, features: Sequence[str]) -> list[_Feature]:
+def _of_keyed(given: Any, features: Sequence[str], pooled: bool) -> list[_Feature]:
     keys = list(given.keys())
-    lengths, values = _numbers(given.lengths()), _whole(given.values(), "ids")
-    weights = given.weights_or_none() if hasattr(given, "weights_or_none") else None
-    batch = len(lengths) // max(1, len(keys))
-    ends = np.concatenate([[0], np.cumsum(lengths.reshape(len(keys), batch).sum(1))])
+    lengths, values = _whole(given.lengths(), "lengths"), _whole(given.values(), "ids")
+    weights = given.weights_or_none() if pooled and hasattr(given, "weights_or_none") else None  # a row is not scaled
+    inverse = given.inverse_indices_or_none() if pooled and hasattr(given, "inverse_indices_or_none") else None
+    even = [len(lengths) // max(1, len(keys))] * len(keys)
+    strides = list(given.stride_per_key()) if hasattr(given, "stride_per_key") else even
+    if sum(strides) != len(lengths) or (lengths < 0).any() or lengths.sum() != len(values):
+        raise DataError(f"{len(lengths)} lengths, {lengths.sum()} in sum, for {sum(strides)} bags of {len(values)} ids")
+    first, begins = np.cumsum([0, *strides]), np.cumsum([0, *lengths])
     found = []
     for name in features:
         at = keys.index(_entry({key: key for key in keys}, name))
-        part = slice(int(ends[at]), int(ends[at + 1]))
+        sizes = lengths[first[at] : first[at + 1]]
+        part: Any = slice(int(begins[first[at]]), int(begins[first[at + 1]]))
+        if inverse is not None:  # each bag once, and which of them each sample has
+            bags = first[at] + _numbers(inverse[1][list(inverse[0]).index(name)])
+            sizes, part = lengths[bags], ranges(begins[bags], lengths[bags])
+        elif not pooled:
+            sizes = np.pad(sizes, (0, max(strides) - len(sizes)))
         scale = None if weights is None else _weights(weights[part], values[part], name)
-        found.append(_Feature(values[part], lengths[at * batch : (at + 1) * batch], scale))
+        found.append(_Feature(values[part], sizes, scale))
     return found
 
 
 def _whole(given: Any, what: str) -> npt.NDArray[np.int64]:
     """The numbers, which have to be whole already: cut to whole ones they would be other ids."""
     found = torch.as_tensor(given)
-    if found.is_floating_point() and found.numel():
+    if found.layout is not torch.strided or found.is_nested:
+        raise DataError(f"{what} are in a tensor of layout {found.layout}: give a dense one")
+    if (found.is_floating_point() or found.is_complex() or found.dtype is torch.bool) and found.numel():
         raise DataError(f"{what} are of type {found.dtype}: give whole numbers")
     return _numbers(found)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from uneven.embedding.client import TableStats
 from uneven.embedding.door import TableDoor
+from uneven.errors import ConfigError
 from uneven.run.part import Part, Run
 
 
@@ -28,9 +29,15 @@ class TablesPart(Part):
     def attach(self, run: Run) -> None:
         """Meet the shards: what cannot be is said before the training begins."""
         self._run = run
-        self._tables = next(one for one in run.model.modules() if getattr(one, "uneven_part", None) is self)
+        found = [one for one in run.model.modules() if isinstance(getattr(one, "uneven_part", None), TablesPart)]
+        self._tables = next(one for one in found if one.uneven_part is self)
         self._door.scale = partial(_counts, run)
         _ = self._door.client
+        if self._door.served and len(found) > 1:
+            raise ConfigError(
+                f"the model has {len(found)} collections of tables, and the servers of a run hold one: put all tables "
+                f"into one EmbeddingCollection, and pool rows in the model with torch.nn.functional.embedding_bag"
+            )
 
     def batch_read(self, ids: Any) -> None:
         """Ask for its rows."""

@@ -56,6 +56,10 @@ class BatchIds:
         """The bag of each id, counted over all; shape (n,)."""
         return np.repeat(np.arange(self.batch * self.features), self.sizes.reshape(-1))
 
+    def of_each(self, features: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What each id's feature has, shape (n,), from an array of shape (features,)."""
+        return np.repeat(np.tile(features, self.batch), self.sizes.reshape(-1))
+
     def same(self, other: BatchIds) -> bool:
         """Whether these are the same ids."""
         mine, theirs = (self.lengths, self.weights), (other.lengths, other.weights)
@@ -81,7 +85,7 @@ def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) ->
 
         return BatchIds(turned(values), batch, features, each, None, None if weights is None else turned(weights))
     begins = (np.cumsum(lengths) - lengths.reshape(-1)).reshape(features, batch)
-    order = _ranges(begins.T.reshape(-1), lengths.T.reshape(-1))
+    order = ranges(begins.T.reshape(-1), lengths.T.reshape(-1))
     found = None if weights is None else weights[order]
     return BatchIds(values[order], batch, features, 0, np.ascontiguousarray(lengths.T), found)
 
@@ -96,7 +100,22 @@ def apart(ids: BatchIds) -> BatchIds:
     return by_sample(ids.values[order], lengths, None if ids.weights is None else ids.weights[order])
 
 
-def _ranges(begins: Wholes, lengths: Wholes) -> Wholes:
+def picked(ids: BatchIds, features: Wholes) -> BatchIds:
+    """The bags of some features, in this order; a feature may come several times."""
+    if ids.each:
+
+        def some(one: Any) -> Any:
+            return one.reshape(ids.batch, ids.features, ids.each)[:, features].reshape(-1)
+
+        weights = None if ids.weights is None else some(ids.weights)
+        return BatchIds(some(ids.values), ids.batch, len(features), ids.each, None, weights)
+    begins, lengths = np.cumsum(ids.sizes) - ids.sizes.reshape(-1), ids.sizes[:, features]
+    order = ranges(begins.reshape(ids.sizes.shape)[:, features].reshape(-1), lengths.reshape(-1))
+    weights = None if ids.weights is None else ids.weights[order]
+    return BatchIds(ids.values[order], ids.batch, len(features), 0, lengths, weights)
+
+
+def ranges(begins: Wholes, lengths: Wholes) -> Wholes:
     """begin, begin + 1, … of each, one after the other."""
     ends = np.cumsum(lengths)
     return np.repeat(begins - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
@@ -158,7 +177,7 @@ class Routed:
     Attributes:
         blocks: of each shard that is asked.
         divisors: of the features whose bags are averaged: columns, and the number of ids, one or for each bag.
-        ids: what is asked for.
+        ids: as they came.
     """
 
     batch: int
@@ -251,30 +270,14 @@ class _GroupRoute:
                 yield self._cut(parts, uniform=ids.each == 1)
 
     def _whole(self, ids: BatchIds) -> Bags:
-        count = ids.batch * len(self.features)
-        if ids.each:
-            values, weights = (self._of_all(one, ids) for one in (ids.values, ids.weights))
-            found = np.empty(values.shape, np.int64 if self.grows else np.int32)
-            np.add(values, self.bases[:, None], out=found, casting="unsafe", dtype=np.int64)
-            scale = None if weights is None else np.ascontiguousarray(weights).reshape(-1)
-            return Bags(self.group, self.width, count, found.reshape(-1), ids.each, None, scale)
-        lengths = ids.sizes[:, self.features].reshape(-1)
-        bases = np.repeat(np.tile(self.bases, ids.batch), lengths)
-        if self.all_features:
-            values, weights = ids.values, ids.weights
-        else:
-            begins = (np.cumsum(ids.sizes) - ids.sizes.reshape(-1)).reshape(ids.sizes.shape)
-            order = _ranges(begins[:, self.features].reshape(-1), lengths)
-            values, weights = ids.values[order], None if ids.weights is None else ids.weights[order]
-        found = (values + bases).astype(np.int64 if self.grows else np.int32)
-        return Bags(self.group, self.width, count, found, 0, lengths.astype(np.int32), weights)
-
-    def _of_all(self, values: Any, ids: BatchIds) -> Any:
-        """Shape (batch, features of the group, each)."""
-        if values is None:
-            return None
-        shaped = values.reshape(ids.batch, ids.features, ids.each)
-        return shaped if self.all_features else shaped[:, self.features]
+        mine = ids if self.all_features else picked(ids, self.features)
+        count, kind = ids.batch * mine.features, np.int64 if self.grows else np.int32
+        if mine.each:
+            found = np.empty((ids.batch, mine.features, mine.each), kind)
+            np.add(mine.values.reshape(found.shape), self.bases[:, None], out=found, casting="unsafe", dtype=np.int64)
+            return Bags(self.group, self.width, count, found.reshape(-1), mine.each, None, mine.weights)
+        values = (mine.values + mine.of_each(self.bases)).astype(kind)
+        return Bags(self.group, self.width, count, values, 0, mine.sizes.reshape(-1).astype(np.int32), mine.weights)
 
     def _cut(self, parts: list[tuple[Bags, Wholes]], uniform: bool) -> CutBlock:
         weighted = parts[0][0].weights is not None
@@ -304,15 +307,19 @@ class Router:
         self.columns: dict[str, slice] = {}
         self._table_of: list[int] = []
         at = 0
+        names = iter(tables.columns)
         for number, table in enumerate(tables.tables):
-            for feature in table.features:
-                self.columns[feature] = slice(at, at + table.dim)
+            for _ in table.features:
+                self.columns[next(names)] = slice(at, at + table.dim)
                 self._table_of.append(number)
                 at += table.dim
         self.width = at
         of_feature = [tables.tables[number] for number in self._table_of]
-        # The greatest id of each; a negative one is larger than any if taken for unsigned.
-        self._most = np.array([2**64 - 1 if one.rows is None else one.rows - 1 for one in of_feature], np.uint64)
+        # The greatest id of each; a negative one is larger than any if taken for unsigned. -1 often stands for no id.
+        most = [2**64 - 2 if one.modulo or one.rows is None else one.rows - 1 for one in of_feature]
+        self._most = np.array(most, np.uint64)
+        self._without = np.array([one.no_id is not None for one in of_feature])
+        self._none = np.array([one.no_id or 0 for one in of_feature], np.int64)
         self._modulo = {place: one.held for place, one in enumerate(of_feature) if one.modulo}
         self._asked = np.zeros(len(of_feature), np.int64)
         self._samples = 0
@@ -334,15 +341,16 @@ class Router:
         Raises:
             DataError: an id that its table does not have.
         """
-        ids = self._wrapped(ids) if self._modulo else ids
+        given, ids = ids, self._kept(ids) if self._without.any() else ids
         self._check(ids)
+        ids = self._wrapped(ids) if self._modulo else ids
         self._samples += ids.batch
         self._asked += ids.each * ids.batch if ids.lengths is None else ids.lengths.sum(0)
         blocks = {}
         for shard, groups in self._groups.items():
             if found := tuple(one for group in groups for one in group.blocks(ids)):
                 blocks[shard] = found
-        return Routed(ids.batch, self.width, blocks, tuple(self._divisors(ids)), ids)
+        return Routed(ids.batch, self.width, blocks, tuple(self._divisors(ids)), given)
 
     def _group(self, number: int, group: RowGroup) -> _GroupRoute:
         slices = list(self.columns.values())
@@ -371,12 +379,21 @@ class Router:
     def lookups(self) -> dict[str, float]:
         """Ids a sample of each feature, as they came here."""
         each = (self._asked / max(self._samples, 1)).tolist()
-        return dict(zip(self.columns, each, strict=True))
+        return dict(zip(self._tables.features, each, strict=True))
 
     def sharing(self) -> dict[str, float]:
         """How many ids that came here share a row on average, for each table that takes them modulo its rows."""
         tables = self._tables.tables
         return {tables[at].name: load_of(one.many, tables[at].held) for at, one in self._distinct.items()}
+
+    def _kept(self, ids: BatchIds) -> BatchIds:
+        """The ids except those that stand for none."""
+        gone = ids.of_each(self._without) & (ids.values == ids.of_each(self._none))
+        if not gone.any():
+            return ids
+        lengths = np.bincount(ids.bag_of[~gone], minlength=ids.sizes.size).reshape(ids.sizes.shape)
+        weights = None if ids.weights is None else ids.weights[~gone]
+        return BatchIds(ids.values[~gone], ids.batch, ids.features, 0, lengths, weights)
 
     def _wrapped(self, ids: BatchIds) -> BatchIds:
         values = ids.values.copy()
@@ -399,14 +416,16 @@ class Router:
         if ids.each:
             wrong = unsigned.reshape(ids.batch, ids.features, ids.each) > self._most[:, None]
         else:
-            wrong = unsigned > np.repeat(np.tile(self._most, ids.batch), ids.sizes.reshape(-1))
+            wrong = unsigned > ids.of_each(self._most)
         if not wrong.any():
             return
         place = int(np.flatnonzero(wrong.reshape(-1))[0])
         feature = int(ids.bag_of[place]) % ids.features
         table = self._tables.tables[self._table_of[feature]]
         name, found = list(self.columns)[feature], int(ids.values[place])
-        raise DataError(f"feature {name!r} has the id {found}: table {table.name!r} has the rows 0 to {table.held - 1}")
+        has = "an id for every number but -1" if table.modulo or table.grows else f"the rows 0 to {table.held - 1}"
+        out = f"; if {found} stands for no id, give Table(no_id={found})" if found < 0 and table.no_id is None else ""
+        raise DataError(f"feature {name!r} has the id {found}: table {table.name!r} has {has}{out}")
 
     def _divisors(self, ids: BatchIds) -> Iterator[tuple[slice, Any]]:
         for feature, columns in self._means if ids.each != 1 else []:
@@ -418,22 +437,12 @@ class Router:
 
 def _part_of(ids: BatchIds, part: _CutPart) -> tuple[Bags, Wholes]:
     """The ids of one feature that are on a shard, as its own, and the samples that have one there."""
-    if ids.each:
-        shaped = ids.values.reshape(ids.batch, ids.features, ids.each)[:, part.feature].reshape(-1)
-        of = np.repeat(np.arange(ids.batch), ids.each)
-        weights = ids.weights
-        if weights is not None:
-            weights = weights.reshape(ids.batch, ids.features, ids.each)[:, part.feature].reshape(-1)
-    else:
-        bags = ids.bag_of
-        mine = bags % ids.features == part.feature
-        shaped, of = ids.values[mine], bags[mine] // ids.features
-        weights = None if ids.weights is None else ids.weights[mine]
-    by = bucket(shaped, part.many) if part.many else shaped
+    mine = picked(ids, np.array([part.feature]))
+    by = bucket(mine.values, part.many) if part.many else mine.values
     here = (by >= part.start) & (by < part.stop)
-    counts = np.bincount(of[here], minlength=ids.batch)
+    counts = np.bincount(mine.bag_of[here], minlength=ids.batch)
     samples = np.flatnonzero(counts)
-    values = shaped[here] if part.many else (shaped[here] + (part.base - part.start)).astype(np.int32)
+    values = mine.values[here] if part.many else (mine.values[here] + (part.base - part.start)).astype(np.int32)
     lengths: Ids = counts[samples].astype(np.int32)
-    scale = None if weights is None else weights[here]
+    scale = None if mine.weights is None else mine.weights[here]
     return Bags(0, 1, len(samples), values, 0, lengths, scale), samples

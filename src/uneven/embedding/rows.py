@@ -83,13 +83,14 @@ def zeros(rows: int, dim: int) -> Floats:
     return flat[first : first + rows * dim].reshape(rows, dim)
 
 
-def begin(name: str, seed: int, start: int, stop: int, dim: int, spread: float) -> Floats:
-    """Rows ``start`` to ``stop`` of a table as they begin, uniform within ±spread; shape (stop − start, dim)."""
+def begin(name: str, seed: int, start: int, stop: int, dim: int, spread: tuple[float, float]) -> Floats:
+    """Rows ``start`` to ``stop`` of a table as they begin, uniform within ``spread``; shape (stop − start, dim)."""
+    least, most = spread
     rows = np.empty((stop - start, dim), np.float32)
     for block in range(start // _BLOCK, -(-stop // _BLOCK)):
         first = block * _BLOCK
         made = np.random.default_rng([seed, zlib.crc32(name.encode()), block])
-        values = made.random((_BLOCK, dim), dtype=np.float32) * np.float32(2 * spread) - np.float32(spread)
+        values = made.random((_BLOCK, dim), dtype=np.float32) * np.float32(most - least) + np.float32(least)
         low, high = max(start, first), min(stop, first + _BLOCK)
         rows[low - start : high - start] = values[low - first : high - first]
     return rows

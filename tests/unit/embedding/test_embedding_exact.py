@@ -194,9 +194,15 @@ def test_ids_that_cannot_be_are_refused(closing: list[Any], ids: Any, why: str) 
         (lambda: RowwiseAdagrad(initial_accumulator_value=1e39), r"initial_accumulator_value=1e\+39"),
         (lambda: RowwiseAdagrad(initial_accumulator_value="0"), "initial_accumulator_value='0'"),  # type: ignore[arg-type]
         (lambda: EmbeddingBagCollection([]), "got none"),
-        (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("a", 3, 4, ["b"])]), "table 'a'"),
-        (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("b", 3, 4, ["a"])]), "feature 'a'"),
-        (lambda: EmbeddingBagCollection([nn.Embedding(3, 4)]), "is no Table"),
+        (lambda: EmbeddingBagCollection([Table("a", 3, 4), Table("a", 3, 4, ["b"])]), "tables have the name 'a'"),
+        (lambda: EmbeddingBagCollection([Table("a", 3, 4, ["f", "f"])]), "name 'f@a'"),
+        (lambda: Table("a", 3, 4, scale=(2.0, 1.0)), r"scale=\(2.0, 1.0\)"),
+        (lambda: Table("a", 3, 4, scale=(1.0, 2.0, 3.0)), "scale="),  # type: ignore[arg-type]
+        (lambda: Table("a", 3, 4, scale=(-3e38, 3e38)), "scale="),
+        (lambda: Table("a", 3, 4, scale="wide"), "scale='wide'"),  # type: ignore[arg-type]
+        (lambda: Table("a", 3, 4, no_id=2**63), "no_id="),
+        (lambda: Table("a", 3, 4, no_id=True), "no_id=True"),
+        (lambda: EmbeddingBagCollection([nn.Embedding(3, 4)]), "is not a table"),
         (lambda: EmbeddingBagCollection(TABLES, wire="int8"), "wire='int8'"),
     ],
 )

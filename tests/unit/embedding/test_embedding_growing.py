@@ -73,8 +73,8 @@ def test_random_batches_leave_the_map_whole() -> None:
 
 def test_rows_begin_from_the_id_alone_and_parts_are_even() -> None:
     ids = some(0, 4000)
-    rows = begin_by_id(ids, 5, 8, 0.1)
-    assert (begin_by_id(ids[7:9], 5, 8, 0.1) == rows[7:9]).all()
+    rows = begin_by_id(ids, 5, 8, (-0.1, 0.1))
+    assert (begin_by_id(ids[7:9], 5, 8, (-0.1, 0.1)) == rows[7:9]).all()
     assert abs(rows.mean()) < 0.002
     assert 0.099 < rows.max() <= 0.1
     assert abs(np.corrcoef(rows.T) - np.eye(8)).max() < 0.08

@@ -112,7 +112,7 @@ def test_ids_without_a_row_share_one_and_an_evaluation_is_no_sighting(made: Any)
 
 def test_ids_modulo_rows_are_told_how_many_share_one(made: Any) -> None:
     tables = made(tables=[Table("a", 100, 4, modulo=True)])
-    ids = torch.arange(1000).unsqueeze(1) - 500
+    ids = torch.arange(1000).unsqueeze(1) - 2000
     values = tables(ids).values()
     assert torch.equal(values[:100], values[100:200])
     assert tables.stats().sharing["a"] == pytest.approx(10, rel=0.05)
