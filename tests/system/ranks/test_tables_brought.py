@@ -23,8 +23,12 @@ def rows_of_one_process(state: dict[str, Tensor], batches: list[tuple[Tensor, Te
     """What plain tensors become in the same steps; a table has one row more, that of the padding, at its begin."""
     both, mean = (state[f"tables.embedding_bags.{name}.weight"] for name in ("both", "mean"))
     both = torch.cat([torch.zeros(1, 4), both]).requires_grad_()
-    found = {"both": both, "mean": mean.clone().requires_grad_(),
-             "weight": state["top.weight"].clone().requires_grad_(), "bias": state["top.bias"].clone().requires_grad_()}
+    found = {
+        "both": both,
+        "mean": mean.clone().requires_grad_(),
+        "weight": state["top.weight"].clone().requires_grad_(),
+        "bias": state["top.bias"].clone().requires_grad_(),
+    }
     optimizer = torch.optim.SGD(found.values(), lr=0.5)
     for ids, target in batches:
         left, right = ids.unbind(1)

@@ -273,13 +273,13 @@ def test_without_pooling_an_id_that_stands_for_none_has_zeros(made: Any) -> None
 
 
 @pytest.mark.parametrize("table", [Table("t", 9, 4), Table("t", 9, 4, modulo=True), Table("t", None, 4)])
-@brought("tables", "HugeCTR", "−1 as \"no id\", of a table that does not say so", refused=True)
+@brought("tables", "HugeCTR", '−1 as "no id", of a table that does not say so', refused=True)
 def test_minus_one_is_no_id_that_has_a_row(made: Any, table: Table) -> None:
     with refusal(r"'t' has the id -1: .*Table\(no_id=-1\)"):
         made([table])(torch.tensor([[3], [-1]]))
 
 
-@brought("tables", "PyTorch", "`nn.EmbeddingBag(mode=\"max\")`: rows of an `EmbeddingCollection`, pooled in the model")
+@brought("tables", "PyTorch", '`nn.EmbeddingBag(mode="max")`: rows of an `EmbeddingCollection`, pooled in the model')
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_maximum_of_rows_is_pooled_in_the_model(made: Any, shards: int) -> None:
     with pytest.raises(ConfigError, match=r"pooling='max'\): .* pool the rows of an EmbeddingCollection"):
