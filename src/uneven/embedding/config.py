@@ -10,7 +10,7 @@ import inspect
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -241,13 +241,15 @@ _INSTEAD = {
 }
 
 
-def tables_of(given: Iterable[Any], *, pooled: bool = True) -> tuple[Table, ...]:
+def tables_of(given: Any, *, pooled: bool = True) -> tuple[Table, ...]:
     """Return tables as they are, and those that an object describes as TorchRec's ``EmbeddingBagConfig`` does, or, if
     not ``pooled``, its ``EmbeddingConfig``.
 
     Raises:
         ConfigError: something is neither, or has a field that tables cannot honour.
     """
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"tables of type {type(given).__name__}: give a list, as embedding_bag_configs() of TorchRec's")
     return tuple(one if isinstance(one, Table) else _as_table(one, pooled) for one in given)
 
 
@@ -290,7 +292,7 @@ def _as_table(given: Any, pooled: bool) -> Table:
 def _ignored(given: Any) -> Iterator[str]:
     """Attributes of a foreign description that say something, and that nothing here reads."""
     own, declared = getattr(given, "__dict__", {}), getattr(given, "__dataclass_fields__", {})
-    for name in dir(given):
+    for name in sorted({*dir(given), *(given if isinstance(given, Mapping) else ())}):
         value = getattr(given, name, None)
         method = inspect.isroutine(value) and name not in own and name not in declared
         if not (name.startswith("_") or name in _KNOWN or method):

@@ -2,7 +2,8 @@
 
 * a tensor of shape (batch, features): one id each; (batch, features, n): n each;
 * a dictionary: feature → a tensor of shape (batch,) or (batch, n), or (values, offsets), or (values, offsets, weights),
-  with offsets as ``torch.nn.EmbeddingBag`` takes them: where each bag begins;
+  with offsets as ``torch.nn.EmbeddingBag`` takes them without ``include_last_offset``: where each
+  bag begins;
 * ``torch.nested`` tensors as entries of a dictionary, one bag in each component;
 * whatever answers ``keys()``, ``values()`` and ``lengths()`` as TorchRec's ``KeyedJaggedTensor`` does, with
   ``inverse_indices`` if its features have different numbers of bags.

@@ -169,6 +169,25 @@ def test_fields_that_tables_cannot_honour_are_refused(fields: dict[str, Any], wh
         EmbeddingBagCollection([EmbeddingBagConfig(**fields)])
 
 
+class Settings(dict[str, Any]):
+    """A dictionary whose entries are attributes, as settings libraries have them."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+
+FIELDS: dict[str, Any] = {
+    "name": "t",
+    "num_embeddings": 9,
+    "embedding_dim": 4,
+    "feature_names": ["f"],
+    "pooling": "sum",
+}
+
+
 class Named(nn.EmbeddingBag):
     name, feature_names, pooling = "t", ["f"], "sum"
 
@@ -182,8 +201,8 @@ OTHERS: list[tuple[str, str, Any, str]] = [
     ("TorchRec", "`EmbeddingConfig` in `EmbeddingBagCollection`", EmbeddingConfig(), "no pooling.*EmbeddingCollection"),
     ("TorchRec", "`EmbeddingTableConfig` with `is_weighted`", EmbeddingBagConfig(), "is_weighted=True"),
     ("HugeCTR", "`EmbeddingTableConfig`", SimpleNamespace(name="t", max_vocabulary_size=9, ev_size=4), "not a table"),
-    ("any", "a description with a field that tables do not know", SimpleNamespace(
-        name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"], pooling="sum", max_norm=1.0), "max_norm=1.0"),
+    ("any", "a description with a field that tables do not know", SimpleNamespace(**FIELDS, max_norm=1.0), "max_norm=1.0"),
+    ("any", "a dictionary with attributes and such a field", Settings(FIELDS, padding_idx=0), "padding_idx=0"),
 ]  # fmt: skip
 OTHERS[5][2].is_weighted = True
 
@@ -195,6 +214,12 @@ OTHERS[5][2].is_weighted = True
 def test_what_is_not_a_table_is_refused(given: Any, why: str) -> None:
     with refusal(why):
         EmbeddingBagCollection([given])
+
+
+@brought("tables", "TorchRec", "one `EmbeddingBagConfig` without a list", refused=True)
+def test_a_table_without_a_list_is_refused() -> None:
+    with refusal("type EmbeddingBagConfig: give a list"):
+        EmbeddingBagCollection(EmbeddingBagConfig())  # type: ignore[arg-type]
 
 
 SHARED = [
@@ -322,7 +347,12 @@ def test_features_with_bags_that_several_samples_have(made: Any, shards: int) ->
                {name: weight(ours, name) for name in ("one", "two")}.items())  # fmt: skip
 
 
-@brought("tables", "TorchRec", "the same without `inverse_indices`", refused=True)
+@brought(
+    "tables",
+    "TorchRec",
+    "`KeyedJaggedTensor` with a batch of its own per feature, without `inverse_indices`",
+    refused=True,
+)
 def test_features_with_other_numbers_of_bags_are_refused(made: Any) -> None:
     with refusal(r"have \[2, 3\] bags: .*inverse_indices"):
         made(SHARED)(Keyed(VARIED))
@@ -332,7 +362,7 @@ def test_features_with_other_numbers_of_bags_are_refused(made: Any) -> None:
         made(SHARED)(broken)
 
 
-@brought("tables", "TorchRec", "the same without `inverse_indices` in `EmbeddingCollection`")
+@brought("tables", "TorchRec", "`KeyedJaggedTensor` with a batch of its own per feature in `EmbeddingCollection`")
 def test_without_pooling_features_may_have_other_numbers_of_bags(made: Any) -> None:
     ours = made(SHARED, EmbeddingCollection, shards=2)
     out, rows = ours(Keyed(VARIED)), {name: weight(ours, name) for name in ("one", "two")}
