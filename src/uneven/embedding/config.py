@@ -249,7 +249,7 @@ def tables_of(given: Any, *, pooled: bool = True) -> tuple[Table, ...]:
         ConfigError: something is neither, or has a field that tables cannot honour.
     """
     if not isinstance(given, Iterable):
-        raise ConfigError(f"tables of type {type(given).__name__}: give a list, as embedding_bag_configs() of TorchRec's")
+        raise ConfigError(f"tables of type {type(given).__name__}: give a list of them")
     return tuple(one if isinstance(one, Table) else _as_table(one, pooled) for one in given)
 
 

@@ -201,7 +201,7 @@ OTHERS: list[tuple[str, str, Any, str]] = [
     ("TorchRec", "`EmbeddingConfig` in `EmbeddingBagCollection`", EmbeddingConfig(), "no pooling.*EmbeddingCollection"),
     ("TorchRec", "`EmbeddingTableConfig` with `is_weighted`", EmbeddingBagConfig(), "is_weighted=True"),
     ("HugeCTR", "`EmbeddingTableConfig`", SimpleNamespace(name="t", max_vocabulary_size=9, ev_size=4), "not a table"),
-    ("any", "a description with a field that tables do not know", SimpleNamespace(**FIELDS, max_norm=1.0), "max_norm=1.0"),
+    ("any", "a description with a field that tables do not know", SimpleNamespace(**FIELDS, max_norm=1), "max_norm=1"),
     ("any", "a dictionary with attributes and such a field", Settings(FIELDS, padding_idx=0), "padding_idx=0"),
 ]  # fmt: skip
 OTHERS[5][2].is_weighted = True
@@ -332,7 +332,7 @@ VARIED = {"f": [[1, 2], [7, 7, 39]], "g": [[3], [4, 0], []]}
 INVERSE = {"g": [0, 1, 2, 0], "f": [1, 0, 0, 1]}
 
 
-@brought("tables", "TorchRec", "`KeyedJaggedTensor` with a batch of its own per feature and `inverse_indices`")
+@brought("tables", "TorchRec", "`KeyedJaggedTensor` with a batch per feature and `inverse_indices`")
 @pytest.mark.parametrize("shards", [1, 3])
 def test_features_with_bags_that_several_samples_have(made: Any, shards: int) -> None:
     ours, plain = made(SHARED, shards=shards), made(SHARED, shards=shards)
@@ -350,7 +350,7 @@ def test_features_with_bags_that_several_samples_have(made: Any, shards: int) ->
 @brought(
     "tables",
     "TorchRec",
-    "`KeyedJaggedTensor` with a batch of its own per feature, without `inverse_indices`",
+    "`KeyedJaggedTensor` with a batch per feature, without `inverse_indices`",
     refused=True,
 )
 def test_features_with_other_numbers_of_bags_are_refused(made: Any) -> None:
@@ -362,7 +362,7 @@ def test_features_with_other_numbers_of_bags_are_refused(made: Any) -> None:
         made(SHARED)(broken)
 
 
-@brought("tables", "TorchRec", "`KeyedJaggedTensor` with a batch of its own per feature in `EmbeddingCollection`")
+@brought("tables", "TorchRec", "`KeyedJaggedTensor` with a batch per feature in `EmbeddingCollection`")
 def test_without_pooling_features_may_have_other_numbers_of_bags(made: Any) -> None:
     ours = made(SHARED, EmbeddingCollection, shards=2)
     out, rows = ours(Keyed(VARIED)), {name: weight(ours, name) for name in ("one", "two")}
