@@ -8,6 +8,7 @@ constructor recursion depth mismatch". What several threads of a program read, t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from threading import RLock
 from typing import IO, Any
@@ -34,7 +35,11 @@ def load_arrays(file: Path | IO[bytes], names: Iterable[str] | None = None) -> d
 
     Raises:
         KeyError: one that is named is not there.
-        OSError, ValueError: as ``numpy.load`` does.
+        OSError, ValueError, BadZipFile: as ``numpy.load`` does.
     """
-    with _reading, np.load(file, allow_pickle=False) as held:
+    with (
+        _reading,
+        file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened,  # NumPy leaves a damaged one open
+        np.load(opened, allow_pickle=False) as held,
+    ):
         return {name: held[name] for name in (held.files if names is None else names)}

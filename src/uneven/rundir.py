@@ -228,7 +228,7 @@ def clear_expendable(run_directory: Path, rank: int) -> None:
 def expendable_of(run_directory: Path, rank: int) -> Expendable | None:
     """The worker's own :func:`mark_expendable`; None if it has said nothing."""
     try:
-        return Expendable(*json.loads(_mark("expendable", run_directory, rank).read_text(encoding="utf-8")))
+        return Expendable(*json.loads(_mark("expendable", run_directory, rank).read_bytes()))
     except FileNotFoundError:
         return None
 

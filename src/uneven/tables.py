@@ -28,7 +28,7 @@ def document(data: bytes | str, source: str) -> dict[str, Any]:
         ConfigError: it is none; names the source and, where there is one, the line.
     """
     try:
-        return tomllib.loads(data if isinstance(data, str) else data.decode("utf-8"))
+        return tomllib.loads((data if isinstance(data, str) else data.decode("utf-8")).removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         problem = f"byte {error.object[error.start]:#x} in line {line} is not UTF-8: save the file as UTF-8"

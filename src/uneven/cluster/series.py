@@ -113,7 +113,7 @@ def _csv_column(path: Path, recorded: Recorded) -> tuple[float, ...]:
     if recorded.column is None or recorded.row is not None or recorded.key is not None:
         raise ConfigError(f'{recorded}: from a CSV file take a column, as column = "load" or column = 0')
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"cannot read {path}: {reason(error)}") from error

@@ -285,7 +285,7 @@ class EmbeddingCollection(EmbeddingBagCollection):
 
 def _measured(folder: Path) -> MeasuredTables:
     try:
-        return MeasuredTables.read((folder / _MEASURED).read_text(encoding="utf-8"))
+        return MeasuredTables.read((folder / _MEASURED).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"placed_by={str(folder)!r}: {reason(error)}; give a folder of save()") from error
 

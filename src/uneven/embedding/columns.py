@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,21 +20,25 @@ for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
     _NIBBLES[list(_digits)] = range(16)
 
 
+_WORDS = {b"1": [b"True", b"TRUE", b"true"], b"0": [b"False", b"FALSE", b"false"]}
+_INTEGERS = 2**63
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Columns of a log, from 0; the defaults are those of Criteo's.
 
     Attributes:
-        clicked: 0 or 1.
+        clicked: 0 or 1, or true or false; None for a log without labels, which are NaN then.
         numbers: an empty one is 0.
         ids: an empty one is 0.
-        kind: of the ids: "hex" digits, at most 15; "int"; or "text", whose id is a hash (FNV-1a, 63 bits).
+        kind: of the ids in text: "hex" digits, at most 15; "int"; or "text", whose id is a hash (FNV-1a, 63 bits).
 
     Raises:
-        ConfigError: a column twice, or another kind.
+        ConfigError: a column twice, one that is not a number from 0, none at all, or another kind.
     """
 
-    clicked: int = 0
+    clicked: int | None = 0
     numbers: tuple[int, ...] = tuple(range(1, 14))
     ids: tuple[int, ...] = tuple(range(14, 40))
     kind: str = "hex"
@@ -41,9 +46,22 @@ class Columns:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"Columns(kind={self.kind!r}): it is one of {', '.join(_KINDS)}")
-        every = (self.clicked, *self.numbers, *self.ids)
-        if len(set(every)) < len(every) or min(every) < 0:
-            raise ConfigError(f"Columns: {list(every)} names a column twice, or one below 0")
+        every = [*self.valued, *self.ids]
+        for one in every:
+            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+                raise ConfigError(f"Columns: column {one!r} is not a number: count the columns of the file from 0")
+        if len(set(every)) < max(1, len(every)):
+            raise ConfigError(f"Columns: {every} names a column twice, or none")
+
+    @property
+    def valued(self) -> tuple[int, ...]:
+        """The label's, if there is one, and those of numbers."""
+        return (*([] if self.clicked is None else [self.clicked]), *self.numbers)
+
+    @property
+    def needed(self) -> int:
+        """How many columns a file has at least."""
+        return max(*self.valued, *self.ids, 0) + 1
 
 
 class LogRows(NamedTuple):
@@ -54,52 +72,112 @@ class LogRows(NamedTuple):
     clicked: Floats
 
 
-def read_text(lines: list[bytes], columns: Columns, where: str) -> LogRows:
-    """Rows of fields that tabs divide.
+def is_header(fields: list[bytes], columns: Columns) -> bool:
+    """Whether a first line names columns: no field of it is what the column holds, and no two are the same."""
+    typed = columns.valued or (() if columns.kind == "text" else columns.ids)
+    names = {fields[place] for place in typed}
+    for one in names:
+        with suppress(ValueError):
+            as_floats(np.array([one])) if columns.valued else as_ids(np.array([one]), columns.kind)
+            return False
+    return len(names) == len(typed) > 0
+
+
+def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: int, divider: bytes = b"\t") -> LogRows:
+    """Rows of fields, in lines that are not empty.
 
     Args:
-        where: of the first line, for messages.
+        path: of the file, for messages; so is ``row``, the number of the first.
+        width: fields of each line.
+        divider: of fields.
 
     Raises:
-        DataError: a row of another number of fields than the first, or a field that is no such value.
+        DataError: a row of another number of fields, or a field that is no such value.
     """
-    if not lines:
-        ids, numbers = np.zeros((0, len(columns.ids)), np.int64), np.zeros((0, len(columns.numbers)), np.float32)
-        return LogRows(ids, numbers, np.zeros(0, np.float32))
-    width = lines[0].count(b"\t") + 1
-    for place, line in enumerate(lines):
-        if line.count(b"\t") != width - 1:
-            raise DataError(f"{where}, {place} rows later: {line.count(9) + 1} fields, and {width} in the row before")
-    needed = max(columns.clicked, *columns.numbers, *columns.ids, 0)
-    if needed >= width:
-        raise DataError(f"{where}: {width} fields, and columns up to {needed} are asked for, counted from 0")
-    fields = np.array(b"\t".join(lines).split(b"\t")).reshape(len(lines), width)
     try:
-        numbers = _floats(fields[:, list(columns.numbers)])
-        clicked = _floats(fields[:, columns.clicked])
-        return LogRows(_ids(fields[:, list(columns.ids)], columns.kind), numbers, clicked)
+        text = divider.join(lines)
+        if found := next((one for one in (b"\0", b"\r") if one in text), None):
+            raise ValueError(f"the character {found!r} in a line: save the file as UTF-8, with line ends of Linux")
+        if text[:1] == b'"' or divider + b'"' in text:
+            raise ValueError("a field in quotation marks: write the file without them (csv.QUOTE_NONE)")
+        if wrong := next((one for one in lines if one.count(divider) != width - 1), None):
+            raise ValueError(f"{wrong.count(divider) + 1} fields, and {width} in the first line")
+        fields = np.array(text.split(divider) if lines else [], np.bytes_).reshape(len(lines), width)
+        numbers = as_floats(fields[:, list(columns.numbers)])
+        clicked = np.full(len(lines), np.nan, np.float32)
+        if columns.clicked is not None:
+            clicked = as_floats(fields[:, columns.clicked], labels=True)
+        return LogRows(as_ids(fields[:, list(columns.ids)], columns.kind), numbers, clicked)
     except ValueError as error:
-        raise DataError(f"{where} and {len(lines) - 1} rows after it: {error}") from error
+        if len(lines) > 1:  # one of them alone fails, too
+            for place, line in enumerate(lines):
+                read_text([line], columns, path, row + place, width, divider)
+        raise DataError(f"{path}, row {row}: {error}") from error
+
+
+def as_floats(values: npt.NDArray[Any], *, labels: bool = False) -> Floats:
+    """Columns of numbers or bytes; a missing one, also NaN, is 0.
+
+    Raises:
+        ValueError: one that is not a finite number, or a label that is missing.
+    """
+    if values.dtype.kind not in "biufS":
+        raise ValueError(f"numbers of type {values.dtype}: give integers or floats")
+    with np.errstate(over="ignore"):
+        found = _parsed(values) if values.dtype.kind == "S" else values.astype(np.float32)
+    if np.isinf(found).any():
+        raise ValueError("a number that is not finite in 32 bits")
+    if labels and np.isnan(found).any():
+        raise ValueError("a label is missing: leave out rows without one, or take clicked=None for a log without any")
+    return np.nan_to_num(found, copy=False)
 
 
 def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
-    """A column of numbers or bytes as ids; shape as it is.
+    """Columns of numbers or bytes as ids; NaN is 0.
 
     Raises:
         ValueError: a value that is no such id.
     """
-    if values.dtype.kind in "iu":
-        return values.astype(np.int64)
-    return _ids(values.astype(np.bytes_), kind)
+    if values.dtype.kind == "f":
+        filled = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)
+        wrong = (filled != np.floor(filled)) | (np.abs(filled) > 2.0 ** (np.finfo(values.dtype).nmant + 1))
+    elif values.dtype.kind in "biu":
+        filled, wrong = values, values >= _INTEGERS if values.dtype == np.uint64 else np.zeros(1, bool)
+    elif values.dtype.kind == "S":
+        return _ids(values, kind)
+    else:
+        raise ValueError(f"ids of type {values.dtype}: give whole numbers")
+    if wrong.any():
+        raise ValueError(f"{filled[wrong][0]!s} is not a whole number that is exact in 64 bits: give integers, or text")
+    return filled.astype(np.int64)
 
 
-def _floats(fields: npt.NDArray[Any]) -> Floats:
-    return np.where(fields == b"", b"0", fields).astype(np.float32)
+def _parsed(values: npt.NDArray[Any]) -> Floats:
+    _plain(values)
+    filled = np.where(values == b"", b"nan", values)
+    try:
+        return filled.astype(np.float32)
+    except ValueError:
+        for digit, words in _WORDS.items():
+            filled = np.where(np.isin(filled, words), digit, filled)
+        return filled.astype(np.float32)
+
+
+def _plain(values: npt.NDArray[Any]) -> None:
+    """Refuse 1_000, which is a number to Python and to no other reader."""
+    if (np.ascontiguousarray(values).view(np.uint8) == ord("_")).any():
+        raise ValueError("'_' in a number")
 
 
 def _ids(fields: npt.NDArray[Any], kind: str) -> Wholes:
     if kind == "int":
-        return np.where(fields == b"", b"0", fields).astype(np.int64)
+        _plain(fields)
+        try:
+            return np.where(fields == b"", b"0", fields).astype(np.int64)
+        except OverflowError:
+            raise ValueError("an id that has more than 64 bits: take kind='text'") from None
+        except ValueError:  # whole numbers as a column with gaps writes them, 12.0
+            return as_ids(np.where(fields == b"", b"0", fields).astype(np.float64), kind)
     width = fields.dtype.itemsize
     letters = np.ascontiguousarray(fields).view(np.uint8).reshape(*fields.shape, width)
     return _hashed(letters) if kind == "text" else _of_hex(letters)

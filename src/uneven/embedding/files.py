@@ -113,7 +113,7 @@ class TableFiles:
         ranges = [
             (table, start, stop)
             for mark in sorted(Path(folder).glob("shard-*.json"))
-            for table, start, stop in json.loads(mark.read_text(encoding="utf-8"))["ranges"]
+            for table, start, stop in json.loads(mark.read_bytes())["ranges"]
         ]
         for held in holding:
             _check_once(folder, held, [(start, stop) for table, start, stop in ranges if table == held.table])
@@ -181,7 +181,7 @@ def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[No
 
 def _said(folder: Path, number: int) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((folder / f"shard-{number}.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((folder / f"shard-{number}.json").read_bytes())
     except (FileNotFoundError, ValueError):  # nothing was ever written there, or only half of it
         return {}
     return found

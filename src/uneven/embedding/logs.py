@@ -4,31 +4,43 @@ A stream has no index by which workers could each take samples at their own pace
 counted where it is opened, and each worker reads and parses those that it has taken from the counter of all, in its
 own reader processes. So each row is parsed once, fast trainers take more, and what was left of a pass when a state was
 saved is read when the run goes on. Text is found by the place of every 256th line; of Parquet, which has row groups, a
-worker decodes each group that it has rows of.
+worker decodes each group that it has rows of. What gzip has packed is unpacked from its beginning by each process that
+reads, as far as its rows: slow only if rows are asked for in another order than the file's.
 """
 
 from __future__ import annotations
 
+import gzip
+import os
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.embedding.columns import Columns, LogRows, Wholes, as_ids, read_text
-from uneven.errors import ConfigError, DataError
+from uneven.embedding.columns import Columns, LogRows, Wholes, as_floats, as_ids, is_header, read_text
+from uneven.errors import ConfigError, DataError, UnevenError
 from uneven.npy import load_array, load_arrays
 
 _STEP = 256
 """Lines from one known place to the next."""
 _BLOCK_BYTES = 1 << 22
+_FOREIGN = {
+    b"BZh": "packed by bzip2", b"\xfd7zXZ": "packed by xz", b"\x28\xb5\x2f\xfd": "packed by zstd",
+    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+}  # fmt: skip
+"""First bytes of what is no text of ours."""
 
+_Path = str | Path
 LogBatch = tuple[Tensor, Tensor, Tensor]
 """ids of shape (n, fields), numbers of shape (n, numbers), clicked of shape (n,)."""
 
@@ -40,24 +52,27 @@ class ClickLog:
     parse, and hold at most ``prefetch_factor`` batches each.
 
     Args:
-        files: text whose fields tabs divide, ``.parquet`` (needs pyarrow), or ``.npz`` of :func:`write_log`.
+        files: one path or several. Text whose fields tabs divide, or commas in ``.csv``, also packed by gzip, with a
+            line of names or without; ``.parquet`` (needs pyarrow); or ``.npz`` of :func:`write_log`.
         columns: what is in them; Criteo's by default. Of Parquet they are counted as in its schema.
         index: a folder in which the places of lines are kept for the next who opens it; None for nowhere.
 
     Raises:
         ConfigError: no file.
-        DataError: one that cannot be read.
+        DataError: one that cannot be read, or no row in any.
     """
 
     def __init__(
-        self, files: Iterable[str | Path], *, columns: Columns | None = None, index: str | Path | None = None
+        self, files: _Path | Iterable[_Path], *, columns: Columns | None = None, index: _Path | None = None
     ) -> None:
         self.columns = columns or Columns()
-        paths = [Path(one) for one in files]
+        paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
         if not paths:
             raise ConfigError("ClickLog: give at least one file")
         self._files = [_opened(one, self.columns, None if index is None else Path(index)) for one in paths]
-        self._ends = list(accumulate(len(one) for one in self._files))
+        self._ends = list(accumulate(one.rows for one in self._files))
+        if not self._ends[-1]:
+            raise DataError(f"ClickLog: there is no row in {', '.join(map(str, paths))}")
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -71,8 +86,12 @@ class ClickLog:
 
         Raises:
             DataError: one that is malformed.
+            IndexError: one that is not there.
         """
-        found = [self._files[file].read(start, stop) for file, start, stop in self._runs(indices)]
+        found = []
+        for file, start, stop in self._runs([range(len(self))[one] for one in indices]):
+            with _readable(self._files[file].path):
+                found.append(self._files[file].read(start, stop))
         ids, numbers, clicked = (np.concatenate(one) for one in zip(*found, strict=True))
         return torch.from_numpy(ids), torch.from_numpy(numbers), torch.from_numpy(clicked)
 
@@ -87,7 +106,7 @@ class ClickLog:
         pairs = list(zip(indices, files, strict=True))
         for (file, _), run in groupby(enumerate(pairs), lambda one: (one[1][1], one[1][0] - one[0])):
             rows = [index for _, (index, _) in run]
-            before = self._ends[file] - len(self._files[file])
+            before = self._ends[file] - self._files[file].rows
             yield file, rows[0] - before, rows[-1] + 1 - before
 
 
@@ -102,7 +121,7 @@ def write_log(samples: Iterable[tuple[Any, Any, Any]], folder: str | Path, *, ro
         The files, in their order.
 
     Raises:
-        DataError: there is no sample.
+        DataError: there is no sample, or one that holds something else than whole ids and numbers.
     """
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
@@ -110,10 +129,13 @@ def write_log(samples: Iterable[tuple[Any, Any, Any]], folder: str | Path, *, ro
     kept: list[tuple[Any, Any, Any]] = []
 
     def write() -> None:
-        ids, numbers, clicked = zip(*kept, strict=True)
+        try:
+            ids, numbers, clicked = map(np.array, zip(*kept, strict=True))
+            found = LogRows(as_ids(ids, "int"), as_floats(numbers), as_floats(clicked, labels=True))
+        except ValueError as error:
+            raise DataError(f"write_log: {len(kept)} samples from {len(made) * rows} on: {error}") from error
         made.append(where / f"rows-{len(made):06d}.npz")
-        arrays = np.array(ids, np.int64), np.array(numbers, np.float32), np.array(clicked, np.float32)
-        np.savez(made[-1], **dict(zip(LogRows._fields, arrays, strict=True)))  # type: ignore[arg-type]
+        np.savez(made[-1], **found._asdict())
         kept.clear()
 
     for one in samples:
@@ -127,71 +149,132 @@ def write_log(samples: Iterable[tuple[Any, Any, Any]], folder: str | Path, *, ro
     return made
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError, LookupError, NotImplementedError, zlib.error, BadZipFile) as error:
+        if isinstance(error, UnevenError):
+            raise
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
 class _LogFile(ABC):
     """One file, of so many rows."""
 
+    path: Path
     rows: int
-
-    def __len__(self) -> int:
-        return self.rows
 
     @abstractmethod
     def read(self, start: int, stop: int) -> LogRows:
         """These rows."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": None}
+
 
 def _opened(path: Path, columns: Columns, index: Path | None) -> _LogFile:
-    try:
-        if path.suffix == ".parquet":
+    with _readable(path):
+        if path.is_dir():
+            raise DataError(f"{path} is a folder: give the files in it")
+        with path.open("rb") as file:
+            head = file.read(4)
+        if path.suffix == ".parquet" or head == b"PAR1":
             return _ParquetFile(path, columns)
-        return _ArrayFile(path) if path.suffix == ".npz" else _TextFile(path, columns, index)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        if head == b"PK\3\4":
+            return _ArrayFile(path)
+        if path.suffix == ".npz":
+            raise DataError(f"{path} is not a file of write_log")
+        return _TextFile(path, columns, index, packed=head[:2] == b"\x1f\x8b")
 
 
 class _TextFile(_LogFile):
-    def __init__(self, path: Path, columns: Columns, index: Path | None) -> None:
-        self._path, self._columns = path, columns
-        stat = path.stat()
-        kept = None
-        if index is not None:
-            name = zlib.crc32(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}".encode())
-            kept = index / f"{path.name}.{name:08x}.npy"
-        if kept is not None and kept.exists():
-            found = load_array(kept)
-        else:
-            found = _places(path)
-            if kept is not None:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                part = kept.with_suffix(f".{id(self):x}.part")
-                with part.open("wb") as file:
-                    np.save(file, found)
-                part.replace(kept)
+    def __init__(self, path: Path, columns: Columns, index: Path | None, packed: bool) -> None:
+        self.path, self._columns, self._packed = path, columns, packed
+        self._divider = b"," if ".csv" in path.name.lower() else b"\t"
+        self._held: tuple[int, IO[bytes], int, bytes] | None = None
+        with self._open() as file:
+            first = next((one for one in file if one.strip(b"\r\n\xef\xbb\xbf")), b"")
+            begin = file.tell() - len(first)
+            for start, what in _FOREIGN.items():
+                if first.startswith(start):
+                    raise DataError(f"{path} is {what}: write it as UTF-8 text, packed by gzip or not at all")
+            if first.startswith(b"\xef\xbb\xbf"):
+                begin, first = begin + 3, first[3:]
+            line = first.removesuffix(b"\n").removesuffix(b"\r")
+            fields = line.split(self._divider)
+            self._width = len(fields)
+            if first and self._width < columns.needed:
+                raise DataError(
+                    f"{path}: {self._width} fields divided by {self._divider.decode()!r}, and columns up to "
+                    f"{columns.needed - 1} are asked for, counted from 0"
+                )
+            if first and b"\r" not in line and is_header(fields, columns):
+                begin += len(first)
+            found = _kept_places(path, file, begin, index)
         self.rows, self._places = int(found[-1]), found[:-1]
 
     def read(self, start: int, stop: int) -> LogRows:
         first, last = start // _STEP, -(-stop // _STEP)
-        with self._path.open("rb") as file:
-            file.seek(int(self._places[first]))
-            text = file.read(int(self._places[last]) - int(self._places[first]))
-        lines = text.split(b"\n")[start - first * _STEP : stop - first * _STEP]
-        lines = [one.removesuffix(b"\r") for one in lines]
-        return read_text(lines, self._columns, f"{self._path}, row {start}")
+        text = self._text(int(self._places[first]), int(self._places[last]))
+        lines = [line for one in text.split(b"\n") if (line := one.removesuffix(b"\r"))]
+        lines = lines[start - first * _STEP : stop - first * _STEP]
+        if len(lines) < stop - start:
+            raise DataError(f"{self.path} is shorter than when it was opened")
+        return read_text(lines, self._columns, self.path, start, self._width, self._divider)
+
+    def _open(self) -> IO[bytes]:
+        return gzip.open(self.path) if self._packed else self.path.open("rb")
+
+    def _text(self, begin: int, end: int) -> bytes:
+        if not self._packed:
+            with self._open() as file:
+                file.seek(begin)
+                return file.read(end - begin)
+        # Taken, so that no other thread reads from it; and a process that was forked would move its parent's place.
+        held = self.__dict__.pop("_held", None)
+        process, file, at, text = held if held and held[0] == os.getpid() else (os.getpid(), self._open(), 0, b"")
+        if not at <= begin <= at + len(text):
+            file.seek(begin)
+            at, text = begin, b""
+        text = text[begin - at :]
+        text += file.read(max(0, end - begin - len(text)))
+        self._held = process, file, begin, text  # batches begin and end within a step
+        return text[: end - begin]
 
 
-def _places(path: Path) -> Wholes:
-    """Where every 256th line begins, where the text ends, and how many lines there are."""
-    found, lines, at, last = [0], 0, 0, b""
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-            first = -lines % _STEP or _STEP  # the so many-th line end from here begins a new step
-            found += (at + ends[first - 1 :: _STEP] + 1).tolist()
-            lines, at, last = lines + len(ends), at + len(block), block[-1:]
-    if last not in (b"", b"\n"):
-        lines += 1
-    if not lines % _STEP and lines and found[-1] >= at:
-        found.pop()  # a step that begins where the text ends
+def _kept_places(path: Path, file: IO[bytes], begin: int, index: Path | None) -> Wholes:
+    if index is None:
+        return _places(file, begin)
+    stat = path.stat()
+    name = zlib.crc32(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns} {begin}".encode())
+    kept = index / f"{path.name}.{name:08x}.npy"
+    if kept.exists():
+        with _readable(kept):
+            return load_array(kept)
+    found = _places(file, begin)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(f".{id(found):x}.part")
+    with part.open("wb") as out:
+        np.save(out, found)
+    part.replace(kept)
+    return found
+
+
+def _places(file: IO[bytes], begin: int) -> Wholes:
+    """Where every 256th line begins, where the text ends, and how many lines there are. Empty lines do not count."""
+    file.seek(begin)
+    found, lines, at, rest, block = [], 0, begin, b"", b"-"
+    while block:
+        block = file.read(_BLOCK_BYTES)
+        text = rest + (block or b"\n")  # the last line may lack its end
+        whole, rest = text[: text.rfind(b"\n") + 1], text[text.rfind(b"\n") + 1 :]
+        letters = np.frombuffer(whole, np.uint8)
+        ends = np.flatnonzero(letters == 10)
+        begins = np.concatenate([[0], ends + 1])[: len(ends)]
+        begins = begins[(ends - begins > 1) | ((ends > begins) & (letters[begins] != 13))]
+        found += (at + begins[-lines % _STEP :: _STEP]).tolist()
+        lines, at = lines + len(begins), at + len(whole)
     return np.array([*found, at, lines], np.int64)
 
 
@@ -199,21 +282,17 @@ class _ArrayFile(_LogFile):
     """One of :func:`write_log`; it is read when it is first needed, and kept while it is the one in use."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._held: LogRows | None = None
         self.rows = len(load_arrays(path, ["clicked"])["clicked"])
 
     def read(self, start: int, stop: int) -> LogRows:
-        if self._held is None:
-            self._held = LogRows(**load_arrays(self._path, LogRows._fields))
-        ids, numbers, clicked = self._held
-        found = LogRows(ids[start:stop], numbers[start:stop], clicked[start:stop])
-        if stop == self.rows:
-            self._held = None
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
+        held = self._held or LogRows(**load_arrays(self.path, LogRows._fields))
+        if any((len(one), one.ndim) != (self.rows, want) for one, want in zip(held, (2, 2, 1), strict=True)):
+            raise DataError(f"{self.path}: its arrays have the shapes {', '.join(str(one.shape) for one in held)}")
+        self._held = None if stop == self.rows else held
+        ids, numbers, clicked = (one[start:stop] for one in held)
+        return LogRows(as_ids(ids, "int"), as_floats(numbers), as_floats(clicked, labels=True))
 
 
 class _ParquetFile(_LogFile):
@@ -222,16 +301,20 @@ class _ParquetFile(_LogFile):
             from pyarrow.parquet import ParquetFile
         except ImportError as error:
             raise ConfigError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from error
-        self._path, self._columns = path, columns
-        opened = ParquetFile(path)
-        groups = [opened.metadata.row_group(place).num_rows for place in range(opened.num_row_groups)]
-        self._names = list(opened.schema_arrow.names)
-        opened.close()
+        self.path, self._columns = path, columns
+        with ParquetFile(path) as opened:
+            groups = [opened.metadata.row_group(place).num_rows for place in range(opened.num_row_groups)]
+            schema = opened.schema_arrow
+        if columns.needed > len(schema):
+            raise DataError(f"{path}: {len(schema)} columns, and up to {columns.needed - 1} are asked for, from 0")
+        self._names = list(schema.names)
+        wanted = schema.empty_table().select([*columns.valued, *columns.ids])
+        if twice := next((one for one in wanted.column_names if self._names.count(one) > 1), None):
+            raise DataError(f"{path}: {self._names.count(twice)} columns have the name {twice!r}: rename them")
+        self._rows_of(wanted)  # a type that is no such column is refused here
         self._ends = list(accumulate(groups))
         self.rows = self._ends[-1] if groups else 0
         self._held: tuple[int, LogRows] | None = None
-        if (needed := max(columns.clicked, *columns.numbers, *columns.ids, 0)) >= len(self._names):
-            raise DataError(f"{path}: {len(self._names)} columns, and one numbered {needed}, from 0, is asked for")
 
     def read(self, start: int, stop: int) -> LogRows:
         parts = []
@@ -243,38 +326,55 @@ class _ParquetFile(_LogFile):
             start = end
         return LogRows(*(np.concatenate(one) for one in zip(*parts, strict=True)))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}
-
     def _group(self, group: int) -> LogRows:
-        if self._held is None or self._held[0] != group:
-            self._held = group, self._decoded(group)
-        return self._held[1]
+        held = self._held
+        if held is None or held[0] != group:
+            from pyarrow.parquet import ParquetFile
 
-    def _decoded(self, group: int) -> LogRows:
-        from pyarrow.parquet import ParquetFile
+            wanted = [self._names[place] for place in (*self._columns.valued, *self._columns.ids)]
+            with ParquetFile(self.path) as opened:
+                table = opened.read_row_group(group, columns=wanted)
+            self._held = held = group, self._rows_of(table.select(wanted))
+        return held[1]
 
-        c = self._columns
-        wanted = [self._names[place] for place in (c.clicked, *c.numbers, *c.ids)]
-        with ParquetFile(self._path) as opened:
-            table = opened.read_row_group(group, columns=wanted)
-        found = [table.column(name) for name in wanted]
-        try:
-            numbers = [one.fill_null(0).to_numpy().astype(np.float32) for one in found[: 1 + len(c.numbers)]]
-            ids = [_column_ids(one, c.kind) for one in found[1 + len(c.numbers) :]]
-        except ValueError as error:
-            raise DataError(f"{self._path}, row group {group}: {error}") from error
-        return LogRows(_beside(ids, np.int64, table), _beside(numbers[1:], np.float32, table), numbers[0])
+    def _rows_of(self, table: Any) -> LogRows:
+        def read(place: int, convert: Callable[[Any], Any], exact: bool = False) -> Any:
+            name = self._names[place]
+            try:
+                return convert(_values(table.column(name), exact))
+            except ValueError as error:
+                raise DataError(f"{self.path}: column {name!r}: {error}") from error
 
-
-def _column_ids(column: Any, kind: str) -> Wholes:
-    import pyarrow
-
-    if pyarrow.types.is_integer(column.type):
-        return column.fill_null(0).to_numpy().astype(np.int64)
-    texts = [(one or "").encode() for one in column.cast(pyarrow.string()).to_pylist()]
-    return as_ids(np.array(texts), kind)
+        c, rows = self._columns, table.num_rows
+        ids = [read(place, partial(as_ids, kind=c.kind), exact=True) for place in c.ids]
+        numbers = [read(place, as_floats) for place in c.numbers]
+        clicked = np.full(rows, np.nan, np.float32)
+        if c.clicked is not None:
+            clicked = read(c.clicked, partial(as_floats, labels=True))
+        return LogRows(_beside(ids, np.int64, rows), _beside(numbers, np.float32, rows), clicked)
 
 
-def _beside(columns: list[Any], dtype: Any, table: Any) -> Any:
-    return np.stack(columns, 1) if columns else np.zeros((table.num_rows, 0), dtype)
+def _values(column: Any, exact: bool) -> Any:
+    """A column as numbers or bytes; what is missing is NaN or empty, or 0 where integers have to stay exact."""
+    import pyarrow as pa
+
+    is_a = pa.types
+    if is_a.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if is_a.is_floating(kind):
+        return column.to_numpy()
+    if is_a.is_integer(kind) or is_a.is_decimal(kind) or is_a.is_boolean(kind):
+        column = column.cast(pa.int64()).fill_null(0) if exact else column.cast(pa.float64(), safe=False)
+        return column.to_numpy()
+    try:
+        texts = [one or b"" for one in column.cast(pa.large_binary()).to_pylist()]
+    except NotImplementedError:
+        raise ValueError(f"its type is {kind}: cast it to integers, floats or text") from None
+    if any(b"\0" in one for one in texts):
+        raise ValueError("the character NUL in a text: cast it to integers or text")
+    return np.array(texts, np.bytes_)
+
+
+def _beside(columns: list[Any], dtype: Any, rows: int) -> Any:
+    return np.stack(columns, 1) if columns else np.zeros((rows, 0), dtype)

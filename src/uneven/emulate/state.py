@@ -120,7 +120,7 @@ def _remove(owner: Owner, folder: Path) -> Removed:
 def _owners(folder: Path) -> Iterator[Owner]:
     for path in sorted(folder.glob("*.json")):
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_bytes())
             owner = Owner(**values | {"groups": tuple(values["groups"])})
         except (ValueError, TypeError, KeyError) as error:
             raise LaunchError(

@@ -69,7 +69,7 @@ class GraphStore:
     def __init__(self, path: str | Path) -> None:
         self.path, self.where = Path(path), str(path)
         try:
-            told = json.loads((self.path / _META).read_text())
+            told = json.loads((self.path / _META).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(f"{self.path} holds no cut graph: write one with uneven.graph.partition") from None
         except ValueError:

@@ -165,7 +165,7 @@ class Balanced:
                 f"{os.fspath(checkpoint)} has no {_STATE}, so no session has saved it, and which samples of the epoch "
                 f"it has seen is not known: give TrainingArguments ignore_data_skip=True to begin that epoch anew"
             )
-        self.session.load_state_dict(json.loads(state.read_text()))
+        self.session.load_state_dict(json.loads(state.read_bytes()))
 
     def _run_epoch(self, **named: Any) -> None:
         done = named["steps_trained_in_current_epoch"]

@@ -107,7 +107,7 @@ def _read(directory: Path) -> _CodeNote | None:
     path = directory / FILE
     try:
         with access(f"read {path}", CheckpointError):
-            return read(_CodeNote, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+            return read(_CodeNote, json.loads(path.read_bytes())) if path.exists() else None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path} ({error}): delete it if the code is the same as before") from error
 

@@ -48,7 +48,7 @@ def sweep(directory: Path) -> Path | None:
 
 def _left_behind(note: Path) -> Path | None:
     try:
-        said = read(_Note, json.loads(note.read_text(encoding="utf-8")))
+        said = read(_Note, json.loads(note.read_bytes()))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     if psutil.pid_exists(said.process) and _started_s(said.process) == said.started_s:

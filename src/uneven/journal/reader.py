@@ -126,7 +126,7 @@ class Follower:
         file.line += 1
         if not line.strip():
             return None
-        text = line.decode("utf-8", "replace")
+        text = line.decode("utf-8-sig", "replace")
         try:
             return from_json(text)
         except JournalError as error:

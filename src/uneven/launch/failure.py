@@ -124,7 +124,7 @@ def through_without(lost: Sequence[Death]) -> tuple[str, int]:
 def told_in(path: Path) -> dict[str, Any]:
     """What a worker wrote about its end into this file; empty if there is none, or it cannot be understood."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}  # it was killed while it wrote
     message = data.get("message") if isinstance(data, dict) else None

@@ -53,7 +53,7 @@ class SearchControl:
         if note.lstat().st_uid != os.geteuid() or note.is_symlink():
             return {"refused": "only the user who runs a search may act on it"}
         try:
-            asked = json.loads(note.read_text(encoding="utf-8"))
+            asked = json.loads(note.read_bytes())
             if not isinstance(asked, dict) or asked.get("verb") not in VERBS:
                 return {"refused": f"a note says one of {', '.join(VERBS)}"}
             return {"done": self._answer(asked)}
@@ -90,7 +90,7 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
             note.unlink(missing_ok=True)
             raise ConfigError(f"the search in {directory} has not answered within {within_s:g} s")
         time.sleep(_ASK_EVERY_S)
-    said: dict[str, str] = json.loads(answer.read_text(encoding="utf-8"))
+    said: dict[str, str] = json.loads(answer.read_bytes())
     answer.unlink()
     if "refused" in said:
         raise ConfigError(said["refused"])

@@ -117,7 +117,7 @@ def asked_in(directory: Path) -> dict[str, Any]:
     """
     path = directory / ASKED
     try:
-        asked: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        asked: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"no search lies in {directory}: there is no {ASKED}; name the directory of one") from None
     except (OSError, ValueError) as error:

@@ -117,7 +117,7 @@ def publish(directory: Path, shard: int, remote: str, local: str | None = None) 
 def address(directory: Path, shard: int) -> Address | None:
     """Where a shard is or was last; None where it has not announced itself yet."""
     try:
-        found = json.loads((directory / f"shard-{shard}.address").read_text(encoding="utf-8"))
+        found = json.loads((directory / f"shard-{shard}.address").read_bytes())
     except FileNotFoundError:
         return None
     return Address(found["remote"], found["local"] if found["boot"] == _boot() else None, found["pid"])
@@ -136,7 +136,7 @@ def _boot() -> str:
 def _read(path: Path) -> Keys:
     try:
         loose = [one for one in (path.parent, path) if stat.S_IMODE(one.stat().st_mode) & 0o077]
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_bytes())
         keys = Keys(found["public"], found["secret"], found["other"])
     except FileNotFoundError:
         raise ConfigError(f"{path} is not there: make keys for this run first (uneven.server.make_keys)") from None

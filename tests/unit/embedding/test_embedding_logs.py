@@ -118,13 +118,13 @@ def test_a_pass_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
 
 def test_a_text_s_id_is_the_same_wherever_it_stands() -> None:
     columns = Columns(clicked=0, numbers=(), ids=(1, 2), kind="text")
-    rows = read_text([b"1\tN14228\tUA", b"0\tUA\t", b"1\tN14228x\t0"], columns, "here")
+    rows = read_text([b"1\tN14228\tUA", b"0\tUA\t", b"1\tN14228x\t0"], columns, "here", 0, 3)
     assert rows.ids[0, 1] == rows.ids[1, 0]
     assert rows.ids[1, 1] == 0
     assert len(set(rows.ids.flatten().tolist())) == 5
     assert rows.ids.min() >= 0
-    assert read_text([b"1\t-5\t"], Columns(0, (), (1, 2), "int"), "here").ids.tolist() == [[-5, 0]]
-    assert len(read_text([], columns, "here").clicked) == 0
+    assert read_text([b"1\t-5\t"], Columns(0, (), (1, 2), "int"), "here", 0, 3).ids.tolist() == [[-5, 0]]
+    assert len(read_text([], columns, "here", 0, 3).clicked) == 0
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def load(directory: Path, asked: dict[str, Any]) -> RunState:
     if not path.exists():
         return RunState(asked, members={name: MemberState() for name in asked["members"]})
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:

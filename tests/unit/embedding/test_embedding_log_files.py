@@ -1,0 +1,303 @@
+"""Click logs as users of other tools have them: the rows that pandas or pyarrow reads, or a refusal that names why."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from brought import brought, refusal
+from uneven.embedding import ClickLog, Columns, write_log
+from uneven.errors import DataError
+
+IDS = [3, 250, 0, 7, 1_000_003]
+ROWS = [f"{n % 2}\t{n}.5\t-1\t{one:x}\t{one * 3:X}" for n, one in enumerate(IDS)]
+PLAIN = "\n".join(ROWS) + "\n"
+HEAD = "label\tI1\tI2\tC1\tC2\n"
+BOM = b"\xef\xbb\xbf"
+SMALL = Columns(clicked=0, numbers=(1, 2), ids=(3, 4))
+
+
+def read(path: Any, columns: Columns = SMALL) -> tuple[np.ndarray, ...]:
+    log = ClickLog(path, columns=columns)
+    return tuple(one.numpy() for one in log.__getitems__(range(len(log))))
+
+
+def expected() -> tuple[np.ndarray, ...]:
+    """What pandas reads of the plain text."""
+    table = pd.read_csv(pd.io.common.StringIO(PLAIN), sep="\t", header=None, dtype={3: str, 4: str})
+    ids = table[[3, 4]].map(lambda one: int(one, 16)).to_numpy(np.int64)
+    return ids, table[[1, 2]].to_numpy(np.float32), table[0].to_numpy(np.float32)
+
+
+def same(found: tuple[np.ndarray, ...], wanted: tuple[np.ndarray, ...]) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) and a.dtype == b.dtype for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        pytest.param("day_0.gz", gzip.compress(PLAIN.encode()), marks=brought("logs", "DLRM", "Criteo's days, `day_0.gz`")),
+        pytest.param(
+            "day_0.tsv.gz", b"".join(gzip.compress(f"{one}\n".encode()) for one in ROWS),
+            marks=brought("logs", "DLRM", "`.gz` of several parts (pigz, `cat a.gz b.gz`)"),
+        ),
+        pytest.param("day_0", gzip.compress(PLAIN.encode()), marks=brought("logs", "DLRM", "gzip without `.gz` in its name")),
+        pytest.param("a.tsv", (HEAD + PLAIN).encode(), marks=brought("logs", "pandas", "a header line")),
+        pytest.param("a.gz", gzip.compress(BOM + (HEAD + PLAIN).encode()), marks=brought("logs", "pandas", "`.gz` with header")),
+        pytest.param("a.tsv", (PLAIN + "\n").encode(), marks=brought("logs", "TorchRec", "a blank last line")),
+        pytest.param("a.tsv", ("\n" + PLAIN.replace("\n", "\r\n\r\n")).encode(), marks=brought("logs", "pandas", "blank lines")),
+        pytest.param("a.tsv", PLAIN.replace("\n", "\r\n").encode(), marks=brought("logs", "pandas", "line ends of Windows (CRLF)")),
+        pytest.param("a.tsv", BOM + PLAIN.encode(), marks=brought("logs", "pandas", "a byte-order mark")),
+        pytest.param("a.tsv", BOM + (HEAD + PLAIN).replace("\n", "\r\n").encode() + b"\r\n", id="all of it"),
+        pytest.param("a.csv", (HEAD + PLAIN).replace("\t", ",").encode(), marks=brought("logs", "FuxiCTR", "`.csv`, as Avazu's")),
+        pytest.param("a.csv.gz", gzip.compress(PLAIN.replace("\t", ",").encode()), id="csv.gz"),
+        pytest.param(
+            "a.tsv", PLAIN.replace("0\t", "False\t", 1).replace("\n1\t", "\ntrue\t").encode(),
+            marks=brought("logs", "pandas", "labels `True` and `False`"),
+        ),
+    ],
+)  # fmt: skip
+def test_text_is_read_as_the_peer_reads_it(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert same(read(tmp_path / name), expected())
+    (tmp_path / "empty.tsv").write_bytes(b"")
+    (tmp_path / "head.tsv").write_text(HEAD)
+    many = ["empty.tsv", name, "head.tsv", name]
+    assert same(read([tmp_path / one for one in many]), tuple(np.concatenate([one, one]) for one in expected()))
+
+
+@brought("logs", "pandas", "one path, as `Path` or string")
+@pytest.mark.parametrize("of", [Path, str])
+def test_one_path(tmp_path: Path, of: Any) -> None:
+    (tmp_path / "a.tsv").write_text(PLAIN)
+    assert same(read(of(tmp_path / "a.tsv")), expected())
+
+
+@brought("logs", "DLRM", "no label column (Criteo's `test.txt`): labels are NaN")
+def test_a_log_without_labels(tmp_path: Path) -> None:
+    for text in (PLAIN, HEAD + PLAIN):
+        (tmp_path / "a.tsv").write_text("\n".join(one.partition("\t")[2] for one in text.splitlines()))
+        ids, numbers, _ = expected()
+        unlabelled = Columns(clicked=None, numbers=(0, 1), ids=(2, 3))
+        assert same(read(tmp_path / "a.tsv", unlabelled), (ids, numbers, np.full(len(IDS), np.nan, np.float32)))
+
+
+@brought("logs", "DLRM", "missing numbers and ids: 0")
+@pytest.mark.parametrize(("kind", "id_text"), [("hex", "f"), ("int", "15"), ("int", "15.0"), ("text", "é a")])
+def test_missing_values(tmp_path: Path, kind: str, id_text: str) -> None:
+    (tmp_path / "a.tsv").write_text(f"1\t\t{id_text}\n0\tnan\t\n1\t2\t{id_text}")
+    ids, numbers, _ = read(tmp_path / "a.tsv", Columns(0, (1,), (2,), kind))
+    assert numbers.ravel().tolist() == [0, 0, 2]
+    assert ids[1, 0] == 0 != ids[0, 0] == ids[2, 0]
+    assert kind == "text" or ids[0, 0] == 15
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        pytest.param(b"", "no row in .*a.tsv", marks=brought("logs", "pandas", "only empty files", refused=True)),
+        pytest.param(HEAD.encode(), "no row in .*a.tsv", id="only a header"),
+        pytest.param(b"1\t2\t3\ta\n0\t1\t2\tb\n", "4 fields divided by .*columns up to 4", marks=brought("logs", "pandas", "too few columns", refused=True)),
+        pytest.param(
+            (PLAIN + "1\t2\t3\ta\tb\tc").encode(), "row 5: 6 fields, and 5",
+            marks=brought("logs", "pandas", "a row with more or fewer columns", refused=True),
+        ),
+        pytest.param(PLAIN.replace("\n1\t", "\n\t").encode(), "row 1: a label is missing",
+                     marks=brought("logs", "pandas", "labels that are missing", refused=True)),
+        pytest.param(PLAIN.replace("\n1\t", "\nnan\t").encode(), "row 1: a label is missing", id="nan"),
+        pytest.param((PLAIN + HEAD + PLAIN).encode(), "row 5: .*I1", id="a header in the middle"),
+        pytest.param(PLAIN.replace("1.5", "1e39").encode(), "row 1: .*not finite", id="inf"),
+        pytest.param(PLAIN.replace("1.5", "1_5").encode(), "row 1: '_'", id="underscore"),
+        pytest.param(PLAIN.replace("fa", '"fa"').encode(), "row 1: .*quotation",
+                     marks=brought("logs", "pandas", "fields in quotation marks", refused=True)),
+        pytest.param(PLAIN.replace("fa", "f\0a").encode(), "row 1: the character", id="NUL"),
+        pytest.param(PLAIN.replace("\n", "\r").encode(), "21 fields|row 0", id="line ends of old Macs"),
+        pytest.param(PLAIN.encode("utf-16"), "UTF-16", marks=brought("logs", "pandas", "UTF-16", refused=True)),
+        pytest.param(gzip.compress(PLAIN.encode())[:-9], "cannot read .*a.tsv",
+                     marks=brought("logs", "DLRM", "a `.gz` whose download stopped", refused=True)),
+        pytest.param(b"BZh91AY", "packed by bzip2", marks=brought("logs", "DLRM", "`.bz2`, `.xz`, `.zst`", refused=True)),
+        pytest.param(b"PK\3\4", "cannot read", id="zip"),
+    ],
+)  # fmt: skip
+def test_text_that_is_refused(tmp_path: Path, data: bytes, match: str) -> None:
+    (tmp_path / "a.tsv").write_bytes(data)
+    with refusal(match):
+        read(tmp_path / "a.tsv")
+
+
+def test_packed_text_is_read_on_from_where_the_last_rows_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 3000
+    (tmp_path / "a.gz").write_bytes(gzip.compress("".join(f"1\t{n:x}\n" for n in range(rows)).encode()))
+    opened: list[Any] = []
+    unpack = gzip.open
+    monkeypatch.setattr(gzip, "open", lambda *given: opened.append(given) or unpack(*given))
+    log = ClickLog(tmp_path / "a.gz", columns=Columns(0, (), (1,)), index=tmp_path)
+    for start in range(0, rows, 100):
+        assert log.__getitems__(range(start, start + 100))[0].ravel().tolist() == list(range(start, start + 100))
+    assert len(opened) == 2, "once to count the rows, once to read them"
+    asked = np.random.default_rng(0).integers(0, rows, 50).tolist()
+    assert log.__getitems__(asked)[0].ravel().tolist() == asked
+    assert log[-1][0].item() == rows - 1
+    with pytest.raises(IndexError):
+        log[rows]
+
+
+def parquet(folder: Path, arrays: list[Any]) -> Path:
+    pq.write_table(pa.table(arrays, names=[f"c{n}" for n in range(len(arrays))]), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+GAPS = [3, None, 250, 7, 0]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        *(
+            pytest.param(pa.array([None if one is None else one % 100 for one in GAPS], kind), id=str(kind))
+            for kind in (pa.int8(), pa.uint8(), pa.int16(), pa.uint32(), pa.float16(), pa.float32())
+        ),
+        pytest.param(pa.array(GAPS, pa.int64()), marks=brought("logs", "Spark", "Parquet: nullable integers of any width")),
+        pytest.param(pa.array(GAPS, pa.uint64()), marks=brought("logs", "Spark", "Parquet: unsigned integers")),
+        pytest.param(
+            pa.array([3, np.nan, 250, 7, 0], from_pandas=False),
+            marks=brought("logs", "pandas", "Parquet: whole numbers that a gap has made floats"),
+        ),
+        pytest.param(
+            pa.array(pd.Series(GAPS, dtype="Int64").astype("category")), marks=brought("logs", "pandas", "Parquet: categories"),
+        ),
+        pytest.param(
+            pa.array([None if one is None else decimal.Decimal(one) for one in GAPS]),
+            marks=brought("logs", "Spark", "Parquet: decimals that are whole"),
+        ),
+        pytest.param(pa.array([None if one is None else decimal.Decimal(f"{one}.00") for one in GAPS]), id="decimal 2"),
+        pytest.param(pa.array([True, None, False, True, False]), marks=brought("logs", "pandas", "Parquet: booleans")),
+        pytest.param(pa.array([None] * 5, pa.null()), id="nothing but gaps"),
+        *(
+            pytest.param(
+                pa.array([None if one is None else f"{one:x}" for one in GAPS], kind),
+                marks=brought("logs", "Spark", f"Parquet: `{kind}`"),
+            )
+            for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+        ),
+        pytest.param(pa.array([None if one is None else f"{one:x}" for one in GAPS], pa.string_view()), id="view"),
+        pytest.param(
+            pa.array([None if one is None else f"{one:x}" for one in GAPS]).dictionary_encode(),
+            marks=brought("logs", "pandas", "Parquet: text as a dictionary"),
+        ),
+        pytest.param(pa.array([b"03", None, b"fa", b"07", b"00"], pa.binary(2)), id="fixed"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["hex", "int", "text"])
+def test_parquet_ids_are_those_of_integers(tmp_path: Path, array: Any, kind: str) -> None:
+    values = [one.decode() if isinstance(one, bytes) else one for one in array.to_pylist()]
+    whole = [int(one, 16) if isinstance(one, str) else int(one) if one is not None and one == one else 0 for one in values]
+    texts = any(isinstance(one, str) for one in values)
+    if texts and kind == "int":
+        pytest.skip("hexadecimal digits are no such id")
+    labels = pa.array([0, 1, 0, 1, 0])
+    found = read(parquet(tmp_path, [labels, array]), Columns(0, (), (1,), kind))[0][:, 0]
+    if texts and kind == "text":
+        assert (found == 0).tolist() == [one is None for one in values]
+    else:
+        assert found.tolist() == whole
+    if not texts:  # the same column as numbers
+        numbers = read(parquet(tmp_path, [labels, array]), Columns(0, (1,), ()))[1]
+        assert numbers.tolist() == [[float(one)] for one in whole]
+
+
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        pytest.param(pa.array([[1], [2, 3]]), "list", marks=brought("logs", "Spark", "Parquet: lists", refused=True)),
+        pytest.param(pa.array([{"a": 1}, {"a": 2}]), "struct", id="struct"),
+        pytest.param(
+            pa.array([datetime.date(2020, 1, 1)] * 2), "date32", marks=brought("logs", "Spark", "Parquet: dates", refused=True)
+        ),
+        pytest.param(pa.array([datetime.datetime(2020, 1, 1)] * 2), "timestamp", id="timestamp"),
+        pytest.param(
+            pa.array([1, 2**63], pa.uint64()), "9223372036854775808",
+            marks=brought("logs", "Spark", "Parquet: unsigned ids from 2⁶³ on", refused=True),
+        ),
+        pytest.param(pa.array([1.0, 2.5]), "2.5 is not a whole", marks=brought("logs", "pandas", "Parquet: ids with a fraction", refused=True)),
+        pytest.param(
+            pa.array([1.0, 2.0**54]), "not a whole",
+            marks=brought("logs", "pandas", "Parquet: integers that floats have rounded (above 2⁵³)", refused=True),
+        ),
+        pytest.param(pa.array([1.0, np.inf]), "inf is not a whole", id="inf"),
+        pytest.param(pa.array([decimal.Decimal("1.5"), None]), "c1.*Decimal|data loss", id="decimal"),
+        pytest.param(pa.array([b"a\0", b"b\0"], pa.binary(2)), "NUL", marks=brought("logs", "Spark", "Parquet: raw bytes", refused=True)),
+        pytest.param(pa.array(["1_0", "x"]), "hexadecimal", id="text"),
+    ],
+)  # fmt: skip
+def test_parquet_ids_that_are_refused_with_their_column(tmp_path: Path, array: Any, match: str) -> None:
+    path = parquet(tmp_path, [pa.array([0, 1]), array])
+    with refusal(f"a.parquet.*column 'c1'.*{match}"):
+        read(path, Columns(0, (), (1,)))
+
+
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        pytest.param(pa.array([True, False, True]), "", marks=brought("logs", "pandas", "Parquet: boolean labels")),
+        pytest.param(pa.array(["1", "0", "1"]), "", id="text"),
+        pytest.param(pa.array(["true", "false", "true"]).dictionary_encode(), "", id="dictionary"),
+        pytest.param(pa.array([1.0, 0.0, 1.0], pa.float32()), "", id="float"),
+        pytest.param(pa.array([1, 0, 1], pa.int8()), "", id="int8"),
+        pytest.param(pa.array([decimal.Decimal(1), decimal.Decimal(0), decimal.Decimal(1)]), "", id="decimal"),
+        *(
+            pytest.param(
+                pa.array([True, None, False]).cast(kind), "column 'c0': a label is missing",
+                marks=brought("logs", "pandas", f"Parquet: {what} labels with a gap", refused=True),
+            )
+            for kind, what in ((pa.bool_(), "boolean"), (pa.int64(), "integer"))
+        ),
+        pytest.param(pa.array([1.0, np.nan, 0]), "column 'c0': a label is missing", id="nan"),
+        pytest.param(pa.array(["1", None, "0"]), "column 'c0': a label is missing", id="text with a gap"),
+        pytest.param(pa.array([None] * 3, pa.null()), "column 'c0': a label is missing", id="null"),
+        pytest.param(pa.array([[1]] * 3), "column 'c0': its type is list", id="list"),
+    ],
+)  # fmt: skip
+def test_parquet_labels(tmp_path: Path, array: Any, match: str) -> None:
+    path = parquet(tmp_path, [array, pa.array([5, 6, 7])])
+    if match:
+        with refusal(match):
+            read(path, Columns(0, (), (1,)))
+    else:
+        assert read(path, Columns(0, (), (1,)))[2].tolist() == [1, 0, 1]
+
+
+def test_parquet_that_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="2 columns have the name 'a'"):
+        pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "b.parquet")
+        read(tmp_path / "b.parquet", Columns(0, (), (1,)))
+    with pytest.raises(DataError, match="is a folder: give the files in it"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="2 columns, and those up to 4"):
+        read(parquet(tmp_path, [pa.array([1]), pa.array([2])]))
+
+
+def test_what_is_written_down_is_checked(tmp_path: Path) -> None:
+    good = ([1], [0.5], True)
+    for bad, match in (
+        (([1.5], [0.5], True), "1.5 is not a whole number"),
+        (([2**63], [0.5], True), "not a whole number"),
+        (([1], [0.5], None), "type object"),
+        (([1], [0.5], float("nan")), "a label is missing"),
+        (([1, 2], [0.5], True), "inhomogeneous"),
+    ):
+        with pytest.raises(DataError, match=f"2 samples from 2 on: .*{match}"):
+            write_log([good, good, good, bad], tmp_path / "made", rows=2)
+    ids, numbers, clicked = ClickLog(write_log([good, good], tmp_path / "made")).__getitems__([0, 1])
+    assert (ids.tolist(), numbers.tolist(), clicked.tolist()) == ([[1], [1]], [[0.5], [0.5]], [1, 1])
+    assert (ids.dtype, numbers.dtype, clicked.dtype) == (torch.int64, torch.float32, torch.float32)
