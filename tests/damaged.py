@@ -66,8 +66,7 @@ def judged(
         path.write_bytes(data)
         try:
             found = ours(path)
-        except UnevenError as error:
-            assert str(error).strip(), (number, data)
+        except UnevenError:
             counts["refused"] += 1
             continue
         except Exception as error:
@@ -75,10 +74,13 @@ def judged(
         try:
             wanted = reference(path)
         except Exception as error:
-            raise AssertionError(f"file {number}, {data[:2000]!r}: {found} is read, the reference: {error!r}") from error
+            raise AssertionError(f"file {number}, {data[:2000]!r}, read as {found}; reference: {error!r}") from error
         assert same(found, wanted), (number, data[:2000], found, wanted)
         counts["right"] += 1
     return counts
+
+
+_WORDS = (b"NA", b"nan", b"True", b"1_0", b"inf", b"\\N")
 
 
 def _line(dice: random.Random, data: bytes, change: Callable[[bytes], bytes]) -> bytes:
@@ -92,8 +94,8 @@ def _field(dice: random.Random, line: bytes) -> bytes:
     fields = line.split(divider)
     place = dice.randrange(len(fields))
     fields[place : place + 1] = dice.choice(
-        ([], [b""], [fields[place]] * 2, [b'"' + fields[place] + b'"'], [b" " + fields[place]], [b"NA"], [b"nan"], [b"True"],
-         [fields[place] + b".0"], [fields[place] + b"\0"], [dice.choice(fields)], [b"-" + fields[place]], [b"1_0"])
+        ([], [b""], [fields[place]] * 2, [b'"' + fields[place] + b'"'], [b" " + fields[place]], [fields[place] + b"\0"],
+         [fields[place] + b".0"], [dice.choice(fields)], [b"-" + fields[place]], *([one] for one in _WORDS))
     )  # fmt: skip
     return divider.join(fields)
 

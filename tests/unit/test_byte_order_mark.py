@@ -16,7 +16,7 @@ from uneven.cluster.series import SeriesFiles
 from uneven.core.records import EventRecord, to_json
 from uneven.fleet import ensemble_file
 from uneven.fleet.engine.state import SCHEMA, load
-from uneven.journal import read, rank_path
+from uneven.journal import rank_path, read
 from uneven.rundir import file_layer, load_layers
 from uneven.search import search_file
 from uneven.search.events import ASKED, EVENTS, asked_in, read_events
@@ -34,13 +34,16 @@ def series(path: Path) -> Any:
     ("name", "text", "reader"),
     [
         pytest.param("uneven.toml", '[run]\nsync = "ssp"\n', file_layer, id="settings"),
-        pytest.param("run.toml", '[[layer]]\nsource = "a"\n[layer.run]\nseed = 3\n', lambda one: load_layers(one.parent), id="layers"),
+        pytest.param(
+            "run.toml", '[[layer]]\nsource = "a"\n[layer.run]\nseed = 3\n', lambda one: load_layers(one.parent), id="a"
+        ),
         pytest.param(
             "search.toml", '[search]\ntrain = "json:dumps"\nmetric = "score"\n[space]\nx = { log = [0.1, 1] }\n',
             search_file.read, marks=brought("searches", "editors", "a search in TOML with a byte-order mark"),
         ),
         pytest.param(
-            "ensemble.toml", '[ensemble]\ndataset = "string:digits"\nmetric = "loss"\n[members]\na = "fractions:Fraction"\n',
+            "ensemble.toml",
+            '[ensemble]\ndataset = "string:digits"\nmetric = "loss"\n[members]\na = "fractions:Fraction"\n',
             lambda one: sorted(ensemble_file.read(one).members), id="ensemble",
         ),
         pytest.param("text.toml", "a = 1\n", lambda one: document(one.read_text("utf-8"), "text"), id="text"),

@@ -140,7 +140,7 @@ def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
     """
     if values.dtype.kind == "f":
         filled = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)
-        wrong = (filled != np.floor(filled)) | (np.abs(filled) > 2.0 ** (np.finfo(values.dtype).nmant + 1))
+        wrong = (filled != np.floor(filled)) | (np.abs(filled) >= 2.0 ** (np.finfo(values.dtype).nmant + 1))
     elif values.dtype.kind in "biu":
         filled, wrong = values, values >= _INTEGERS if values.dtype == np.uint64 else np.zeros(1, bool)
     elif values.dtype.kind == "S":

@@ -46,11 +46,9 @@ class TorchKernels:
         _shared(rows).index_add_(0, found, total, alpha=-optimizer.lr)
 
     def halved(self, values: Floats) -> Halves:
-        """See :class:`Kernels`."""
         return torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
 
     def whole(self, values: Halves) -> Floats:
-        """See :class:`Kernels`."""
         return _shared(values).view(torch.bfloat16).float().numpy()
 
 
@@ -63,7 +61,6 @@ class NumbaKernels(TorchKernels):
         self._loops = loops
 
     def lookup(self, rows: Floats, bags: Bags) -> Floats:
-        """See :class:`Kernels`."""
         found: Floats
         if bags.each == 1 and bags.weights is None:
             found = self._loops.taken(rows, bags.ids)
@@ -72,7 +69,6 @@ class NumbaKernels(TorchKernels):
         return found
 
     def update(self, rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None:
-        """See :class:`Kernels`."""
         eps = optimizer.eps if isinstance(optimizer, RowwiseAdagrad) else -1.0
         found, number_of = self._loops.numbered(bags.ids)
         self._loops.step(rows, sums, found, number_of, *_shape(bags), given, optimizer.lr, eps)

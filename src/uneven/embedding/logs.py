@@ -34,11 +34,7 @@ from uneven.npy import load_array, load_arrays
 _STEP = 256
 """Lines from one known place to the next."""
 _BLOCK_BYTES = 1 << 22
-_FOREIGN = {
-    b"BZh": "packed by bzip2", b"\xfd7zXZ": "packed by xz", b"\x28\xb5\x2f\xfd": "packed by zstd",
-    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
-}  # fmt: skip
-"""First bytes of what is no text of ours."""
+_PACKED = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 _Path = str | Path
 LogBatch = tuple[Tensor, Tensor, Tensor]
@@ -196,9 +192,9 @@ class _TextFile(_LogFile):
         with self._open() as file:
             first = next((one for one in file if one.strip(b"\r\n\xef\xbb\xbf")), b"")
             begin = file.tell() - len(first)
-            for start, what in _FOREIGN.items():
+            for start, what in _PACKED.items():
                 if first.startswith(start):
-                    raise DataError(f"{path} is {what}: write it as UTF-8 text, packed by gzip or not at all")
+                    raise DataError(f"{path} is packed by {what}: unpack it, or pack it with gzip")
             if first.startswith(b"\xef\xbb\xbf"):
                 begin, first = begin + 3, first[3:]
             line = first.removesuffix(b"\n").removesuffix(b"\r")

@@ -27,6 +27,15 @@ BOM = b"\xef\xbb\xbf"
 SMALL = Columns(clicked=0, numbers=(1, 2), ids=(3, 4))
 
 
+def cases(*rows: tuple[Any, ...], refused: bool = False) -> list[Any]:
+    """Cases of ``parametrize``, each with its words at the end; with "peer: input" it is a row of the page."""
+    found = []
+    for *given, words in rows:
+        peer, row, what = words.partition(": ")
+        found.append(pytest.param(*given, id=words, marks=brought("logs", peer, what, refused=refused) if row else ()))
+    return found
+
+
 def read(path: Any, columns: Columns = SMALL) -> tuple[np.ndarray, ...]:
     log = ClickLog(path, columns=columns)
     return tuple(one.numpy() for one in log.__getitems__(range(len(log))))
@@ -45,28 +54,30 @@ def same(found: tuple[np.ndarray, ...], wanted: tuple[np.ndarray, ...]) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [
-        pytest.param("day_0.gz", gzip.compress(PLAIN.encode()), marks=brought("logs", "DLRM", "Criteo's days, `day_0.gz`")),
-        pytest.param(
-            "day_0.tsv.gz", b"".join(gzip.compress(f"{one}\n".encode()) for one in ROWS),
-            marks=brought("logs", "DLRM", "`.gz` of several parts (pigz, `cat a.gz b.gz`)"),
+    cases(
+        ("day_0.gz", gzip.compress(PLAIN.encode()), "DLRM: Criteo's days, `day_0.gz`"),
+        ("day_0", gzip.compress(PLAIN.encode()), "DLRM: gzip without `.gz` in its name"),
+        (
+            "a.gz",
+            b"".join(gzip.compress(f"{one}\n".encode()) for one in ROWS),
+            "DLRM: `.gz` of several parts (pigz, `cat`)",
         ),
-        pytest.param("day_0", gzip.compress(PLAIN.encode()), marks=brought("logs", "DLRM", "gzip without `.gz` in its name")),
-        pytest.param("a.tsv", (HEAD + PLAIN).encode(), marks=brought("logs", "pandas", "a header line")),
-        pytest.param("a.gz", gzip.compress(BOM + (HEAD + PLAIN).encode()), marks=brought("logs", "pandas", "`.gz` with header")),
-        pytest.param("a.tsv", (PLAIN + "\n").encode(), marks=brought("logs", "TorchRec", "a blank last line")),
-        pytest.param("a.tsv", ("\n" + PLAIN.replace("\n", "\r\n\r\n")).encode(), marks=brought("logs", "pandas", "blank lines")),
-        pytest.param("a.tsv", PLAIN.replace("\n", "\r\n").encode(), marks=brought("logs", "pandas", "line ends of Windows (CRLF)")),
-        pytest.param("a.tsv", BOM + PLAIN.encode(), marks=brought("logs", "pandas", "a byte-order mark")),
-        pytest.param("a.tsv", BOM + (HEAD + PLAIN).replace("\n", "\r\n").encode() + b"\r\n", id="all of it"),
-        pytest.param("a.csv", (HEAD + PLAIN).replace("\t", ",").encode(), marks=brought("logs", "FuxiCTR", "`.csv`, as Avazu's")),
-        pytest.param("a.csv.gz", gzip.compress(PLAIN.replace("\t", ",").encode()), id="csv.gz"),
-        pytest.param(
-            "a.tsv", PLAIN.replace("0\t", "False\t", 1).replace("\n1\t", "\ntrue\t").encode(),
-            marks=brought("logs", "pandas", "labels `True` and `False`"),
+        ("a.tsv", (HEAD + PLAIN).encode(), "pandas: a header line"),
+        ("a.gz", gzip.compress(BOM + (HEAD + PLAIN).encode()), "gzip with a header"),
+        ("a.tsv", (PLAIN + "\n").encode(), "TorchRec: a blank last line"),
+        ("a.tsv", ("\n" + PLAIN.replace("\n", "\r\n\r\n")).encode(), "pandas: blank lines"),
+        ("a.tsv", PLAIN.replace("\n", "\r\n").encode(), "pandas: line ends of Windows (CRLF)"),
+        ("a.tsv", BOM + PLAIN.encode(), "pandas: a byte-order mark"),
+        ("a.tsv", BOM + (HEAD + PLAIN).replace("\n", "\r\n").encode() + b"\r\n", "all of it"),
+        ("a.csv", (HEAD + PLAIN).replace("\t", ",").encode(), "FuxiCTR: `.csv` with commas, as Avazu's"),
+        ("a.csv.gz", gzip.compress(PLAIN.replace("\t", ",").encode()), "packed commas"),
+        (
+            "a.tsv",
+            PLAIN.replace("0\t", "False\t", 1).replace("\n1\t", "\ntrue\t").encode(),
+            "pandas: labels `True`, `False`",
         ),
-    ],
-)  # fmt: skip
+    ),
+)
 def test_text_is_read_as_the_peer_reads_it(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
     assert same(read(tmp_path / name), expected())
@@ -104,31 +115,26 @@ def test_missing_values(tmp_path: Path, kind: str, id_text: str) -> None:
 
 @pytest.mark.parametrize(
     ("data", "match"),
-    [
-        pytest.param(b"", "no row in .*a.tsv", marks=brought("logs", "pandas", "only empty files", refused=True)),
-        pytest.param(HEAD.encode(), "no row in .*a.tsv", id="only a header"),
-        pytest.param(b"1\t2\t3\ta\n0\t1\t2\tb\n", "4 fields divided by .*columns up to 4", marks=brought("logs", "pandas", "too few columns", refused=True)),
-        pytest.param(
-            (PLAIN + "1\t2\t3\ta\tb\tc").encode(), "row 5: 6 fields, and 5",
-            marks=brought("logs", "pandas", "a row with more or fewer columns", refused=True),
-        ),
-        pytest.param(PLAIN.replace("\n1\t", "\n\t").encode(), "row 1: a label is missing",
-                     marks=brought("logs", "pandas", "labels that are missing", refused=True)),
-        pytest.param(PLAIN.replace("\n1\t", "\nnan\t").encode(), "row 1: a label is missing", id="nan"),
-        pytest.param((PLAIN + HEAD + PLAIN).encode(), "row 5: .*I1", id="a header in the middle"),
-        pytest.param(PLAIN.replace("1.5", "1e39").encode(), "row 1: .*not finite", id="inf"),
-        pytest.param(PLAIN.replace("1.5", "1_5").encode(), "row 1: '_'", id="underscore"),
-        pytest.param(PLAIN.replace("fa", '"fa"').encode(), "row 1: .*quotation",
-                     marks=brought("logs", "pandas", "fields in quotation marks", refused=True)),
-        pytest.param(PLAIN.replace("fa", "f\0a").encode(), "row 1: the character", id="NUL"),
-        pytest.param(PLAIN.replace("\n", "\r").encode(), "21 fields|row 0", id="line ends of old Macs"),
-        pytest.param(PLAIN.encode("utf-16"), "UTF-16", marks=brought("logs", "pandas", "UTF-16", refused=True)),
-        pytest.param(gzip.compress(PLAIN.encode())[:-9], "cannot read .*a.tsv",
-                     marks=brought("logs", "DLRM", "a `.gz` whose download stopped", refused=True)),
-        pytest.param(b"BZh91AY", "packed by bzip2", marks=brought("logs", "DLRM", "`.bz2`, `.xz`, `.zst`", refused=True)),
-        pytest.param(b"PK\3\4", "cannot read", id="zip"),
-    ],
-)  # fmt: skip
+    cases(
+        (b"", "no row in .*a.tsv", "pandas: only empty files"),
+        (HEAD.encode(), "no row in .*a.tsv", "only a header"),
+        (b"1\t2\t3\ta\n0\t1\t2\tb\n", "4 fields divided by .*columns up to 4", "pandas: too few columns"),
+        ((PLAIN + "1\t2\t3\ta\tb\tc").encode(), "row 5: 6 fields, and 5", "pandas: a row with more or fewer columns"),
+        (PLAIN.replace("\n1\t", "\n\t").encode(), "row 1: a label is missing", "pandas: labels that are missing"),
+        (PLAIN.replace("\n1\t", "\nnan\t").encode(), "row 1: a label is missing", "nan"),
+        ((PLAIN + HEAD + PLAIN).encode(), "row 5: .*I1", "a header in the middle"),
+        (PLAIN.replace("1.5", "1e39").encode(), "row 1: .*not finite", "inf"),
+        (PLAIN.replace("1.5", "1_5").encode(), "row 1: '_'", "underscore"),
+        (PLAIN.replace("fa", '"fa"').encode(), "row 1: .*quotation", "pandas: fields in quotation marks"),
+        (PLAIN.replace("fa", "f\0a").encode(), "row 1: the character", "NUL"),
+        (PLAIN.replace("\n", "\r").encode(), "row 0: the character", "line ends of old Macs"),
+        (PLAIN.encode("utf-16"), "row 0: the character.*UTF-8", "pandas: UTF-16"),
+        (gzip.compress(PLAIN.encode())[:-9], "cannot read .*a.tsv", "DLRM: a `.gz` whose download stopped"),
+        (b"BZh91AY", "packed by bzip2", "DLRM: `.bz2`, `.xz`, `.zst`"),
+        (b"PK\3\4", "cannot read", "zip"),
+        refused=True,
+    ),
+)
 def test_text_that_is_refused(tmp_path: Path, data: bytes, match: str) -> None:
     (tmp_path / "a.tsv").write_bytes(data)
     with refusal(match):
@@ -160,48 +166,45 @@ def parquet(folder: Path, arrays: list[Any]) -> Path:
 GAPS = [3, None, 250, 7, 0]
 
 
+def whole(kind: Any, most: int = 1000) -> Any:
+    return pa.array([None if one is None else one % most for one in GAPS], kind)
+
+
+def hexadecimal(kind: Any) -> Any:
+    return pa.array([None if one is None else f"{one:x}" for one in GAPS], kind)
+
+
+def decimals(text: str) -> Any:
+    return pa.array([None if one is None else decimal.Decimal(text.format(one)) for one in GAPS])
+
+
 @pytest.mark.parametrize(
     "array",
-    [
+    cases(
+        (whole(pa.int64()), "Spark: Parquet: nullable integers of any width"),
+        (whole(pa.uint64()), "Spark: Parquet: unsigned integers"),
         *(
-            pytest.param(pa.array([None if one is None else one % 100 for one in GAPS], kind), id=str(kind))
-            for kind in (pa.int8(), pa.uint8(), pa.int16(), pa.uint32(), pa.float16(), pa.float32())
+            (whole(one, 100), str(one))
+            for one in (pa.int8(), pa.uint8(), pa.int16(), pa.uint32(), pa.float16(), pa.float32())
         ),
-        pytest.param(pa.array(GAPS, pa.int64()), marks=brought("logs", "Spark", "Parquet: nullable integers of any width")),
-        pytest.param(pa.array(GAPS, pa.uint64()), marks=brought("logs", "Spark", "Parquet: unsigned integers")),
-        pytest.param(
-            pa.array([3, np.nan, 250, 7, 0], from_pandas=False),
-            marks=brought("logs", "pandas", "Parquet: whole numbers that a gap has made floats"),
-        ),
-        pytest.param(
-            pa.array(pd.Series(GAPS, dtype="Int64").astype("category")), marks=brought("logs", "pandas", "Parquet: categories"),
-        ),
-        pytest.param(
-            pa.array([None if one is None else decimal.Decimal(one) for one in GAPS]),
-            marks=brought("logs", "Spark", "Parquet: decimals that are whole"),
-        ),
-        pytest.param(pa.array([None if one is None else decimal.Decimal(f"{one}.00") for one in GAPS]), id="decimal 2"),
-        pytest.param(pa.array([True, None, False, True, False]), marks=brought("logs", "pandas", "Parquet: booleans")),
-        pytest.param(pa.array([None] * 5, pa.null()), id="nothing but gaps"),
-        *(
-            pytest.param(
-                pa.array([None if one is None else f"{one:x}" for one in GAPS], kind),
-                marks=brought("logs", "Spark", f"Parquet: `{kind}`"),
-            )
-            for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-        ),
-        pytest.param(pa.array([None if one is None else f"{one:x}" for one in GAPS], pa.string_view()), id="view"),
-        pytest.param(
-            pa.array([None if one is None else f"{one:x}" for one in GAPS]).dictionary_encode(),
-            marks=brought("logs", "pandas", "Parquet: text as a dictionary"),
-        ),
-        pytest.param(pa.array([b"03", None, b"fa", b"07", b"00"], pa.binary(2)), id="fixed"),
-    ],
-)  # fmt: skip
+        (pa.array([3, np.nan, 250, 7, 0]), "pandas: Parquet: whole numbers that a gap has made floats"),
+        (pa.array(pd.Series(GAPS, dtype="Int64").astype("category")), "pandas: Parquet: categories"),
+        (decimals("{}"), "Spark: Parquet: decimals that are whole"),
+        (decimals("{}.00"), "decimal 2"),
+        (pa.array([True, None, False, True, False]), "pandas: Parquet: booleans"),
+        (pa.array([None] * 5, pa.null()), "nothing but gaps"),
+        (hexadecimal(pa.string()), "Spark: Parquet: `string`"),
+        (hexadecimal(pa.large_string()), "pandas: Parquet: `large_string`"),
+        (hexadecimal(pa.binary()), "Spark: Parquet: text as `binary`"),
+        (hexadecimal(pa.string_view()), "view"),
+        (hexadecimal(pa.string()).dictionary_encode(), "pandas: Parquet: text as a dictionary"),
+        (pa.array([b"03", None, b"fa", b"07", b"00"], pa.binary(2)), "fixed"),
+    ),
+)
 @pytest.mark.parametrize("kind", ["hex", "int", "text"])
 def test_parquet_ids_are_those_of_integers(tmp_path: Path, array: Any, kind: str) -> None:
     values = [one.decode() if isinstance(one, bytes) else one for one in array.to_pylist()]
-    whole = [int(one, 16) if isinstance(one, str) else int(one) if one is not None and one == one else 0 for one in values]
+    wanted = [int(one, 16) if isinstance(one, str) else int(one) if one == one and one else 0 for one in values]
     texts = any(isinstance(one, str) for one in values)
     if texts and kind == "int":
         pytest.skip("hexadecimal digits are no such id")
@@ -210,36 +213,29 @@ def test_parquet_ids_are_those_of_integers(tmp_path: Path, array: Any, kind: str
     if texts and kind == "text":
         assert (found == 0).tolist() == [one is None for one in values]
     else:
-        assert found.tolist() == whole
+        assert found.tolist() == wanted
     if not texts:  # the same column as numbers
         numbers = read(parquet(tmp_path, [labels, array]), Columns(0, (1,), ()))[1]
-        assert numbers.tolist() == [[float(one)] for one in whole]
+        assert numbers.tolist() == [[float(one)] for one in wanted]
 
 
 @pytest.mark.parametrize(
     ("array", "match"),
-    [
-        pytest.param(pa.array([[1], [2, 3]]), "list", marks=brought("logs", "Spark", "Parquet: lists", refused=True)),
-        pytest.param(pa.array([{"a": 1}, {"a": 2}]), "struct", id="struct"),
-        pytest.param(
-            pa.array([datetime.date(2020, 1, 1)] * 2), "date32", marks=brought("logs", "Spark", "Parquet: dates", refused=True)
-        ),
-        pytest.param(pa.array([datetime.datetime(2020, 1, 1)] * 2), "timestamp", id="timestamp"),
-        pytest.param(
-            pa.array([1, 2**63], pa.uint64()), "9223372036854775808",
-            marks=brought("logs", "Spark", "Parquet: unsigned ids from 2⁶³ on", refused=True),
-        ),
-        pytest.param(pa.array([1.0, 2.5]), "2.5 is not a whole", marks=brought("logs", "pandas", "Parquet: ids with a fraction", refused=True)),
-        pytest.param(
-            pa.array([1.0, 2.0**54]), "not a whole",
-            marks=brought("logs", "pandas", "Parquet: integers that floats have rounded (above 2⁵³)", refused=True),
-        ),
-        pytest.param(pa.array([1.0, np.inf]), "inf is not a whole", id="inf"),
-        pytest.param(pa.array([decimal.Decimal("1.5"), None]), "c1.*Decimal|data loss", id="decimal"),
-        pytest.param(pa.array([b"a\0", b"b\0"], pa.binary(2)), "NUL", marks=brought("logs", "Spark", "Parquet: raw bytes", refused=True)),
-        pytest.param(pa.array(["1_0", "x"]), "hexadecimal", id="text"),
-    ],
-)  # fmt: skip
+    cases(
+        (pa.array([[1], [2, 3]]), "list", "Spark: Parquet: lists"),
+        (pa.array([{"a": 1}, {"a": 2}]), "struct", "struct"),
+        (pa.array([datetime.date(2020, 1, 1)] * 2), "date32", "Spark: Parquet: dates"),
+        (pa.array([datetime.datetime(2020, 1, 1)] * 2), "timestamp", "timestamp"),
+        (pa.array([1, 2**63], pa.uint64()), str(2**63), "Spark: Parquet: unsigned ids from 2⁶³ on"),
+        (pa.array([1.0, 2.5]), "2.5 is not a whole", "pandas: Parquet: ids with a fraction"),
+        (pa.array([1, 2.0**53]), "not a whole", "pandas: Parquet: integers that floats have rounded (above 2⁵³)"),
+        (pa.array([1.0, np.inf]), "inf is not a whole", "inf"),
+        (pa.array([decimal.Decimal("1.5"), None]), "data loss", "decimal"),
+        (pa.array([b"a\0", b"b\0"], pa.binary(2)), "NUL", "Spark: Parquet: raw bytes"),
+        (pa.array(["1_0", "x"]), "hexadecimal", "text"),
+        refused=True,
+    ),
+)
 def test_parquet_ids_that_are_refused_with_their_column(tmp_path: Path, array: Any, match: str) -> None:
     path = parquet(tmp_path, [pa.array([0, 1]), array])
     with refusal(f"a.parquet.*column 'c1'.*{match}"):
@@ -247,43 +243,45 @@ def test_parquet_ids_that_are_refused_with_their_column(tmp_path: Path, array: A
 
 
 @pytest.mark.parametrize(
+    "array",
+    cases(
+        (pa.array([True, False, True]), "pandas: Parquet: boolean labels"),
+        (pa.array(["1", "0", "1"]), "text"),
+        (pa.array(["true", "false", "true"]).dictionary_encode(), "dictionary"),
+        (pa.array([1.0, 0.0, 1.0], pa.float32()), "float"),
+        (pa.array([1, 0, 1], pa.int8()), "int8"),
+        (pa.array([decimal.Decimal(one) for one in (1, 0, 1)]), "decimal"),
+    ),
+)
+def test_parquet_labels(tmp_path: Path, array: Any) -> None:
+    assert read(parquet(tmp_path, [array, pa.array([5, 6, 7])]), Columns(0, (), (1,)))[2].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
     ("array", "match"),
-    [
-        pytest.param(pa.array([True, False, True]), "", marks=brought("logs", "pandas", "Parquet: boolean labels")),
-        pytest.param(pa.array(["1", "0", "1"]), "", id="text"),
-        pytest.param(pa.array(["true", "false", "true"]).dictionary_encode(), "", id="dictionary"),
-        pytest.param(pa.array([1.0, 0.0, 1.0], pa.float32()), "", id="float"),
-        pytest.param(pa.array([1, 0, 1], pa.int8()), "", id="int8"),
-        pytest.param(pa.array([decimal.Decimal(1), decimal.Decimal(0), decimal.Decimal(1)]), "", id="decimal"),
-        *(
-            pytest.param(
-                pa.array([True, None, False]).cast(kind), "column 'c0': a label is missing",
-                marks=brought("logs", "pandas", f"Parquet: {what} labels with a gap", refused=True),
-            )
-            for kind, what in ((pa.bool_(), "boolean"), (pa.int64(), "integer"))
-        ),
-        pytest.param(pa.array([1.0, np.nan, 0]), "column 'c0': a label is missing", id="nan"),
-        pytest.param(pa.array(["1", None, "0"]), "column 'c0': a label is missing", id="text with a gap"),
-        pytest.param(pa.array([None] * 3, pa.null()), "column 'c0': a label is missing", id="null"),
-        pytest.param(pa.array([[1]] * 3), "column 'c0': its type is list", id="list"),
-    ],
-)  # fmt: skip
-def test_parquet_labels(tmp_path: Path, array: Any, match: str) -> None:
+    cases(
+        (pa.array([True, None, False]), "a label is missing", "pandas: Parquet: boolean labels with a gap"),
+        (pa.array([1, None, 0]), "a label is missing", "pandas: Parquet: integer labels with a gap"),
+        (pa.array([1.0, np.nan, 0]), "a label is missing", "nan"),
+        (pa.array(["1", None, "0"]), "a label is missing", "text with a gap"),
+        (pa.array([None] * 3, pa.null()), "a label is missing", "null"),
+        (pa.array([[1]] * 3), "its type is list", "list"),
+        refused=True,
+    ),
+)
+def test_parquet_labels_that_are_refused(tmp_path: Path, array: Any, match: str) -> None:
     path = parquet(tmp_path, [array, pa.array([5, 6, 7])])
-    if match:
-        with refusal(match):
-            read(path, Columns(0, (), (1,)))
-    else:
-        assert read(path, Columns(0, (), (1,)))[2].tolist() == [1, 0, 1]
+    with refusal(f"column 'c0': {match}"):
+        read(path, Columns(0, (), (1,)))
 
 
 def test_parquet_that_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "b.parquet")
     with pytest.raises(DataError, match="2 columns have the name 'a'"):
-        pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "b.parquet")
         read(tmp_path / "b.parquet", Columns(0, (), (1,)))
     with pytest.raises(DataError, match="is a folder: give the files in it"):
         read(tmp_path)
-    with pytest.raises(DataError, match="2 columns, and those up to 4"):
+    with pytest.raises(DataError, match="2 columns, and up to 4 are asked for"):
         read(parquet(tmp_path, [pa.array([1]), pa.array([2])]))
 
 

@@ -98,9 +98,7 @@ def test_a_pass_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
         session = uneven.Session(sync="shadow:ma", balance="even")
         session.setup(model, optimizer)
         log = ClickLog([tmp_path / "a.tsv"], columns=SMALL)
-        loader = session.loader(
-            log, 32, shuffle=False, collate_fn=log.collate, ids=lambda batch: batch[0], ahead=1
-        )
+        loader = session.loader(log, 32, shuffle=False, collate_fn=log.collate, ids=lambda batch: batch[0], ahead=1)
         if state is not None:
             session.load_state_dict(state)
         for number, (ids, _, _) in enumerate(loader, 1):
