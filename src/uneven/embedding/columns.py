@@ -138,18 +138,19 @@ def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
     Raises:
         ValueError: a value that is no such id.
     """
-    if values.dtype.kind == "f":
-        filled = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)
-        wrong = (filled != np.floor(filled)) | (np.abs(filled) >= 2.0 ** (np.finfo(values.dtype).nmant + 1))
-    elif values.dtype.kind in "biu":
-        filled, wrong = values, values >= _INTEGERS if values.dtype == np.uint64 else np.zeros(1, bool)
-    elif values.dtype.kind == "S":
+    if values.dtype.kind == "S":
         return _ids(values, kind)
-    else:
+    if values.dtype.kind not in "biuf":
         raise ValueError(f"ids of type {values.dtype}: give whole numbers")
+    if values.dtype.kind == "f":
+        values = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)
+        wrong = (values != np.floor(values)) | (np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1))
+    else:
+        wrong = values >= _INTEGERS
     if wrong.any():
-        raise ValueError(f"{filled[wrong][0]!s} is not a whole number that is exact in 64 bits: give integers, or text")
-    return filled.astype(np.int64)
+        raise ValueError(f"{values[wrong][0]!s} is not a whole number that is exact in 64 bits: give integers, or text")
+    found: Wholes = values.astype(np.int64)
+    return found
 
 
 def _parsed(values: npt.NDArray[Any]) -> Floats:

@@ -186,7 +186,8 @@ def _opened(path: Path, columns: Columns, index: Path | None) -> _LogFile:
 
 class _TextFile(_LogFile):
     def __init__(self, path: Path, columns: Columns, index: Path | None, packed: bool) -> None:
-        self.path, self._columns, self._packed = path, columns, packed
+        self.path, self._columns = path, columns
+        self._packed = packed
         self._divider = b"," if ".csv" in path.name.lower() else b"\t"
         self._held: tuple[int, IO[bytes], int, bytes] | None = None
         with self._open() as file:
@@ -205,7 +206,8 @@ class _TextFile(_LogFile):
                     f"{path}: {self._width} fields divided by {self._divider.decode()!r}, and columns up to "
                     f"{columns.needed - 1} are asked for, counted from 0"
                 )
-            if first and b"\r" not in line and is_header(fields, columns):
+            broken = b"\r" in line or line.count(b'"') % 2  # so that it is refused as a row
+            if first and not broken and is_header(fields, columns):
                 begin += len(first)
             found = _kept_places(path, file, begin, index)
         self.rows, self._places = int(found[-1]), found[:-1]
@@ -219,7 +221,7 @@ class _TextFile(_LogFile):
             raise DataError(f"{self.path} is shorter than when it was opened")
         return read_text(lines, self._columns, self.path, start, self._width, self._divider)
 
-    def _open(self) -> IO[bytes]:
+    def _open(self) -> Any:
         return gzip.open(self.path) if self._packed else self.path.open("rb")
 
     def _text(self, begin: int, end: int) -> bytes:
@@ -284,8 +286,9 @@ class _ArrayFile(_LogFile):
 
     def read(self, start: int, stop: int) -> LogRows:
         held = self._held or LogRows(**load_arrays(self.path, LogRows._fields))
-        if any((len(one), one.ndim) != (self.rows, want) for one, want in zip(held, (2, 2, 1), strict=True)):
-            raise DataError(f"{self.path}: its arrays have the shapes {', '.join(str(one.shape) for one in held)}")
+        shapes = held.ids.shape, held.numbers.shape, held.clicked.shape
+        if [len(one) for one in shapes] != [2, 2, 1] or {one[0] for one in shapes} != {self.rows}:
+            raise DataError(f"{self.path}: its arrays have the shapes {shapes}")
         self._held = None if stop == self.rows else held
         ids, numbers, clicked = (one[start:stop] for one in held)
         return LogRows(as_ids(ids, "int"), as_floats(numbers), as_floats(clicked, labels=True))

@@ -126,6 +126,8 @@ def test_missing_values(tmp_path: Path, kind: str, id_text: str) -> None:
         (PLAIN.replace("1.5", "1e39").encode(), "row 1: .*not finite", "inf"),
         (PLAIN.replace("1.5", "1_5").encode(), "row 1: '_'", "underscore"),
         (PLAIN.replace("fa", '"fa"').encode(), "row 1: .*quotation", "pandas: fields in quotation marks"),
+        (('"' + HEAD + PLAIN).encode(), "row 0: .*quotation", "an open quotation mark"),
+        (("la\r" + HEAD + PLAIN).encode(), "row 0: the character", "a broken header"),
         (PLAIN.replace("fa", "f\0a").encode(), "row 1: the character", "NUL"),
         (PLAIN.replace("\n", "\r").encode(), "row 0: the character", "line ends of old Macs"),
         (PLAIN.encode("utf-16"), "row 0: the character.*UTF-8", "pandas: UTF-16"),
