@@ -76,6 +76,7 @@ def command(
     All of it happens in virtual time, in seconds. The limit is what the nodes could do together if everybody computed
     all the time and communication were free. Samples/s says nothing about what a sample teaches: policies that do not
     wait are fast, and their gradients stale. With --train the ranking is by the time to an accuracy instead.
+    The best balancer of each policy is shown; --balance shows all that it names.
 
     With --search it says how long a recorded search takes on 1, 2, … of the nodes, and with how many it is cheapest;
     with --graph how long an epoch on a cut graph takes under each exchange.
@@ -124,9 +125,8 @@ def command(
     if not results:
         raise ConfigError(f"nothing is left to be ranked: {_reasons(failed or left)}")
     left += failed
-    page = plan_page.PlanPage(
-        case.spec, ranked(results), tuple(left), iterations, lesson.goal, perf_counter() - started_s
-    )
+    took_s, plan = perf_counter() - started_s, ranked(results)
+    page = plan_page.PlanPage(case.spec, plan, tuple(left), iterations, lesson.goal, took_s, balance is not None)
     plan_page.show(page)
     if as_json:
         print(json.dumps(plan_page.as_json(page, train)))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _WIDEST = 110
 _HELD = "\u00a0"
+_EXACT = ("bsp", "hierarchical")  # every step takes the gradient of one process
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class PlanPage:
 
     Attributes:
         took_s: wall time.
+        every: show each row of the ranking, because balancers were named; by default the best of each policy.
     """
 
     spec: ClusterSpec
@@ -42,6 +44,16 @@ class PlanPage:
     iterations: int
     goal: Goal | None
     took_s: float
+    every: bool = False
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What is shown of the ranking; the baseline and the best that a real run supports are always in it."""
+        plan = self.plan
+        best = {row.result.choice.sync: row for row in reversed(plan.shown)}
+        kept = [*best.values(), plan.best_carried]
+        base = plan.baseline.result.choice
+        return tuple(row for row in plan.shown if self.every or row in kept or row.result.choice == base)
 
 
 def show(page: PlanPage, console: Console | None = None) -> None:
@@ -50,21 +62,21 @@ def show(page: PlanPage, console: Console | None = None) -> None:
     console.width = min(console.width, _WIDEST)
     spec, plan = page.spec, page.plan
     console.print(Text(f"{spec.name}", style="bold").append(f"  {_scene(page)}", style="dim"))
+    for line in advice(page):
+        _say(console, line)
+    console.print()
     for line in findings(spec, plan):
         _say(console, f"{line}.")
     _say(console, f"The limit is {count(plan.limit_per_s)} samples/s: all compute all the time, communication is free.")
     console.print(_table(page))
     _say(console, _notes(page), style="dim")
     console.print(Text("\nWhy", style="bold"))
-    for numbers, line in _whys(plan):
+    for numbers, line in _whys(page):
         _say(console, line, head=f"{numbers:>3}")
     if page.left:
         console.print(Text("\nLeft out", style="bold"))
         for line in _left(page.left):
             _say(console, line)
-    console.print()
-    for line in advice(page):
-        _say(console, line)
     if spec.tables.features:
         _show_table_servers(planned(spec), console)
 
@@ -109,8 +121,10 @@ def _notes(page: PlanPage) -> str:
     base = page.plan.baseline.result.choice
     note = f"Speed-up is over {base.balance} shares under {base.sync}"
     note += "." if page.goal is None else ", in time to the goal; in brackets, the best that was reached."
-    if any(row.twins for row in page.plan.shown):
+    if any(row.twins for row in page.rows):
         note += " * Others come to the same within 1 %."
+    if hidden := len(page.plan.shown) - len(page.rows):
+        note += f" Not shown: {hidden} slower rows of these policies; --balance NAME,… or --json shows them."
     return note
 
 
@@ -127,7 +141,7 @@ def _table(page: PlanPage) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("real run", no_wrap=True)
     best = page.plan.best_carried
-    for place, row in enumerate(page.plan.shown, 1):
+    for place, row in enumerate(page.rows, 1):
         result = row.result
         style = "bold" if best is not None and result is best.result else ""
         learnt = _learnt(row) if page.goal is not None else ()
@@ -171,17 +185,18 @@ def _speed_up(row: Row, page: PlanPage) -> str:
     return "–" if value is None else f"{value:.2f} ×"
 
 
-def _whys(plan: Plan) -> Iterator[tuple[str, str]]:
+def _whys(page: PlanPage) -> Iterator[tuple[str, str]]:
     """Number and reason of the best of each policy, and of the baseline; one line for those of the same reason."""
     places_of: dict[str, list[int]] = {}
     syncs: set[str] = set()
-    for place, row in enumerate(plan.shown, 1):
+    plan, rows = page.plan, page.rows
+    for place, row in enumerate(rows, 1):
         choice = row.result.choice
         if choice.sync not in syncs or choice == plan.baseline.result.choice:
             syncs.add(choice.sync)
             places_of.setdefault(reason(row, plan), []).append(place)
     for text, places in places_of.items():
-        names = [plan.shown[place - 1] for place in places]
+        names = [rows[place - 1] for place in places]
         named = listed([f"{row.result.choice.balance} under {row.result.choice.sync}" for row in names])
         twins = dict.fromkeys(name for row in names for name in row.twins)
         also = f" (* likewise {listed(list(twins))})" if twins else ""
@@ -213,13 +228,25 @@ def advice(page: PlanPage) -> list[str]:
         sync = "" if choice.sync == "bsp" else f" --sync {choice.sync}"
         text_lines.append(f"Today:    uneven run --balance {choice.balance}{sync} SCRIPT")
         if gain is not None and choice != base:
-            text_lines[-1] += f"    ({gain:.2f} × as fast as {base.balance} shares under {base.sync})"
+            what = "the samples/s of" if page.goal is None else "as fast as"
+            text_lines[-1] += f"    ({gain:.2f} × {what} {base.balance} shares under {base.sync})"
     if best.result.refused is not None:
         choice, gain = best.result.choice, speed_up(best, page)
         more = "" if gain is None else f" ({gain:.2f} ×)"
         text_lines.append(f"Not yet:  {choice.balance} under {choice.sync}{more}, which is simulated only, so far")
-    if page.goal is None and best.result.refused is not None:
-        text_lines.append("Samples/s says nothing about what a sample teaches: add --train digits to rank by accuracy.")
+    syncs = [row.result.choice.sync for row in (carried, best) if row is not None]
+    loose = [sync for sync in syncs if sync.partition(":")[0] not in _EXACT]
+    if page.goal is None and loose:
+        text_lines.append(
+            f"Caution:  under {loose[0]} a model may need more samples than under bsp, and samples/s does not show it: "
+            f"add --train digits to rank by the time to an accuracy."
+        )
+        exact = next((row for row in page.plan.shown if row.result.choice.sync == "bsp"), None)
+        if exact is not None and exact.result.refused is None:
+            gain = speed_up(exact, page)
+            more = "" if gain is None else f" ({gain:.2f} ×)"
+            balance = exact.result.choice.balance
+            text_lines.append(f"Exact:    uneven run --balance {balance} SCRIPT{more}, the gradient of one process")
     return text_lines
 
 

@@ -35,11 +35,12 @@ Directory = Annotated[
 ]
 Trials = Annotated[int | None, typer.Option("--trials", help="How many are tried, instead of what the file says.")]
 WarmStart = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Option(
         "--warm-start",
         metavar="RUN",
-        help="An earlier search, whose results the searcher is told first; may be given several times.",
+        help="An earlier search, or a storage of Optuna (its URL), whose results the searcher is told first; may be "
+        "given several times.",
         show_default=False,
     ),
 ]

@@ -62,7 +62,12 @@ _HOMES = {
 __getattr__ = late(__name__, _HOMES)
 
 
-def _optuna() -> Any:
+def needed_optuna() -> Any:
+    """Return what needs Optuna.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(f"Optuna is not installed: {install_hint('.[search]')}")
     return importlib.import_module("uneven.search.with_optuna")
@@ -70,13 +75,13 @@ def _optuna() -> Any:
 
 def _optuna_search(inner: str = "tpe") -> OptunaSearch:
     """Optuna's samplers, asked and told: `optuna:tpe`; also `cmaes`, `gp`, `qmc`, `nsgaii`, `random`."""
-    made: OptunaSearch = _optuna().OptunaSearch(inner)
+    made: OptunaSearch = needed_optuna().OptunaSearch(inner)
     return made
 
 
 def _optuna_pruner(inner: str = "median") -> OptunaPruner:
     """Optuna's pruners: `optuna:median`; also `percentile`, `halving`, `hyperband`. They stop, and never pause."""
-    made: OptunaPruner = _optuna().OptunaPruner(inner)
+    made: OptunaPruner = needed_optuna().OptunaPruner(inner)
     return made
 
 

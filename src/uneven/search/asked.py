@@ -13,9 +13,19 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven.jobs.begun import DefaultFolder
 from uneven.jobs.devices import Devices
 from uneven.registry import describe
+from uneven.search.earlier import is_storage, source_name
 from uneven.search.placing import Placer, placing_named
 from uneven.search.schedulers import Scheduler
 from uneven.search.searchers import Searcher
+
+_OF_PEERS = {
+    "n_trials": "trials=…", "num_samples": "trials=…", "timeout": "time_budget_s=…", "n_jobs": "devices=…",
+    "direction": 'mode="min" or mode="max"', "directions": "one metric=… and mode=…", "config": "space={…}",
+    "sampler": 'searcher="optuna:tpe"', "pruner": 'scheduler="optuna:median"', "search_alg": "searcher=…",
+    "evaluated_rewards": "warm_start=…", "storage": "warm_start=…, and result.optuna(…) afterwards",
+    "resources_per_trial": "devices=…", "low_cost_partial_config": "points_to_evaluate=[…]", "callbacks": "progress=…",
+}  # fmt: skip
+"""Arguments of Ray Tune, Optuna, FLAML and Syne Tune → what is written here."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -45,11 +55,14 @@ class SearchOptions(TypedDict, total=False):
         placing: "planned", the default, see :mod:`uneven.search.placing`, or "first-come"; or "flotillas", where
             devices that no trial waits for help those who train.
         engine: "local", the default, or "ray" for the devices of a Ray cluster.
-        warm_start: directories of earlier searches for the same metric; a searcher that learns, such as "optuna:tpe",
-            is told the results of their trials that lie in this space.
+        warm_start: directories of earlier searches for the same metric, studies of Optuna, or URLs of its storages; a
+            searcher that learns, such as "optuna:tpe", is told the results of their trials that lie in this space.
+        points_to_evaluate: settings that are tried first, such as ``[{"lr": 0.1}]``; they count among ``trials``.
         directory: for events and states; by default ``runs/`` and the function's name, with a number behind it if other
             code has finished a search there.
         timeout_s: a trial that reports nothing for so long hangs, and has failed; by default it is waited for.
+        time_budget_s: the search ends after so many seconds, and trials that run then end with it. A later call with
+            another budget goes on.
         progress: show on the terminal what goes on, the default.
     """
 
@@ -74,9 +87,11 @@ class SearchOptions(TypedDict, total=False):
     devices: Devices
     placing: str
     engine: str
-    warm_start: str | Path | Sequence[str | Path]
+    warm_start: Any
+    points_to_evaluate: Sequence[Mapping[str, Any]]
     directory: str | Path | None
     timeout_s: float
+    time_budget_s: float
     progress: bool
 
 
@@ -93,15 +108,17 @@ class SearchPlan:
     devices: Devices = "auto"
     placing: str = "planned"
     engine: str = "local"
-    warm_start: str | Path | Sequence[str | Path] = ()
+    warm_start: Any = ()
     directory: str | Path | None = None
     timeout_s: float = math.inf
+    time_budget_s: float = math.inf
     progress: bool = True
 
     def __post_init__(self) -> None:
         placing_named(self.placing)
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s={self.timeout_s:g}: give more than 0; float('inf') waits for ever")
+        for name, value in (("timeout_s", self.timeout_s), ("time_budget_s", self.time_budget_s)):
+            if not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name}={value!r}: give a number of seconds above 0, or float('inf')")
 
     @property
     def placer(self) -> Placer:
@@ -109,10 +126,10 @@ class SearchPlan:
         return Placer(placing_named(self.placing))
 
     @property
-    def earlier(self) -> list[Path]:
-        """The directories that the search begins with."""
-        given = [self.warm_start] if isinstance(self.warm_start, str | Path) else self.warm_start
-        return [Path(one).absolute() for one in given]
+    def earlier(self) -> list[Any]:
+        """The directories, studies of Optuna and URLs of its storages that the search begins with."""
+        given = self.warm_start if isinstance(self.warm_start, list | tuple) else [self.warm_start]
+        return [Path(one).absolute() if isinstance(one, str | Path) and not is_storage(one) else one for one in given]
 
     def folder(self, name: str) -> str | Path:
         """Return the directory of a search for a function of this name."""
@@ -121,7 +138,7 @@ class SearchPlan:
     def kept(self) -> dict[str, Any]:
         """What must be the same when the search goes on."""
         found: dict[str, Any] = {"scheduler": _said(self.scheduler), "searcher": _said(self.searcher)}
-        return found | ({"warm_start": [str(one) for one in self.earlier]} if self.earlier else {})
+        return found | ({"warm_start": [source_name(one) for one in self.earlier]} if self.earlier else {})
 
 
 Part = TypeVar("Part")
@@ -139,6 +156,8 @@ def check_names(asked: Mapping[str, Any]) -> None:
         UnknownNameError: a keyword that does not exist, offering the nearest one.
     """
     for name in asked:
+        if name in _OF_PEERS:
+            raise ConfigError(f"search.run has no {name}: write {_OF_PEERS[name]}")
         if name not in SearchOptions.__annotations__:
             raise UnknownNameError("argument of search.run", name, SearchOptions.__annotations__)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
+from multiprocessing import current_process
 from typing import Any, Unpack
 
 from uneven.errors import ConfigError
@@ -57,6 +59,8 @@ def run(
         DataError: a sample that cannot be read or transformed, by its number.
         KeyboardInterrupt: it was asked to stop.
     """
+    if getattr(current_process(), "_inheriting", False):  # it imports the script, which searches without a guard
+        raise SystemExit(1)
     pickled = _pickled(train)
     check_names(asked)
     terms = part_of(SearchTerms, {**asked, "metric": metric})
@@ -67,6 +71,8 @@ def run(
     function = named(train)
     same = {"space": core.space.to_plain(), "train": f"{function.__module__}.{function.__qualname__}"}
     code, limits = code_of({"train": train, **read.code()}, train), {"trials": terms.trials, "target": terms.target}
+    if plan.time_budget_s < math.inf:
+        limits["time_budget_s"] = plan.time_budget_s
     where = folder_for(plan.folder(function.__name__), "search", code).absolute()
     with (
         closing(place_for(plan.engine, plan.devices, _IMPORTED)) as place,
@@ -79,7 +85,7 @@ def run(
         if not begun.report_finished(**limits):
             place.enter(where)
             with Stop() as stop:
-                pool = Pool(core, place, where, pickled, plan.placer, stop, show, plan.timeout_s)
+                pool = Pool(core, place, where, pickled, plan.placer, stop, show, plan.timeout_s, plan.time_budget_s)
                 pool.data = read.shared(place, core, pool.tell)
                 pool.run()
             if stop.requests:

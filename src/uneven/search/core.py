@@ -60,8 +60,12 @@ class SearchCore:
         self._stopping: dict[int, str] = {}
         self._running = 0
         self._whys: dict[str, str] = {}  # many end for the same reason: it is kept once
+        self._points = [space.checked(point, open_=not space) for point in terms.points_to_evaluate]
+        self._point_of: dict[int, Params] = {}
         scheduler.begin(space, terms.seed)
         searcher.begin(space, terms.seed)
+        for point in self._points:
+            searcher.enqueue(point)
 
     @property
     def over(self) -> bool:
@@ -160,8 +164,11 @@ class SearchCore:
         if isinstance(found, NoneNow):
             self._exhausted = found is NoneNow.NEVER
             return False
+        point = self._points[self._suggested] if self._suggested < len(self._points) else {}
+        self._point_of[number] = point
         self._suggested += 1
-        self._add(TrialRecord(number, {**self.space.constants, **found}))
+        known = {name: value for name, value in point.items() if name in self.space or name in self.space.constants}
+        self._add(TrialRecord(number, {**self.space.constants, **found, **known}))
         self._queues.pending[number] = None
         self.note({"event": "suggest", "trial": number, "params": self.trials[number].params})
         return True
@@ -201,15 +208,25 @@ class SearchCore:
         self._settle(one, ruling, ordered)
         return ruling
 
-    def _judged(self, one: TrialRecord) -> tuple[Ruling, bool]:
-        """What becomes of it, and whether the scheduler has said so."""
+    def _decided(self, one: TrialRecord) -> Ruling | None:
+        """What becomes of it whatever the scheduler says."""
         if self.target_by is not None:
-            return Ruling(Move.STOP, f"trial {self.target_by} has reached the target"), False
-        if not math.isfinite(one.score) and self.terms.nonfinite == "stop":
-            return Ruling(Move.STOP, f"diverged: {self.terms.metric} is no finite number at {one.t:g}"), False
+            return Ruling(Move.STOP, f"trial {self.target_by} has reached the target")
+        if self._diverged(one):
+            return Ruling(Move.STOP, f"diverged: {self.terms.metric} is no finite number at {one.t:g}")
         if self.terms.target is not None and one.score >= self.terms.sign * self.terms.target:
             self.target_by = one.number
-            return Ruling(Move.STOP, f"reached the target {self.terms.target:g}"), False
+            return Ruling(Move.STOP, f"reached the target {self.terms.target:g}")
+        return None
+
+    def _diverged(self, one: TrialRecord) -> bool:
+        return not math.isfinite(one.score) and self.terms.nonfinite == "stop"
+
+    def _judged(self, one: TrialRecord) -> tuple[Ruling, bool]:
+        """What becomes of it, and whether the scheduler has said so."""
+        decided = self._decided(one)
+        if decided is not None:
+            return decided, False
         ruling = self.scheduler.on_result(Progress(one.number, one.t, one.score, self._queues.waiting))
         if self.terms.max_t is not None and one.t >= self.terms.max_t and ruling.move is not Move.STOP:
             return Ruling(Move.STOP, f"trained to max_t={self.terms.max_t:g}", others=ruling.others), False
@@ -219,7 +236,7 @@ class SearchCore:
         for other, what in ruling.others.items():
             self._paused_other(self.trials[other], what)
         if ruling.move is Move.STOP:
-            failed = not math.isfinite(one.score) and self.terms.nonfinite == "stop"
+            failed = self._diverged(one)
             self._over(one, TrialStatus.ERROR if failed else TrialStatus.TERMINATED, ruling, told=not ordered)
         elif ruling.clone is not None:
             self._become(one, ruling.clone)
@@ -264,10 +281,23 @@ class SearchCore:
         self.scheduler.saved(trial, t)
         self.note({"event": "saved", "trial": trial, "t": t})
 
-    def ended(self, trial: int) -> None:
-        """A running trial's function has returned."""
-        self.note({"event": "end", "trial": trial})
-        self._over(self.trials[trial], TrialStatus.TERMINATED, Ruling(why="its function returned"), told=True)
+    def ended(self, trial: int, metric: float | None = None, more: Mapping[str, Any] | None = None) -> None:
+        """A running trial's function has returned.
+
+        Args:
+            metric: what it has returned, which counts instead of what it has reported; None if that is nothing.
+            more: what else is to be noted.
+        """
+        one, ruling, failed = self.trials[trial], None, False
+        event: Happened = {"event": "end", "trial": trial}
+        if metric is not None:
+            one.t = one.best_t = one.t or 1.0
+            one.score = one.best = self.terms.sign * metric
+            event |= {"t": one.t, "metric": metric, **(more or {})}
+            ruling, failed = self._decided(one), self._diverged(one)
+        self.note(event)
+        status = TrialStatus.ERROR if failed else TrialStatus.TERMINATED
+        self._over(one, status, ruling or Ruling(why="its function returned"), told=True)
 
     def failed(self, trial: int, why: str, *, lost: bool = False) -> bool:
         """A running trial has raised, or its process was killed; whether it is tried again.
@@ -296,8 +326,12 @@ class SearchCore:
             ConfigError: the space names it and says something else, or the searcher cannot suggest it.
         """
         one, domain = self.trials[trial], domain_of(said)
+        point = self._point_of.get(trial, {})
+        if name in point and not domain.holds(point[name]):
+            raise ConfigError(f"points_to_evaluate says {name}={point[name]!r}, which is not in {domain}")
         if name not in one.params:
-            one.params[name] = self._searcher.define(trial, name, domain)
+            found = self._searcher.define(trial, name, domain)
+            one.params[name] = point.get(name, found)
             self.note({"event": "define", "trial": trial, "name": name, "domain": dict(said)})
         elif not domain.holds(one.params[name]):
             raise ConfigError(
@@ -368,7 +402,8 @@ class SearchCore:
         """The search is over: who still waits will not run."""
         for one in self.trials:
             if not one.over:
-                one.status, one.why = TrialStatus.TERMINATED, f"{one.why}; not resumed" if one.why else "not started"
+                cut = "ended with the search" if one.status is TrialStatus.RUNNING else "not started"
+                one.status, one.why = TrialStatus.TERMINATED, f"{one.why}; not resumed" if one.why else cut
                 self._queues.out(one.number)
 
     # ---------------------------------------------------------------- once more
@@ -396,7 +431,7 @@ class SearchCore:
             case "saved":
                 self.saved(trial, event["t"])
             case "end":
-                self.ended(trial)
+                self.ended(trial, None if "metric" not in event else float(event["metric"]))
             case "halt":
                 self._halted(self.trials[trial])
             case "fail":

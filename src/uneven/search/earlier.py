@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uneven.errors import CheckpointError, ConfigError
+from uneven.search import needed_optuna
 from uneven.search.core import Happened, SearchCore
 from uneven.search.events import ASKED, asked_in, read_events
 from uneven.search.records import SearchTerms, TrialStatus
@@ -56,41 +58,72 @@ def reopened(directory: Path) -> EarlierSearch:
 
 
 def _core(asked: dict[str, Any], trials: int) -> SearchCore:
-    terms = SearchTerms(trials=trials, **{name: asked[name] for name in SearchTerms(metric="any").kept()})
+    names = {*SearchTerms(metric="any").kept(), *({"points_to_evaluate"} & asked.keys())}
+    trials = max(trials, len(asked.get("points_to_evaluate", ())))
+    terms = SearchTerms(trials=trials, **{name: asked[name] for name in names})
     domains = {name: domain_of(said) for name, said in asked["space"]["domains"].items()}
     space = Space({**domains, **asked["space"]["constants"]})
     return SearchCore(terms, space, schedulers.resolve(asked["scheduler"]), searchers.resolve(asked["searcher"]))
 
 
-def results_of(directories: Sequence[Path], terms: SearchTerms, space: Space) -> list[tuple[Params, float]]:
+def is_storage(source: object) -> bool:
+    """Whether this is the URL of a storage of Optuna, such as ``sqlite:///study.db``."""
+    return isinstance(source, str) and "://" in source
+
+
+def source_name(source: Any) -> str:
+    """How a warm start is written down; without the password of a URL."""
+    if isinstance(source, str | Path):
+        return re.sub(r"//[^@/]*@", "//", source) if isinstance(source, str) else str(source)
+    return f"study {getattr(source, 'study_name', source)}"
+
+
+def results_of(sources: Sequence[Any], terms: SearchTerms, space: Space) -> list[tuple[Params, float]]:
     """Settings and last scores of the trials of earlier searches that have not failed, where the space holds them.
+
+    Args:
+        sources: directories of searches, studies of Optuna, or URLs of its storages.
 
     Raises:
         ConfigError: one optimized something else, or not a single trial lies in the space.
         CheckpointError: see :func:`reopened`.
     """
+    if not space:
+        raise ConfigError(
+            "warm_start with an empty space: results are compared by the names of the space, so name settings there "
+            "instead of asking with trial.suggest_…"
+        )
     found: list[tuple[Params, float]] = []
     misfits: list[str] = []
-    for directory in directories:
-        earlier = reopened(directory)
-        theirs = earlier.core.terms
-        if (theirs.metric, theirs.mode) != (terms.metric, terms.mode):
-            raise ConfigError(
-                f"warm_start: {directory} has {theirs.metric!r} optimized, mode {theirs.mode!r}, and this search "
-                f"optimizes {terms.metric!r}, mode {terms.mode!r}: their results say nothing of each other"
-            )
-        for one in earlier.core.trials:
-            if one.status is TrialStatus.ERROR or not math.isfinite(one.score):
-                continue
-            outside = [name for name, domain in space.items() if not domain.holds(one.params.get(name))]
+    names = ", ".join(map(source_name, sources))
+    for source in sources:
+        for number, params, score in _results(source, terms):
+            outside = [name for name, domain in space.items() if not domain.holds(params.get(name))]
             if outside:
-                misfits.append(f"trial {one.number} of {directory} has {outside[0]}={one.params.get(outside[0])!r}")
+                misfits.append(f"trial {number} of {source_name(source)} has {outside[0]}={params.get(outside[0])!r}")
             else:
-                found.append(({name: one.params[name] for name in space}, one.score))
+                found.append(({name: params[name] for name in space}, score))
     if not found:
         why = f"; {misfits[0]}" if misfits else "; none has reported"
         raise ConfigError(
-            f"warm_start: no trial of {', '.join(map(str, directories))} lies in the space{why}: give a search over "
-            f"the same settings, or leave it out"
+            f"warm_start: no trial of {names} lies in the space{why}: give a search over the same settings, or leave "
+            f"it out"
         )
     return found
+
+
+def _results(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, float]]:
+    """Number, settings and last score of each trial that has one and has not failed."""
+    if not isinstance(source, Path):
+        yield from needed_optuna().results_of(source, terms)
+        return
+    earlier = reopened(source)
+    theirs = earlier.core.terms
+    if (theirs.metric, theirs.mode) != (terms.metric, terms.mode):
+        raise ConfigError(
+            f"warm_start: {source} has {theirs.metric!r} optimized, mode {theirs.mode!r}, and this search "
+            f"optimizes {terms.metric!r}, mode {terms.mode!r}: their results say nothing of each other"
+        )
+    for one in earlier.core.trials:
+        if one.status is not TrialStatus.ERROR and math.isfinite(one.score):
+            yield one.number, one.params, one.score

@@ -70,6 +70,7 @@ class Pool:
         stop: the pool ends when it has been asked to.
         show: called four times a second.
         timeout_s: a trial that reports nothing for so long hangs, and its process is killed.
+        time_budget_s: the pool ends after so long.
 
     Attributes:
         data: that all trials read.
@@ -84,6 +85,7 @@ class Pool:
     stop: Stop
     show: Callable[[SearchSnapshot], None]
     timeout_s: float = math.inf
+    time_budget_s: float = math.inf
     curves: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     failure: TrainingError | None = None
     data: SharedData | None = None
@@ -150,7 +152,8 @@ class Pool:
 
     def _over(self) -> bool:
         idle = all(slot.trial is None for slot in self.slots.all)
-        return (idle and not self._dispatch.held and self.core.over) or self.core.target_by is not None
+        spent = time.monotonic() - self._began_s >= self.time_budget_s
+        return (idle and not self._dispatch.held and self.core.over) or self.core.target_by is not None or spent
 
     # ---------------------------------------------------------------- who runs where
     def tell(self, device: int, message: Any) -> None:
@@ -227,9 +230,10 @@ class Pool:
         elif what in ("failed", "lost"):
             self._give_up(slot, rest[0], lost=what == "lost")
         elif what in ("left", "ended"):
+            here = self.slots.devices_of(trial)
             self._left(slot)
             if what == "ended" and slot.rank == 0:
-                self._ended(trial)
+                self._ended(trial, here, *rest)
             self._fill()
 
     def _reported(self, slot: Slot, trial: int, t: float, metrics: dict[str, float], told: Mapping[str, Any]) -> None:
@@ -242,7 +246,7 @@ class Pool:
             if self._missed[trial] == MOST_WITHOUT_METRIC or self.core.left(trial, t) == 0:
                 self._never_reported(trial, metrics)
         fresh = metric is not None and t > one.t
-        ruling = self.core.reported(trial, t, metric, self._noted(here, metrics, told))
+        ruling = self.core.reported(trial, t, metric, self._noted(here, metrics, told["seconds"]))
         if fresh and metric is not None:
             self.curves.setdefault(trial, []).append((t, metric))
             del self.curves[trial][:-100]
@@ -261,8 +265,8 @@ class Pool:
         if ruling.others:
             self._fill()
 
-    def _noted(self, here: tuple[int, ...], metrics: Mapping[str, float], told: Mapping[str, Any]) -> dict[str, Any]:
-        more: dict[str, Any] = {"device": here[0], "seconds": round(told["seconds"], 6)}
+    def _noted(self, here: tuple[int, ...], metrics: Mapping[str, float], seconds: float) -> dict[str, Any]:
+        more: dict[str, Any] = {"device": here[0], "seconds": round(seconds, 6)}
         if len(here) > 1:
             more["beside"] = here[1:]
         if len(metrics) > 1:
@@ -295,18 +299,21 @@ class Pool:
         except ConfigError as error:
             slot.process.send(("refused", str(error)))
 
-    def _ended(self, trial: int) -> None:
+    def _ended(
+        self, trial: int, here: tuple[int, ...], metrics: Mapping[str, float] | None, seconds: float
+    ) -> None:
         one = self.core.trials[trial]
-        if one.t == 0.0 and one.best != one.best:
+        if metrics is None and one.t == 0.0 and one.best != one.best:
             self._never_reported(trial, {})
         self.curves.pop(trial, None)
-        self.core.ended(trial)
+        metric = metrics.get(self.core.terms.metric) if metrics else None
+        self.core.ended(trial, metric, self._noted(here, metrics, seconds) if metrics else None)
 
     def _never_reported(self, trial: int, others: Collection[str]) -> None:
         said = f", but {', '.join(others)}" if others else ""
         self.failure = TrainingError(
             f"trial {trial} never reported {self.core.terms.metric!r}, the search's metric{said}: call "
-            f"trial.report({self.core.terms.metric}=…), or name another metric"
+            f"trial.report({self.core.terms.metric}=…), return it, or name another metric"
         )
 
     def _left(self, slot: Slot) -> int | None:

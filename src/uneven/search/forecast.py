@@ -99,12 +99,12 @@ def recorded(events: Sequence[Mapping[str, Any]]) -> SearchRecord:
     for event in events:
         trial = event.get("trial", -1)
         curve = curves.setdefault(trial, {})
-        if event["event"] == "report" and event["t"] > max(curve, default=0.0):
+        if "metric" in event and event["t"] > max(curve, default=0.0):
             steps.append(event["t"] - max(curve, default=0.0))
             if "beside" not in event:
                 took_s.setdefault((trial, event["device"]), []).append(event["seconds"] / steps[-1])
             curve[event["t"]] = float(event["metric"])
-        elif event["event"] == "end":
+        if event["event"] == "end":
             ended[trial] = max(curve, default=0.0)
     if not took_s:
         raise ConfigError("this search has no reports yet: let it try a few trials first")

@@ -33,7 +33,7 @@ def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: S
         terms: what the search was asked for.
         directory: where it lies.
     """
-    reports = [event for event in events if event["event"] == "report"]
+    reports = [event for event in events if "metric" in event]
     took_s = events[-1]["at_s"] - events[0]["at_s"] if events else 0.0
     best = rows[0].metric if rows else math.nan
     made = Page("Search", f"{len(rows)} trials, in {directory}.")
@@ -154,10 +154,10 @@ def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
             devices, begin_s, end_s = open_.pop(trial)
             spans.append(Span(f"trial {trial}", devices, begin_s, end_s, 1.0))
 
-    first_s = min((event["at_s"] - event["seconds"] for event in events if event["event"] == "report"), default=0.0)
+    first_s = min((event["at_s"] - event["seconds"] for event in events if "metric" in event), default=0.0)
     for event in events:
         trial, at_s = event.get("trial", -1), event["at_s"] - first_s
-        if event["event"] != "report":
+        if "metric" not in event:
             if event["event"] in ("end", "fail", "halt"):
                 close(trial)
             continue
@@ -166,7 +166,7 @@ def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
             close(trial)
         began_s = open_[trial][1] if trial in open_ else max(0.0, at_s - event["seconds"])
         open_[trial] = devices, began_s, at_s
-        if event["move"] != "continue":
+        if event.get("move") != "continue":
             close(trial)
     for trial in list(open_):
         close(trial)

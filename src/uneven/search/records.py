@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
 from uneven.errors import ConfigError
-from uneven.search.space import Plain
+from uneven.search.space import Params, Plain
+from uneven.tables import shown
 
 
 class TrialStatus(Enum):
@@ -62,6 +64,7 @@ class SearchTerms:
 
     Attributes:
         metric: the name under which trials report what is to be optimized.
+        points_to_evaluate: settings of the first trials, name → value; the searcher adds what they leave out.
 
     Raises:
         ConfigError: a value that makes no sense.
@@ -76,6 +79,7 @@ class SearchTerms:
     max_failures: int = 0
     nonfinite: str = "stop"
     seed: int = 0
+    points_to_evaluate: Sequence[Params] = ()
 
     def __post_init__(self) -> None:
         if not self.metric:
@@ -84,6 +88,13 @@ class SearchTerms:
             raise ConfigError(f'mode={self.mode!r}: give "max" or "min"')
         if self.trials < 1:
             raise ConfigError(f"trials={self.trials}: give at least one")
+        points = self.points_to_evaluate
+        if not isinstance(points, list | tuple) or not all(isinstance(one, Mapping) for one in points):
+            raise ConfigError(f"points_to_evaluate={shown(points)}: give a list of settings, such as [{{'lr': 0.1}}]")
+        if len(points) > self.trials:
+            raise ConfigError(
+                f"points_to_evaluate has {len(points)} settings, and trials={self.trials}: give at least as many trials"
+            )
         if self.max_failures < 0:
             raise ConfigError(f"max_failures={self.max_failures}: give zero or more")
         if self.nonfinite not in ("stop", "keep"):
@@ -97,7 +108,10 @@ class SearchTerms:
 
     def kept(self) -> dict[str, Any]:
         """What must be the same when the search goes on; trials and target may change."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("trials", "target")}
+        without = ("trials", "target", "points_to_evaluate")
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in without}
+        points = [dict(one) for one in self.points_to_evaluate]
+        return found | ({"points_to_evaluate": points} if points else {})
 
     @property
     def sign(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from uneven.errors import ConfigError, TrainingError, access
 from uneven.report.track import LoggedValue, Tracker, tracker
-from uneven.search import checkpoints
+from uneven.search import checkpoints, needed_optuna
 from uneven.search.core import SearchCore
 from uneven.search.events import read_events
 from uneven.search.records import TrialRecord
@@ -51,7 +51,7 @@ class SearchResult:
 
     def __init__(self, core: SearchCore, directory: Path) -> None:
         self.directory = directory
-        self._terms, self._space = core.terms, core.space
+        self._core, self._terms = core, core.terms
         ordered = sorted(core.trials, key=lambda one: (-one.best if one.best == one.best else float("inf"), one.number))
         self.rows = tuple(_row(one, self._terms.sign, directory) for one in ordered)
 
@@ -118,6 +118,21 @@ class SearchResult:
         """
         return self.track(tracker(f"tensorboard:{folder}"))
 
+    def optuna(self, storage: Any = None, study_name: str | None = None) -> Any:
+        """Write the trials into a new study of Optuna, for its dashboard and its plots; return the study.
+
+        A trial is COMPLETE if its function returned, or it was trained to the end; PRUNED if it was stopped before.
+
+        Args:
+            storage: such as "sqlite:///study.db"; by default in memory.
+            study_name: by default the name of the search's directory.
+
+        Raises:
+            ConfigError: Optuna is not installed, or it cannot be written there.
+        """
+        name = study_name or self.directory.resolve().name
+        return needed_optuna().to_study(self._core, self.events(), storage, name)
+
     def track(self, tool: Tracker) -> int:
         """Give a tool a run for each trial: its curves, its settings and its best metric.
 
@@ -131,7 +146,7 @@ class SearchResult:
         """
         reports: dict[int, list[LoggedValue]] = {}
         for event in self.events():
-            if event["event"] == "report":
+            if "metric" in event:
                 values = {self.metric: event["metric"], **event.get("metrics", {})}
                 at = (round(event["t"]), event["at_s"])
                 reports.setdefault(event["trial"], []).extend(

@@ -48,7 +48,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "max_t": number, "time_attr": text, "target": number, "max_failures": whole, "nonfinite": text, "seed": whole,
     "placing": text, "timeout_s": number, "data": _made, "validate": _made, "transform": named,
     "validate_transform": named, "chunk": whole, "data_bytes": whole, "share": boolean, "preprocessors": whole,
-    "warm_start": _directories,
+    "warm_start": _directories, "points_to_evaluate": lambda value: items(value, table), "time_budget_s": number,
 }  # fmt: skip
 _OPTIONS = ("devices", "directory", "engine")  # arguments of search.run that a machine decides, so no part of a file
 _DOMAINS: dict[str, Callable[..., Domain]] = {

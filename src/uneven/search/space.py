@@ -10,12 +10,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from random import Random
 from typing import Any
 
 from uneven.errors import ConfigError
+from uneven.tables import shown
 
 Plain = int | float | str | bool | None
+_MOST = 1e300  # the width of a range stays finite
 Params = Mapping[str, Plain]
 
 
@@ -41,72 +44,90 @@ class Domain(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FloatRange(Domain):
-    """A number between ``low`` and ``high``, both included; with ``log`` each order of magnitude is as likely."""
+    """A number between ``low`` and ``high``, both included; with ``log`` each order of magnitude is as likely.
+
+    With ``step`` it is ``low`` plus a whole number of steps; ``high`` becomes the last of these.
+    """
 
     low: float
     high: float
     log: bool = False
+    step: float | None = None
 
     def __post_init__(self) -> None:
-        _checked_range(self.low, self.high, self.log)
+        _checked_range(self.low, self.high, self.log, self.step)
+        if self.step is not None:
+            low, high, step = (Decimal(str(one)) for one in (self.low, self.high, self.step))
+            object.__setattr__(self, "high", float(low + (high - low) // step * step))
 
     def sample(self, draw: Random) -> float:
-        """See above."""
         if self.log:
-            drawn = math.exp(draw.uniform(math.log(self.low), math.log(self.high)))
-        else:
-            drawn = draw.uniform(self.low, self.high)
-        return min(self.high, max(self.low, drawn))
+            return self._within(math.exp(draw.uniform(math.log(self.low), math.log(self.high))))
+        half = (self.step or 0.0) / 2
+        return self._within(draw.uniform(self.low - half, self.high + half))
+
+    def _within(self, value: float) -> float:
+        if self.step is not None:
+            value = self.low + round((value - self.low) / self.step) * self.step
+        return min(self.high, max(self.low, value))
 
     def holds(self, value: object) -> bool:
-        """A number within."""
-        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+        if not isinstance(value, int | float) or isinstance(value, bool) or not self.low <= value <= self.high:
+            return False
+        return self.step is None or abs(value - self._within(value)) < 1e-8 * self.step
 
     def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> float:
         """Times one of the factors, and back into the range (Ray leaves it outside)."""
         if draw.random() < resample or not isinstance(value, int | float):
             return self.sample(draw)
-        return min(self.high, max(self.low, float(value * draw.choice(factors))))
+        return self._within(float(value * draw.choice(factors)))
 
     def to_plain(self) -> dict[str, Any]:
-        """See above."""
-        return {"kind": "float", "low": self.low, "high": self.high, "log": self.log}
+        said = {"kind": "float", "low": self.low, "high": self.high, "log": self.log}
+        return said if self.step is None else {**said, "step": self.step}
 
 
 @dataclass(frozen=True, slots=True)
 class IntRange(Domain):
-    """A whole number between ``low`` and ``high``, both included."""
+    """A whole number between ``low`` and ``high``, both included; ``step`` as in :class:`FloatRange`."""
 
     low: int
     high: int
     log: bool = False
+    step: int = 1
 
     def __post_init__(self) -> None:
-        for bound in (self.low, self.high):
-            if not isinstance(bound, int) or isinstance(bound, bool):
-                raise ConfigError(f"a range of whole numbers from {self.low!r} to {self.high!r}: give whole numbers")
-        _checked_range(self.low, self.high, self.log)
+        for one in (self.low, self.high, self.step):
+            if not isinstance(one, int) or isinstance(one, bool):
+                raise ConfigError(
+                    f"a range of whole numbers from {shown(self.low)} to {shown(self.high)} in steps of "
+                    f"{shown(self.step)}: give whole numbers"
+                )
+        _checked_range(self.low, self.high, self.log, self.step if self.step != 1 else None)
+        object.__setattr__(self, "high", self.high - (self.high - self.low) % self.step)
 
     def sample(self, draw: Random) -> int:
-        """See above."""
         if self.log:
-            drawn = math.exp(draw.uniform(math.log(self.low - 0.5), math.log(self.high + 0.5)))
-            return min(self.high, max(self.low, round(drawn)))
-        return draw.randint(self.low, self.high)
+            return self._within(math.exp(draw.uniform(math.log(self.low - 0.5), math.log(self.high + 0.5))))
+        return self.low + self.step * draw.randint(0, (self.high - self.low) // self.step)
+
+    def _within(self, value: float) -> int:
+        steps = round((min(self.high, max(self.low, value)) - self.low) / self.step)
+        return self.low + steps * self.step
 
     def holds(self, value: object) -> bool:
-        """A whole number within."""
-        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+        inside = isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+        return inside and (value - self.low) % self.step == 0  # type: ignore[operator]
 
     def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> int:
         """Times one of the factors, rounded, and back into the range."""
         if draw.random() < resample or not isinstance(value, int | float):
             return self.sample(draw)
-        return min(self.high, max(self.low, round(value * draw.choice(factors))))
+        return self._within(round(value * draw.choice(factors)))
 
     def to_plain(self) -> dict[str, Any]:
-        """See above."""
-        return {"kind": "int", "low": self.low, "high": self.high, "log": self.log}
+        said = {"kind": "int", "low": self.low, "high": self.high, "log": self.log}
+        return said if self.step == 1 else {**said, "step": self.step}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +143,13 @@ class Choices(Domain):
         for value in self.values:
             if not isinstance(value, int | float | str | bool | None) or value != value:
                 raise ConfigError(
-                    f"a choice holds {value!r}: give numbers, words, True, False or None, and let the training "
+                    f"a choice holds {shown(value)}: give numbers, words, True, False or None, and let the training "
                     f"function look up what a word stands for"
                 )
-        if len({(type(value), value) for value in self.values}) < len(self.values):
-            raise ConfigError(f"a choice among {list(self.values)} names a value twice: name each once")
+        if len(set(self.values)) < len(self.values):  # 1, 1.0 and True are equal too
+            raise ConfigError(f"a choice among {shown(list(self.values))} names a value twice: name each once")
 
     def sample(self, draw: Random) -> Plain:
-        """See above."""
         return draw.choice(self.values)
 
     def holds(self, value: object) -> bool:
@@ -144,7 +164,6 @@ class Choices(Domain):
         return self.values[min(max(place, 0), len(self.values) - 1)]
 
     def to_plain(self) -> dict[str, Any]:
-        """See above."""
         return {"kind": "choice", "values": list(self.values), "every": self.every}
 
 
@@ -163,14 +182,18 @@ def integer(low: int, high: int, *, log: bool = False) -> IntRange:
     return IntRange(low, high, log)
 
 
-def choice(*values: Plain) -> Choices:
-    """One of these."""
-    return Choices(values)
+def choice(*values: Any) -> Choices:
+    """One of these values, or of the values of one list."""
+    return Choices(_listed(values))
 
 
-def grid(*values: Plain) -> Choices:
-    """Each of these, together with each value of the other grids."""
-    return Choices(values, every=True)
+def grid(*values: Any) -> Choices:
+    """Each of these, or of the values of one list, together with each value of the other grids."""
+    return Choices(_listed(values), every=True)
+
+
+def _listed(values: Sequence[Any]) -> tuple[Plain, ...]:
+    return tuple(values[0]) if len(values) == 1 and isinstance(values[0], list | tuple | range) else tuple(values)
 
 
 class Space(Mapping[str, Domain]):
@@ -211,15 +234,18 @@ class Space(Mapping[str, Domain]):
     def __len__(self) -> int:
         return len(self._domains)
 
-    def checked(self, changes: Mapping[str, object]) -> dict[str, Plain]:
+    def checked(self, changes: Mapping[str, object], *, open_: bool = False) -> dict[str, Plain]:
         """Settings that a person asks for.
+
+        Args:
+            open_: names that the space does not have are taken too: the training function may ask for them.
 
         Raises:
             ConfigError: no such setting, or a value that it cannot have.
         """
         found: dict[str, Plain] = {}
         for name, value in changes.items():
-            if name not in self._domains and name not in self.constants:
+            if not isinstance(name, str) or not (open_ or name in self._domains or name in self.constants):
                 known = ", ".join([*self._domains, *self.constants]) or "none"
                 raise ConfigError(f"there is no setting {name!r}; there are: {known}")
             if not isinstance(value, int | float | str | bool | None):
@@ -242,18 +268,22 @@ def domain_of(said: Mapping[str, Any]) -> Domain:
     """
     match said.get("kind"):
         case "float":
-            return FloatRange(said["low"], said["high"], said["log"])
+            return FloatRange(said["low"], said["high"], said["log"], said.get("step"))
         case "int":
-            return IntRange(said["low"], said["high"], said["log"])
+            return IntRange(said["low"], said["high"], said["log"], said.get("step", 1))
         case "choice":
             return Choices(tuple(said["values"]), said["every"])
     raise ConfigError(f"a setting of kind {said.get('kind')!r}: there are float, int and choice")
 
 
-def _checked_range(low: float, high: float, log: bool) -> None:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ConfigError(f"a range from {low} to {high}: both ends must be finite numbers")
-    if not low < high:
-        raise ConfigError(f"a range from {low} to {high} is empty: the first must be smaller than the second")
+def _checked_range(low: float, high: float, log: bool, step: float | None) -> None:
+    said = f"a range from {shown(low)} to {shown(high)}"
+    for one in (low, high, *([] if step is None else [step])):
+        if not isinstance(one, int | float) or isinstance(one, bool) or not abs(one) <= _MOST:
+            raise ConfigError(f"{said}: give numbers of at most {_MOST:g}, not {shown(one)}")
+    if not low <= high:
+        raise ConfigError(f"{said} is empty: the second must not be smaller than the first")
     if log and not low > 0:
         raise ConfigError(f"a logarithmic range from {low} to {high}: it must begin above zero")
+    if step is not None and (log or not step > 0 or (high - low) / step > 2**53):
+        raise ConfigError(f"{said} in steps of {step}: " + ("leave out step or log" if log else "give a larger step"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +18,10 @@ from uneven.fleet.member.team import Seat
 from uneven.search import checkpoints
 from uneven.search.data import DataReader
 from uneven.search.post import TrialPost
-from uneven.search.space import Domain, FloatRange, IntRange, Params, Plain, choice
+from uneven.search.space import Choices, Domain, FloatRange, IntRange, Params, Plain
 from uneven.search.team import TrialTeam
 from uneven.states import random_state, set_random_state
+from uneven.tables import shown
 
 _UNDIVIDED = (
     "a trial on several devices divides the batches of trial.epochs(model, optimizer) among them, and this one reads "
@@ -218,16 +220,33 @@ class Trial:
             raise ConfigError("the search was given no data=…: give it, or take trial.steps(…) and read your own")
         return self._data
 
-    def report(self, **metrics: float) -> None:
+    def report(
+        self, value: float | Mapping[str, float] | None = None, step: int | None = None, /, **metrics: float
+    ) -> None:
         """Tell the search how good the trial is now. It may not return: the trial is stopped or paused here.
 
+        Args:
+            value: the search's metric, as Optuna has it; or a mapping of metrics, as Ray Tune has it.
+            step: the number of the step that has ended, from 0, as Optuna has it; by default the one after the last.
+            metrics: by name.
+
         Raises:
-            ConfigError: a value that is no number, or a second report in one step.
+            ConfigError: a value that is no number, a second report in one step, or a step before the last one.
         """
-        for name, value in metrics.items():
-            if not isinstance(value, int | float):
-                hint = f"float({name})" if hasattr(value, "__float__") else "a number"
-                raise ConfigError(f"trial.report({name}=…) is given a {type(value).__name__}: give {hint}")
+        if value is None and "value" in metrics and self._job.metric not in metrics:
+            value = metrics.pop("value")
+        if value is not None and not isinstance(value, Mapping) and self._job.time_attr != "step":
+            step = metrics.pop("step", step)  # type: ignore[assignment]
+        if value is not None or step is not None:
+            metrics = self._metrics(value) | metrics
+        checked_metrics("trial.report", metrics)
+        if step is not None:
+            if not hasattr(step, "__index__") or index(step) < max(0, self._iteration - 1):
+                raise ConfigError(
+                    f"trial.report(…, step={step!r}) after {self._iteration} steps: give whole numbers from 0 on, in "
+                    f"ascending order"
+                )
+            self._iteration = index(step)
         if self._reported:
             raise ConfigError(
                 f"trial.report was called twice in step {self._epoch - 1}: report once, at its end, so that a trial "
@@ -262,17 +281,37 @@ class Trial:
             raise LeaveTrial
         self._since_s = time.perf_counter()
 
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+    def should_prune(self) -> bool:
+        """False, as Optuna has it: a trial that is to be stopped does not come here, for :meth:`report` ends it."""
+        return False
+
+    def returned(self, value: object) -> tuple[dict[str, float] | None, float]:
+        """What a training function returned, as metrics; and seconds since the last report.
+
+        Raises:
+            ConfigError: neither a number, a mapping with the search's metric, nor nothing.
+        """
+        metrics = None if value is None else checked_metrics("the training function's return of", self._metrics(value))
+        if metrics is not None and self._job.metric not in metrics:
+            raise ConfigError(f"the training function returned {', '.join(metrics)}, and not {self._job.metric!r}")
+        return metrics, time.perf_counter() - self._since_s
+
+    def _metrics(self, value: object) -> dict[str, Any]:
+        return dict(value) if isinstance(value, Mapping) else {self._job.metric: value}
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
         """A setting that the space does not name, as Optuna has it."""
-        return float(self._suggest(name, FloatRange(low, high, log)))  # type: ignore[arg-type]
+        return float(self._suggest(name, FloatRange(low, high, log, step)))  # type: ignore[arg-type]
 
-    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """The same of a whole number."""
-        return int(self._suggest(name, IntRange(low, high, log)))  # type: ignore[arg-type]
+        return int(self._suggest(name, IntRange(low, high, log, step)))  # type: ignore[arg-type]
 
-    def suggest_categorical(self, name: str, choices: list[Plain] | tuple[Plain, ...]) -> Plain:
+    def suggest_categorical(self, name: str, choices: Sequence[Plain]) -> Plain:
         """The same of a choice."""
-        return self._suggest(name, choice(*choices))
+        return self._suggest(name, Choices(tuple(choices)))
 
     def _suggest(self, name: str, domain: Domain) -> Plain:
         if name not in self.params or not domain.holds(self.params[name]):
@@ -310,6 +349,21 @@ class Trial:
         self._saved_s = time.perf_counter()
         self._save_took_s = self._saved_s - began_s
         return True
+
+
+def checked_metrics(what: str, metrics: dict[str, Any]) -> dict[str, float]:
+    """The same metrics.
+
+    Raises:
+        ConfigError: one that is no number, or has no name.
+    """
+    for name, value in metrics.items():
+        if isinstance(value, tuple | list):
+            raise ConfigError(f"{what} {name}={shown(value)}: a search optimizes one number, give that")
+        if not isinstance(value, int | float) or not isinstance(name, str):
+            hint = f"float({name})" if hasattr(value, "__float__") else "a number"
+            raise ConfigError(f"{what} {name}=…: it is a {type(value).__name__}, give {hint}")
+    return metrics
 
 
 class Trainable(ABC):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import optuna
+from sqlalchemy.exc import SQLAlchemyError
 
 from uneven.errors import ConfigError, UnknownNameError
+from uneven.search.core import Happened, SearchCore
+from uneven.search.earlier import source_name
+from uneven.search.records import SearchTerms, TrialStatus
 from uneven.search.rulings import GO_ON, Move, Progress, Ruling
 from uneven.search.schedulers import Scheduler
 from uneven.search.searchers import NoneNow, Searcher
-from uneven.search.space import Choices, Domain, FloatRange, IntRange, Params, Plain, Space
+from uneven.search.space import Choices, Domain, FloatRange, IntRange, Params, Plain, Space, domain_of
 
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
     "tpe": optuna.samplers.TPESampler,
@@ -27,6 +33,13 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "halving": optuna.pruners.SuccessiveHalvingPruner,
     "hyperband": optuna.pruners.HyperbandPruner,
 }
+
+
+_UNREADABLE = (
+    optuna.exceptions.OptunaError, SQLAlchemyError, ArithmeticError, AssertionError, AttributeError, ImportError,
+    LookupError, OSError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What Optuna raises when a storage, or what lies in it, is not as it has written it."""
 
 
 class OptunaSearch(Searcher):
@@ -45,6 +58,7 @@ class OptunaSearch(Searcher):
         self._sampler = inner
         self._space = Space({})
         self._open: dict[int, optuna.Trial] = {}
+        self._asked_before: dict[str, optuna.distributions.BaseDistribution] = {}
 
     def begin(self, space: Space, seed: int) -> None:
         """See the base."""
@@ -65,20 +79,34 @@ class OptunaSearch(Searcher):
         elif asked is not None:
             self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
 
+    def enqueue(self, params: Params) -> None:
+        self._study.enqueue_trial(dict(params))
+
     def learn(self, params: Params, score: float) -> None:
-        """See the base."""
         known = {name: params[name] for name in self._space}
         distributions = {name: _distribution(domain) for name, domain in self._space.items()}
         self._study.add_trial(optuna.trial.create_trial(params=known, distributions=distributions, value=score))
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
-        """Optuna's ``suggest`` of a float, a whole number or a choice."""
-        asked = self._open[trial]
+        """Optuna's ``suggest`` of a float, a whole number or a choice.
+
+        Raises:
+            ConfigError: Optuna's samplers learn nothing of a setting whose kind or choices differ between trials.
+        """
+        asked, now = self._open[trial], _distribution(domain)
+        try:
+            before = self._asked_before.setdefault(name, now)
+            optuna.distributions.check_distribution_compatibility(before, now)
+        except ValueError as error:
+            raise ConfigError(
+                f"trial.suggest of {name!r} as {domain}: an earlier trial asked for {before} ({error}); use the same "
+                f"choices and kind in all trials, another name for others, or searcher=\"random\""
+            ) from error
         match domain:
             case FloatRange():
-                return asked.suggest_float(name, domain.low, domain.high, log=domain.log)
+                return asked.suggest_float(name, domain.low, domain.high, step=domain.step, log=domain.log)
             case IntRange():
-                return asked.suggest_int(name, domain.low, domain.high, log=domain.log)
+                return asked.suggest_int(name, domain.low, domain.high, step=domain.step, log=domain.log)
             case Choices():
                 value: Plain = asked.suggest_categorical(name, domain.values)
                 return value
@@ -114,7 +142,7 @@ class OptunaPruner(Scheduler):
     def on_result(self, progress: Progress) -> Ruling:
         """What the pruner says."""
         trial = progress.trial
-        self._open[trial].report(progress.score, int(progress.t))
+        self._open[trial].report(progress.score, max(0, int(progress.t) - 1))  # Optuna counts steps from 0
         self._last[trial] = progress.score
         if not self._open[trial].should_prune():
             return GO_ON
@@ -131,6 +159,70 @@ class OptunaPruner(Scheduler):
         return {}
 
 
+def results_of(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, float]]:
+    """Number, settings and score, the higher the better, of a study's trials that were completed or pruned.
+
+    Args:
+        source: a study, or the URL of a storage that holds one.
+
+    Raises:
+        ConfigError: it cannot be read, or it optimizes in another direction.
+    """
+    name = f"warm_start: {source_name(source)}"
+    path = Path(source.partition("///")[2]) if isinstance(source, str) and source.startswith("sqlite:") else None
+    if path is not None and not path.is_file():  # Optuna would make it
+        raise ConfigError(f"{name}: there is no file {path}")
+    try:
+        study = optuna.load_study(study_name=None, storage=source) if isinstance(source, str) else source
+        directions, trials = study.directions, study.get_trials(deepcopy=False)
+    except _UNREADABLE as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{name} cannot be read ({why}): give the directory of a search, the URL of a storage with one study, or "
+            f"optuna.load_study(…)"
+        ) from error
+    wanted = optuna.study.StudyDirection.MAXIMIZE if terms.mode == "max" else optuna.study.StudyDirection.MINIMIZE
+    if directions != [wanted]:
+        theirs = ", ".join(one.name.lower() for one in directions)
+        raise ConfigError(f'{name} optimizes by {theirs}, and this search by mode="{terms.mode}": give the same')
+    ended = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+    for one in trials:
+        if one.state in ended and one.value is not None and math.isfinite(one.value):
+            yield one.number, one.params, terms.sign * one.value
+
+
+def to_study(core: SearchCore, events: Sequence[Happened], storage: Any, name: str) -> optuna.Study:
+    """The trials of a search as a new study; see :meth:`uneven.search.SearchResult.optuna`."""
+    states, direction = optuna.trial.TrialState, "maximize" if core.terms.sign > 0 else "minimize"
+    reports: dict[int, dict[int, float]] = {one.number: {} for one in core.trials}
+    domains = {one.number: dict(core.space) for one in core.trials}
+    returned = {event["trial"] for event in events if event["event"] == "end"}
+    for event in events:
+        if event["event"] == "report":
+            reports[event["trial"]][max(0, int(event["t"]) - 1)] = float(event["metric"])
+        elif event["event"] == "define":
+            domains[event["trial"]][event["name"]] = domain_of(event["domain"])
+    try:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(storage=storage, study_name=name, direction=direction)
+    except _UNREADABLE as error:
+        raise ConfigError(f"cannot make the study {name!r} in {source_name(storage)}: {error}") from error
+    for one in core.trials:
+        value = core.terms.sign * one.best if one.best == one.best else None
+        done = one.number in returned or core.left(one.number, one.t) == 0 or one.number == core.target_by
+        state = states.FAIL if one.status is TrialStatus.ERROR else states.COMPLETE if done else states.PRUNED
+        state = states.PRUNED if state is states.COMPLETE and value is None else state
+        known = {key: domain for key, domain in domains[one.number].items() if domain.holds(one.params.get(key))}
+        study.add_trial(optuna.trial.create_trial(
+            state=state, value=None if state is states.FAIL else value,
+            params={key: one.params[key] for key in known},
+            distributions={key: _distribution(domain) for key, domain in known.items()},
+            intermediate_values=reports[one.number],
+            user_attrs={"why": one.why, **{key: val for key, val in one.params.items() if key not in known}},
+        ))  # fmt: skip
+    return study
+
+
 def _study(**given: Any) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(direction="maximize", **given)
@@ -139,9 +231,9 @@ def _study(**given: Any) -> optuna.Study:
 def _distribution(domain: Domain) -> optuna.distributions.BaseDistribution:
     match domain:
         case FloatRange():
-            return optuna.distributions.FloatDistribution(domain.low, domain.high, log=domain.log)
+            return optuna.distributions.FloatDistribution(domain.low, domain.high, domain.log, domain.step)
         case IntRange():
-            return optuna.distributions.IntDistribution(domain.low, domain.high, log=domain.log)
+            return optuna.distributions.IntDistribution(domain.low, domain.high, domain.log, domain.step)
         case Choices():
             return optuna.distributions.CategoricalDistribution(domain.values)
     raise ConfigError(f"Optuna knows no {type(domain).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,8 @@ def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> N
     """Train whatever trials come.
 
     Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``, ``("value", value)`` and ``("refused",
-    text)``. Out: what a :class:`Trial` says, ``("left", trial)``, ``("ended", trial)`` when its function has returned,
+    text)``. Out: what a :class:`Trial` says, ``("left", trial)``, ``("ended", trial, metrics, seconds)`` when its
+    function has returned, where metrics are None if it returned nothing,
     and ``("failed", trial, text)``, or ``("lost", trial, text)`` of one that misses another process of its trial, after
     which the process ends, since nobody knows what the user's code has left behind.
 
@@ -55,11 +57,17 @@ def _run(post: TrialPost, function: Train, job: TrialJob, data: DataReader | Non
         try:
             if isinstance(function, type):
                 drive(function, trial)
-            else:
-                function(trial)
+            found = trial.returned(function(trial) if not isinstance(function, type) else None)
         except LeaveTrial:
             trial.leave()
             post.send(("left", job.number))
             return
+        except pruned():
+            found = {}, 0.0
         trial.leave()
-    post.send(("ended", job.number))
+    post.send(("ended", job.number, *found))
+
+
+def pruned() -> tuple[type[BaseException], ...]:
+    """What a function raises by its own decision, as Optuna has it: the trial ends with what it has reported."""
+    return (sys.modules["optuna"].TrialPruned,) if "optuna" in sys.modules else ()

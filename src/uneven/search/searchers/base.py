@@ -40,6 +40,9 @@ class Searcher(ABC):
     def tell(self, trial: int, score: float | None) -> None:  # noqa: B027  # most need it not
         """A trial has ended with this score, the higher the better; None if it failed."""
 
+    def enqueue(self, params: Params) -> None:  # noqa: B027  # most need it not
+        """Settings of one of the first trials; told before anything is suggested. They replace what it suggests."""
+
     def learn(self, params: Params, score: float) -> None:
         """A result of an earlier search; told before anything is suggested. All settings lie in the space.
 

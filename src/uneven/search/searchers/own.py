@@ -17,6 +17,7 @@ class RandomSearch(Searcher):
         self._space = Space({})
         self._seed = 0
         self._grids: dict[str, Choices] = {}
+        self._enqueued = 0
 
     def begin(self, space: Space, seed: int) -> None:
         """See the base."""
@@ -31,13 +32,16 @@ class RandomSearch(Searcher):
     def suggest(self, trial: int) -> Params | NoneNow:
         """They depend on the seed and the trial's number alone."""
         found: dict[str, Plain] = {}
-        place = trial % self.combinations
+        place = (trial - self._enqueued) % self.combinations
         for name, one in reversed(self._grids.items()):  # the last one changes fastest
             place, at = divmod(place, len(one.values))
             found[name] = one.values[at]
         return {
             name: found[name] if name in found else self.define(trial, name, one) for name, one in self._space.items()
         }
+
+    def enqueue(self, params: Params) -> None:
+        self._enqueued += 1  # grids begin after these
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
         """Drawn by the seed, the trial's number and the name."""
@@ -60,7 +64,7 @@ class GridSearch(RandomSearch):
 
     def suggest(self, trial: int) -> Params | NoneNow:
         """The combination of this number."""
-        return super().suggest(trial) if trial < self.combinations else NoneNow.NEVER
+        return super().suggest(trial) if trial < self._enqueued + self.combinations else NoneNow.NEVER
 
 
 class ConcurrencyLimit(Searcher):
@@ -99,8 +103,10 @@ class ConcurrencyLimit(Searcher):
         self._open.discard(trial)
         self._inner.tell(trial, score)
 
+    def enqueue(self, params: Params) -> None:
+        self._inner.enqueue(params)
+
     def learn(self, params: Params, score: float) -> None:
-        """See the base."""
         self._inner.learn(params, score)
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
