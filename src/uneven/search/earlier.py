@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uneven.core.plain import Misfit, read
 from uneven.errors import CheckpointError, ConfigError
 from uneven.search import needed_optuna
 from uneven.search.core import Happened, SearchCore
-from uneven.search.events import ASKED, asked_in, read_events
+from uneven.search.events import ASKED, asked_in, read_events, replay
 from uneven.search.records import SearchTerms, TrialStatus
 from uneven.search.schedulers import schedulers
 from uneven.search.searchers import searchers
@@ -52,15 +53,16 @@ def reopened(directory: Path) -> EarlierSearch:
         core = _core(asked, sum(event["event"] == "suggest" for event in events) or 1)
     except KeyError as error:
         raise CheckpointError(f"{directory / ASKED} has no {error}: it was written by another version") from error
-    for event in events:
-        core.apply(event)
+    except (Misfit, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{directory / ASKED} is damaged ({error}): name another directory") from error
+    replay(core, events, directory)
     return EarlierSearch(directory, asked, core, events)
 
 
 def _core(asked: dict[str, Any], trials: int) -> SearchCore:
     names = {*SearchTerms(metric="any").kept(), *({"points_to_evaluate"} & asked.keys())}
     trials = max(trials, len(asked.get("points_to_evaluate", ())))
-    terms = SearchTerms(trials=trials, **{name: asked[name] for name in names})
+    terms = read(SearchTerms, {"trials": trials, **{name: asked[name] for name in names}})
     domains = {name: domain_of(said) for name, said in asked["space"]["domains"].items()}
     space = Space({**domains, **asked["space"]["constants"]})
     return SearchCore(terms, space, schedulers.resolve(asked["scheduler"]), searchers.resolve(asked["searcher"]))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from uneven.core.plain import Amount, Count, read
 from uneven.errors import CheckpointError, ConfigError, reason
 from uneven.fleet.engine.state import locked
 from uneven.jobs.begun import write_json
@@ -20,6 +21,35 @@ from uneven.search.core import Happened, SearchCore
 
 EVENTS = "events.jsonl"
 ASKED = "search.json"
+
+
+class _Event(TypedDict):
+    """An event as far as its readers use it; another kind has other fields too."""
+
+    event: str
+    at_s: Amount
+    trial: NotRequired[Count]
+    why: NotRequired[str]
+    lost: NotRequired[bool]
+    t: NotRequired[Amount]
+    params: NotRequired[dict[str, Any]]
+    name: NotRequired[str]
+    domain: NotRequired[dict[str, Any]]
+    changes: NotRequired[dict[str, Any]]
+    results: NotRequired[list[tuple[dict[str, Any], float]]]
+
+
+class _Result(_Event):
+    """A report, or an end with what the function returned."""
+
+    trial: Count
+    t: Amount
+    metric: float
+    device: Count
+    seconds: Amount
+    move: NotRequired[str]
+    beside: NotRequired[list[Count]]
+    metrics: NotRequired[dict[str, float]]
 
 
 class SearchLog:
@@ -65,14 +95,29 @@ def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[b
             agree(directory, asked)
         else:
             write_json(directory / ASKED, asked)
-        for event in events:
-            core.apply(event)
+        replay(core, events, directory)
         log = SearchLog(directory)
         core.note = log.write
         try:
             yield not events
         finally:
             log.close()
+
+
+def replay(core: SearchCore, events: Sequence[Happened], directory: Path) -> None:
+    """Bring a new core to where it was after these events.
+
+    Raises:
+        CheckpointError: they do not follow from each other.
+    """
+    for number, event in enumerate(events, 1):
+        try:
+            core.apply(event)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{directory / EVENTS}, line {number}, does not follow from those before it "
+                f"({type(error).__name__}: {error}): name another directory"
+            ) from error
 
 
 def read_events(directory: Path) -> list[Happened]:
@@ -85,11 +130,12 @@ def read_events(directory: Path) -> list[Happened]:
     for number, line in enumerate(_whole(directory / EVENTS).splitlines(), 1):
         try:
             event = json.loads(line)
-        except ValueError as error:
+            if not isinstance(event, dict) or "event" not in event:
+                raise CheckpointError(f"{directory / EVENTS}, line {number}, is no event")
+            result = event["event"] == "report" or "metric" in event
+            events.append({**event, **read(_Result if result else _Event, event)})
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{directory / EVENTS}, line {number}, cannot be read ({error})") from error
-        if not isinstance(event, dict) or "event" not in event:
-            raise CheckpointError(f"{directory / EVENTS}, line {number}, is no event")
-        events.append(event)
     return events
 
 
@@ -117,10 +163,10 @@ def asked_in(directory: Path) -> dict[str, Any]:
     """
     path = directory / ASKED
     try:
-        asked: dict[str, Any] = json.loads(path.read_bytes())
+        asked: dict[str, Any] = read(dict[str, Any], json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise ConfigError(f"no search lies in {directory}: there is no {ASKED}; name the directory of one") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
     return asked
 

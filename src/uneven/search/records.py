@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
 from uneven.errors import ConfigError
-from uneven.search.space import Params, Plain
+from uneven.search.space import Plain
 from uneven.tables import shown
 
 
@@ -79,7 +79,7 @@ class SearchTerms:
     max_failures: int = 0
     nonfinite: str = "stop"
     seed: int = 0
-    points_to_evaluate: Sequence[Params] = ()
+    points_to_evaluate: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.metric:
@@ -110,7 +110,7 @@ class SearchTerms:
         """What must be the same when the search goes on; trials and target may change."""
         without = ("trials", "target", "points_to_evaluate")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in without}
-        points = [dict(one) for one in self.points_to_evaluate]
+        points = [{**one} for one in self.points_to_evaluate]
         return found | ({"points_to_evaluate": points} if points else {})
 
     @property

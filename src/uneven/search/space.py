@@ -280,7 +280,7 @@ def _checked_range(low: float, high: float, log: bool, step: float | None) -> No
     said = f"a range from {shown(low)} to {shown(high)}"
     for one in (low, high, *([] if step is None else [step])):
         if not isinstance(one, int | float) or isinstance(one, bool) or not abs(one) <= _MOST:
-            raise ConfigError(f"{said}: give numbers of at most {_MOST:g}, not {shown(one)}")
+            raise ConfigError(f"{said}: give finite numbers, at most {_MOST:g}, not {shown(one)}")
     if not low <= high:
         raise ConfigError(f"{said} is empty: the second must not be smaller than the first")
     if log and not low > 0:

@@ -62,7 +62,7 @@ class OptunaSearch(Searcher):
 
     def begin(self, space: Space, seed: int) -> None:
         """See the base."""
-        sampler = SAMPLERS[self._sampler](seed=seed) if isinstance(self._sampler, str) else self._sampler
+        sampler = SAMPLERS[self._sampler](seed=seed % 2**32) if isinstance(self._sampler, str) else self._sampler
         self._space = space
         self._study = _study(sampler=sampler)
 
@@ -93,7 +93,9 @@ class OptunaSearch(Searcher):
         Raises:
             ConfigError: Optuna's samplers learn nothing of a setting whose kind or choices differ between trials.
         """
-        asked, now = self._open[trial], _distribution(domain)
+        asked, now = self._open.get(trial), _distribution(domain)
+        if asked is None:
+            raise ConfigError(f"trial.suggest of {name!r}: Optuna knows no trial {trial}, a clone: name it in space")
         try:
             before = self._asked_before.setdefault(name, now)
             optuna.distributions.check_distribution_compatibility(before, now)

@@ -43,6 +43,9 @@ def test_good_inputs_are_taken(tmp_path: Path) -> None:
         "journal": [mutations_seeds.JOURNAL],
         "session state": [mutations_seeds.SESSION],
         "fleet state": [mutations_seeds.FLEET],
+        "search": [mutations_seeds.SEARCH],
+        "searched": [mutations_seeds.SEARCHED],
+        "study of Optuna": [mutations_seeds.study()],
         "command line": mutations_seeds.COMMANDS,
     }
     assert list(good) == [one.name for one in TARGETS]

@@ -22,7 +22,18 @@ from uneven.search.rulings import Move
 from uneven.search.schedulers import schedulers
 from uneven.search.searchers import NoneNow, searchers
 from uneven.search.simulate import simulate
-from uneven.search.space import Domain, Space, choice, domain_of, grid, integer, log, uniform
+from uneven.search.space import (
+    Domain,
+    FloatRange,
+    IntRange,
+    Space,
+    choice,
+    domain_of,
+    grid,
+    integer,
+    log,
+    uniform,
+)  # fmt: skip
 
 
 def core(scheduler: str = "fifo", searcher: str = "random", **terms: object) -> SearchCore:
@@ -39,10 +50,18 @@ def core(scheduler: str = "fifo", searcher: str = "random", **terms: object) -> 
         (lambda: choice(1, 1), "twice"),
         (lambda: choice(object()), "numbers, words"),
         (lambda: grid(math.nan), "numbers, words"),
-        (lambda: uniform(1, 1), "is empty"),
+        (lambda: uniform(2, 1), "is empty"),
         (lambda: uniform(0, math.inf), "finite"),
         (lambda: uniform(math.nan, 1), "finite"),
+        (lambda: uniform(0, 10**400), "more than 64 bits"),
+        (lambda: uniform(0, True), "finite"),
         (lambda: log(0, 1), "above zero"),
+        (lambda: FloatRange(0, 1, step=0), "larger step"),
+        (lambda: FloatRange(0, 1, step=1e-300), "larger step"),
+        (lambda: IntRange(1, 9, log=True, step=2), "leave out step or log"),
+        (lambda: IntRange(1, 9, step=0.5), "whole numbers"),  # type: ignore[arg-type]
+        (lambda: choice([[1], [2]]), "numbers, words"),
+        (lambda: choice(1, True), "twice"),
         (lambda: integer(0.5, 2), "whole numbers"),  # type: ignore[arg-type]
         (lambda: Space({"": 1}), "a word"),
         (lambda: Space({"a": [1]}), "nested"),  # type: ignore[dict-item]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,46 @@ PLAYED_NODES = 64
 
 SERIES = "s.csv"
 """The recorded series that one of the clusters names."""
+
+SEARCH = b"""\
+[search]
+train = "json:loads"
+metric = "accuracy"
+mode = "max"
+trials = 8
+scheduler = "asha:max_t=9,reduction_factor=3"
+searcher = "optuna:random"
+max_failures = 1
+seed = 3
+time_budget_s = 60.0
+points_to_evaluate = [{ lr = 0.01, width = 32 }, { depth = 2 }]
+
+[space]
+lr = { log = [1e-4, 1e-1] }
+depth = { integer = [1, 4] }
+width = { choice = [32, 64, 128] }
+kind = { grid = ["a", "b"] }
+mix = { uniform = [0, 1] }
+batch = 64
+"""
+
+SEARCHED = b"""\
+{"metric": "accuracy", "mode": "max", "time_attr": "training_iteration", "max_t": 3, "max_failures": 1, \
+"nonfinite": "stop", "seed": 0, "points_to_evaluate": [{"x": 0.5}], "scheduler": "fifo", "searcher": "optuna:random", \
+"space": {"domains": {"x": {"kind": "float", "low": 0, "high": 1, "log": false}}, "constants": {"fixed": "yes"}}}
+{"event":"suggest","trial":0,"params":{"fixed":"yes","x":0.5},"at_s":1.0}
+{"event":"start","trial":0,"at_s":1.0}
+{"event":"define","trial":0,"name":"n","domain":{"kind":"int","low":1,"high":9,"log":false,"step":2},"at_s":1.1}
+{"event":"report","trial":0,"t":1.0,"metric":0.25,"move":"continue","why":"","device":0,"seconds":0.1,"at_s":1.2}
+{"event":"fail","trial":0,"why":"a bad day","lost":false,"at_s":1.3}
+{"event":"start","trial":0,"at_s":1.4}
+{"event":"report","trial":0,"t":2.0,"metric":0.5,"move":"continue","why":"","device":0,"seconds":0.1,"at_s":1.5}
+{"event":"end","trial":0,"t":2.0,"metric":0.75,"device":0,"seconds":0.1,"at_s":1.6}
+{"event":"clone","trial":0,"t":2.0,"changes":{"x":0.75},"at_s":1.7}
+{"event":"start","trial":1,"at_s":1.8}
+{"event":"report","trial":1,"t":3.0,"metric":0.5,"move":"stop","why":"max_t=3","device":0,"seconds":0.1,"at_s":1.9}
+"""
+"""What a search was asked for, and its events."""
 
 SETTINGS = b"""\
 [run]
@@ -236,3 +277,19 @@ def alike(sample: Any) -> Any:
 def member(width: int = 2) -> nn.Module:
     """Stands for a function that makes a member; nobody trains it, and to import optimizers takes seconds."""
     return nn.Linear(width, 10)
+
+
+def study() -> bytes:
+    """A storage of Optuna, SQLite, with one study of four trials."""
+    import optuna
+
+    def loss(trial: optuna.Trial) -> float:
+        trial.report(0.5, 0)
+        return trial.suggest_float("lr", 1e-3, 0.1, log=True) + trial.suggest_int("depth", 1, 4)
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db")
+        optuna.create_study(study_name="seeds", storage=storage).optimize(loss, n_trials=4)
+        storage.engine.dispose()
+        return Path(folder, "study.db").read_bytes()

@@ -178,6 +178,64 @@ def _fleet_state(data: bytes) -> None:
     engine_state.save(Path(), state)
 
 
+def _search(data: bytes) -> None:
+    """What is read gives settings that lie in its space."""
+    from uneven.search import search_file
+    from uneven.search.asked import SearchPlan, part_of
+    from uneven.search.core import SearchCore
+    from uneven.search.records import SearchTerms
+    from uneven.search.schedulers import schedulers
+    from uneven.search.searchers import searchers
+    from uneven.search.space import Space
+
+    Path("search.toml").write_bytes(data)
+    given = search_file.read(Path("search.toml"))
+    terms, plan = part_of(SearchTerms, given), part_of(SearchPlan, given)
+    core = SearchCore(
+        terms, Space(given["space"]), schedulers.resolve(plan.scheduler), searchers.resolve(plan.searcher)
+    )
+    json.dumps(terms.kept() | plan.kept() | {"space": core.space.to_plain()})
+    for t in range(1, 6):
+        if (one := core.start()) is not None:
+            assert all(domain.holds(one.params[name]) for name, domain in core.space.items()), one.params
+            json.dumps(one.params)
+            core.reported(one.number, t, 0.5)
+
+
+def _searched(data: bytes) -> None:
+    """What is read is reported, forecast, written down for Optuna, and known to a search that begins with it."""
+    from uneven.search.earlier import reopened, results_of
+    from uneven.search.forecast import recorded
+    from uneven.search.result import SearchResult
+
+    asked, _, events = data.partition(b"\n")
+    Path("search.json").write_bytes(asked)
+    Path("events.jsonl").write_bytes(events)
+    earlier = reopened(Path())
+    earlier.core.close()
+    result = SearchResult(earlier.core, Path())
+    result.report("page.html")
+    result.optuna()
+    with contextlib.suppress(ConfigError):
+        recorded(earlier.events).play(earlier.new_core(2), (1.0, 0.5))
+    results_of([Path()], earlier.core.terms, earlier.core.space)
+
+
+def _study(data: bytes) -> None:
+    """What is read is what Optuna reads."""
+    import optuna
+
+    from uneven.search.earlier import results_of
+    from uneven.search.records import SearchTerms
+    from uneven.search.space import Space, integer, log
+
+    Path("study.db").write_bytes(data)
+    space = Space({"lr": log(1e-3, 0.1), "depth": integer(1, 4)})
+    found = results_of(["sqlite:///study.db"], SearchTerms(metric="loss", mode="min"), space)
+    known = [(one.params, one.value) for one in optuna.load_study(study_name=None, storage="sqlite:///study.db").trials]
+    assert all((params, -score) in known for params, score in found)
+
+
 def _command(words: list[str]) -> None:
     seeds.lay_out(Path())
     quietly(words)
@@ -237,6 +295,9 @@ TARGETS: tuple[MutationTarget, ...] = (
     MutationTarget("journal", _documents(seeds.JOURNAL, json=True), _journal),
     MutationTarget("session state", _documents(seeds.SESSION, json=True), _session),
     MutationTarget("fleet state", _documents(seeds.FLEET, json=True), _fleet_state),
+    MutationTarget("search", _documents(seeds.SEARCH), _search),
+    MutationTarget("searched", _documents(seeds.SEARCHED, json=True), _searched),
+    MutationTarget("study of Optuna", lambda seed: make.documents(seed, [seeds.study()]), _study),
     MutationTarget("command line", _commands(seeds.COMMANDS), _command),
 )
 
