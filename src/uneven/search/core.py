@@ -11,7 +11,7 @@ event that matters is noted, so that a search which was killed comes back by tel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
@@ -78,16 +78,6 @@ class SearchCore:
         scored = [one for one in self.trials if one.best == one.best]
         return max(scored, key=lambda one: (one.best, -one.number), default=None)
 
-    @property
-    def pending(self) -> Collection[int]:
-        """Trials that are to run for the first time."""
-        return self._queues.pending.keys()
-
-    @property
-    def paused(self) -> Collection[int]:
-        """Trials that were paused, in the order in which they were."""
-        return self._queues.paused.keys()
-
     def waiting(self) -> list[int]:
         """Trials that wait for a device, those who may be next first."""
         return [*self._queues.urgent, *self._queues.pending, *self._queues.paused]
@@ -152,7 +142,7 @@ class SearchCore:
     def _upcoming(self) -> int | None:
         if self._queues.urgent:
             return next(iter(self._queues.urgent))
-        return self.scheduler.choose(self.pending, self.paused)
+        return self.scheduler.choose(self._queues.pending.keys(), self._queues.paused.keys())
 
     def _refill(self) -> None:
         while self._wants_more and self._suggest():
@@ -164,11 +154,12 @@ class SearchCore:
         if isinstance(found, NoneNow):
             self._exhausted = found is NoneNow.NEVER
             return False
-        point = self._points[self._suggested] if self._suggested < len(self._points) else {}
-        self._point_of[number] = point
+        known = {**self.space.constants, **found}
+        if self._suggested < len(self._points):
+            self._point_of[number] = point = self._points[self._suggested]
+            known |= {name: value for name, value in point.items() if name in known}
         self._suggested += 1
-        known = {name: value for name, value in point.items() if name in self.space or name in self.space.constants}
-        self._add(TrialRecord(number, {**self.space.constants, **found, **known}))
+        self._add(TrialRecord(number, known))
         self._queues.pending[number] = None
         self.note({"event": "suggest", "trial": number, "params": self.trials[number].params})
         return True

@@ -214,9 +214,11 @@ class Pool:
     # ---------------------------------------------------------------- what they say
     def _heard(self, process: Linked, message: tuple[Any, ...]) -> None:
         slot = self.slots.of(process)
-        if slot is None or slot.trial is None or message[1] != slot.trial:
+        if slot is None:
             return
         slot.spoke, self._quick = True, 0
+        if slot.trial is None or message[1] != slot.trial:
+            return
         what, trial, *rest = message
         if what == "report":
             self._reported(slot, trial, *rest)
@@ -336,11 +338,12 @@ class Pool:
             self._failed(slot, text, again_alone=slot.size > 1)
         self._fill()
 
-    def _failed(self, slot: Slot, text: str, *, again_alone: bool = False) -> None:
+    def _failed(self, slot: Slot, text: str, *, again_alone: bool = False, lost: bool = False) -> None:
         """A trial cannot go on.
 
         Args:
             again_alone: it goes on on one device, and that it failed on several does not count.
+            lost: it has not begun, so that does not count either.
         """
         trial = self._left(slot)
         assert trial is not None
@@ -349,7 +352,7 @@ class Pool:
             self._left(other)
             other.process.kill()  # it would wait for the one that is gone
         if self.core.trials[trial].status is TrialStatus.RUNNING:
-            self.core.failed(trial, text.strip(), lost=again_alone)
+            self.core.failed(trial, text.strip(), lost=again_alone or lost)
             self.placer.alone |= {trial} if again_alone else set()
         self._dispatch.held = [one for one in self._dispatch.held if one.number != trial]
 
@@ -365,7 +368,8 @@ class Pool:
                 f'function must be importable there, and a script must search only under if __name__ == "__main__":'
             )
         if slot.trial is not None:
-            self._failed(slot, f"its process {process.ending.words if process.ending else 'ended'}")
+            words = process.ending.words if process.ending else "ended"
+            self._failed(slot, f"its process {words}", lost=not slot.spoke)
         self._fill()
 
     def _end_hanging(self, now_s: float) -> None:

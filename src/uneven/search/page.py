@@ -154,10 +154,10 @@ def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
             devices, begin_s, end_s = open_.pop(trial)
             spans.append(Span(f"trial {trial}", devices, begin_s, end_s, 1.0))
 
-    first_s = min((event["at_s"] - event["seconds"] for event in events if "metric" in event), default=0.0)
+    first_s = min((event["at_s"] - event["seconds"] for event in events if "seconds" in event), default=0.0)
     for event in events:
         trial, at_s = event.get("trial", -1), event["at_s"] - first_s
-        if "metric" not in event:
+        if "seconds" not in event:
             if event["event"] in ("end", "fail", "halt"):
                 close(trial)
             continue

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from uneven.errors import ConfigError
 from uneven.tables import shown
@@ -42,13 +42,38 @@ class Domain(ABC):
         """As JSON has it; :func:`domain_of` reads it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FloatRange(Domain):
+class _Range(Domain):
+    """Numbers in a range; what both kinds have in common."""
+
+    kind: ClassVar[str]
+    low: float
+    high: float
+    log: bool
+    step: float | None
+
+    @abstractmethod
+    def _within(self, value: float) -> Plain:
+        """The nearest value of the range."""
+
+    def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> Plain:
+        """Times one of the factors, and back into the range (Ray leaves it outside)."""
+        if draw.random() < resample or not isinstance(value, int | float):
+            return self.sample(draw)
+        return self._within(value * draw.choice(factors))
+
+    def to_plain(self) -> dict[str, Any]:
+        said = {"kind": self.kind, "low": self.low, "high": self.high, "log": self.log}
+        return said if self.step is None or (self.kind == "int" and self.step == 1) else {**said, "step": self.step}
+
+
+@dataclass(frozen=True)
+class FloatRange(_Range):
     """A number between ``low`` and ``high``, both included; with ``log`` each order of magnitude is as likely.
 
     With ``step`` it is ``low`` plus a whole number of steps; ``high`` becomes the last of these.
     """
 
+    kind: ClassVar[str] = "float"
     low: float
     high: float
     log: bool = False
@@ -69,40 +94,28 @@ class FloatRange(Domain):
     def _within(self, value: float) -> float:
         if self.step is not None:
             value = self.low + round((value - self.low) / self.step) * self.step
-        return min(self.high, max(self.low, value))
+        return float(min(self.high, max(self.low, value)))
 
     def holds(self, value: object) -> bool:
         if not isinstance(value, int | float) or isinstance(value, bool) or not self.low <= value <= self.high:
             return False
         return self.step is None or abs(value - self._within(value)) < 1e-8 * self.step
 
-    def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> float:
-        """Times one of the factors, and back into the range (Ray leaves it outside)."""
-        if draw.random() < resample or not isinstance(value, int | float):
-            return self.sample(draw)
-        return self._within(float(value * draw.choice(factors)))
 
-    def to_plain(self) -> dict[str, Any]:
-        said = {"kind": "float", "low": self.low, "high": self.high, "log": self.log}
-        return said if self.step is None else {**said, "step": self.step}
-
-
-@dataclass(frozen=True, slots=True)
-class IntRange(Domain):
+@dataclass(frozen=True)
+class IntRange(_Range):
     """A whole number between ``low`` and ``high``, both included; ``step`` as in :class:`FloatRange`."""
 
+    kind: ClassVar[str] = "int"
     low: int
     high: int
     log: bool = False
     step: int = 1
 
     def __post_init__(self) -> None:
-        for one in (self.low, self.high, self.step):
-            if not isinstance(one, int) or isinstance(one, bool):
-                raise ConfigError(
-                    f"a range of whole numbers from {shown(self.low)} to {shown(self.high)} in steps of "
-                    f"{shown(self.step)}: give whole numbers"
-                )
+        if not all(isinstance(one, int) and not isinstance(one, bool) for one in (self.low, self.high, self.step)):
+            said = ", ".join(shown(one) for one in (self.low, self.high, self.step))
+            raise ConfigError(f"a range of whole numbers with low, high, step = {said}: give whole numbers")
         _checked_range(self.low, self.high, self.log, self.step if self.step != 1 else None)
         object.__setattr__(self, "high", self.high - (self.high - self.low) % self.step)
 
@@ -112,22 +125,12 @@ class IntRange(Domain):
         return self.low + self.step * draw.randint(0, (self.high - self.low) // self.step)
 
     def _within(self, value: float) -> int:
-        steps = round((min(self.high, max(self.low, value)) - self.low) / self.step)
-        return self.low + steps * self.step
+        found = min(self.high, max(self.low, round(value)))
+        return found if self.step == 1 else self.low + round((found - self.low) / self.step) * self.step
 
     def holds(self, value: object) -> bool:
         inside = isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
         return inside and (value - self.low) % self.step == 0  # type: ignore[operator]
-
-    def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> int:
-        """Times one of the factors, rounded, and back into the range."""
-        if draw.random() < resample or not isinstance(value, int | float):
-            return self.sample(draw)
-        return self._within(round(value * draw.choice(factors)))
-
-    def to_plain(self) -> dict[str, Any]:
-        said = {"kind": "int", "low": self.low, "high": self.high, "log": self.log}
-        return said if self.step == 1 else {**said, "step": self.step}
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,6 @@ class OptunaSearch(Searcher):
         self._asked_before: dict[str, optuna.distributions.BaseDistribution] = {}
 
     def begin(self, space: Space, seed: int) -> None:
-        """See the base."""
         sampler = SAMPLERS[self._sampler](seed=seed % 2**32) if isinstance(self._sampler, str) else self._sampler
         self._space = space
         self._study = _study(sampler=sampler)
@@ -133,7 +132,6 @@ class OptunaPruner(Scheduler):
         self._last: dict[int, float] = {}
 
     def begin(self, space: Space, seed: int) -> None:
-        """See the base."""
         self._study = _study(pruner=self._pruner, sampler=optuna.samplers.RandomSampler(seed))
 
     def started(self, trial: int) -> None:

@@ -28,10 +28,10 @@ def seed_of(seed: int, trial: int) -> int:
 def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> None:
     """Train whatever trials come.
 
-    Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``, ``("value", value)`` and ``("refused",
-    text)``. Out: what a :class:`Trial` says, ``("left", trial)``, ``("ended", trial, metrics, seconds)`` when its
-    function has returned, where metrics are None if it returned nothing,
-    and ``("failed", trial, text)``, or ``("lost", trial, text)`` of one that misses another process of its trial, after
+    It begins with ``("ready", None)``. Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``,
+    ``("value", value)`` and ``("refused", text)``. Out: what a :class:`Trial` says, ``("left", trial)``, ``("ended",
+    trial, metrics, seconds)`` when its function has returned, where metrics are None if it returned nothing, and
+    ``("failed", trial, text)``, or ``("lost", trial, text)`` of one that misses another process of its trial, after
     which the process ends, since nobody knows what the user's code has left behind.
 
     Args:
@@ -41,6 +41,7 @@ def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> N
     torch.set_num_threads(1)
     function: Train = pickle.loads(train)  # noqa: S301  # it comes from the process that started this one
     post = TrialPost(line)
+    post.send(("ready", None))
     data = handle.open(line, post) if handle is not None else None
     while True:
         _run(post, function, post.begin(), data)

@@ -129,7 +129,8 @@ class SchedulerContract(ABC):
     def test_to_choose_is_to_look(self, trials: int, seed: int, cut: int) -> None:
         core = self.core(trials, seed)
         PlayedEvents(core, seed, 3, stop_after=cut)
-        queues = core.pending, core.paused
+        waiting = (TrialStatus.PENDING, TrialStatus.PAUSED)
+        queues = tuple([one.number for one in core.trials if one.status is status] for status in waiting)
         chosen = {core.scheduler.choose(*queues) for _ in range(3)}
         assert len(chosen) == 1
         assert chosen <= {*queues[0], *queues[1], None}

@@ -97,7 +97,6 @@ class StoppingAsha(Scheduler):
         self._random = Random(0)
 
     def begin(self, space: Space, seed: int) -> None:
-        """See the base."""
         self._random = Random(f"asha {seed}")
 
     def added(self, trial: int, params: Params) -> None:
@@ -107,7 +106,6 @@ class StoppingAsha(Scheduler):
             self._of[trial] = self._random.choices(range(len(weights)), weights)[0]
 
     def on_result(self, progress: Progress) -> Ruling:
-        """See the class."""
         if self.max_t is not None and progress.t >= self.max_t:
             return Ruling(Move.STOP, f"trained to max_t={self.max_t:g}")
         for rung in self.brackets[self._of.get(progress.trial, 0)]:

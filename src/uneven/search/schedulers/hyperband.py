@@ -110,7 +110,6 @@ class HyperBand(Scheduler):
         self._of[trial] = bracket
 
     def on_result(self, progress: Progress) -> Ruling:
-        """See the class."""
         bracket = self._of[progress.trial]
         bracket.heard(progress.trial, progress.t, progress.score)
         if progress.t < bracket.milestone:

@@ -46,7 +46,6 @@ class MedianStopping(Scheduler):
         self._judged: set[int] = set()
 
     def on_result(self, progress: Progress) -> Ruling:
-        """See the class."""
         trial, t = progress.trial, progress.t
         if trial in self._judged:
             return GO_ON

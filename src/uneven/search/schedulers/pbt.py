@@ -89,7 +89,6 @@ class PopulationBased(Scheduler):
         self._random = Random(0)
 
     def begin(self, space: Space, seed: int) -> None:
-        """See the base."""
         self._space, self._random = space, Random(f"pbt {seed}")
 
     def added(self, trial: int, params: Params) -> None:
@@ -103,7 +102,6 @@ class PopulationBased(Scheduler):
             one.kept_t = t
 
     def on_result(self, progress: Progress) -> Ruling:
-        """See the class."""
         one, t = self.population[progress.trial], progress.t
         if self.max_t is not None and t >= self.max_t:
             others = self._without(progress.trial)

@@ -75,7 +75,6 @@ class PromotingAsha(Scheduler):
         """Trial → how many rungs it has been recorded at."""
 
     def on_result(self, progress: Progress) -> Ruling:
-        """See the class."""
         trial = progress.trial
         if progress.t >= self.max_t:
             self._at.pop(trial, None)

@@ -26,7 +26,6 @@ class Slope(NextChunk):
     """The best score so far, and once more what the last chunk gained. Ours, and simple."""
 
     def promise(self, curve: Curve, chunk: float) -> float:
-        """See the class."""
         scores = [score for _, score in curve if not math.isnan(score)]
         if not scores:
             return -math.inf
@@ -67,7 +66,6 @@ class FreezeThaw(Scheduler):
         self._curves.setdefault(trial, [])
 
     def on_result(self, progress: Progress) -> Ruling:
-        """See the class."""
         trial, t = progress.trial, progress.t
         if t >= self.max_t:
             self._curves.pop(trial, None)

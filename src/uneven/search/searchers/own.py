@@ -20,7 +20,6 @@ class RandomSearch(Searcher):
         self._enqueued = 0
 
     def begin(self, space: Space, seed: int) -> None:
-        """See the base."""
         self._space, self._seed = space, seed
         self._grids = {name: one for name, one in space.items() if isinstance(one, Choices) and one.every}
 
@@ -52,7 +51,6 @@ class GridSearch(RandomSearch):
     """Each value of every choice and grid with each of the others, once; a range of numbers is refused."""
 
     def begin(self, space: Space, seed: int) -> None:
-        """See the base."""
         super().begin(space, seed)
         for name, one in space.items():
             if not isinstance(one, Choices):
@@ -86,7 +84,6 @@ class ConcurrencyLimit(Searcher):
         self._open: set[int] = set()
 
     def begin(self, space: Space, seed: int) -> None:
-        """See the base."""
         self._inner.begin(space, seed)
 
     def suggest(self, trial: int) -> Params | NoneNow:
@@ -99,7 +96,6 @@ class ConcurrencyLimit(Searcher):
         return found
 
     def tell(self, trial: int, score: float | None) -> None:
-        """See the base."""
         self._open.discard(trial)
         self._inner.tell(trial, score)
 
@@ -110,5 +106,4 @@ class ConcurrencyLimit(Searcher):
         self._inner.learn(params, score)
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
-        """See the base."""
         return self._inner.define(trial, name, domain)
