@@ -39,9 +39,12 @@ class _Event(TypedDict):
     results: NotRequired[list[tuple[dict[str, Any], float]]]
 
 
-class _Result(_Event):
+class _Result(TypedDict):
     """A report, or an end with what the function returned."""
 
+    event: str
+    at_s: Amount
+    why: NotRequired[str]
     trial: Count
     t: Amount
     metric: float
@@ -133,7 +136,7 @@ def read_events(directory: Path) -> list[Happened]:
             if not isinstance(event, dict) or "event" not in event:
                 raise CheckpointError(f"{directory / EVENTS}, line {number}, is no event")
             result = event["event"] == "report" or "metric" in event
-            events.append({**event, **read(_Result if result else _Event, event)})
+            events.append({**event, **(read(_Result, event) if result else read(_Event, event))})
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{directory / EVENTS}, line {number}, cannot be read ({error})") from error
     return events

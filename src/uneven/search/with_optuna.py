@@ -181,8 +181,7 @@ def results_of(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, f
             f"{name} cannot be read ({why}): give the directory of a search, the URL of a storage with one study, or "
             f"optuna.load_study(…)"
         ) from error
-    wanted = optuna.study.StudyDirection.MAXIMIZE if terms.mode == "max" else optuna.study.StudyDirection.MINIMIZE
-    if directions != [wanted]:
+    if directions != [_direction(terms)]:
         theirs = ", ".join(one.name.lower() for one in directions)
         raise ConfigError(f'{name} optimizes by {theirs}, and this search by mode="{terms.mode}": give the same')
     ended = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
@@ -191,9 +190,13 @@ def results_of(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, f
             yield one.number, one.params, terms.sign * one.value
 
 
+def _direction(terms: SearchTerms) -> optuna.study.StudyDirection:
+    return optuna.study.StudyDirection.MAXIMIZE if terms.mode == "max" else optuna.study.StudyDirection.MINIMIZE
+
+
 def to_study(core: SearchCore, events: Sequence[Happened], storage: Any, name: str) -> optuna.Study:
     """The trials of a search as a new study; see :meth:`uneven.search.SearchResult.optuna`."""
-    states, direction = optuna.trial.TrialState, "maximize" if core.terms.sign > 0 else "minimize"
+    states, direction = optuna.trial.TrialState, _direction(core.terms)
     reports: dict[int, dict[int, float]] = {one.number: {} for one in core.trials}
     domains = {one.number: dict(core.space) for one in core.trials}
     returned = {event["trial"] for event in events if event["event"] == "end"}

@@ -55,6 +55,17 @@ def test_all_combinations_of_demo4_are_ranked_with_reasons(capsys: pytest.Captur
     for words in ("node3 computes 6.0 × slower than node0", "The limit is", "Why", "Left out", "Today:", "not yet"):
         assert words in text
     assert "reached_s" not in base
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if "real run" in line)
+    shown = [line for line in lines[first + 2 : lines.index("Why") - 2] if " × " in line]
+    syncs = [line.replace("*", "").split()[2] for line in shown]
+    assert sorted(syncs) == sorted([*{row["sync"] for row in told["rows"]}, "bsp"]), "a row a policy, and the baseline"
+    answer = "\n".join(lines[:first])
+    best = told["best_carried"]
+    assert f"uneven run --balance {best['balance']} --sync {best['sync']} SCRIPT" in answer
+    assert f"Caution:  under {best['sync']} a model may need more samples than under bsp" in answer
+    assert "Exact:    uneven run --balance lb-bsp SCRIPT" in answer
+    assert "--balance NAME,… or --json shows them" in text
 
 
 def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +92,8 @@ def test_with_a_task_the_time_to_the_accuracy_counts(capsys: pytest.CaptureFixtu
     assert balanced["speed_up"] == pytest.approx(even["reached_s"] / balanced["reached_s"])
     assert by_sync["even", "diloco:every=80"]["reached_s"] is None  # it starts to learn with its first exchange
     assert "to 80 %" in text
+    assert "Caution:" not in text, "the ranking shows what is learnt"
+    assert text.count("uneven run") == 1
     assert "but it comes to" in text
 
 
