@@ -11,6 +11,11 @@ apart, in this order:
 
 If none of these does, the pass is refused, as a wrong weight gives wrong gradients without a word.
 
+A script may also keep batches and use them again: ``list(loader)`` for several epochs, ``itertools.cycle``, a replay
+buffer. Their tensors are known by their memory for as long as they live. A pass on a copy, while no batch is in hand or
+where the size shows that it is not on the newest one, is taken by its number of samples, if all batches of that size
+have counted alike; else it is refused when its gradient comes.
+
 A batch is used, and so not to be trained on again after a resume, when an optimizer has made a step after the forward
 pass that ran on it. Batches that were fetched ahead have had no forward pass yet; micro-batches of which only ``.grad``
 knows have had no step.
@@ -38,6 +43,9 @@ from uneven.errors import TrainingError
 _MOST = 4096
 """Batches that may wait for a step; a longer wait is none."""
 
+_ROOM = 64
+"""Tensors of earlier batches that may be kept before those that are gone are looked for."""
+
 _DEEP, _WIDE = 4, 32
 """Levels of containers in which tensors of a batch are looked for, and members of each of these."""
 
@@ -59,22 +67,37 @@ class _Trace:
         return same and self.start <= tensor.data_ptr() < self.end
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Undecided(Turn):
+    """That of a pass on a batch that nothing tells; it does no harm if it only evaluates."""
+
+    why: str = ""
+
+    @property
+    def in_gradient(self) -> float:
+        """Raise an error: a backward pass has come to it."""
+        raise TrainingError(self.why)
+
+    def counts_like(self, other: Turn) -> bool:
+        """Whether it is the same pass."""
+        return self is other
+
+
+@dataclass(slots=True, eq=False)
 class _Held:
     part: Portion
     turn: Turn | None
     batch: Any  # itself as long as it is the newest, for the loader holds that one as well
     traces: list[_Trace] | None = None
 
-    def let_go(self) -> None:
+    def traced(self) -> list[_Trace]:
         if self.traces is None:
             self.traces = [_trace(one) for one in tensors_in(self.batch)]
-        self.batch = None
+        return self.traces
 
     def is_in(self, tensors: list[Tensor]) -> bool:
-        if self.traces is None:
-            self.traces = [_trace(one) for one in tensors_in(self.batch)]
-        return any(trace.holds(one) for one in tensors for trace in self.traces)
+        traces = self.traced()
+        return any(trace.holds(one) for one in tensors for trace in traces)
 
     def counts_like(self, other: _Held) -> bool:
         return self.turn is None or other.turn is None or self.turn.counts_like(other.turn)
@@ -91,13 +114,22 @@ class Hands:
     Attributes:
         turn_of: part → what the batch that is handed out now counts; None where nobody wants to know.
         exchanged: whether gradients are exchanged, at the end of a backward pass.
+        once: whether what a batch counts is known only while it is the newest: its workers may leave.
+        trained: whether a batch of the loader's newest pass has been trained on.
+        over: whether the script has gone through that pass to its end.
     """
 
     def __init__(self, turn_of: Callable[[Portion], Turn] | None = None) -> None:
-        self.turn_of, self.exchanged = turn_of, False
+        self.turn_of, self.exchanged, self.once = turn_of, False, False
+        self.trained = self.over = False
         self._open: deque[_Held] = deque()
         self._passed = 0  # how many of them, from the first on, have had a forward pass
         self._last: _Held | None = None  # that the newest forward pass was on
+        self._newest: _Held | None = None  # that was handed out last
+        self._down = False  # whether the loop over the loader that it is from is over
+        self._kept: dict[int, list[tuple[_Trace, _Held]]] = {}  # earlier ones, by their memory
+        self._room = _ROOM
+        self._sizes: dict[int, _Held | None] = {}  # the newest of each size; None where they count differently
         self._ahead = False  # whether the user has been seen to fetch ahead
         self._fresh = False  # whether a batch has been handed out since the last step
         self._watched = False
@@ -118,11 +150,7 @@ class Hands:
     @property
     def newest(self) -> Turn | None:
         """The turn of the batch that was handed out last."""
-        newest = self._newest()
-        return None if newest is None else newest.turn
-
-    def _newest(self) -> _Held | None:
-        return self._open[-1] if self._passed < len(self._open) else self._last
+        return None if self._newest is None else self._newest.turn
 
     def hand(self, part: Portion, batch: Any) -> None:
         """``batch`` is handed to the user."""
@@ -130,8 +158,17 @@ class Hands:
         if len(self._open) == _MOST:
             self._open.popleft()
             self._passed = max(0, self._passed - 1)
-        self._open.append(_Held(part, None if self.turn_of is None else self.turn_of(part), batch))
-        self._fresh = True
+        self._newest = held = _Held(part, None if self.turn_of is None else self.turn_of(part), batch)
+        self._open.append(held)
+        self._fresh, self._down, self.over = True, False, False
+        if held.turn is not None:
+            before = self._sizes.get(held.turn.samples, held)
+            self._sizes[held.turn.samples] = held if before is not None and held.counts_like(before) else None
+
+    @property
+    def peeked(self) -> bool:
+        """Whether nothing of the loader's newest pass was trained on; never where training is out of sight."""
+        return bool(self._trained) and not self.trained
 
     def settle(self) -> None:
         """Batches that have had no forward pass get none any more: the next pass is on one that is handed out later."""
@@ -140,8 +177,22 @@ class Hands:
 
     def rest(self) -> None:
         """The newest batch is not to be kept any longer than the user keeps it."""
-        if (newest := self._newest()) is not None:
-            newest.let_go()
+        newest = self._newest
+        if newest is None or newest.batch is None:
+            return
+        for trace in newest.traced():
+            there = [one for one in self._kept.get(trace.memory.cdata, ()) if one[0].start != trace.start]
+            self._kept[trace.memory.cdata] = [*there[-_ROOM:], (trace, newest)]
+        newest.batch = None
+        if len(self._kept) > self._room:
+            alive = [(at, there) for at, there in self._kept.items() if not there[-1][0].memory.expired()]
+            self._kept = dict(alive[-_MOST:])
+            self._room = max(_ROOM, 2 * len(self._kept))
+
+    def put_down(self, whole: bool) -> None:
+        """The loop over the loader is over, or was left before the end of the epoch."""
+        self._down, self.over = True, whole
+        self.rest()
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pass begins; a hook of the model that the batches are for.
@@ -149,22 +200,29 @@ class Hands:
         Raises:
             TrainingError: it may be on any of several batches that count differently.
         """
-        if self._passed == len(self._open) or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self._newest is None:
             return
+        self.trained |= not self._watched
         found = self._found([*tensors_in(args), *tensors_in(kwargs)])
-        while self._last is not found:  # those in between are passed over
-            self._last = self._open[self._passed]
-            self._passed += 1
+        if any(one is found for one in islice(self._open, self._passed, None)):
+            while self._last is not found:  # those in between are passed over
+                self._last = self._open[self._passed]
+                self._passed += 1
+        self._last = found
 
     def _found(self, tensors: list[Tensor]) -> _Held:
         waiting, last = [*islice(self._open, self._passed, None)], self._last
+        if last is not None and isinstance(last.turn, _Undecided):
+            last = None
         several = len(waiting) > 1
         able = waiting if last is None else [last, *waiting]
-        seen = [one for one in able if one.is_in(tensors)]
+        seen = [one for one in able if one.is_in(tensors)] or self._earlier(tensors)
         if len(seen) == 1:
-            if several:  # one that is passed over was left out
+            if several and seen[0] in waiting:  # one that is passed over was left out
                 self._ahead = seen[0] is not waiting[-1]
             return seen[0]
+        if not waiting:
+            return self._again(tensors, last or self._newest)
         if not several and not self._ahead:
             return waiting[0]
         self._ahead = True
@@ -178,6 +236,40 @@ class Hands:
             return fitting[0]
         raise TrainingError(_undecided([one.turn for one in able if one.turn is not None]))
 
+    def _earlier(self, tensors: list[Tensor]) -> list[_Held]:
+        """Those that were handed out before and in whose memory these are; what it holds now it may hold later."""
+        found: list[_Held] = []
+        for one in tensors:
+            try:
+                there = self._kept.get(one.untyped_storage()._cdata, ())
+            except NotImplementedError:
+                continue
+            found += [held for trace, held in there if trace.holds(one) and held not in found]
+        return [self._refused(_ONCE)] if found and self.once else found
+
+    def _again(self, tensors: list[Tensor], last: Any) -> _Held:
+        """What a pass is on that has memory of its own, while all batches have had theirs: ``last``, or a copy."""
+        if last.turn is None or not last.turn.exchanging:
+            return last
+        sizes = {size for one in tensors for size in one.shape[:2]}
+        if not self._down and last.turn.samples in sizes:
+            return last
+        if not self._down:
+            sizes = {size for one in tensors for size in one.shape[:1]}
+        able = [held for size, held in self._sizes.items() if size in sizes]
+        alike = [one for one in able if one is not None and able[0] is not None and one.counts_like(able[0])]
+        if len(alike) < len(able) or (able and self.once and not alike[0].counts_like(last)):
+            return self._refused(_COPY)
+        return alike[0] if able and not self.once else last
+
+    def _refused(self, why: str) -> _Held:
+        assert self._newest is not None
+        turn, part = self._newest.turn, self._newest.part
+        if turn is None:
+            return self._newest
+        fields = turn.iteration, turn.epoch, turn.samples, turn.weight, turn.exchanging
+        return _Held(part, _Undecided(*fields, f"iteration {turn.iteration}: {why}"), None, [])
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step.
 
@@ -186,6 +278,7 @@ class Hands:
         """
         if not self._open or not self._holds(optimizer):
             return
+        self.trained = True
         if self.exchanged and torch._C._current_graph_task_id() != -1:
             raise TrainingError(
                 "optimizer.step() inside of a backward pass, as in register_post_accumulate_grad_hook: gradients are "
@@ -228,6 +321,17 @@ def _see_steps() -> None:
 def _on_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for hands in list(_watching):
         hands.stepped(optimizer)
+
+
+_ONCE = (
+    "a pass on a batch that was handed out before the newest one: in an elastic run its weight is known only until the "
+    "loader is asked for the next batch; train on each batch when it is handed out"
+)
+_COPY = (
+    "a pass on a copy of a batch that was handed out before, and batches of that size counted differently: a gradient "
+    "with the weight of another batch is wrong. Keep the loader's own tensors and pass the model these, or put the "
+    "forward pass and the loss into `with session.weighted(len(y)):`"
+)
 
 
 def _undecided(turns: list[Turn]) -> str:

@@ -98,7 +98,8 @@ class BalancedLoader:
         self._resumed = False
         self._reached = 0  # the epoch that the script was in when a state was saved that goes on from an earlier one
         self._closed = False
-        self._running: weakref.ref[Generator[Any, None, None]] | None = None
+        self._running: weakref.ref[Generator[Any, None, bool]] | None = None
+        self._begun = Cursor()  # where the newest pass did
 
     def __len__(self) -> int:
         """Iterations in a whole epoch; a resumed epoch has fewer left.
@@ -207,11 +208,24 @@ class BalancedLoader:
     def _started(self, *, notify: bool) -> Generator[Any, None, None]:
         if self._closed:
             raise DataError("the loader is closed: make a new one with session.loader(...)")
+        return self._walk(self._epoch(notify))
+
+    def _walk(self, epoch: Generator[Any, None, bool]) -> Generator[Any, None, None]:
         if (left := self._suspended()) is not None:
             left.close()  # an iterator that somebody still holds; its last iteration is over
-        epoch = self._epoch(notify)
         self._running = weakref.ref(epoch)
-        return epoch
+        whole = False
+        try:
+            whole = yield from epoch
+        finally:
+            if self._running() is epoch:
+                self._hands.put_down(whole)
+        if not whole and not self._closed:
+            raise DataError(
+                "a loop over the session's loader goes on after another one has begun: a loader has one place in the "
+                "run, and the second loop took it. To evaluate on the training data, iterate over a DataLoader of "
+                "torch's own, or use session.evaluate(dataset, …); to start again, drop the first iterator"
+            )
 
     def close(self) -> None:
         """End the iteration in progress, and the reader processes where ``persistent_workers`` keeps them.
@@ -226,21 +240,38 @@ class BalancedLoader:
         self._source.close()
         self._closed = True
 
-    def _suspended(self) -> Generator[Any, None, None] | None:
+    def _suspended(self) -> Generator[Any, None, bool] | None:
         epoch = self._running() if self._running is not None else None
         if epoch is None or inspect.getgeneratorstate(epoch) != inspect.GEN_SUSPENDED:
             return None
         return epoch
 
-    def _epoch(self, notify: bool) -> Generator[Any, None, None]:
+    def _epoch(self, notify: bool) -> Generator[Any, None, bool]:
         self._calls.enter()
         resumed, self._resumed = self._resumed, False
         if self._cursor.start > 0 and not resumed:
             self._cursor = Cursor(epoch=self.epoch + 1, iteration=self.iteration)
+            if self._hands.peeked:
+                self._go_back()
             self._hands.clear()
+        self._begun, self._hands.trained = self._cursor, False
         while self._cursor.epoch < self._reached:
             yield from self._handed_out(notify)
         yield from self._handed_out(notify)
+        return True
+
+    def _go_back(self) -> None:
+        """Nothing of the pass that was left has been trained on, so its batches come again.
+
+        Raises:
+            DataError: they cannot.
+        """
+        if self.paced is not None or self._changing is not None:
+            raise DataError(
+                "a batch was taken from the loader before the loop, and not trained on: here others would count it as "
+                "used. To look at a batch, collate some samples of the data set, or use a DataLoader of torch's own"
+            )
+        self._cursor = self._begun._replace(iteration=self._cursor.iteration)
 
     def _handed_out(self, notify: bool) -> Generator[Any, None, None]:
         if self._source.length is None and hasattr(self.dataset, "set_epoch"):

@@ -69,6 +69,7 @@ class StepLoop:
         self.model: Attached | NoModel = NoModel(context)
         self._streams = Streams(context.connection.transport, together=self.own_pace is None)
         self.hands = Hands(self.turns.of)
+        self.hands.once = context.elastic is not None
         self.counting = PassCounts(self.hands)
         self.part: Portion | None = None
         self.epoch = -1

@@ -163,14 +163,21 @@ def test_leaving_a_loop_ends_its_iteration_and_the_next_loop_is_the_next_epoch(n
     assert (loader.epoch, loader.iteration) == (3, 7)
 
 
-def test_a_new_loop_ends_an_iterator_that_is_still_held() -> None:
+def test_a_new_loop_ends_an_iterator_that_is_still_held_and_that_one_does_not_go_on() -> None:
     calls: list[str] = []
     loader = one(Numbers(8), begin=lambda _: calls.append("begin"), end=lambda: calls.append("end"))
     held = iter(loader)
     next(held)
     next(iter(loader))
     assert calls == ["begin", "end", "begin", "end"]
-    assert list(held) == []
+    with pytest.raises(DataError, match=r"the second loop took it.*session\.evaluate"):
+        next(held)
+
+
+def test_two_iterators_that_take_turns_are_refused() -> None:
+    loader = one(Numbers(8))
+    with pytest.raises(DataError, match="has one place in the run"):
+        list(zip(loader, loader, strict=False))
 
 
 def test_readers_that_live_on_do_not_mix_up_epochs_after_leaving_early() -> None:

@@ -95,9 +95,9 @@ class PassFollower:
 
     def _check(self, turn: Turn, gradient: torch.Tensor | None = None) -> None:
         newest = self._hands.newest
-        if self._strict and newest is not turn:
+        if self._strict and (newest is not turn or (gradient is not None and self._hands.over)):
             raise TrainingError(
                 f"iteration {turn.iteration}: the loader was asked for the next batch before this one's step was over. "
                 f"Under {self._policy} parameters are exchanged when the next batch is asked for: ask for it after "
-                f"optimizer.step(), without a prefetcher or a look ahead, or use sync='bsp'"
+                f"optimizer.step(), without a prefetcher, a look ahead or a batch that is used again, or use sync='bsp'"
             )
