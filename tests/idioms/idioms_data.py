@@ -31,7 +31,15 @@ from idiom_base import (
     tensors,
 )
 from torch import nn
-from torch.utils.data import ConcatDataset, Dataset, DistributedSampler, IterableDataset, Subset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 
 DATA = "Data"
 RESUMED = "Checkpoints"
@@ -155,6 +163,56 @@ def sampler(session: Any) -> nn.Module:
     return trained(session, samples(), sampler=DistributedSampler(samples()))
 
 
+SPLIT = Refused(r"data set of rank [\d, ]+ is not that of rank 0.*random_state=0")
+
+
+@idiom("each rank's own random split (`random_split` without a generator, `train_test_split` without a seed)", DATA,
+       whole=False, expect=SPLIT)  # fmt: skip
+def own_split(session: Any) -> nn.Module:
+    generator = torch.Generator().manual_seed(session.rank)
+    return trained(session, random_split(samples(), [40, N - 40], generator=generator)[0])
+
+
+class Files(Dataset[Any]):
+    """As a folder is read: the label of a file is its class, and the list has any order."""
+
+    def __init__(self, order: int) -> None:
+        self.files = list(range(N))
+        random.Random(order).shuffle(self.files)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        return tensors()[0][self.files[index]], self.files[index] % CLASSES
+
+
+@idiom("a list of files in another order on each rank (`os.listdir`, a shuffle without a seed)", DATA, whole=False,
+       expect=SPLIT)  # fmt: skip
+def own_order(session: Any) -> nn.Module:
+    return trained(session, Files(session.rank))
+
+
+class Growing(TensorDataset):
+    """As in active learning: labelled samples come in between two epochs."""
+
+    def __init__(self) -> None:
+        super().__init__(*(one[: N // 2] for one in tensors()))
+
+
+@idiom("a data set that grows between two epochs", DATA, whole=False, expect=Refused("change between two sessions"))
+def growing(session: Any) -> nn.Module:
+    model = mlp()
+    model, optimizer = session.setup(model, sgd(model))
+    dataset = Growing()
+    loader = session.loader(dataset, X)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+        dataset.tensors = tensors()
+    return model
+
+
 @idiom("a global batch smaller than the number of workers", DATA, expect=Refused("too small for [34] workers"))
 def tiny_batch(session: Any) -> nn.Module:
     return trained(session, samples(), batch_size=2)
@@ -220,13 +278,15 @@ def state_carried(session: Any) -> nn.Module:
     return model
 
 
-def gone_on(session: Any, saved: Any) -> nn.Module:
+def gone_on(session: Any, saved: Any, look: bool = False) -> nn.Module:
     """What a script that is started again does: from the saved state to the last epoch."""
     session = session.again()
     model, optimizer, loader = started(session)
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     session.load_state_dict(saved[2])
+    if look:
+        next(iter(loader))
     for _ in range(loader.epoch, EPOCHS):
         for x, y in loader:
             step(model, optimizer, x, y)
@@ -250,6 +310,18 @@ def resumed(session: Any) -> nn.Module:
             saved = checkpoint(session, model, optimizer)
             break
     return gone_on(session, saved)
+
+
+@idiom("resumed in the middle of an epoch, with a look at a batch before the loop (`next(iter(loader))`)", RESUMED,
+       like="plain_loop", whole=False, by=at_own_pace(Unfit("refused, see *loops*")))  # fmt: skip
+def resumed_and_looked_at(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for number, (x, y) in enumerate(loader):
+        step(model, optimizer, x, y)
+        if number == 1:
+            saved = checkpoint(session, model, optimizer)
+            break
+    return gone_on(session, saved, look=True)
 
 
 @idiom("saved every N steps, the last time right after an epoch's last step, then resumed", RESUMED,

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader
 
+from uneven.data.alike import spread, spread_samples
 from uneven.data.costs import SampleCosts
 from uneven.data.order import Changing, Cursor, EpochPlan, Portion
 from uneven.data.paced import PacedSampler
-from uneven.data.sampled import EpochOrders
+from uneven.data.sampled import EpochOrders, seeded
 from uneven.data.source import BatchSource
+from uneven.data.stream import packed
+from uneven.errors import DataError
 
 
 class Sampler(Protocol):
@@ -54,9 +60,10 @@ class IndexedSource(BatchSource):
         ahead: int = 0,
         read: Callable[[Any], object] = lambda batch: None,
     ) -> None:
-        self._orders, self._sampler = orders, sampler
+        self._orders, self._sampler, self._options = orders, sampler, options
         self._ahead, self._read = ahead, read
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
+        self._size = len(dataset)
         self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0) + ahead
         self.reads_along = self._torch.num_workers == 0
         self.length, self.kind = orders.length, orders.kind
@@ -68,6 +75,10 @@ class IndexedSource(BatchSource):
         """See :meth:`BatchSource.tell`."""
         return self._orders.tell()
 
+    def some(self) -> list[float]:
+        """See :meth:`BatchSource.some`."""
+        return told_of(self._torch.dataset, **self._options)
+
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """See :meth:`BatchSource.state`."""
         drawn = self._orders.drawn(cursor.epoch) if cursor.start else ""
@@ -78,7 +89,16 @@ class IndexedSource(BatchSource):
         self._orders.expect(str(state.get("drawn", "")))
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
-        """Parts and this rank's batches, from ``cursor`` to the end of the epoch."""
+        """Parts and this rank's batches, from ``cursor`` to the end of the epoch.
+
+        Raises:
+            DataError: the data set has become longer or shorter.
+        """
+        if (size := len(self._torch.dataset)) != self._size:  # type: ignore[arg-type]
+            raise DataError(
+                f"the data set had {self._size} samples when session.loader was called, and now has {size}: let it "
+                f"change between two sessions, session.close() and then another uneven.Session() with a new loader"
+            )
         self._sampler.start(cursor)
         for batch in _read_ahead(self._torch, self._ahead, self._read):
             yield self._sampler.drawn.popleft(), batch
@@ -116,6 +136,23 @@ class IndexedSource(BatchSource):
     def close(self) -> None:
         """Let torch's loader go, and its reader processes with it."""
         del self._torch
+
+
+def told_of(dataset: Any, **options: Any) -> list[float]:
+    """What tells the samples of a data set from those of other ranks; see :mod:`.alike`.
+
+    A reader reads them if readers read the batches, which cannot share what a data set opens in this process.
+
+    Args:
+        options: for torch's ``DataLoader``.
+    """
+    kept = {name: one for name, one in options.items() if name in ("worker_init_fn", "multiprocessing_context")}
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_sampler=[spread(len(dataset))], num_workers=min(1, options.get("num_workers", 0)),
+        collate_fn=partial(spread_samples, pack=packed), generator=torch.Generator(), **kept,
+    )  # fmt: skip
+    with seeded(0, 0, None):  # the script's random numbers stay as they are
+        return [*chain.from_iterable(loader)]
 
 
 def _read_ahead(batches: Iterable[Any], ahead: int, read: Callable[[Any], object]) -> Iterator[Any]:

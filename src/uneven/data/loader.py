@@ -179,6 +179,10 @@ class BalancedLoader:
         ranks cannot differ. See :mod:`uneven.data.alike`."""
         return self._source.tell() if self._changing is None else None
 
+    def some_samples(self) -> list[float] | None:
+        """What tells the data set from those of other ranks; None for a stream. Reads a few samples."""
+        return self._source.some()
+
     @property
     def reads_along(self) -> bool:
         """Whether batches are read in this process, between the user's steps."""

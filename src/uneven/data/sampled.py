@@ -127,7 +127,7 @@ class SampledOrders(EpochOrders):
             DataError: what was drawn are no indices of the data set, or another number of them than announced.
             CheckpointError: it is not the order that was drawn when the state was saved.
         """
-        with _seeded(self._seed, epoch, self._sampler):
+        with seeded(self._seed, epoch, self._sampler):
             drawn = [*self._sampler]
         if self.kind == "batches":
             drawn = [self._checked(number, one) for number, one in enumerate(drawn)]
@@ -200,7 +200,7 @@ def check_samplers(sampler: Any, batch_sampler: Any, *, stream: bool, drop_last:
 
 
 @contextmanager
-def _seeded(seed: int, epoch: int, sampler: Any) -> Iterator[None]:
+def seeded(seed: int, epoch: int, sampler: Any) -> Iterator[None]:
     """Inside, everybody's random numbers are those of this epoch; afterwards they are as they were."""
     if callable(getattr(sampler, "set_epoch", None)):
         sampler.set_epoch(epoch)

@@ -60,6 +60,10 @@ class BatchSource(ABC):
         """What tells the samples of this pass from those of other ranks; None where they may differ, or cannot."""
         return None
 
+    def some(self) -> list[float] | None:
+        """What tells the data set from those of other ranks before the first pass; None for a stream."""
+        return None
+
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """What belongs to a loader's state at ``cursor``, beside the cursor."""
         return {}

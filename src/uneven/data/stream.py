@@ -115,7 +115,7 @@ class StreamSource(BatchSource):
             if part is None:
                 return
             if self._first is None:
-                self._first = first_samples([self._unpack(one) for one in group[:LOOKED_AT]], _packed)
+                self._first = first_samples([self._unpack(one) for one in group[:LOOKED_AT]], packed)
             parts.append(part)
             own = (group[i - part.start] for i in part.positions(self._rank, self._plan.lower))
             yield self._collate([self._unpack(sample) for sample in own])
@@ -157,10 +157,10 @@ def pack(sample: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _packed(part: Any) -> bytes:
+def packed(part: Any) -> bytes:
     """A part of a sample for comparison; of one that cannot be packed, its type."""
     try:
-        return pack(part)
+        return pack(part.cpu() if isinstance(part, torch.Tensor) else part)  # a device has another number on each rank
     except (pickle.PicklingError, TypeError, AttributeError):
         return type(part).__name__.encode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from uneven.data.drawn import DrawnSteps
+from uneven.data.indexed import told_of
 from uneven.data.loader import BalancedLoader
 from uneven.errors import ConfigError
 from uneven.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
@@ -25,6 +27,7 @@ from uneven.run.lines import Line
 from uneven.run.loop import StepLoop
 from uneven.run.own_pace.store import SessionStore
 from uneven.run.parameters.together import Alike
+from uneven.run.reports.streams import check_samples
 
 
 class OverAll:
@@ -180,7 +183,7 @@ class OverAll:
         Raises:
             ConfigError: before ``setup``; where workers do not meet (``asp``), or before a worker that joins an elastic
                 run is in it; no batch size is known; each worker holds a part of the model.
-            DataError: the data set has no index, or ``fn`` returned something else.
+            DataError: the data set has no index, or is not the same on all workers; or ``fn`` returned something else.
             PeerError: somebody did not come.
         """
         length, size = check_evaluated(dataset), self._batch_size(batch_size)
@@ -203,7 +206,12 @@ class OverAll:
                 dataset, TakenPositions(lambda n: store.add(key, n) - n, length, most, part), dataloader
             ):
                 totals.add(fn(batch))
-            return totals.over_all([*context.connection.transport.gather_text(totals.describe())], self._sum)
+            transport = context.connection.transport
+            some = told_of(dataset, **dataloader) if transport.size > 1 else None
+            said = [json.loads(text) for text in transport.gather_text(json.dumps([totals.describe(), some]))]
+            if some is not None:
+                check_samples([row for _, row in said], "session.evaluate")
+            return totals.over_all([text for text, _ in said], self._sum)
 
     def _counters(self) -> SessionStore:
         """Where the counters of all workers lie."""

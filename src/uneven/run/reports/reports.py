@@ -33,6 +33,7 @@ from uneven.run.own_pace.shared import OwnPace
 from uneven.run.reports.books import Books
 from uneven.run.reports.profiling import profile_record, profile_together
 from uneven.run.reports.slow import SlowLoop
+from uneven.run.reports.streams import check_samples
 from uneven.run.start.connect import compare
 
 
@@ -114,6 +115,8 @@ class Reports:
         """
         adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         upper = loader.batch_size if max_batch is None else max_batch
+        several = self._context.connection.transport.size > 1 or self._context.elastic is not None
+        some = loader.some_samples() if several and isinstance(loader, BalancedLoader) else None
         said = compare(
             self._context.connection.transport,
             {
@@ -125,9 +128,12 @@ class Reports:
                 "_upper": upper if adds_up else min(upper, loader.batch_size),
                 "_lookahead": loader.lookahead,
                 "_kind": self._kind,
+                "_samples": some,
             },
             "session.loader",
         )
+        if some is not None:
+            check_samples([one["_samples"] for one in said], "session.loader")
         self._bounds = {rank: (one["_lower"], one["_upper"]) for rank, one in enumerate(said)}
         self._kinds = {rank: one["_kind"] for rank, one in enumerate(said)}
         elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from uneven.data.alike import differing
 from uneven.errors import DataError
 from uneven.run.lines.transport import Pending, Transport
@@ -45,3 +47,21 @@ class Streams:
                 f"If they differ only by random augmentation, let each sample carry something that does not, like its "
                 f"label"
             )
+
+
+def check_samples(rows: list[list[float]], where: str) -> None:
+    """See to it that data sets with an index are the same on all ranks.
+
+    Args:
+        rows: by rank, what :func:`uneven.data.alike.spread_samples` says.
+
+    Raises:
+        DataError: naming the ranks whose data set is not rank 0's.
+    """
+    if others := differing(np.array(rows)):
+        raise DataError(
+            f"{where}: the data set of rank {', '.join(map(str, others))} is not that of rank 0: samples with the same "
+            f"index differ. Every rank needs the same samples in the same order. If a random split or shuffle made it, "
+            f"give that a seed (generator=torch.Generator().manual_seed(0), random_state=0); sort lists of files, as "
+            f"os.listdir gives them in any order; and do not divide the data set by rank"
+        )
