@@ -228,6 +228,9 @@ class Plain:
     ) -> PlainLoader:  # fmt: skip
         return PlainLoader(dataset, batch_size, shuffle, drop_last, dataloader)
 
+    def weighted(self, count: float) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
 

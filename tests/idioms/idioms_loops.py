@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import queue
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from idiom_base import (
     EPOCHS,
     STEPS,
     Agrees,
+    Differs,
     Either,
     Refused,
     Unfit,
@@ -59,6 +62,19 @@ def enumerated(session: Any) -> nn.Module:
                 f"{epoch} [{number * loader.batch_size}/{len(loader.dataset)}] {number / len(loader):.0%} {loss:.3f}"
             session.log(loss=loss.item())
     return model
+
+
+class Told:
+    """Keeps an error as text."""
+
+    error = ""
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.error = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else ""
+        return bool(self.error)
 
 
 class Bar:
@@ -240,6 +256,35 @@ def listed(session: Any) -> nn.Module:
     return model
 
 
+def read_ahead(loader: Any) -> Iterator[Any]:
+    """As a background generator (``prefetch_generator``): a thread reads, at most two batches ahead."""
+    ready: queue.Queue[Any] = queue.Queue(maxsize=2)
+
+    def read() -> None:
+        with Told() as told:
+            for batch in loader:
+                ready.put(batch)
+        ready.put(told.error or None)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    while isinstance(batch := ready.get(), list | tuple):
+        yield batch
+    reader.join()
+    if batch is not None:
+        raise RuntimeError(batch)
+
+
+@idiom("a thread that reads the loader ahead (`prefetch_generator`, `BackgroundGenerator`)", LOOPS,
+       by=dict.fromkeys(("bsp moving", "local", "shadow:ma", "asp"), Refused("a thread reads")))  # fmt: skip
+def read_by_thread(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in read_ahead(loader):
+            step(model, optimizer, x, y)
+    return model
+
+
 AGAIN = {"local": Refused("used again"), "asp": Refused("used again"), "shadow:ma": Agrees("at its own pace")}
 """Where parameters are exchanged when the next batch is asked for, an earlier one has been exchanged already."""
 
@@ -293,6 +338,20 @@ def replayed(session: Any) -> nn.Module:
             buffer.append(batch)
             step(model, optimizer, *chosen.choice(buffer))
             step(model, optimizer, *batch)
+    return model
+
+
+@idiom("a replay buffer of copies (`.clone()`)", LOOPS, whole=False, by=apart("replicas take steps of their own"),
+       expect=Differs("a copy counts as the batch in hand does"))  # fmt: skip
+def replayed_copies(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    buffer: list[Any] = []
+    chosen = random.Random(5)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            buffer.append((x.clone(), y.clone()))
+            step(model, optimizer, x, y)
+            step(model, optimizer, *chosen.choice(buffer))
     return model
 
 

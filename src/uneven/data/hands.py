@@ -12,9 +12,9 @@ apart, in this order:
 If none of these does, the pass is refused, as a wrong weight gives wrong gradients without a word.
 
 A script may also keep batches and use them again: ``list(loader)`` for several epochs, ``itertools.cycle``, a replay
-buffer. Their tensors are known by their memory for as long as they live. A pass on a copy, while no batch is in hand or
-where the size shows that it is not on the newest one, is taken by its number of samples, if all batches of that size
-have counted alike; else it is refused when its gradient comes.
+buffer. Their tensors are known by their memory for as long as they live. A pass on a copy, while no loop over the loader
+is under way, is taken by its number of samples, if all batches of that size have counted alike; else it is refused when
+its gradient comes.
 
 A batch is used, and so not to be trained on again after a resume, when an optimizer has made a step after the forward
 pass that ran on it. Batches that were fetched ahead have had no forward pass yet; micro-batches of which only ``.grad``
@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ class _Held:
     turn: Turn | None
     batch: Any  # itself as long as it is the newest, for the loader holds that one as well
     traces: list[_Trace] | None = None
+    samples: int | None = None  # that it has, if these are fewer than were drawn
 
     def traced(self) -> list[_Trace]:
         if self.traces is None:
@@ -114,6 +116,8 @@ class Hands:
     Attributes:
         turn_of: part → what the batch that is handed out now counts; None where nobody wants to know.
         exchanged: whether gradients are exchanged, at the end of a backward pass.
+        one_thread: whether the thread that trains has to be the one that asks for batches.
+        fewer: called with samples and turn of a batch that has fewer samples than were drawn, when a pass is on it.
         once: whether what a batch counts is known only while it is the newest: its workers may leave.
         trained: whether a batch of the loader's newest pass has been trained on.
         over: whether the script has gone through that pass to its end.
@@ -122,6 +126,8 @@ class Hands:
     def __init__(self, turn_of: Callable[[Portion], Turn] | None = None) -> None:
         self.turn_of, self.exchanged, self.once = turn_of, False, False
         self.trained = self.over = False
+        self.fewer: Callable[[int, Turn], None] | None = None
+        self.one_thread: Callable[[], bool] | None = None
         self._open: deque[_Held] = deque()
         self._passed = 0  # how many of them, from the first on, have had a forward pass
         self._last: _Held | None = None  # that the newest forward pass was on
@@ -130,6 +136,7 @@ class Hands:
         self._kept: dict[int, list[tuple[_Trace, _Held]]] = {}  # earlier ones, by their memory
         self._room = _ROOM
         self._sizes: dict[int, _Held | None] = {}  # the newest of each size; None where they count differently
+        self._thread = 0  # that asked for it
         self._ahead = False  # whether the user has been seen to fetch ahead
         self._fresh = False  # whether a batch has been handed out since the last step
         self._watched = False
@@ -158,9 +165,10 @@ class Hands:
         if len(self._open) == _MOST:
             self._open.popleft()
             self._passed = max(0, self._passed - 1)
-        self._newest = held = _Held(part, None if self.turn_of is None else self.turn_of(part), batch)
+        turn = None if self.turn_of is None else self.turn_of(part)
+        self._newest = held = _Held(part, turn, batch, samples=_fewer(batch, turn) if self.fewer and turn else None)
         self._open.append(held)
-        self._fresh, self._down, self.over = True, False, False
+        self._fresh, self._down, self.over, self._thread = True, False, False, get_ident()
         if held.turn is not None:
             before = self._sizes.get(held.turn.samples, held)
             self._sizes[held.turn.samples] = held if before is not None and held.counts_like(before) else None
@@ -198,10 +206,13 @@ class Hands:
         """A forward pass begins; a hook of the model that the batches are for.
 
         Raises:
-            TrainingError: it may be on any of several batches that count differently.
+            TrainingError: it may be on any of several batches that count differently; or another thread reads the
+                loader, where that cannot be.
         """
         if not torch.is_grad_enabled() or self._newest is None:
             return
+        if get_ident() != self._thread and torch._C._current_graph_task_id() == -1 and self.one_thread is not None:
+            self._check_thread(self.one_thread())
         self.trained |= not self._watched
         found = self._found([*tensors_in(args), *tensors_in(kwargs)])
         if any(one is found for one in islice(self._open, self._passed, None)):
@@ -209,6 +220,17 @@ class Hands:
                 self._last = self._open[self._passed]
                 self._passed += 1
         self._last = found
+        if found.samples is not None and self.fewer is not None and found.turn is not None:
+            self.fewer(found.samples, found.turn)
+
+    def _check_thread(self, one: bool) -> None:
+        if one:
+            raise TrainingError(
+                "a thread reads the session's loader, and another one trains: what workers decide and exchange when "
+                "the loader is asked for a batch has to come between two steps. Read ahead with "
+                "session.loader(num_workers=…) instead, or use sync='bsp' with shares that stay, balance='even' or "
+                "'static:…'"
+            )
 
     def _found(self, tensors: list[Tensor]) -> _Held:
         waiting, last = [*islice(self._open, self._passed, None)], self._last
@@ -249,13 +271,9 @@ class Hands:
 
     def _again(self, tensors: list[Tensor], last: Any) -> _Held:
         """What a pass is on that has memory of its own, while all batches have had theirs: ``last``, or a copy."""
-        if last.turn is None or not last.turn.exchanging:
+        if last.turn is None or not last.turn.exchanging or not self._down:
             return last
         sizes = {size for one in tensors for size in one.shape[:2]}
-        if not self._down and last.turn.samples in sizes:
-            return last
-        if not self._down:
-            sizes = {size for one in tensors for size in one.shape[:1]}
         able = [held for size, held in self._sizes.items() if size in sizes]
         alike = [one for one in able if one is not None and able[0] is not None and one.counts_like(able[0])]
         if len(alike) < len(able) or (able and self.once and not alike[0].counts_like(last)):
@@ -341,6 +359,17 @@ def _undecided(turns: list[Turn]) -> str:
         f"not tell which one it is on, and a gradient with the weight of another batch is wrong: ask the loader for "
         f"the next batch after optimizer.step(), or pass the model the loader's own tensors"
     )
+
+
+def _fewer(batch: Any, turn: Turn) -> int | None:
+    """Samples of a batch, if these are fewer than its turn says, as where a collate function leaves some out."""
+    members = [batch] if isinstance(batch, Tensor) else batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(batch, Tensor | Mapping | list | tuple) or len(members) == turn.samples:
+        return None
+    shapes = [one.shape for one in members if isinstance(one, Tensor) and one.dim()]
+    firsts = {shape[0] for shape in shapes}
+    fits = len(firsts) != 1 or any(turn.samples in shape[:2] for shape in shapes)
+    return None if fits or min(firsts) > turn.samples else firsts.pop()
 
 
 def _trace(tensor: Tensor) -> _Trace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from uneven.data.order import Changing, Cursor, EpochPlan, Portion
 from uneven.data.paced import PacedSampler
 from uneven.data.sampled import EpochOrders, seeded
 from uneven.data.source import BatchSource
-from uneven.data.stream import packed
+from uneven.data.stream import packed, same
 from uneven.errors import DataError
 
 
@@ -148,11 +147,25 @@ def told_of(dataset: Any, **options: Any) -> list[float]:
     """
     kept = {name: one for name, one in options.items() if name in ("worker_init_fn", "multiprocessing_context")}
     loader: DataLoader[Any] = DataLoader(
-        dataset, batch_sampler=[spread(len(dataset))], num_workers=min(1, options.get("num_workers", 0)),
-        collate_fn=partial(spread_samples, pack=packed), generator=torch.Generator(), **kept,
+        _Spread(dataset), sampler=[spread(len(dataset))], num_workers=min(1, options.get("num_workers", 0)),
+        batch_size=None, collate_fn=same, generator=torch.Generator(), **kept,
     )  # fmt: skip
     with seeded(0, 0, None):  # the script's random numbers stay as they are
         return [*chain.from_iterable(loader)]
+
+
+class _Spread:
+    """Looks at some samples, maybe in a reader process."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, indices: list[int]) -> list[float]:
+        try:
+            samples = [self._dataset[index] for index in indices]
+        except NotImplementedError:  # it gives whole batches only
+            samples = []
+        return spread_samples(samples, packed)
 
 
 def _read_ahead(batches: Iterable[Any], ahead: int, read: Callable[[Any], object]) -> Iterator[Any]:

@@ -59,6 +59,29 @@ class KeyedOrder:
         return places
 
 
+class KeyedDraws:
+    """Index of the sample at any position of an epoch that is drawn with replacement.
+
+    Args:
+        length: draws.
+        samples: that each is drawn from.
+    """
+
+    def __init__(self, *, length: int, samples: int, seed: int, epoch: int) -> None:
+        self._length, self._samples = length, np.uint64(samples)
+        self._keys = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint64)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, positions: slice | list[int] | Indices) -> Indices:
+        """int64, as many as positions."""
+        if isinstance(positions, slice):
+            positions = np.arange(*positions.indices(self._length), dtype=np.int64)
+        places = np.asarray(positions, dtype=np.int64).astype(np.uint64)
+        return (_mixed(_mixed(places + self._keys[0]) ^ self._keys[1]) % self._samples).astype(np.int64)
+
+
 def _mixed(bits: _Bits) -> _Bits:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

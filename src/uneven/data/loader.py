@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+
+from torch.optim.swa_utils import update_bn
 
 from uneven.data.hands import Hands
 from uneven.data.indexed import IndexedSource
@@ -17,6 +20,13 @@ from uneven.data.paced import PacedSampler
 from uneven.data.returned import Returned
 from uneven.data.state import read_again, read_left, read_reached, read_state, write_state
 from uneven.errors import CheckpointError, DataError
+
+
+_UPDATES_BATCH_NORM = inspect.unwrap(update_bn).__code__
+
+
+class _NoSuchPart(DataError, AttributeError):
+    """So that ``hasattr`` is false."""
 
 
 def _nothing(*_: Any) -> None:
@@ -112,6 +122,15 @@ class BalancedLoader:
         length = len(self.dataset) if self._source.length is None else self._source.length
         return length // self.batch_size if self._asked.drop_last else -(-length // self.batch_size)
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a loader of torch's has, and this one does itself."""
+        if name in ("sampler", "batch_sampler"):
+            raise _NoSuchPart(
+                f"loader.{name}: the session's loader divides the samples by speed and counts its epochs itself: leave "
+                f"{name}.set_epoch(epoch) out; loader.epoch is the epoch"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     @property
     def samples(self) -> int | None:
         """Samples in an epoch; None for a stream."""
@@ -202,7 +221,16 @@ class BalancedLoader:
         return self._source.read(positions)
 
     def __iter__(self) -> Generator[Any, None, None]:
-        """Start an epoch, or finish the one that a loaded state was in the middle of."""
+        """Start an epoch, or finish the one that a loaded state was in the middle of.
+
+        Raises:
+            DataError: the loader is closed; or torch's ``update_bn`` asks on several workers.
+        """
+        if self._division.workers > 1 and sys._getframe(1).f_code is _UPDATES_BATCH_NORM:
+            raise DataError(
+                "update_bn over the session's loader: each worker would take the statistics of its own part of each "
+                "batch; give it a torch DataLoader over the whole data set, on every worker"
+            )
         return self._started(notify=True)
 
     def pairs(self) -> Generator[tuple[Portion, Any], None, None]:

@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, cast
 
 from torch.utils.data import DataLoader
@@ -83,6 +84,12 @@ class LoaderOptions:
             raise DataError(
                 "the data set is a DataLoader, whose batches would count as samples: give session.loader the data set, "
                 "the size of the global batch, and what the DataLoader was given (num_workers, collate_fn, …)"
+            )
+        if not isinstance(self.batch_size, Integral):
+            raise DataError(
+                f"session.loader(batch_size={self.batch_size!r}): give the samples of all workers together in a step, a "
+                f"whole number. If the data set gives whole batches, let it give samples, or draw the batches "
+                f"yourself in `with session.step(batch_size=…)`"
             )
         if self.lower < 1:
             raise DataError(f"lower = {self.lower}: a batch holds at least 1 sample")

@@ -2,7 +2,8 @@
 
 Every rank draws the sampler's whole order when an epoch begins, with random numbers that depend on seed and epoch
 alone, so all draw the same, also after a resume. A batch sampler's lists are global batches, each split by the shares
-in force.
+in force. What torch's ``RandomSampler`` draws with replacement may be longer than memory, and is computed where it is
+asked.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import RandomSampler
 
 from uneven.data.alike import LENGTH
-from uneven.data.keyed import KEYED_FROM, KeyedOrder
+from uneven.data.keyed import KEYED_FROM, KeyedDraws, KeyedOrder
 from uneven.data.order import epoch_order
 from uneven.errors import CheckpointError, DataError
 
 Indices = npt.NDArray[np.int64]
+
+_DRAWS_KEPT = 2**20
+"""Draws with replacement from which on they are not kept."""
 
 
 class EpochOrder(Protocol):
@@ -39,21 +44,23 @@ class EpochOrders:
         length: positions in an epoch, as far as that is known before it is drawn.
         kind: how they are made, for a state that must fit: "" shuffled or as samples lie, "keyed" where there are too
             many to keep, "sampler" and "batches" of the script's own.
+        keyed: whether they are computed where they are asked.
         batches: global batches in an epoch where a sampler says so, else None.
     """
 
     kind = ""
     batches: int | None = None
+    keyed = False
 
     def __init__(self, length: int, seed: int, shuffle: bool) -> None:
         self.length = length
         self._seed, self._shuffle = seed, shuffle
         if length >= KEYED_FROM:
-            self.kind = "keyed"
+            self.kind, self.keyed = "keyed", True
 
     def __call__(self, epoch: int) -> EpochOrder:
         """That of an epoch."""
-        make: Any = KeyedOrder if self.kind else epoch_order
+        make: Any = KeyedOrder if self.keyed else epoch_order
         order: EpochOrder = make(length=self.length, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
         return order
 
@@ -63,8 +70,8 @@ class EpochOrders:
         Raises:
             DataError: from these orders they cannot.
         """
-        if self.kind in ("keyed", "batches"):
-            what = "a batch_sampler" if self.kind == "batches" else f"a data set of {self.length} samples"
+        if self.keyed or self.kind == "batches":
+            what = "a batch_sampler" if self.kind == "batches" else f"an epoch of {self.length} samples"
             raise DataError(
                 f"{what} where workers take samples at their own pace, from positions that each keeps a list of: take "
                 f"a policy under which workers step together"
@@ -117,8 +124,14 @@ class SampledOrders(EpochOrders):
         self._ends: Indices | None = None
         self._expected = ""
         self._drawn: dict[int, str] = {}
+        self.keyed = type(sampler) is RandomSampler and sampler.replacement and length >= _DRAWS_KEPT
         if length == 0:
             raise DataError(f"{name}={type(sampler).__name__} is empty: its length is 0")
+        if length >= KEYED_FROM and not self.keyed:
+            raise DataError(
+                f"{name}={type(sampler).__name__} draws {length} indices an epoch, and every rank keeps them all: give "
+                f"a shorter one (num_samples) and loop over several epochs, or RandomSampler(replacement=True)"
+            )
 
     def __call__(self, epoch: int) -> EpochOrder:
         """Draw that of an epoch.
@@ -127,6 +140,8 @@ class SampledOrders(EpochOrders):
             DataError: what was drawn are no indices of the data set, or another number of them than announced.
             CheckpointError: it is not the order that was drawn when the state was saved.
         """
+        if self.keyed:
+            return self._draws(epoch)
         with seeded(self._seed, epoch, self._sampler):
             drawn = [*self._sampler]
         if self.kind == "batches":
@@ -137,13 +152,22 @@ class SampledOrders(EpochOrders):
         if order.ndim != 1 or not np.issubdtype(order.dtype, np.integer) or order.size == 0:
             raise DataError(f"{self._name} drew {str(drawn[:3])[:80]} …, which are no indices of samples")
         if order.min() < 0 or order.max() >= self._size:
-            wrong = int(order[(order < 0) | (order >= self._size)][0])
-            raise DataError(f"{self._name} drew the index {wrong}, but the data set has {self._size} samples")
+            self._refuse(int(order[(order < 0) | (order >= self._size)][0]))
         if self.kind == "sampler" and len(order) != self.length:
             raise DataError(f"{self._name} drew {len(order)} indices, but its length is {self.length}")
         order = order.astype(np.int64)
         self._note(epoch, order)
         return order
+
+    def _draws(self, epoch: int) -> KeyedDraws:
+        samples = len(self._sampler.data_source)
+        if samples > self._size:
+            self._refuse(samples - 1)
+        self._note(epoch, np.array([self.length, samples]))
+        return KeyedDraws(length=self.length, samples=samples, seed=self._seed, epoch=epoch)
+
+    def _refuse(self, index: int) -> NoReturn:
+        raise DataError(f"{self._name} drew the index {index}, but the data set has {self._size} samples")
 
     def _checked(self, number: int, batch: Any) -> list[int]:
         if not isinstance(batch, list | tuple) or not 0 < len(batch) <= self._batch_size:

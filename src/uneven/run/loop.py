@@ -24,12 +24,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from uneven.core.actions import StepPlan
+from uneven.core.turn import Turn
 from uneven.data.drawn import DrawnSteps
 from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
@@ -42,6 +44,7 @@ from uneven.run.factory import shared
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.turns import Turns
+from uneven.run.parameters.together import Alike
 from uneven.run.part import Step
 from uneven.run.parts import Parts
 from uneven.run.reports.reports import Reports
@@ -71,6 +74,8 @@ class StepLoop:
         self.hands = Hands(self.turns.of)
         self.hands.once = context.elastic is not None
         self.counting = PassCounts(self.hands)
+        self.hands.one_thread = self._decides
+        self.hands.fewer = partial(_warn_of_fewer, self.counting, context)
         self.part: Portion | None = None
         self.epoch = -1
         self.closed = False
@@ -84,6 +89,10 @@ class StepLoop:
             counting=self.counting, own_pace=self.own_pace, parts=self.parts, **how,
         )  # fmt: skip
         self._planned = None
+
+    def _decides(self) -> bool:
+        """Whether anything is decided or exchanged among workers between two steps."""
+        return len(self._members) > 1 and not (self.reports.settled() and isinstance(self.model.agreement, Alike))
 
     def check_open(self, call: str) -> None:
         """Refuse a call on a session that has ended.
@@ -184,3 +193,15 @@ class StepLoop:
         self.model.detach()
         self.reports.close()
         self.parts.close()
+
+
+def _warn_of_fewer(counting: PassCounts, context: Context, samples: int, turn: Turn) -> None:
+    """Warn once that gradients are weighted by more samples than the batch has."""
+    if turn.exchanging and len(context.members) > 1 and not counting.counted and not context.scribe.counts["fewer"]:
+        context.scribe.event(
+            "fewer",
+            f"the batch of iteration {turn.iteration} has {samples} samples, of {turn.samples} that were drawn, and its "
+            f"gradient is weighted by these. If the collate function leaves samples out, put the forward pass and the "
+            f"loss into `with session.weighted({samples}):`, the samples that it has, see docs/how-to/losses.md",
+            warn=True,
+        )

@@ -39,7 +39,7 @@ class GlobalBatches:
         return self._samples
 
     def __getitem__(self, position: int) -> list[torch.Tensor]:
-        return self.__getitems__([position])
+        raise NotImplementedError  # whole batches only, in order
 
     def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]:
         """Samples of one batch, field by field: shape (samples, …), without copying where they follow each other."""

@@ -121,7 +121,7 @@ class Shared:
         self._reader.free(self._section.first + self._section.chunks)
 
     def __getitem__(self, position: int) -> list[torch.Tensor]:
-        return self.__getitems__([position])
+        raise NotImplementedError  # whole batches only, in order
 
     def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]:
         """Samples of one global batch, field by field, without copying where they follow each other."""
