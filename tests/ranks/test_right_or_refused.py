@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from session_parts import Numbered, X, net
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset
 
 import uneven
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
@@ -67,6 +67,49 @@ class _Stream(IterableDataset[Any]):
             if self._kind == "augmented":
                 x = x + torch.randn(FEATURES, generator=torch.Generator().manual_seed(60 + index + 60 * self._rank))
             yield x, index % CLASSES, index
+
+
+class _Index(Dataset[Any]):
+    """Sixty samples with an index; each rank has seeds of its own."""
+
+    def __init__(self, kind: str, rank: int) -> None:
+        self._kind, self._random = kind, torch.Generator().manual_seed(rank)
+        order = torch.randperm(60, generator=self._random)
+        self._order = order.tolist() if kind == "split" else list(range(60))
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, number: int) -> Any:
+        index = self._order[number]
+        self.opened = True
+        x = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
+        if self._kind != "split":
+            x = x + torch.randn(FEATURES, generator=self._random)
+        return (x, x.clone()) if self._kind == "views" else (x, index % CLASSES)
+
+
+@pytest.mark.parametrize("readers", [0, 1])
+@ranks(3)
+def test_data_sets_that_differ_between_ranks_are_refused_and_random_ones_are_not(me: RankContext, readers: int) -> None:
+    for kind in ("views", "augmented"):
+        session = uneven.Session(balance="even")
+        before = torch.random.get_rng_state()
+        session.loader(ConcatDataset([dataset := _Index(kind, me.rank)]), X, num_workers=readers)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        assert not hasattr(dataset, "opened"), "a file that is opened here would be shared by all readers"
+        session.close()
+    with uneven.Session(balance="even") as session:
+        with pytest.raises(DataError, match=r"session.loader: the data set of rank 1, 2 is not that of rank 0"):
+            session.loader(_Index("split", me.rank), X, num_workers=readers)
+
+
+@ranks(2)
+def test_an_evaluation_on_each_ranks_own_split_is_refused(me: RankContext) -> None:
+    session, model, _, _ = _started(balance="even")
+    with pytest.raises(DataError, match=r"session.evaluate: the data set of rank 1 is not that of rank 0.*random_state=0"):
+        session.evaluate(lambda batch: model(batch[0]).sum(), _Index("split", me.rank))
+    session.close()
 
 
 @pytest.mark.parametrize("sync", ["bsp", "shadow:ma"])

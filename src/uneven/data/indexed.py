@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Protocol
 
-import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from uneven.data.alike import spread, spread_samples
 from uneven.data.costs import SampleCosts
@@ -17,7 +15,7 @@ from uneven.data.order import Changing, Cursor, EpochPlan, Portion
 from uneven.data.paced import PacedSampler
 from uneven.data.sampled import EpochOrders, seeded
 from uneven.data.source import BatchSource
-from uneven.data.stream import packed, same
+from uneven.data.stream import packed
 from uneven.errors import DataError
 
 
@@ -74,9 +72,9 @@ class IndexedSource(BatchSource):
         """See :meth:`BatchSource.tell`."""
         return self._orders.tell()
 
-    def some(self) -> list[float]:
+    def some(self) -> list[float] | None:
         """See :meth:`BatchSource.some`."""
-        return told_of(self._torch.dataset, **self._options)
+        return told_of(self._torch.dataset, self._options)
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """See :meth:`BatchSource.state`."""
@@ -137,35 +135,33 @@ class IndexedSource(BatchSource):
         del self._torch
 
 
-def told_of(dataset: Any, **options: Any) -> list[float]:
-    """What tells the samples of a data set from those of other ranks; see :mod:`.alike`.
-
-    A reader reads them if readers read the batches, which cannot share what a data set opens in this process.
+def told_of(dataset: Any, options: Mapping[str, Any]) -> list[float] | None:
+    """What tells the samples of a data set from those of other ranks, see :mod:`.alike`; None if they cannot be read
+    here.
 
     Args:
         options: for torch's ``DataLoader``.
     """
-    kept = {name: one for name, one in options.items() if name in ("worker_init_fn", "multiprocessing_context")}
-    loader: DataLoader[Any] = DataLoader(
-        _Spread(dataset), sampler=[spread(len(dataset))], num_workers=min(1, options.get("num_workers", 0)),
-        batch_size=None, collate_fn=same, generator=torch.Generator(), **kept,
-    )  # fmt: skip
+    if options.get("num_workers") and options.get("worker_init_fn"):
+        return None  # a reader may need what that prepares
+    twin = _twin(dataset)
     with seeded(0, 0, None):  # the script's random numbers stay as they are
-        return [*chain.from_iterable(loader)]
-
-
-class _Spread:
-    """Looks at some samples, maybe in a reader process."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitem__(self, indices: list[int]) -> list[float]:
         try:
-            samples = [self._dataset[index] for index in indices]
+            return spread_samples([twin[index] for index in spread(len(twin))], packed)
         except NotImplementedError:  # it gives whole batches only
-            samples = []
-        return spread_samples(samples, packed)
+            return None
+
+
+def _twin(dataset: Any) -> Any:
+    """The same data set with attributes of its own: readers may not share a file that one opens when it is first read."""
+    if not isinstance(dataset, Dataset) or type(dataset).__new__ is not object.__new__:
+        return dataset
+    twin = object.__new__(type(dataset))
+    vars(twin).update(
+        (name, [*map(_twin, one)] if type(one) is list and one and isinstance(one[0], Dataset) else _twin(one))
+        for name, one in vars(dataset).items()
+    )
+    return twin
 
 
 def _read_ahead(batches: Iterable[Any], ahead: int, read: Callable[[Any], object]) -> Iterator[Any]:

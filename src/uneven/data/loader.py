@@ -199,7 +199,7 @@ class BalancedLoader:
         return self._source.tell() if self._changing is None else None
 
     def some_samples(self) -> list[float] | None:
-        """What tells the data set from those of other ranks; None for a stream. Reads a few samples."""
+        """What tells the data set from those of other ranks, by a few samples; None where they cannot be read."""
         return self._source.some()
 
     @property

@@ -61,7 +61,7 @@ class BatchSource(ABC):
         return None
 
     def some(self) -> list[float] | None:
-        """What tells the data set from those of other ranks before the first pass; None for a stream."""
+        """What tells the data set from those of other ranks before the first pass; None where they cannot be read."""
         return None
 
     def state(self, cursor: Cursor) -> dict[str, Any]:

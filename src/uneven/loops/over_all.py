@@ -207,10 +207,9 @@ class OverAll:
             ):
                 totals.add(fn(batch))
             transport = context.connection.transport
-            some = told_of(dataset, **dataloader) if transport.size > 1 else None
+            some = told_of(dataset, dataloader) if transport.size > 1 else None
             said = [json.loads(text) for text in transport.gather_text(json.dumps([totals.describe(), some]))]
-            if some is not None:
-                check_samples([row for _, row in said], "session.evaluate")
+            check_samples([row for _, row in said], "session.evaluate")
             return totals.over_all([text for text, _ in said], self._sum)
 
     def _counters(self) -> SessionStore:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from uneven.core.turn import Turn
 from uneven.data import hands as module
 from uneven.data.hands import Hands
 from uneven.data.order import Portion
+from uneven.errors import TrainingError
 
 
 class Desk:
@@ -152,3 +154,77 @@ def test_one_that_is_collected_in_the_midst_of_a_step_of_another_disturbs_it_not
     finally:
         collecting.remove()
     assert gone() is None
+
+
+def weighed(weights: list[float], samples: int = 3) -> Desk:
+    desk = Desk()
+    desk.hands.turn_of = lambda part: Turn(part.iteration, 0, samples, [*weights, 0.125][part.iteration])
+    return desk
+
+
+def test_a_batch_that_is_used_again_counts_as_it_did() -> None:
+    desk = weighed([0.5, 0.25, 0.125])
+    for _ in range(3):
+        desk.train(desk.hand())
+        desk.step()
+    desk.hands.put_down(whole=True)
+    for number, weight in ((1, 0.25), (0, 0.5), (2, 0.125)):
+        desk.train(desk.batches[number][1:])
+        assert (desk.hands.turn.iteration, desk.hands.turn.in_gradient) == (number, weight)
+
+
+def test_a_copy_counts_by_its_size_or_not_at_all() -> None:
+    for weights in ([0.5, 0.5], [0.5, 0.25]):
+        desk = weighed(weights)
+        for _ in weights:
+            desk.train(desk.hand() + 1.0)
+            desk.step()
+        desk.hands.put_down(whole=True)
+        desk.model(desk.batches[0].clone())  # as where a script evaluates without no_grad
+        if weights[0] == weights[1]:
+            assert desk.hands.turn.in_gradient == 0.5
+            continue
+        with pytest.raises(TrainingError, match="a copy of a batch"):
+            assert desk.hands.turn.in_gradient
+        desk.hand()
+        desk.train(desk.batches[-1])
+        assert desk.hands.turn.in_gradient == 0.125
+
+
+def test_where_workers_may_leave_an_earlier_batch_is_refused() -> None:
+    desk = weighed([0.5, 0.5])
+    desk.hands.once = True
+    for _ in range(2):
+        desk.train(desk.hand())
+        desk.step()
+    desk.train(desk.batches[1])
+    assert desk.hands.turn.in_gradient == 0.5
+    desk.train(desk.batches[0])
+    with pytest.raises(TrainingError, match="in an elastic run"):
+        assert desk.hands.turn.in_gradient
+
+
+def test_batches_that_are_gone_are_forgotten(desk: Desk) -> None:
+    for _ in range(1000):
+        desk.train(desk.hand())
+        desk.step()
+        desk.batches.clear()
+    assert len(desk.hands._kept) <= 2 * module._ROOM
+
+
+@pytest.mark.parametrize(
+    ("batch", "fewer"),
+    [
+        (torch.ones(3, 2), None),
+        (torch.ones(2, 2), 2),
+        ((torch.ones(2, 2), torch.ones(2)), 2),
+        ({"x": torch.ones(2, 2), "name": ["a", "b"]}, 2),
+        ((torch.ones(2, 3), torch.ones(2, 3)), None),  # time first
+        ((torch.ones(9, 2), torch.ones(3)), None),  # vertices of graphs, and their labels
+        (torch.ones(9), None),  # tokens of all samples
+        ([torch.ones(2, 5), torch.ones(2, 5), torch.ones(2, 5)], None),  # not stacked
+        ("text", None),
+    ],
+)
+def test_a_batch_with_samples_left_out_is_noticed(batch: Any, fewer: int | None) -> None:
+    assert module._fewer(batch, Turn(0, 0, 3, 0.5)) == fewer

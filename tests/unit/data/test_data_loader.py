@@ -7,10 +7,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from brought import brought, refusal
 from crew import Numbers, NumberStream, crew, flat, loader_of, random_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion, epoch_order
 from uneven.errors import ConfigError, DataError, UnknownNameError
@@ -172,6 +174,36 @@ def test_a_new_loop_ends_an_iterator_that_is_still_held_and_that_one_does_not_go
     assert calls == ["begin", "end", "begin", "end"]
     with pytest.raises(DataError, match=r"the second loop took it.*session\.evaluate"):
         next(held)
+
+
+@brought("loops", "PyTorch", "`DataLoader(data, batch_size=None)`, for data sets that give whole batches", refused=True)
+def test_without_a_batch_size_it_is_refused() -> None:
+    with refusal(r"batch_size=None.*session\.step"):
+        one(Numbers(8), batch_size=None)
+
+
+@brought("loops", "PyTorch DDP", "`loader.sampler.set_epoch(epoch)`", refused=True)
+def test_a_sampler_that_is_not_there_says_what_to_leave_out() -> None:
+    loader = one(Numbers(8))
+    with refusal(r"leave sampler\.set_epoch\(epoch\) out"):
+        loader.sampler.set_epoch(1)
+    assert not hasattr(loader, "sampler")
+    assert not hasattr(loader, "collate_fn")
+
+
+def test_what_was_only_looked_at_comes_again() -> None:
+    model, hands = torch.nn.Linear(1, 1), Hands()
+    hands.watch(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.0))
+    model.register_forward_pre_hook(hands.forward, with_kwargs=True)
+    loader = one(Numbers(8), hands=hands, batch_size=2)
+    first = next(iter(loader))
+    assert next(iter(loader)).tolist() == first.tolist()
+    batches = iter(loader)
+    model(next(batches)[:, None].float()).sum().backward()
+    optimizer.step()
+    batches.close()
+    assert (next(iter(loader)).tolist(), loader.epoch) != (first.tolist(), 0)
+    assert loader.epoch == 1
 
 
 def test_two_iterators_that_take_turns_are_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from brought import brought, refusal
 from crew import Numbers, NumberStream, crew, flat, loader_of, random_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,6 +184,36 @@ def test_a_reckoned_order_looks_shuffled() -> None:
     order = KeyedOrder(length=20000, seed=1, epoch=1)[:]
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.03
     assert abs(np.corrcoef(order, np.arange(20000))[0, 1]) < 0.03
+
+
+@brought("loops", "minGPT, makemore", "`RandomSampler(data, replacement=True, num_samples=10**10)`")
+def test_ten_billion_draws_with_replacement_take_no_memory() -> None:
+    def of(workers: int, state: Any = None) -> Any:
+        drawn = RandomSampler(range(20), replacement=True, num_samples=10**10)
+        return crew(Numbers(20), world_size=workers, batch_size=2000, sampler=drawn, state=state)
+
+    tracemalloc.start()
+    try:
+        alone, ranks = of(1), of(3)
+        drawn = alone.epoch(most=3)
+        assert ranks.epoch(most=2) == drawn[:2]
+        assert of(4, ranks.loaders[0].state_dict()).epoch(most=1) == drawn[2:]
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    counts = np.bincount(flat(drawn), minlength=20)
+    assert ((counts - 300) ** 2 / 300).sum() < 43  # chi square, 19 degrees of freedom, one in a thousand
+    assert len(alone.loaders[0]) == 10**10 // 2000
+
+
+class Endless(RandomSampler):
+    """Draws in a way of its own."""
+
+
+@brought("loops", "PyTorch", "a sampler of one's own that draws 10**10 indices", refused=True)
+def test_so_many_draws_in_another_way_are_refused() -> None:
+    with refusal(r"Endless draws 10000000000 indices.*RandomSampler\(replacement=True\)"):
+        crew(Numbers(20), sampler=Endless(range(20), replacement=True, num_samples=10**10))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -132,8 +132,7 @@ class Reports:
             },
             "session.loader",
         )
-        if some is not None:
-            check_samples([one["_samples"] for one in said], "session.loader")
+        check_samples([one["_samples"] for one in said], "session.loader")
         self._bounds = {rank: (one["_lower"], one["_upper"]) for rank, one in enumerate(said)}
         self._kinds = {rank: one["_kind"] for rank, one in enumerate(said)}
         elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)

@@ -49,16 +49,16 @@ class Streams:
             )
 
 
-def check_samples(rows: list[list[float]], where: str) -> None:
+def check_samples(rows: list[list[float] | None], where: str) -> None:
     """See to it that data sets with an index are the same on all ranks.
 
     Args:
-        rows: by rank, what :func:`uneven.data.alike.spread_samples` says.
+        rows: by rank, what :func:`uneven.data.alike.spread_samples` says; None where nothing was read.
 
     Raises:
         DataError: naming the ranks whose data set is not rank 0's.
     """
-    if others := differing(np.array(rows)):
+    if None not in rows and (others := differing(np.array(rows))):
         raise DataError(
             f"{where}: the data set of rank {', '.join(map(str, others))} is not that of rank 0: samples with the same "
             f"index differ. Every rank needs the same samples in the same order. If a random split or shuffle made it, "
