@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import idioms_data  # noqa: F401  # first, for it forks readers
 import idioms_gradients  # noqa: F401  # each enters its idioms into the table
+import idioms_kept  # noqa: F401
 import idioms_loops  # noqa: F401
 import idioms_models  # noqa: F401
 import idioms_optimizers  # noqa: F401

@@ -32,10 +32,8 @@ from idiom_base import (
     tensors,
 )
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import (
     ConcatDataset,
-    DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
@@ -101,7 +99,7 @@ def left_out(session: Any) -> nn.Module:
 
 
 @idiom("a `collate_fn` that leaves samples out, in `session.weighted(…)` with those that are left", DATA,
-       like="left_out", by=dict.fromkeys(("local", *OWN_PACE), Refused("average parameters there|own pace")))  # fmt: skip
+       like="left_out", by=dict.fromkeys(("local", *OWN_PACE), Refused("average parameters there")))  # fmt: skip
 def left_out_and_weighted(session: Any) -> nn.Module:
     model, optimizer = session.setup(model := mlp(), sgd(model))
     batches = session.loader(samples(), X, collate_fn=without_rare)
@@ -113,31 +111,6 @@ def left_out_and_weighted(session: Any) -> nn.Module:
             optimizer.step()
             optimizer.zero_grad()
     return model
-
-
-@idiom("a second loader with a `DistributedSampler`, equal parts of other samples in the same step", DATA,
-       whole=False, by=apart("replicas take steps of their own"), expect=Differs("weighted by the parts of the first"))  # fmt: skip
-def second_loader(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    other = TensorDataset(tensors()[0])
-    mine = DistributedSampler(other, num_replicas=session.world_size, rank=session.rank, shuffle=False)
-    unlabelled = DataLoader(other, batch_size=12 // session.world_size, sampler=mine)
-    for _ in range(EPOCHS):
-        for (x, y), (u,) in zip(loader, unlabelled, strict=False):
-            loss = F.cross_entropy(model(x), y) + 0.5 * model(u).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
-
-
-@idiom("`update_bn(loader, model)` over the session's loader", DATA, whole=False,
-       expect=Refused("update_bn over the session's loader"))  # fmt: skip
-def batch_norm_updated(session: Any) -> nn.Module:
-    model, _, loader = started(session, nn.Sequential(mlp(), nn.BatchNorm1d(CLASSES)))
-    averaged = AveragedModel(model)
-    update_bn(loader, averaged)
-    return averaged
 
 
 @idiom("`drop_last=True`", DATA, whole=False)

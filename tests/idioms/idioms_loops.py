@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import queue
-import random
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,7 +13,6 @@ from idiom_base import (
     EPOCHS,
     STEPS,
     Agrees,
-    Differs,
     Either,
     Refused,
     Unfit,
@@ -62,19 +58,6 @@ def enumerated(session: Any) -> nn.Module:
                 f"{epoch} [{number * loader.batch_size}/{len(loader.dataset)}] {number / len(loader):.0%} {loss:.3f}"
             session.log(loss=loss.item())
     return model
-
-
-class Told:
-    """Keeps an error as text."""
-
-    error = ""
-
-    def __enter__(self) -> Told:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self.error = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else ""
-        return bool(self.error)
 
 
 class Bar:
@@ -253,167 +236,6 @@ def listed(session: Any) -> nn.Module:
     for _ in range(EPOCHS):
         for x, y in list(loader):
             step(model, optimizer, x, y)
-    return model
-
-
-def read_ahead(loader: Any) -> Iterator[Any]:
-    """As a background generator (``prefetch_generator``): a thread reads, at most two batches ahead."""
-    ready: queue.Queue[Any] = queue.Queue(maxsize=2)
-
-    def read() -> None:
-        with Told() as told:
-            for batch in loader:
-                ready.put(batch)
-        ready.put(told.error or None)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    while isinstance(batch := ready.get(), list | tuple):
-        yield batch
-    reader.join()
-    if batch is not None:
-        raise RuntimeError(batch)
-
-
-@idiom("a thread that reads the loader ahead (`prefetch_generator`, `BackgroundGenerator`)", LOOPS,
-       by=dict.fromkeys(("bsp moving", "local", "shadow:ma", "asp"), Refused("a thread reads")))  # fmt: skip
-def read_by_thread(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    for _ in range(EPOCHS):
-        for x, y in read_ahead(loader):
-            step(model, optimizer, x, y)
-    return model
-
-
-AGAIN = {"local": Refused("used again"), "asp": Refused("used again"), "shadow:ma": Agrees("at its own pace")}
-"""Where parameters are exchanged when the next batch is asked for, an earlier one has been exchanged already."""
-
-
-@idiom("`list(loader)` once, used for several epochs", LOOPS, whole=False, by=AGAIN)
-def listed_once(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    batches = list(loader)
-    for _ in range(3):
-        for x, y in batches:
-            step(model, optimizer, x, y)
-    return model
-
-
-@idiom("`list(loader)`, shuffled in each epoch", LOOPS, whole=False, by=AGAIN)
-def listed_and_shuffled(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    batches = list(loader)
-    for epoch in range(3):
-        random.Random(epoch).shuffle(batches)
-        for x, y in batches:
-            step(model, optimizer, x, y)
-    return model
-
-
-@idiom("`itertools.cycle(loader)`", LOOPS, whole=False, by={**AGAIN})
-def kept_and_cycled(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    for x, y in itertools.islice(itertools.cycle(loader), 3 * STEPS):
-        step(model, optimizer, x, y)
-    return model
-
-
-@idiom("one batch for all steps (`x, y = next(iter(loader))`), to see whether it overfits", LOOPS, whole=False,
-       by=apart("parameters are exchanged when the next batch is asked for"))  # fmt: skip
-def overfitted(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    x, y = next(iter(loader))
-    for _ in range(STEPS):
-        step(model, optimizer, x, y)
-    return model
-
-
-@idiom("a replay buffer: after each batch a step on an earlier one", LOOPS, whole=False, by=AGAIN)
-def replayed(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    buffer: list[Any] = []
-    chosen = random.Random(5)
-    for _ in range(EPOCHS):
-        for batch in loader:
-            buffer.append(batch)
-            step(model, optimizer, *chosen.choice(buffer))
-            step(model, optimizer, *batch)
-    return model
-
-
-@idiom("a replay buffer of copies (`.clone()`)", LOOPS, whole=False, by=apart("replicas take steps of their own"),
-       expect=Differs("a copy counts as the batch in hand does"))  # fmt: skip
-def replayed_copies(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    buffer: list[Any] = []
-    chosen = random.Random(5)
-    for _ in range(EPOCHS):
-        for x, y in loader:
-            buffer.append((x.clone(), y.clone()))
-            step(model, optimizer, x, y)
-            step(model, optimizer, *chosen.choice(buffer))
-    return model
-
-
-COPIED = r"on a copy of a batch|do not tell which one|iteration \d+ of epoch"
-
-
-@idiom("all batches copied (to a device), used for several epochs", LOOPS, whole=False, expect=Either(COPIED),
-       by={**AGAIN, "local": Refused("used again"), "shadow:ma": Either(COPIED, Agrees("at its own pace"))})  # fmt: skip
-def copied_once(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    batches = [(x.clone(), y.clone()) for x, y in loader]
-    for _ in range(3):
-        for x, y in batches:
-            step(model, optimizer, x, y)
-    return model
-
-
-@idiom("all batches copied (to a device) in the first epoch, used from the second one on", LOOPS, whole=False,
-       expect=Either(COPIED), by={**AGAIN, "shadow:ma": Agrees("at its own pace")})  # fmt: skip
-def copied_on_the_way(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    batches = []
-    for x, y in loader:
-        batches.append((x.clone(), y.clone()))
-        step(model, optimizer, *batches[-1])
-    for _ in range(2):
-        for x, y in batches:
-            step(model, optimizer, x, y)
-    return model
-
-
-@idiom("each batch twice (repeated augmentation)", LOOPS, by={"local": Agrees("two steps between two exchanges")})
-def twice(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    for _ in range(EPOCHS):
-        for x, y in loader:
-            for shift in (0.0, 0.1):
-                step(model, optimizer, x + shift, y)
-    return model
-
-
-@idiom("a look at a batch before the loop (`next(iter(loader))`)", LOOPS, like="plain_loop", whole=False,
-       by=at_own_pace(Refused("taken from the loader before the loop")))  # fmt: skip
-def looked_at(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    x, _ = next(iter(loader))
-    model(x)
-    for _ in range(EPOCHS):
-        for x, y in loader:
-            step(model, optimizer, x, y)
-    return model
-
-
-@idiom("accuracy on the training loader inside of the loop (a second `iter(loader)`)", LOOPS, whole=False,
-       expect=Refused("the second loop took it"))  # fmt: skip
-def nested(session: Any) -> nn.Module:
-    model, optimizer, loader = started(session)
-    for number, (x, y) in enumerate(loader):
-        step(model, optimizer, x, y)
-        if number == 1:
-            with torch.no_grad():
-                sum((model(u).argmax(1) == v).sum().item() for u, v in loader)
     return model
 
 

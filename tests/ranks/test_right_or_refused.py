@@ -91,7 +91,7 @@ class _Index(Dataset[Any]):
 
 @pytest.mark.parametrize("readers", [0, 1])
 @ranks(3)
-def test_data_sets_that_differ_between_ranks_are_refused_and_random_ones_are_not(me: RankContext, readers: int) -> None:
+def test_data_sets_that_differ_are_refused_and_random_ones_are_not(me: RankContext, readers: int) -> None:
     for kind in ("views", "augmented"):
         session = uneven.Session(balance="even")
         before = torch.random.get_rng_state()
@@ -99,15 +99,17 @@ def test_data_sets_that_differ_between_ranks_are_refused_and_random_ones_are_not
         assert torch.equal(torch.random.get_rng_state(), before)
         assert not hasattr(dataset, "opened"), "a file that is opened here would be shared by all readers"
         session.close()
-    with uneven.Session(balance="even") as session:
-        with pytest.raises(DataError, match=r"session.loader: the data set of rank 1, 2 is not that of rank 0"):
-            session.loader(_Index("split", me.rank), X, num_workers=readers)
+    with (
+        uneven.Session(balance="even") as session,
+        pytest.raises(DataError, match=r"session.loader: the data set of rank 1, 2 is not that of rank 0"),
+    ):
+        session.loader(_Index("split", me.rank), X, num_workers=readers)
 
 
 @ranks(2)
 def test_an_evaluation_on_each_ranks_own_split_is_refused(me: RankContext) -> None:
     session, model, _, _ = _started(balance="even")
-    with pytest.raises(DataError, match=r"session.evaluate: the data set of rank 1 is not that of rank 0.*random_state=0"):
+    with pytest.raises(DataError, match=r"session.evaluate: the data set of rank 1 is not that of"):
         session.evaluate(lambda batch: model(batch[0]).sum(), _Index("split", me.rank))
     session.close()
 

@@ -12,9 +12,9 @@ apart, in this order:
 If none of these does, the pass is refused, as a wrong weight gives wrong gradients without a word.
 
 A script may also keep batches and use them again: ``list(loader)`` for several epochs, ``itertools.cycle``, a replay
-buffer. Their tensors are known by their memory for as long as they live. A pass on a copy, while no loop over the loader
-is under way, is taken by its number of samples, if all batches of that size have counted alike; else it is refused when
-its gradient comes.
+buffer. Their tensors are known by their memory for as long as they live. A pass on a copy, while no loop over the
+loader is under way, is taken by its number of samples, if all batches of that size have counted alike; else it is
+refused when its gradient comes.
 
 A batch is used, and so not to be trained on again after a resume, when an optimizer has made a step after the forward
 pass that ran on it. Batches that were fetched ahead have had no forward pass yet; micro-batches of which only ``.grad``

@@ -153,7 +153,7 @@ def told_of(dataset: Any, options: Mapping[str, Any]) -> list[float] | None:
 
 
 def _twin(dataset: Any) -> Any:
-    """The same data set with attributes of its own: readers may not share a file that one opens when it is first read."""
+    """The same data set with attributes of its own: readers may not share a file that is opened at the first read."""
     if not isinstance(dataset, Dataset) or type(dataset).__new__ is not object.__new__:
         return dataset
     twin = object.__new__(type(dataset))

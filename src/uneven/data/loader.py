@@ -21,7 +21,6 @@ from uneven.data.returned import Returned
 from uneven.data.state import read_again, read_left, read_reached, read_state, write_state
 from uneven.errors import CheckpointError, DataError
 
-
 _UPDATES_BATCH_NORM = inspect.unwrap(update_bn).__code__
 
 

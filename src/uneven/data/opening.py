@@ -87,8 +87,8 @@ class LoaderOptions:
             )
         if not isinstance(self.batch_size, Integral):
             raise DataError(
-                f"session.loader(batch_size={self.batch_size!r}): give the samples of all workers together in a step, a "
-                f"whole number. If the data set gives whole batches, let it give samples, or draw the batches "
+                f"session.loader(batch_size={self.batch_size!r}): give the samples of all workers together in a step, "
+                f"a whole number. If the data set gives whole batches, let it give samples, or draw the batches "
                 f"yourself in `with session.step(batch_size=…)`"
             )
         if self.lower < 1:

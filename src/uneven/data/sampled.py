@@ -118,7 +118,8 @@ class SampledOrders(EpochOrders):
         length = len(sampler)
         super().__init__(size if batched else length, seed, shuffle=True)
         self.kind, self.batches = ("batches", length) if batched else ("sampler", None)
-        self._sampler, self._name = sampler, name
+        self._sampler: Any = sampler
+        self._name = name
         self._batch_size = batch_size
         self._size = size
         self._ends: Indices | None = None

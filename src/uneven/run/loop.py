@@ -200,8 +200,8 @@ def _warn_of_fewer(counting: PassCounts, context: Context, samples: int, turn: T
     if turn.exchanging and len(context.members) > 1 and not counting.counted and not context.scribe.counts["fewer"]:
         context.scribe.event(
             "fewer",
-            f"the batch of iteration {turn.iteration} has {samples} samples, of {turn.samples} that were drawn, and its "
-            f"gradient is weighted by these. If the collate function leaves samples out, put the forward pass and the "
-            f"loss into `with session.weighted({samples}):`, the samples that it has, see docs/how-to/losses.md",
+            f"the batch of iteration {turn.iteration} has {samples} samples, of {turn.samples} that were drawn, and "
+            f"its gradient is weighted by these. If the collate function leaves samples out, put the forward pass and "
+            f"the loss into `with session.weighted({samples}):`, the samples that it has, see docs/how-to/losses.md",
             warn=True,
         )

@@ -7,11 +7,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from brought import brought, refusal
 from crew import Numbers, NumberStream, crew, flat, loader_of, random_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brought import brought, refusal
 from uneven.data.hands import Hands
 from uneven.data.loader import BalancedLoader
 from uneven.data.order import Portion, epoch_order

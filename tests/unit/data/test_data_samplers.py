@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from brought import brought, refusal
 from crew import Numbers, NumberStream, crew, flat, loader_of, random_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from brought import brought, refusal
 from uneven.data.keyed import KEYED_FROM, KeyedOrder
 from uneven.data.loader import BalancedLoader
 from uneven.data.sampled import SampledOrders
