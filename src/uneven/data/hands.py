@@ -136,7 +136,7 @@ class Hands:
         self._kept: dict[int, list[tuple[_Trace, _Held]]] = {}  # earlier ones, by their memory
         self._room = _ROOM
         self._sizes: dict[int, _Held | None] = {}  # the newest of each size; None where they count differently
-        self._thread = 0  # that asked for it
+        self._thread = self._home = 0  # that asked for it, and that set up the model
         self._ahead = False  # whether the user has been seen to fetch ahead
         self._fresh = False  # whether a batch has been handed out since the last step
         self._watched = False
@@ -144,7 +144,7 @@ class Hands:
 
     def watch(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
         """See the steps of all optimizers that hold a parameter of ``model``, also of those that are made later."""
-        self._watched = bool(optimizers)
+        self._watched, self._home = bool(optimizers), get_ident()
         self._trained = frozenset(map(id, model.parameters()))
         _see_steps()
         _watching.add(self)
@@ -211,8 +211,8 @@ class Hands:
         """
         if not torch.is_grad_enabled() or self._newest is None:
             return
-        if get_ident() != self._thread and torch._C._current_graph_task_id() == -1 and self.one_thread is not None:
-            self._check_thread(self.one_thread())
+        if get_ident() != self._thread and torch._C._current_graph_task_id() == -1:
+            self._check_thread()
         self.trained |= not self._watched
         found = self._found([*tensors_in(args), *tensors_in(kwargs)])
         if any(one is found for one in islice(self._open, self._passed, None)):
@@ -223,8 +223,17 @@ class Hands:
         if found.samples is not None and self.fewer is not None and found.turn is not None:
             self.fewer(found.samples, found.turn)
 
-    def _check_thread(self, one: bool) -> None:
-        if one:
+    def asked(self) -> None:
+        """The loader is asked for the next batch.
+
+        Raises:
+            TrainingError: another thread reads ahead, where that cannot be.
+        """
+        if get_ident() != self._home and self._home and self._passed < len(self._open):
+            self._check_thread()
+
+    def _check_thread(self) -> None:
+        if self.one_thread is not None and self.one_thread():
             raise TrainingError(
                 "a thread reads the session's loader, and another one trains: what workers decide and exchange when "
                 "the loader is asked for a batch has to come between two steps. Read ahead with "

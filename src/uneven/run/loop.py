@@ -148,6 +148,8 @@ class StepLoop:
         if part is None:
             return
         leaving = sys.exc_info()[0] is GeneratorExit if leaving is None else leaving
+        if not leaving:
+            self.hands.asked()
         if self.parts.wanted and not leaving:
             self.parts.after()
         met = self.model.agreement.after(part, leaving)
