@@ -146,7 +146,13 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
 
     @overload
     def setup(
-        self, model: Model, /, *, find_unused_parameters: bool = False, bucket_cap_mb: float | None = None
+        self,
+        model: Model,
+        /,
+        *,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
+        gradient_as_bucket_view: bool = False,
     ) -> Model: ...
     @overload
     def setup(
@@ -157,10 +163,17 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         *,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float | None = None,
+        gradient_as_bucket_view: bool = False,
     ) -> tuple[Model, Optimizer]: ...
     @overload
     def setup(
-        self, model: Model, /, *stateful: Any, find_unused_parameters: bool = False, bucket_cap_mb: float | None = None
+        self,
+        model: Model,
+        /,
+        *stateful: Any,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
+        gradient_as_bucket_view: bool = False,
     ) -> Any: ...
     def setup(
         self,
@@ -169,6 +182,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         *stateful: Any,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float | None = None,
+        gradient_as_bucket_view: bool = False,
     ) -> Any:
         """Let the gradients of ``model`` be exchanged. Everything given is returned, the same objects.
 
@@ -184,6 +198,8 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
                 else has ``state_dict`` and ``load_state_dict`` that a worker needs which joins in mid-run.
             find_unused_parameters: set it if a forward pass may leave out some parameters.
             bucket_cap_mb: size in MiB of the buckets in which gradients travel; torch's default if None.
+            gradient_as_bucket_view: saves the memory of one copy of the gradients. Each ``.grad`` is then a part of a
+                bucket, so the next backward pass overwrites it, also if the script has kept it.
 
         Raises:
             ConfigError: the model is none, is wrapped or in an open session already, has nothing to train, or lies on
@@ -200,6 +216,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self._loop.attach(
             model, optimizers, owner=self, undo=self._undo,
             find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb,
+            gradient_as_bucket_view=gradient_as_bucket_view,
         )  # fmt: skip
         self._members.attach(model, stateful)
         self._loop.reports.needs = least_samples(model)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from session_parts import assert_same, net, reference, sgd, tensors
+from brought import brought
+from session_parts import assert_same, batches, net, reference, sgd, tensors
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -178,6 +179,27 @@ def test_lightning(me: RankContext, tmp_path: str) -> None:
     trainer.fit(again, session.loader(data, X), ckpt_path=Path(tmp_path) / "end.ckpt")
     assert_same(again.net, reference(3, net()), 1e-6)
     session.close()
+
+
+@brought("loops", "Lightning", "`Trainer(accumulate_grad_batches=2, gradient_clip_val=0.5)`")
+@needs("lightning")
+@ranks(3, fresh=True)
+def test_lightning_accumulates_and_clips(me: RankContext, tmp_path: str) -> None:
+    """The last pass is inside of the optimizer's closure; an epoch's last step is of a single batch."""
+    warnings.simplefilter("ignore")
+    ours, theirs = module(), net()
+    optimizer, left = sgd(theirs), 2 * 5
+    for x, y in batches(2):
+        left -= 1
+        (F.cross_entropy(theirs(x), y) / 2).backward()
+        if left % 5 in (3, 1, 0):
+            nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    with uneven.Session(balance=UNEQUAL) as session:
+        options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "enable_checkpointing": False}
+        lightning_trainer(session, tmp_path, **options).fit(ours, session.loader(TensorDataset(*tensors()), X))
+    assert_same(ours.net, theirs, 1e-6)
 
 
 @needs("lightning")

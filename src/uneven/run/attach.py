@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -106,14 +107,14 @@ def attach(
     counting: PassCounts,
     own_pace: OwnPace | None,
     parts: Parts,
-    find_unused_parameters: bool,
-    bucket_cap_mb: float | None,
+    **ddp: Any,
 ) -> Attached:
     """Compare the ranks' models, make what exchanges, and hang it on the model and its optimizers.
 
     Args:
         owner: the session, which lives as long as the model.
         undo: what takes off again all that is put on the user's objects.
+        ddp: options of ``DistributedDataParallel``.
 
     Raises:
         ConfigError: the model cannot be carried.
@@ -123,7 +124,7 @@ def attach(
     check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
     parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
-    said = {**describe_model(model), "find_unused_parameters": find_unused_parameters}
+    said = {**describe_model(model), "find_unused_parameters": ddp["find_unused_parameters"]}
     compare(context.connection.transport, said, "session.setup")
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
     reports.measure_on(device)
@@ -137,7 +138,7 @@ def attach(
     follower = None if alike else follow(context, model, hands, agreement, out)
     if not by_copy(context):
         gradients.exchange(context, out, counting, meter, sharded=sharded, groups=partial(_groups, agreement))
-    before_step = gradients.attach(model, owner, find_unused_parameters, bucket_cap_mb)
+    before_step = gradients.attach(model, owner, **ddp)
     if not alike:
         before_step.append(agreement.still)
     reports.piggyback, reports.piggybacks = gradients.piggyback, alike

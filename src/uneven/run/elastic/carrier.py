@@ -1,8 +1,7 @@
 """Carries the weighted mean of the gradients among members that come and go, without losing a step when one dies.
 
 DDP's bucket holds this worker's gradient until the sums of all are complete, which are made in other memory.
-All confirm that they have them, and the parameters' gradients lie there then (:mod:`uneven.run.elastic.summed`). An
-exchange fails inside of ``loss.backward()``, where autograd's last callback waits for it, and is mended there
+All confirm that they have them, and DDP copies them into the parameters' gradients then. An exchange fails inside of ``loss.backward()``, where autograd's last callback waits for it, and is mended there
 (:mod:`uneven.run.elastic.recovery`). No backward pass is run twice; it just takes longer.
 
 Gradients of several batches may wait in ``.grad`` for one exchange (``session.no_sync``). When a worker is lost, the
@@ -23,7 +22,6 @@ from uneven.data.returned import Returned
 from uneven.errors import ConfigError
 from uneven.run.elastic.membership import Membership
 from uneven.run.elastic.recovery import ExchangePlace, Recovery
-from uneven.run.elastic.summed import SummedBucket
 from uneven.run.gradients.carrier import GradientCarrier, _Lane
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.lines.circle import alone
@@ -50,13 +48,13 @@ class ElasticCarrier(GradientCarrier):
     groups: Callable[[], Meeting | None]
     roll: Any = None  # who is missing, the membership knows
     _passes: list[Turn] = field(default_factory=list)  # batches whose gradients are in the next exchange
-    _unused: bool = False  # whether passes may leave parameters out
     _buckets: int = 0  # in the exchange under way
-    _summed: list[SummedBucket] = field(default_factory=list)  # by place of the bucket
-    _bucket_cap_mb: float | None = None
+    _sums: list[torch.Tensor] = field(default_factory=list)  # memory for the sum of each bucket, by its place
+    _results: list[torch.futures.Future[torch.Tensor]] = field(default_factory=list)  # of the exchange under way
+    _options: dict[str, Any] = field(default_factory=dict)  # of DDP
 
     # ---------------------------------------------------------------- the model
-    def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
+    def attach(self, model: nn.Module, **ddp: Any) -> None:
         """See :meth:`GradientCarrier.attach`; of a worker that joins later nothing is exchanged yet.
 
         Raises:
@@ -64,8 +62,8 @@ class ElasticCarrier(GradientCarrier):
         """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         refuse_model(model, self._parameters)
-        self._bucket_cap_mb, self._unused = bucket_cap_mb, find_unused_parameters
-        self._wrap(model, find_unused_parameters, bucket_cap_mb, alone(), same=True)
+        self._options = ddp
+        self._wrap(model, alone(), same=True, **ddp)
         self._statistics = BatchStatistics.of(model)
         self.piggyback = self.recovery.slots  # type: ignore[assignment] # stands where it does
         self._hang(model)
@@ -76,8 +74,8 @@ class ElasticCarrier(GradientCarrier):
         model: nn.Module = self._ddp.module
         self._ddp._remove_autograd_hooks()
         self._lanes.clear()
-        self._summed.clear()
-        self._wrap(model, self._unused, self._bucket_cap_mb, alone(), same=True)
+        self._sums.clear()
+        self._wrap(model, alone(), same=True, **self._options)
 
     # ---------------------------------------------------------------- an exchange
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -89,13 +87,14 @@ class ElasticCarrier(GradientCarrier):
         if lane.last:
             self.observer.ready()
             self._buckets = len(self.recovery.pieces) + 1
-        self.recovery.begin(lane.bucket, self._scale_now, into=self._summed_of(lane, bucket).sums)
+        self.recovery.begin(lane.bucket, self._scale_now, into=self._sum_of(lane))
+        self._results.append(torch.futures.Future[torch.Tensor]())
         if lane.last:
             statistics = None if self._statistics is None else self._statistics.flat()
             if statistics is not None:
                 self.recovery.begin(statistics, self._weight_now)
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
-        return lane.result
+        return self._results[-1]
 
     def _share(self, statistics: BatchStatistics, weight: float) -> None:
         """They come behind the gradients, so that they are exchanged anew with these."""
@@ -149,7 +148,7 @@ class ElasticCarrier(GradientCarrier):
 
     def _land(self) -> None:
         assert self._ddp is not None
-        if self._unused:
+        if self._ddp.find_unused_parameters:
             # DDP adds this up in its own group, which is of this process only, and reads it when this has returned.
             self.recovery.begin(self._ddp.reducer._get_local_used_map(), _one)
         with self.traffic.waiting():
@@ -157,12 +156,13 @@ class ElasticCarrier(GradientCarrier):
         members = self.membership.members
         self.traffic.sent_bytes += sum(bytes_of_sum(one.sent.nbytes, len(one.inside or members)) for one in pieces)
         buckets = pieces[: self._buckets]
-        for summed, piece in zip(self._summed, buckets, strict=True):
-            summed.complete(piece)
-        torch.autograd.Variable._execution_engine.queue_callback(self._show)
+        # After a loss a sum has new memory, because the exchange that failed may still write into the old one.
+        self._sums, results, self._results = [piece.sum for piece in buckets], self._results, []
+        for result, summed in zip(results, self._sums, strict=True):
+            result.set_result(summed)
         culprit = not all(piece.fine for piece in buckets) and self._weight_now() > 0.0
         rest = [piece for piece in pieces[self._buckets :] if piece.own.numel()]
-        if self._unused:
+        if self._ddp.find_unused_parameters:
             rest.pop().take()
         if rest:
             assert self._statistics is not None
@@ -174,16 +174,11 @@ class ElasticCarrier(GradientCarrier):
         if culprit:
             self.on_nonfinite()
 
-    def _show(self) -> None:
-        """DDP has come to its end, and gradients lie in its buckets."""
-        for summed in self._summed:
-            summed.show()
-
-    def _summed_of(self, lane: _Lane, bucket: Any) -> SummedBucket:
+    def _sum_of(self, lane: _Lane) -> torch.Tensor:
         place = len(self.recovery.pieces)
-        if place >= len(self._summed) or self._summed[place].bucket is not lane.bucket:
-            self._summed[place:] = [SummedBucket.of(bucket)]
-        return self._summed[place]
+        if place >= len(self._sums) or self._sums[place].numel() != lane.bucket.numel():
+            self._sums[place:] = [torch.empty_like(lane.bucket)]
+        return self._sums[place]
 
 
 def _one() -> float:

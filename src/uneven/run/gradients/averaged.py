@@ -95,9 +95,7 @@ class Averaged:
             return next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
         return self.members
 
-    def attach(
-        self, model: nn.Module, owner: object, find_unused_parameters: bool, bucket_cap_mb: float | None
-    ) -> list[Callable[..., None]]:
+    def attach(self, model: nn.Module, owner: object, **ddp: Any) -> list[Callable[..., None]]:
         """Hang on to the model; what to call before each step of its optimizers.
 
         Args:
@@ -106,7 +104,7 @@ class Averaged:
         if self.carrier is None:
             return []
         self.carrier.owner = owner
-        self.carrier.attach(model, find_unused_parameters, bucket_cap_mb)
+        self.carrier.attach(model, **ddp)
         return [self.carrier.check_step]
 
     @property

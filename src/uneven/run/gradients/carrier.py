@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
 from uneven.run.gradients.held import nothing_of
-from uneven.run.gradients.instep import is_still, out_of_step
+from uneven.run.gradients.instep import closures_checked, is_still, out_of_step, refuse_held
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
@@ -121,17 +121,17 @@ class GradientCarrier:
     _aside: bool = False
     _held: bool = False  # gradients of unsynchronised passes wait in .grad
 
-    def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
+    def attach(self, model: nn.Module, **ddp: Any) -> None:
         """Install on ``model``, which stays the user's own object: same type, same state-dict keys.
 
         Parameters are broadcast from the first rank of the group. Afterwards every forward pass through
-        ``model(...)`` prepares an exchange, as it would inside :class:`DistributedDataParallel`.
+        ``model(...)`` prepares an exchange, as it would inside :class:`DistributedDataParallel`, which takes ``ddp``.
         """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         refuse_sparse_on_accelerator(model)
         self._group = dist.group.WORLD if self.group is None else self.group
         self._size = self._group.size()
-        self._wrap(model, find_unused_parameters, bucket_cap_mb, self._group)
+        self._wrap(model, self._group, **ddp)
         take_from_first(model.buffers(), self._group)  # before torch 2.13, NO_BROADCAST left out the first one too
         self._statistics = BatchStatistics.of(model, self._group)
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
@@ -143,19 +143,9 @@ class GradientCarrier:
         self._hang(model)
         self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
 
-    def _wrap(
-        self, model: nn.Module, unused: bool, bucket_cap_mb: float | None, group: dist.ProcessGroup, same: bool = False
-    ) -> None:
+    def _wrap(self, model: nn.Module, group: dist.ProcessGroup, same: bool = False, **ddp: Any) -> None:
         """Have DDP's reducer fill buckets; at first all in ``group`` are given one model, unless it is the ``same``."""
-        self._ddp = DistributedDataParallel(
-            model,
-            process_group=group,
-            gradient_as_bucket_view=True,
-            find_unused_parameters=unused,
-            bucket_cap_mb=bucket_cap_mb,
-            init_sync=not same,
-            **_NO_BROADCAST,
-        )
+        self._ddp = DistributedDataParallel(model, process_group=group, init_sync=not same, **ddp, **_NO_BROADCAST)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
 
     def _hang(self, model: nn.Module) -> None:
@@ -192,25 +182,21 @@ class GradientCarrier:
         finally:
             self._aside = False
 
-    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Refuse an optimizer step that would make the replicas differ.
 
         One step without an exchange since the last one may be meant (the same gradients once more); a first
-        one, or a second in a row, is a forward pass that went past our hooks.
+        one, or a second in a row, is a forward pass that went past our hooks. A closure may end what waits.
 
         Raises:
             TrainingError: gradients of an unsynchronised pass are still waiting, or nothing was exchanged.
         """
         if self._aside or is_still(optimizer):
-            return
-        if self._held:
-            raise TrainingError(
-                "optimizer.step() with gradients that were not exchanged: the last backward pass before a step "
-                "must run outside session.no_sync()"
-            )
+            return None
+        closure = closures_checked(args, kwargs, lambda: refuse_held(self._held))
+        refuse_held(self._held and closure is None)
         seen, missed = self._steps.get(id(optimizer), (0, 0))
-        closure = any(callable(value) for value in args[1:]) or kwargs.get("closure") is not None
-        missed = missed + 1 if seen == self._exchanges and self.turn.exchanging and not closure else 0
+        missed = missed + 1 if seen == self._exchanges and self.turn.exchanging and closure is None else 0
         with_gradient = sum(p.grad is not None for p in self._parameters)
         if self._ddp is not None and missed > (seen > 0) and 0 < with_gradient < len(self._parameters):
             raise TrainingError(unused_parameters(self._ddp.module, self._parameters, self.turn.iteration))
@@ -221,6 +207,7 @@ class GradientCarrier:
                 f"has compiled it before, pass what torch.compile returned to session.setup"
             )
         self._steps[id(optimizer)] = (self._exchanges, missed)
+        return closure
 
     def _before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         assert self._ddp is not None

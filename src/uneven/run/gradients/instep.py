@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import torch
 
@@ -38,6 +40,39 @@ def mark(epoch: int, iteration: int, index: int, count: int, dtype: torch.dtype)
 def is_still(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its steps change nothing: ``torch.distributed.checkpoint`` makes one so, to have an optimizer's state."""
     return all(group.get("lr") == 0.0 for group in optimizer.param_groups)
+
+
+def closures_checked(args: Any, kwargs: Any, check: Callable[[], None]) -> tuple[Any, Any] | None:
+    """The arguments of an optimizer's step, whose closure calls ``check`` at its end; None if there is no closure."""
+
+    def checked(value: Any) -> Any:
+        if not callable(value):
+            return value
+
+        @wraps(value)
+        def closure(*given: Any) -> Any:
+            loss = value(*given)
+            check()
+            return loss
+
+        return closure
+
+    if not any(map(callable, (*args[1:], kwargs.get("closure")))):
+        return None
+    named = {name: checked(value) if name == "closure" else value for name, value in kwargs.items()}
+    return (args[0], *map(checked, args[1:])), named
+
+
+def refuse_held(held: bool) -> None:
+    """
+    Raises:
+        TrainingError: gradients of passes inside ``no_sync`` wait, and an optimizer is about to use them.
+    """
+    if held:
+        raise TrainingError(
+            "optimizer.step() with gradients that were not exchanged: the last backward pass before a step must run "
+            "outside session.no_sync()"
+        )
 
 
 def out_of_step(

@@ -19,7 +19,7 @@ from torch import nn
 from uneven.core.turn import Turn
 from uneven.errors import ConfigError, TrainingError
 from uneven.run.gradients.entering import weighted_on_entering
-from uneven.run.gradients.instep import is_still
+from uneven.run.gradients.instep import closures_checked, is_still, refuse_held
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.groups import gather_shards, scatter_sum, take_from_first
@@ -61,16 +61,16 @@ class ShardedCarrier:
     _held: bool = False  # gradients of unsynchronised passes wait
     _exchanged: bool = False  # since the last step of an optimizer
 
-    def attach(self, model: nn.Module, find_unused_parameters: bool, bucket_cap_mb: float | None) -> None:
+    def attach(self, model: nn.Module, **ddp: Any) -> None:
         """Install on ``model``; replicas of its shards and buffers become those of the first rank.
 
         Raises:
             ConfigError: buckets of a size are asked for, which only whole models have.
         """
-        if find_unused_parameters or bucket_cap_mb is not None:
+        if given := [name for name, value in ddp.items() if value not in (False, None)]:
             raise ConfigError(
-                "session.setup(find_unused_parameters=…, bucket_cap_mb=…) with fully_shard: torch exchanges layer by "
-                "layer there, and needs neither; leave them out"
+                f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer there, without "
+                f"buckets; leave it out"
             )
         self._model = model
         for one in model.parameters():
@@ -114,25 +114,22 @@ class ShardedCarrier:
             self._synchronise = before
             self._model.set_requires_gradient_sync(before)  # type: ignore[operator] # as above
 
-    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Refuse an optimizer step on gradients that were not exchanged.
 
         Raises:
             TrainingError: they were not.
         """
         if is_still(optimizer):
-            return
-        if self._held:
-            raise TrainingError(
-                "optimizer.step() with gradients that were not exchanged: the last backward pass before a step "
-                "must run outside session.no_sync()"
-            )
-        closure = any(callable(value) for value in args[1:]) or kwargs.get("closure") is not None
-        if not self._exchanged and not closure and self.turn.exchanging:
+            return None
+        closure = closures_checked(args, kwargs, lambda: refuse_held(self._held))
+        refuse_held(self._held and closure is None)
+        if not self._exchanged and closure is None and self.turn.exchanging:
             raise TrainingError(
                 f"iteration {self.turn.iteration}: optimizer.step() but no gradients were exchanged: call the model "
                 f"that session.setup was given, model(x), not model.forward(x) or a part of it"
             )
+        return closure
 
     def poll_nonfinite(self) -> None:
         """It is looked at in every exchange."""
