@@ -101,6 +101,99 @@ def stepped_unsynced(session: Any) -> nn.Module:
     return model
 
 
+@idiom("gradient accumulation whose last pass is the closure of `optimizer.step(closure)` (Lightning)", GRADIENTS,
+       linear=False)  # fmt: skip
+def accumulated_closure(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for number, (x, y) in enumerate(loader, 1):
+
+            def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                loss = F.cross_entropy(model(x), y) / PASSES
+                loss.backward()
+                return loss.detach()
+
+            if number % PASSES == 0 or number == len(loader):
+                optimizer.step(closure)
+                optimizer.zero_grad()
+            else:
+                with session.no_sync():
+                    closure()
+    return model
+
+
+@idiom("`optimizer.step(closure)`, its pass inside `no_sync()`", GRADIENTS, expect=Refused("no_sync"),
+       by=apart("gradients are not exchanged"))  # fmt: skip
+def closure_unsynced(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for x, y in loader:
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            with session.no_sync():
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss.detach()
+
+        optimizer.step(closure)
+    return model
+
+
+@idiom("`.grad` of each parameter kept, and a second backward pass before the step (PCGrad, GradNorm)", GRADIENTS)
+def gradients_kept(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            kept = [one.grad for one in model.parameters()]
+            optimizer.zero_grad()
+            (0.1 * model(x).square().mean()).backward()
+            for one, first in zip(model.parameters(), kept, strict=True):
+                assert one.grad is not None
+                assert first is not None
+                one.grad = one.grad + 0.5 * first
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("a step up the gradient and back before the step (SAM), gradients kept by reference", GRADIENTS, linear=False)
+def sharpness_aware(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            up = [one.grad for one in model.parameters()]
+            with torch.no_grad():
+                for one, ascent in zip(model.parameters(), up, strict=True):
+                    one += 0.05 * ascent  # type: ignore[operator]
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(model(x), y).backward()
+            with torch.no_grad():
+                for one, ascent in zip(model.parameters(), up, strict=True):
+                    one -= 0.05 * ascent  # type: ignore[operator]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    return model
+
+
+@idiom("the gradients of the step before, kept by reference and added to those of the next", GRADIENTS)
+def gradients_of_the_step_before(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    before: list[Any] = []
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            now = [one.grad for one in model.parameters()]
+            for one, gradient, last in zip(model.parameters(), now, before or now, strict=True):
+                assert gradient is not None
+                one.grad = gradient + 0.1 * last
+            optimizer.step()
+            optimizer.zero_grad()
+            before = now
+    return model
+
+
 @idiom("clipping by norm", GRADIENTS, linear=False)
 def clipped_by_norm(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)

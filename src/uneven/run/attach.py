@@ -20,7 +20,9 @@ from uneven.run.factory import by_copy, exchanging, follow
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.losses import FirstLosses
-from uneven.run.model.check import check_model, check_sharded, describe_model, is_sharded
+from uneven.run.model.check import (
+    check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called,
+)  # fmt: skip
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
 from uneven.run.own_pace.shared import OwnPace
@@ -121,6 +123,9 @@ def attach(
         ConflictError: another rank has another model.
     """
     refuse_shared(model)
+    known = {id(one) for one in model.parameters()}
+    for optimizer in optimizers:  # one worker alone trains whatever its optimizer holds
+        check_optimizer(optimizer, lambda one: len(context.members) == 1 or id(one) in known)
     check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
     parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
@@ -164,8 +169,9 @@ def attach(
         begins = look.forward
         undo.add(look.close)
     following = ModelHook(begins)  # before all that asks which batch a pass is on
-    first = model.register_forward_pre_hook(following, with_kwargs=True, prepend=True)
-    undo.add(first.remove, keep_out_of_copies(model))
+    for one in parts_called(model):
+        undo.add(one.register_forward_pre_hook(following, with_kwargs=True, prepend=True).remove)
+    undo.add(keep_out_of_copies(model))
     watch = ModelWatch(model) if len(context.members) > 1 and not sharded else Unwatched()
     if isinstance(watch, ModelWatch):
         undo.add(watch.close)

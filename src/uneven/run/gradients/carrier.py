@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import _C, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
@@ -36,7 +37,7 @@ from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.run.lines.groups import begin_sum, sum_now, take_from_first
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
-from uneven.run.model.check import refuse_sparse_on_accelerator, unused_parameters
+from uneven.run.model.check import parts_called, refuse_sparse_on_accelerator, unused_parameters
 from uneven.run.model.hooks import ModelHook
 from uneven.run.observer import ExchangeObserver
 
@@ -119,6 +120,7 @@ class GradientCarrier:
     _exchanges: int = 0
     _steps: dict[int, tuple[int, int]] = field(default_factory=dict)  # by optimizer: exchanges seen, steps without
     _aside: bool = False
+    _several: bool = False  # parts of the model are called, and no pass shows which of them the next loss is made of
     _held: bool = False  # gradients of unsynchronised passes wait in .grad
 
     def attach(self, model: nn.Module, **ddp: Any) -> None:
@@ -149,10 +151,10 @@ class GradientCarrier:
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
 
     def _hang(self, model: nn.Module) -> None:
-        self._handles = [
-            model.register_forward_pre_hook(ModelHook(self._before_forward), with_kwargs=True),
-            model.register_forward_hook(ModelHook(self._after_forward)),
-        ]
+        before, after, called = ModelHook(self._before_forward), ModelHook(self._after_forward), parts_called(model)
+        self._handles = [one.register_forward_pre_hook(before, with_kwargs=True) for one in called]
+        self._handles += [one.register_forward_hook(after) for one in called]
+        self._several = len(called) > 1
 
     def detach(self) -> None:
         """Leave the model as it came: its forward and backward passes exchange nothing any more."""
@@ -266,11 +268,11 @@ class GradientCarrier:
         """A backward pass has come to an output of the model, and has not added to any gradient yet."""
         if self._aside:
             return
-        task = torch._C._current_graph_task_id()
+        task = _C._current_graph_task_id()
         if task != self._pass:
             self._pass = task
             self._count(turn, exchanged)
-            if exchanged and not self._prepared:
+            if exchanged and (not self._prepared or self._several):
                 self._prepare_again()
         elif turn is not self.turn and not turn.counts_like(self.turn):
             raise TrainingError(
@@ -292,16 +294,18 @@ class GradientCarrier:
         self._held |= not exchanged and turn.exchanging
 
     def _prepare_again(self) -> None:
-        """A second backward pass on one forward pass. DDP would leave what it adds on this worker; what was exchanged
-        is the same on all, and stays it when all weights add up to 1."""
+        """A backward pass that DDP does not expect: a second one on one forward pass, or one of several parts. DDP would
+        leave what it adds on this worker; what was exchanged is the same on all, and stays it when all weights add up
+        to 1."""
         assert self._ddp is not None
+        leads: list[torch.Tensor] = []
         if self._ddp.find_unused_parameters:
-            raise TrainingError(
-                f"iteration {self.turn.iteration}: a second backward pass on one forward pass, with "
-                f"find_unused_parameters=True: add the losses up and call backward once, or call the model again"
-            )
+            trained = (one for one in self._parameters if one.requires_grad)
+            reached = [one for one in trained if _C._will_engine_execute_node(get_gradient_edge(one).node)]
+            with torch.enable_grad():
+                leads = [nothing_of(reached)] if reached else []
         self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
-        self._ddp.reducer.prepare_for_backward([])
+        self._ddp.reducer.prepare_for_backward(leads)
         self._prepared = True
 
     def exchange_held(self, weight: float) -> None:

@@ -15,6 +15,7 @@ from uneven.data.hands import Hands
 from uneven.data.order import Portion
 from uneven.errors import TrainingError
 from uneven.run.gradients.carrier import on_entering
+from uneven.run.model.check import parts_called
 from uneven.run.model.hooks import ModelHook
 
 
@@ -73,10 +74,9 @@ class PassFollower:
         self._padded = padded
         self._policy = policy
         self._turn: Turn | None = None
-        self._handles = [
-            model.register_forward_pre_hook(ModelHook(self._before)),
-            model.register_forward_hook(ModelHook(self._after)),
-        ]
+        before, after, called = ModelHook(self._before), ModelHook(self._after), parts_called(model)
+        self._handles = [one.register_forward_pre_hook(before) for one in called]
+        self._handles += [one.register_forward_hook(after) for one in called]
 
     def detach(self) -> None:
         """Leave the model as it came."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -53,6 +53,39 @@ def check_model(model: nn.Module) -> torch.device:
     if device.type == "meta":
         raise ConfigError("the model is on the device meta, without values: model.to_empty(device=…), then fill it")
     return device
+
+
+def parts_called(model: nn.Module) -> list[nn.Module]:
+    """The modules that a script calls: the model, or the parts of one that has no ``forward``, such as a ModuleDict."""
+    if getattr(model.forward, "__func__", None) is not nn.Module.forward:
+        return [model]
+    return list(dict.fromkeys(one for part in model.children() for one in parts_called(part)))
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, knows: Callable[[nn.Parameter], object]) -> None:
+    """Can a session see the steps of an optimizer, and are all its parameters exchanged?
+
+    Args:
+        knows: whether the session exchanges what a parameter needs.
+
+    Raises:
+        ConfigError: naming what is not seen or not exchanged, and the way out.
+    """
+    kind = type(optimizer).__name__
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
+        raise ConfigError(
+            f"{kind}.__init__ does not call super().__init__(params, defaults), so a session cannot see its steps: call "
+            f"it there, or give session.setup the optimizer that {kind} wraps"
+        )
+    for number, group in enumerate(optimizer.param_groups):
+        for one in group["params"]:
+            if one.requires_grad and not knows(one):
+                raise ConfigError(
+                    f"parameter group {number} of {kind} has a parameter of shape {tuple(one.shape)} that was not in "
+                    f"the model when session.setup was called. No gradient of it is exchanged, so workers would train "
+                    f"different ones: put the model and the part that has it (a loss, a second model) into one module, "
+                    f"session.setup(nn.ModuleList([model, criterion]), optimizer), and call both as before"
+                )
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -11,14 +11,16 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from uneven.errors import ConfigError
-from uneven.run.model.check import refuse_wrapped
+from uneven.run.model.check import check_optimizer, parts_called, refuse_wrapped
 from uneven.run.model.hooks import ModelHook, keep_out_of_copies
 
 _open: set[ModelWatch] = set()
@@ -70,8 +72,11 @@ class ModelWatch:
         }
         self._synchronised = _synchronised(model)
         self._innocent: weakref.ref[nn.Module] | None = None  # a DistributedDataParallel that has none of them
-        hook = model.register_forward_pre_hook(ModelHook(self._before_forward), prepend=True)
-        self._undo = [hook.remove, keep_out_of_copies(model)]
+        called, hook = parts_called(model), ModelHook(self._before_forward)
+        self._undo = [one.register_forward_pre_hook(hook, prepend=True).remove for one in called]
+        self._undo.append(keep_out_of_copies(model))
+        self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()  # parameters at the last look
+        _see_steps()
         _open.add(self)
 
     def close(self) -> None:
@@ -99,6 +104,21 @@ class ModelWatch:
     def over(self) -> None:
         """The epoch has no more batches."""
         self._enter(False)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step, perhaps one that was made after the model was set up.
+
+        Raises:
+            ConfigError: it holds parameters of this model, and others that nobody exchanges.
+        """
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._groups.get(optimizer) == count:
+            return
+        model = self._model()
+        if model is not None and any(self._find(one) for group in optimizer.param_groups for one in group["params"]):
+            self._compare(model)
+            check_optimizer(optimizer, self._find)
+        self._groups[optimizer] = count
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -167,6 +187,17 @@ class ModelWatch:
                 "trained on batches from the loader of its own session, whose shares are its weights. Put both models "
                 "into one nn.Module and one session, or call session.close() of the other one first"
             )
+
+
+@cache
+def _see_steps() -> None:
+    """Once in a process: taken off during a step, a hook would change torch's table while torch walks over it."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for watch in tuple(_open):
+        watch.before_step(optimizer)
 
 
 def refuse_shared(model: nn.Module) -> None:
