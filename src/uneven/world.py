@@ -188,6 +188,8 @@ def report_failures() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         shorten(error)
+        if advice := _way_out(error):
+            error.add_note(advice)
         path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "".join(traceback.format_exception(error))
         if path:
             extra = {"error": kind.__name__, "timestamp": time.time(), "py_callstack": text}
@@ -201,6 +203,24 @@ def report_failures() -> None:
         before(kind, error, error.__traceback__)
 
     sys.excepthook = hook
+
+
+def _way_out(error: BaseException) -> str:
+    """What to write instead, after an error of torch to which scripts for DistributedDataParallel come."""
+    calls = [one.f_code.co_name for one, _ in traceback.walk_tb(error.__traceback__) if "c10d" in one.f_code.co_filename]
+    if isinstance(error, AttributeError) and error.name == "module" and hasattr(error.obj, "named_parameters"):
+        return "uneven: session.setup does not wrap the model, so write `model` instead of `model.module`"
+    if "destroy_process_group" in calls:
+        return (
+            "uneven: session.close() has ended the process group that the session had made: leave out "
+            "destroy_process_group(), or call it before session.close()"
+        )
+    if isinstance(error, RuntimeError) and {"all_gather", "all_gather_into_tensor", "gather", "all_to_all"} & {*calls}:
+        return (
+            "uneven: this call of torch.distributed needs tensors of one shape on all workers, and the workers' parts of "
+            "a batch differ in size: use all_gather_object, or pad all of them to the size max(session.shares)"
+        )
+    return ""
 
 
 def _printed(error_file: Path, text: str) -> bool:

@@ -172,7 +172,9 @@ def attach(
     for one in parts_called(model):
         undo.add(one.register_forward_pre_hook(following, with_kwargs=True, prepend=True).remove)
     undo.add(keep_out_of_copies(model))
-    watch = ModelWatch(model) if len(context.members) > 1 and not sharded else Unwatched()
+    alone = len(context.members) == 1
+    warn = partial(context.scribe.event, "gradient hook", warn=context.scribe.speaks)
+    watch = Unwatched() if alone or sharded else ModelWatch(model, warn)
     if isinstance(watch, ModelWatch):
         undo.add(watch.close)
 

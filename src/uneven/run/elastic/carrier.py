@@ -83,7 +83,8 @@ class ElasticCarrier(GradientCarrier):
         lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
         if self.recovery.at is None:
             where = turn.epoch, *3 * (turn.iteration,)
-            self.recovery.enter(ExchangePlace(self._this_exchange, *where, groups=self.groups(), confirmed=True))
+            how: dict[str, Any] = {"groups": self.groups(), "confirmed": True, "passes": self._passes_taken}
+            self.recovery.enter(ExchangePlace(self._this_exchange, *where, **how))
         if lane.last:
             self.observer.ready()
             self._buckets = len(self.recovery.pieces) + 1

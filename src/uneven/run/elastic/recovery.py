@@ -49,6 +49,7 @@ class ExchangePlace:
         settles: the iteration up to which samples count as used once it is complete; −1 for none.
         groups: of the members, each of which exchanges among itself; None where all do.
         confirmed: whether the numbers that all say come after the sums, and say that everybody has them.
+        passes: backward passes on this batch so far.
     """
 
     what: str
@@ -58,6 +59,7 @@ class ExchangePlace:
     settles: int = -1
     groups: Meeting | None = None
     confirmed: bool = False
+    passes: int = 1
 
     @property
     def confirms(self) -> bool:
@@ -398,9 +400,8 @@ class Recovery:
     def _out_of_step(self, at: ExchangePlace) -> TrainingError:
         circle = self.circle
         assert circle is not None
-        return out_of_step(
-            lambda table: circle.wait(circle.sum(table)), at.epoch, at.iteration, circle.place, self.membership.members
-        )
+        where = at.epoch, at.iteration, circle.place, self.membership.members
+        return out_of_step(lambda table: circle.wait(circle.sum(table)), *where, at.passes)
 
 
 def _one() -> float:

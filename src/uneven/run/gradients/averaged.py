@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.amp import GradScaler
 
 from uneven.control.reports import Report
 from uneven.core.actions import Payload, StepPlan
@@ -27,6 +29,16 @@ from uneven.sync import Outlook
 
 _NONFINITE_EVERY = 50
 """On an accelerator the flag for NaN and infinity is read every so many iterations, as reading it waits."""
+
+
+def _unless_scaled(tell: Callable[[], None]) -> None:
+    """Report a NaN or infinity, unless it is one by which a GradScaler finds its scale: then it skips the step.
+
+    A scale that has fallen below 1 shows that the gradients themselves are not finite.
+    """
+    scalers = (one for one in gc.get_objects() if issubclass(type(one), GradScaler))  # isinstance would ask proxies
+    if not any(one.is_enabled() and one._scale is not None and one.get_scale() >= 1.0 for one in scalers):
+        tell()
 
 
 class Averaged:
@@ -65,7 +77,7 @@ class Averaged:
             turn_now=lambda: counting.turn,
             observer=observer,
             roll=roll,
-            on_nonfinite=context.nonfinite("gradient"),
+            on_nonfinite=partial(_unless_scaled, context.nonfinite("gradient")),
             traffic=context.connection.traffic.open("gradients"),
             turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
             group=group,
@@ -80,7 +92,7 @@ class Averaged:
         self.carrier = elastic.carrier = ElasticCarrier(
             turn_now=lambda: counting.turn,
             observer=observer,
-            on_nonfinite=context.nonfinite("gradient"),
+            on_nonfinite=partial(_unless_scaled, context.nonfinite("gradient")),
             traffic=context.connection.traffic.open("gradients"),
             turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / len(context.members)),
             membership=elastic.membership,

@@ -412,11 +412,17 @@ class GradientCarrier:
         group = self._group
         ranks = [dist.get_global_rank(group, one) for one in range(group.size())]
         total = partial(sum_now, group=group)
-        return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks)
+        return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks, self._passes_taken)
+
+    @property
+    def _passes_taken(self) -> int:
+        """Backward passes on this batch that were exchanged, with the one under way."""
+        return self._exchanges - self._seen[0] + 1
 
     @property
     def _this_exchange(self) -> str:
-        return f"the gradient exchange of iteration {self.turn.iteration}"
+        again = f", backward pass {self._passes_taken} on its batch" if self._passes_taken > 1 else ""
+        return f"the gradient exchange of iteration {self.turn.iteration}{again}"
 
 
 def on_entering(output: Any, call: Callable[[torch.Tensor], None]) -> bool:

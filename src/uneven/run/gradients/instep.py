@@ -76,22 +76,30 @@ def refuse_held(held: bool) -> None:
 
 
 def out_of_step(
-    total: Callable[[torch.Tensor], object], epoch: int, iteration: int, index: int, ranks: Sequence[int]
+    total: Callable[[torch.Tensor], object], epoch: int, iteration: int, index: int, ranks: Sequence[int], passes: int = 1
 ) -> TrainingError:
     """The error for ranks of which the marks did not add up to nothing; every one of them calls this then.
 
     Args:
-        total: replaces a vector, shape (2 · ranks,), by its sum over them.
+        total: replaces a vector, shape (3 · ranks,), by its sum over them.
         index: of this one among ``ranks``.
+        passes: backward passes of this one on its batch so far, each with an exchange.
     """
-    table = torch.zeros(len(ranks), 2, dtype=torch.float64)
-    table[index, 0], table[index, 1] = epoch, iteration
+    table = torch.zeros(len(ranks), 3, dtype=torch.float64)
+    table[index] = torch.tensor([epoch, iteration, passes])
     total(table.view(-1))
     places: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for rank, (its_epoch, its_iteration) in zip(ranks, table.long().tolist(), strict=True):
+    for rank, (its_epoch, its_iteration, _) in zip(ranks, table.long().tolist(), strict=True):
         places[its_epoch, its_iteration].append(str(rank))
     where = "; ".join(f"rank {', '.join(who)}: iteration {at[1]} of epoch {at[0]}" for at, who in places.items())
+    cause = (
+        "all ranks must run the same loop. Look for a break, continue or return that only some ranks reach, as inside "
+        "`if rank == 0`"
+        if table[:, 2].max() == 1.0
+        else "they have taken different numbers of backward passes on one batch. Parts differ in size, so x.split(n) "
+        "makes different numbers of pieces: take `for x, y in session.passes(batch)`, with "
+        "session.loader(…, microbatch=n). LBFGS ends by the loss that its closure returns: return session.mean(loss)"
+    )
     return TrainingError(
-        f"ranks are out of step, and would mix batches that do not belong together ({where}): all ranks must run the "
-        f"same loop. Look for a break, continue or return that only some ranks reach, as inside `if rank == 0`"
+        f"ranks are out of step, and would mix batches that do not belong together ({where}): {cause}"
     )

@@ -110,8 +110,8 @@ class RollCall:
         if len(set(states.values())) > 1:
             return PeerError(
                 f"{what}: the ranks wait for each other in different exchanges ({_places(states)}): all ranks must run "
-                f"the same loop. Look for a break, continue or return that only some ranks reach (noticed by rank "
-                f"{self._rank}: {short})"
+                f"the same loop. Look for a break, continue or return that only some ranks reach, or for pieces of a "
+                f"batch (x.split(n)), whose number differs by rank (noticed by rank {self._rank}: {short})"
             )
         return PeerError(
             f"{what} failed on rank {self._rank} although all {self._size} ranks are alive and wait in it: the "

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -60,8 +61,8 @@ class ModelWatch:
     _midway = 0
     """How many watched models are in the middle of an epoch now."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.epoch = -1
+    def __init__(self, model: nn.Module, warn: Callable[[str], None] = lambda text: None) -> None:
+        self.epoch, self._warn = -1, warn
         self._within = False  # the epoch
         self._tried = False
         # Whoever closes this when the session is gone holds it, so nothing here may lead to the session, as the model
@@ -98,6 +99,8 @@ class ModelWatch:
         if model is not None:
             refuse_wrapped(model, "session.setup was called")
             self._compare(model)
+            if self.epoch < 0:
+                self._look_at_hooks(model)
         self.epoch = epoch
         self._enter(True)
 
@@ -163,6 +166,18 @@ class ModelWatch:
             raise ConfigError(
                 f"{len(late)} layers have become SyncBatchNorm after session.setup: call convert_sync_batchnorm before"
             )
+
+    def _look_at_hooks(self, model: nn.Module) -> None:
+        """A hook of a parameter changes the gradient of this worker's part, before the exchange."""
+        for name, one in model.named_parameters():
+            hooks = chain((one._backward_hooks or {}).values(), (one._post_accumulate_grad_hooks or {}).values())
+            if not all(str(getattr(hook, "__module__", "")).startswith("uneven.") for hook in hooks):
+                self._warn(
+                    f"parameter {name} has a hook on its gradient, which runs on each worker's part of the batch, before "
+                    f"the mean is taken. Only a linear one (a factor, a mask) gives the result of one process. Clip, "
+                    f"clamp or normalize between loss.backward() and optimizer.step(), as with clip_grad_value_"
+                )
+                return
 
     def _before_forward(self, model: nn.Module, args: Any) -> None:
         around = DistributedDataParallel._active_ddp_module
