@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -48,6 +48,12 @@ _SLOWED_AFTER_S = 1.0
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+class _HowGradientsTravel(TypedDict, total=False):
+    find_unused_parameters: bool
+    bucket_cap_mb: float | None
+    gradient_as_bucket_view: bool
 
 
 class Session(OwnBatches, OverAll, ThreadedTraining):
@@ -145,36 +151,13 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         return self._loop.model.agreement.exchanging
 
     @overload
-    def setup(
-        self,
-        model: Model,
-        /,
-        *,
-        find_unused_parameters: bool = False,
-        bucket_cap_mb: float | None = None,
-        gradient_as_bucket_view: bool = False,
-    ) -> Model: ...
+    def setup(self, model: Model, /, **how: Unpack[_HowGradientsTravel]) -> Model: ...
     @overload
     def setup(
-        self,
-        model: Model,
-        optimizer: Optimizer,
-        /,
-        *,
-        find_unused_parameters: bool = False,
-        bucket_cap_mb: float | None = None,
-        gradient_as_bucket_view: bool = False,
+        self, model: Model, optimizer: Optimizer, /, **how: Unpack[_HowGradientsTravel]
     ) -> tuple[Model, Optimizer]: ...
     @overload
-    def setup(
-        self,
-        model: Model,
-        /,
-        *stateful: Any,
-        find_unused_parameters: bool = False,
-        bucket_cap_mb: float | None = None,
-        gradient_as_bucket_view: bool = False,
-    ) -> Any: ...
+    def setup(self, model: Model, /, *stateful: Any, **how: Unpack[_HowGradientsTravel]) -> Any: ...
     def setup(
         self,
         model: nn.Module,
@@ -207,7 +190,10 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         """
         self._loop.check_open("session.setup")
         if isinstance(self._loop.model, Attached):
-            raise ConfigError("session.setup was called twice: one session carries one model, or one nn.Module of all")
+            raise ConfigError(
+                "session.setup was called twice: one session carries one model. Give it one nn.Module of all models, "
+                "such as nn.ModuleList([a, b]), with all optimizers, and call a and b as before"
+            )
         if not isinstance(model, nn.Module):
             what = type(model).__name__
             raise ConfigError(f"session.setup({what}, …): give the model first, one nn.Module, and then its optimizers")

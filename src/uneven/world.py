@@ -207,18 +207,19 @@ def report_failures() -> None:
 
 def _way_out(error: BaseException) -> str:
     """What to write instead, after an error of torch to which scripts for DistributedDataParallel come."""
-    calls = [one.f_code.co_name for one, _ in traceback.walk_tb(error.__traceback__) if "c10d" in one.f_code.co_filename]
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    call = next((one.co_name for one in codes if one.co_filename.endswith("distributed_c10d.py")), "")
     if isinstance(error, AttributeError) and error.name == "module" and hasattr(error.obj, "named_parameters"):
         return "uneven: session.setup does not wrap the model, so write `model` instead of `model.module`"
-    if "destroy_process_group" in calls:
+    if call == "destroy_process_group":
         return (
             "uneven: session.close() has ended the process group that the session had made: leave out "
             "destroy_process_group(), or call it before session.close()"
         )
-    if isinstance(error, RuntimeError) and {"all_gather", "all_gather_into_tensor", "gather", "all_to_all"} & {*calls}:
+    if isinstance(error, RuntimeError) and call in ("all_gather", "all_gather_into_tensor", "gather", "all_to_all"):
         return (
-            "uneven: this call of torch.distributed needs tensors of one shape on all workers, and the workers' parts of "
-            "a batch differ in size: use all_gather_object, or pad all of them to the size max(session.shares)"
+            f"uneven: {call} needs tensors of one shape on all workers, and the workers' parts of a batch differ in "
+            f"size: use all_gather_object, or pad all of them to the size max(session.shares)"
         )
     return ""
 

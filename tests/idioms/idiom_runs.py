@@ -140,7 +140,8 @@ def one_cell(idiom: Idiom, policy: str, shares: str, meeting: Meeting) -> dict[s
             found["values"] = flat(trained)
             found["own"] = len(flat(trained if isinstance(trained, nn.Module) else trained[0]))
         found["taken"] = session.taken()
-        found["warned"] = "; ".join(one for one in map(str, warned) if "docs/how-to/losses.md" in one)
+        words = ["docs/how-to/losses.md", *filter(None, [getattr(idiom.expect, "warns", "")])]
+        found["warned"] = "; ".join(one for one in map(str, warned) if any(word in one for word in words))
     with said:
         if session is not None:
             (session.successor or session).close()

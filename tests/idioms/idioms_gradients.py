@@ -177,7 +177,7 @@ def sharpness_aware(session: Any) -> nn.Module:
     return model
 
 
-@idiom("the gradients of the step before, kept by reference and added to those of the next", GRADIENTS)
+@idiom("the gradients of the step before, kept by reference and added to those of the next", GRADIENTS, linear=False)
 def gradients_of_the_step_before(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
     before: list[Any] = []
@@ -254,6 +254,47 @@ def scaler_enabled(session: Any) -> nn.Module:
     return scaled(session, enabled=True)
 
 
+@idiom("`GradScaler` whose first scales overflow, with `nonfinite='raise'`", GRADIENTS, expect=Equal(1e-6),
+       dtype=torch.float32, options={"nonfinite": "raise"})  # fmt: skip
+def scaler_overflows(session: Any) -> nn.Module:
+    model = mlp()
+    model, optimizer = session.setup(model, sgd(model, 0.1 / 16))
+    loader = session.loader(samples(), X)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126)  # three steps are skipped, until 16 · scale is finite
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            scaler.scale(16 * F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return model
+
+
+@idiom("hooks that clamp the gradients of parameters", GRADIENTS, expect=Differs(
+       "a worker's part of the gradient is clamped, before the mean is taken", warns="has a hook on its gradient"),
+       by=apart("replicas take steps of their own"))  # fmt: skip
+def clamped_by_hooks(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for one in model.parameters():
+        one.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+    return model
+
+
+@idiom("each worker's part cut by `x.split(n)`, a backward pass for each piece", GRADIENTS,
+       expect=Refused("session.passes"), by=apart("replicas take steps of their own"))  # fmt: skip
+def split_in_pieces(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for x, y in loader:
+        for some, theirs in zip(x.split(3), y.split(3), strict=True):
+            F.cross_entropy(model(some), theirs).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
 @idiom("several forward passes before one backward pass", GRADIENTS)
 def several_forwards(session: Any) -> nn.Module:
     model, optimizer, loader = started(session)
@@ -276,6 +317,32 @@ def backward_twice(session: Any) -> nn.Module:
             optimizer.step()
             optimizer.zero_grad()
     return model
+
+
+@idiom("two backward passes on one forward pass, with `find_unused_parameters=True`", GRADIENTS)
+def backward_twice_unused(session: Any) -> nn.Module:
+    model = nn.ModuleDict({"used": mlp(), "spare": nn.Linear(2, 2)})
+    model, optimizer = session.setup(OnlyUsed(model), sgd(model), find_unused_parameters=True)
+    loader = session.loader(samples(), X)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            output = model(x)
+            F.cross_entropy(output, y).backward(retain_graph=True)
+            (0.1 * output.square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+class OnlyUsed(nn.Module):
+    """Leaves a part of its parameters out."""
+
+    def __init__(self, parts: nn.ModuleDict) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.parts["used"](x)
 
 
 @idiom("two forward and backward passes on one batch, one step", GRADIENTS)

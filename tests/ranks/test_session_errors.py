@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from brought import brought, refusal
 from uneven import journal
 from uneven.core.records import EventRecord
 from uneven.errors import ConfigError, ConflictError, DataError, NonFiniteError, UnevenError, UnknownNameError
@@ -74,6 +77,44 @@ def test_models_that_cannot_be_carried(case: str) -> None:
     build, words = MODELS[case]
     with uneven.Session() as session, said(ConfigError, *words):
         session.setup(build())
+
+
+class NoSuper(torch.optim.Optimizer):
+    """As wrappers of optimizers are often written."""
+
+    def __init__(self, params: Any) -> None:
+        self.param_groups = [{"params": list(params), "lr": 0.1}]
+
+
+@brought("loops", "PyTorch", "an optimizer whose `__init__` does not call `super().__init__()`", refused=True)
+def test_an_optimizer_without_hooks() -> None:
+    model = linear()
+    with uneven.Session() as session, refusal(r"NoSuper.__init__ does not call super\(\).__init__\(params, defaults\)"):
+        session.setup(model, NoSuper(model.parameters()))
+
+
+def test_pieces_of_a_model_without_forward() -> None:
+    with uneven.Session() as session, said(ConfigError, "the ModuleDict", "whose forward() calls its parts"):
+        session.setup(nn.ModuleDict({"model": linear()}))
+        session.passes(torch.zeros(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("model.module.state_dict()", "write `model` instead of `model.module`"),
+        ("session.close(); dist.destroy_process_group()", "leave out destroy_process_group()"),
+        ("dist.all_gather([torch.empty(1)], torch.ones(2))", "pad all of them to the size max(session.shares)"),
+    ],
+)
+def test_lines_of_a_script_for_ddp_end_with_advice(line: str, advice: str, tmp_path: Path) -> None:
+    script = "import torch, torch.distributed as dist, uneven\nsession = uneven.Session()\n"
+    if "gather" in line:
+        script += f"dist.init_process_group('gloo', init_method='file://{tmp_path}/meet', rank=0, world_size=1)\n"
+    script += f"model = session.setup(torch.nn.Linear(6, 3))\n{line}\n"
+    done = run_script(["-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 1
+    assert advice in done.stderr.strip().splitlines()[-1], done.stderr
 
 
 def test_a_session_that_has_ended_takes_no_model_and_no_data() -> None:

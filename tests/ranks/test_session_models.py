@@ -74,6 +74,22 @@ def test_structured_outputs_and_keyword_inputs(me: RankContext, as_dict: bool, u
     assert_same(model.net, reference(1, net()))
 
 
+@pytest.mark.parametrize("views", [False, True])
+@ranks(2)
+def test_gradients_are_parts_of_buckets_only_if_asked_for(me: RankContext, views: bool) -> None:
+    with uneven.Session(balance=Moving()) as session:
+        model = net()
+        model, optimizer = session.setup(model, sgd(model), gradient_as_bucket_view=views)
+        for x, y in session.loader(TensorDataset(*tensors()), X):
+            F.cross_entropy(model(x), y).backward()
+            gradients = [one.grad for one in model.parameters()]
+            memory = {one.untyped_storage().data_ptr() for one in gradients if one is not None}
+            assert len(memory) == (1 if views else len(gradients))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(model, reference(1, net()))
+
+
 @ranks(2)
 def test_evaluation_on_one_rank_in_mid_epoch_disturbs_nothing(me: RankContext) -> None:
     held_out, _ = tensors()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from brought import brought
 from session_parts import assert_same, batches, net, reference, sgd, tensors
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from brought import brought
 from uneven.errors import CheckpointError, ConfigError
 from uneven.testing.ranks import RankContext, ranks
 

@@ -25,6 +25,7 @@ from uneven.run.context import one_number
 from uneven.run.gradients.counted import GatheredCounts, Uncounted
 from uneven.run.lines import Line
 from uneven.run.loop import StepLoop
+from uneven.run.model.check import parts_called
 from uneven.run.own_pace.store import SessionStore
 from uneven.run.parameters.together import Alike
 from uneven.run.reports.streams import check_samples
@@ -136,6 +137,11 @@ class OverAll:
         """
         if (run := self._loop.parts.run) is None:
             raise ConfigError("session.passes comes after session.setup(model, optimizer)")
+        if parts_called(run.model) != [run.model]:
+            raise ConfigError(
+                f"session.passes weighs each piece as it comes out of the model, and the {type(run.model).__name__} "
+                f"that session.setup was given has no forward(): write a module whose forward() calls its parts"
+            )
         if not self._together:
             return in_passes(self._loop, run.model, batch, self._loop.reports.fitting())
         if self._taker is None:

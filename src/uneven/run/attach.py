@@ -21,7 +21,12 @@ from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.losses import FirstLosses
 from uneven.run.model.check import (
-    check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called,
+    check_model,
+    check_optimizer,
+    check_sharded,
+    describe_model,
+    is_sharded,
+    parts_called,
 )  # fmt: skip
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared

@@ -34,7 +34,11 @@ def test_more_ranks_than_a_type_can_count_are_never_taken_for_apart() -> None:
 
 def test_the_message_says_who_is_where() -> None:
     def total(vector: torch.Tensor) -> None:
-        vector += torch.tensor([0.0, 0.0, 0.0, 8.0, 1.0, 9.0])
+        vector += torch.tensor([0.0, 0.0, 0.0, 0.0, 8.0, 1.0, 1.0, 9.0, 1.0])
 
     error = out_of_step(total, 0, 8, 0, (0, 1, 3))
     assert "rank 0, 1: iteration 8 of epoch 0; rank 3: iteration 9 of epoch 1" in str(error)
+    assert "Look for a break" in str(error)
+    several = out_of_step(total, 0, 8, 0, (0, 1, 3), passes=2)
+    assert "x.split(n)" in str(several)
+    assert "Look for a break" not in str(several)

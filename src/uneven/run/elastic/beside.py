@@ -84,11 +84,9 @@ class BesideElastic(ClaimingElastic):
 
     # ---------------------------------------------------------------- where exchanges are made
     def announce(self) -> float:
-        """See :meth:`Elastic.announce`."""
         return self._says or (DOOR if self.membership.somebody_asks else SILENT)
 
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
-        """See :class:`Recovery`."""
         if now:
             self.recovery.renew(generation)
         self._later.append((generation, time.monotonic() - began_s))
@@ -154,7 +152,6 @@ class BesideElastic(ClaimingElastic):
             self._go()
 
     def tend(self) -> bool:
-        """See :meth:`ClaimingElastic.tend`."""
         idle = self._idle
         self.step_over()
         if idle and (self.urgent or self.claims.awaited()):

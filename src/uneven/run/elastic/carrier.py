@@ -1,7 +1,8 @@
 """Carries the weighted mean of the gradients among members that come and go, without losing a step when one dies.
 
 DDP's bucket holds this worker's gradient until the sums of all are complete, which are made in other memory.
-All confirm that they have them, and DDP copies them into the parameters' gradients then. An exchange fails inside of ``loss.backward()``, where autograd's last callback waits for it, and is mended there
+All confirm that they have them, and DDP copies them into the parameters' gradients then. An exchange fails inside of
+``loss.backward()``, where autograd's last callback waits for it, and is mended there
 (:mod:`uneven.run.elastic.recovery`). No backward pass is run twice; it just takes longer.
 
 Gradients of several batches may wait in ``.grad`` for one exchange (``session.no_sync``). When a worker is lost, the

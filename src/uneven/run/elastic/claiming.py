@@ -21,7 +21,6 @@ class ClaimingElastic(Elastic):
 
     @property
     def changing(self) -> ClaimedSamples:
-        """See :attr:`Elastic.changing`."""
         return self.claims
 
     def tend(self) -> bool:

@@ -83,7 +83,6 @@ class _Gathering:
     rows: Callable[[int], Rows]
 
     def result(self) -> Rows:
-        """See :class:`uneven.run.lines.transport.Pending`."""
         return self.rows(self.call)
 
 
@@ -100,7 +99,6 @@ class ElasticConnection(Connection):
     recovery: Recovery | None = None
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
-        """See :meth:`Connection.lines`."""
         assert self.recovery is not None
         return RecoveredLines(self.world.rank, self.recovery, lambda what: meter.waiting(), self.traffic, refusal)
 

@@ -189,7 +189,6 @@ class Elastic:
 
     # ---------------------------------------------------------------- members have changed
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
-        """See :class:`Recovery`."""
         pause_s = time.monotonic() - began_s
         if now:
             at = self.recovery.at

@@ -190,7 +190,6 @@ class OwnPaceElastic(ClaimingElastic):
         return self.membership.board.any_of((DEAD, "left"), other)
 
     def enter(self) -> None:
-        """See :meth:`Elastic.enter`."""
         if self._in or self._run is None or self._attached is None:
             return
         new: Generation | None = None
@@ -226,7 +225,6 @@ class OwnPaceElastic(ClaimingElastic):
 
     # ---------------------------------------------------------------- the end
     def close(self, failed: bool) -> None:
-        """See :meth:`Elastic.close`."""
         self._unlisten()
         self.membership.watch.listener = None
         over, self._over = self._over, True

@@ -57,7 +57,6 @@ class Slots:
         return self._pending
 
     def call(self, row: Sequence[float]) -> None:
-        """See :meth:`Piggyback.call`."""
         self._call = np.array(row, np.float64)
 
     def fill(self, slots: torch.Tensor, epoch: int, iteration: int, announces: float) -> None:
@@ -97,7 +96,6 @@ class Slots:
             self._heard = Heard(True, self._heard.rows | rows)
 
     def take(self) -> Heard:
-        """See :meth:`Piggyback.take`."""
         heard, self._heard = self._heard, NOTHING
         return heard
 

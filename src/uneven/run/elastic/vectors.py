@@ -33,7 +33,6 @@ class RecoveredVectors:
         self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
 
     def spoken_for(self, iteration: int) -> float:
-        """See :meth:`Recovery.spoken_for`."""
         return self._recovery.spoken_for(iteration)
 
     def total(

@@ -130,7 +130,6 @@ class Averaged:
             self.carrier.poll_nonfinite()
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """See :meth:`uneven.Session.no_sync`."""
         return nullcontext() if self.carrier is None else self.carrier.no_sync()
 
     def exchange_held(self, weight: float) -> None:

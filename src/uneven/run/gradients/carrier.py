@@ -294,9 +294,9 @@ class GradientCarrier:
         self._held |= not exchanged and turn.exchanging
 
     def _prepare_again(self) -> None:
-        """A backward pass that DDP does not expect: a second one on one forward pass, or one of several parts. DDP would
-        leave what it adds on this worker; what was exchanged is the same on all, and stays it when all weights add up
-        to 1."""
+        """A backward pass that DDP does not expect: a second one on one forward pass, or one through several parts.
+        DDP would leave what it adds on this worker; what was exchanged is the same on all, and stays it when all
+        weights add up to 1."""
         assert self._ddp is not None
         leads: list[torch.Tensor] = []
         if self._ddp.find_unused_parameters:

@@ -98,11 +98,9 @@ class CountedTurn(Turn):
 
     @property
     def in_gradient(self) -> float:
-        """See :attr:`Turn.in_gradient`."""
         return self.counts.part()
 
     def there(self, members: tuple[int, ...]) -> float | None:
-        """See :meth:`Turn.there`."""
         return self.counts.there(members)
 
     def counts_like(self, other: Turn) -> bool:

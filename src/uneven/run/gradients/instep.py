@@ -76,7 +76,12 @@ def refuse_held(held: bool) -> None:
 
 
 def out_of_step(
-    total: Callable[[torch.Tensor], object], epoch: int, iteration: int, index: int, ranks: Sequence[int], passes: int = 1
+    total: Callable[[torch.Tensor], object],
+    epoch: int,
+    iteration: int,
+    index: int,
+    ranks: Sequence[int],
+    passes: int = 1,
 ) -> TrainingError:
     """The error for ranks of which the marks did not add up to nothing; every one of them calls this then.
 

@@ -46,7 +46,6 @@ class PendingRows:
         self._rows = rows
 
     def result(self) -> Rows | None:
-        """See :class:`uneven.run.lines.transport.Pending`."""
         return self._rows
 
 

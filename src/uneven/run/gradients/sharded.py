@@ -69,8 +69,8 @@ class ShardedCarrier:
         """
         if given := [name for name, value in ddp.items() if value not in (False, None)]:
             raise ConfigError(
-                f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer there, without "
-                f"buckets; leave it out"
+                f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer there, and "
+                f"needs none of them; leave them out"
             )
         self._model = model
         for one in model.parameters():

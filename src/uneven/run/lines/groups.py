@@ -177,7 +177,6 @@ class GroupLines(Lines):
         self._refusal = refusal
 
     def open(self, name: str, members: Sequence[int] | None = None) -> Line:
-        """See :meth:`Lines.open`."""
         if self._refusal:
             raise ConfigError(f"line {name!r} cannot be opened: {self._refusal}")
         return super().open(name, members)

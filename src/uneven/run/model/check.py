@@ -74,8 +74,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, knows: Callable[[nn.Parame
     kind = type(optimizer).__name__
     if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
         raise ConfigError(
-            f"{kind}.__init__ does not call super().__init__(params, defaults), so a session cannot see its steps: call "
-            f"it there, or give session.setup the optimizer that {kind} wraps"
+            f"{kind}.__init__ does not call super().__init__(params, defaults), so a session cannot see its steps: "
+            f"call it there, or give session.setup the optimizer that {kind} wraps"
         )
     for number, group in enumerate(optimizer.param_groups):
         for one in group["params"]:

@@ -74,8 +74,8 @@ class ModelWatch:
         self._synchronised = _synchronised(model)
         self._innocent: weakref.ref[nn.Module] | None = None  # a DistributedDataParallel that has none of them
         called, hook = parts_called(model), ModelHook(self._before_forward)
-        self._undo = [one.register_forward_pre_hook(hook, prepend=True).remove for one in called]
-        self._undo.append(keep_out_of_copies(model))
+        handles = [one.register_forward_pre_hook(hook, prepend=True) for one in called]
+        self._undo = [*(one.remove for one in handles), keep_out_of_copies(model)]
         self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()  # parameters at the last look
         _see_steps()
         _open.add(self)
@@ -173,7 +173,7 @@ class ModelWatch:
             hooks = chain((one._backward_hooks or {}).values(), (one._post_accumulate_grad_hooks or {}).values())
             if not all(str(getattr(hook, "__module__", "")).startswith("uneven.") for hook in hooks):
                 self._warn(
-                    f"parameter {name} has a hook on its gradient, which runs on each worker's part of the batch, before "
+                    f"parameter {name} has a hook on its gradient. It runs on each worker's part of the batch, before "
                     f"the mean is taken. Only a linear one (a factor, a mask) gives the result of one process. Clip, "
                     f"clamp or normalize between loss.backward() and optimizer.step(), as with clip_grad_value_"
                 )

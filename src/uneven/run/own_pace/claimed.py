@@ -195,11 +195,9 @@ class ClaimedSamples(StoredSampleCounter):
         return run
 
     def reached(self, epoch: int) -> int:
-        """See :class:`uneven.data.supply.SampleCounter`."""
         return self._book(epoch).next
 
     def restart(self) -> None:
-        """See :class:`uneven.data.supply.SampleCounter`."""
         super().restart()
         self._holding, self._learnt = HeldSamples(), []
 

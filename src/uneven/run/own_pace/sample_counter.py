@@ -58,7 +58,6 @@ class StoredSampleCounter:
         return answer
 
     def reached(self, epoch: int) -> int:
-        """See :class:`uneven.data.supply.SampleCounter`."""
         return self._add(self._lives, epoch, 0)
 
     def restart(self) -> None:
@@ -66,7 +65,6 @@ class StoredSampleCounter:
         self._lives += 1
 
     def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
-        """See :class:`uneven.data.supply.SampleCounter`."""
         return self._known.get(epoch)
 
     # ---------------------------------------------------------------- at a barrier of all

@@ -35,12 +35,10 @@ class AgreementBeside(Agreement):
 
     # ---------------------------------------------------------------- around a step
     def before(self, part: Portion, plan: StepPlan) -> None:
-        """See :meth:`Agreement.before`."""
         super().before(part, plan)
         self._in_hand.begins(part)
 
     def after(self, part: Portion, leaving: bool) -> bool:
-        """See :meth:`Agreement.after`."""
         self._in_hand.ends(part)
         self._exchanges.urgent = self._elastic.urgent
         return super().after(part, leaving)
@@ -55,17 +53,14 @@ class AgreementBeside(Agreement):
     # ---------------------------------------------------------------- merges
     @property
     def idle(self) -> bool:
-        """See :class:`uneven.run.elastic.beside.Merging`."""
         return self._exchanges.idle
 
     def merge(self) -> None:
-        """See :class:`uneven.run.elastic.beside.Merging`."""
         self._begin()
         for exchange in self._next(Moment.BACKGROUND):
             self._exchanges.begin(self._order(exchange))
 
     def settle(self) -> None:
-        """See :class:`.together.Exchanging`."""
         self._elastic.settle()
         self._exchanges.write_down()
 
@@ -82,11 +77,9 @@ class AgreementBeside(Agreement):
 
     # ---------------------------------------------------------------- newcomers
     def begins_as(self) -> Tensor | None:
-        """See :class:`.together.Exchanging`."""
         return self._replica.merged
 
     def joined(self, begins_as: Tensor | None) -> None:
-        """See :class:`.together.Exchanging`."""
         assert begins_as is not None
         self._replica.flat.write(begins_as)
         self._replica.merged = begins_as

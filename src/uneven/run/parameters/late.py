@@ -161,14 +161,12 @@ class LatePiece:
         self._sum = AsideSum(lambda: total(given.vector))
 
     def arrive(self) -> Tensor:
-        """See :class:`UnderWay`."""
         sent_bytes, sent = self._sum.wait(), self._given.own.clone()
         met = self._replica.takes(self._exchange, self._given, sent_bytes)
         self._landed(met, self._sum.took_s)
         return self._given.own.sub_(sent)
 
     def drop(self) -> None:
-        """See :class:`UnderWay`."""
         self._sum.wait()
 
 

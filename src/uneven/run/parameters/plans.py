@@ -60,12 +60,10 @@ class GroupPlans(Plans):
         self._known: dict[tuple[int, int], tuple[StepPlan, StepPlan, StepPlan]] = {}
 
     def members_changed(self, members: Members, generation: int) -> None:
-        """See :meth:`Plans.members_changed`."""
         super().members_changed(members, generation)
         self._known.clear()
 
     def at(self, clock: int) -> StepPlan:
-        """See :meth:`Plans.at`."""
         own, view = self._policy.plan(self._first._replace(clock=clock)), self._first
         kinds = {one.payload for one in own.exchanges}
         for rank in view.members:

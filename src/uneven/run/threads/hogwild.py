@@ -229,7 +229,6 @@ class Hogwild:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """See :meth:`uneven.Session.paused`."""
         with self._queue.paused(self.thread):
             yield
 

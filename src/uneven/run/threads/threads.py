@@ -128,7 +128,6 @@ class Threads:
     def train(
         self, loop: Loop, loader: BalancedLoader, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...]
     ) -> None:
-        """See :meth:`uneven.Session.train`."""
         self.check_outside("session.train")
         if self.count == 1:
             loop(model, *optimizers, loader)
@@ -141,11 +140,9 @@ class Threads:
 
     @property
     def thread(self) -> int:
-        """See :attr:`uneven.Session.thread`."""
         return self._running.thread if self._running is not None else 0
 
     def paused(self) -> AbstractContextManager[None]:
-        """See :meth:`uneven.Session.paused`."""
         return self._running.paused() if self._running is not None else nullcontext()
 
     @contextmanager
