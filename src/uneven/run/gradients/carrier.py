@@ -304,8 +304,12 @@ class GradientCarrier:
             reached = [one for one in trained if _C._will_engine_execute_node(get_gradient_edge(one).node)]
             with torch.enable_grad():
                 leads = [nothing_of(reached)] if reached else []
+        self._prepare(leads)
+
+    def _prepare(self, leads: list[torch.Tensor]) -> None:
+        assert self._ddp is not None
         self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
-        self._ddp.reducer.prepare_for_backward(leads)
+        self._ddp.reducer.prepare_for_backward(leads if self._ddp.find_unused_parameters else [])
         self._prepared = True
 
     def exchange_held(self, weight: float) -> None:
@@ -316,9 +320,7 @@ class GradientCarrier:
         """
         assert self._ddp is not None
         nothing = nothing_of(self._parameters)
-        self._ddp.reducer._rebuild_buckets()  # as DDP does before a forward pass, once
-        self._ddp.reducer.prepare_for_backward([nothing] if self._ddp.find_unused_parameters else [])
-        self._prepared = True
+        self._prepare([nothing])
         if self._statistics is not None and self._ddp.module.training:
             self._share(self._statistics, weight)
         nothing.backward()
