@@ -20,6 +20,7 @@ import idioms_kept  # noqa: F401
 import idioms_loops  # noqa: F401
 import idioms_models  # noqa: F401
 import idioms_optimizers  # noqa: F401
+import idioms_parts  # noqa: F401
 import idioms_wrapped  # noqa: F401
 import torch
 import torch.distributed as dist
