@@ -28,9 +28,14 @@ FEATURES, CLASSES = 5, 3
 
 @dataclass(frozen=True)
 class Equal:
-    """The weights are those of one process on the global batch, on every rank."""
+    """The weights are those of one process on the global batch, on every rank.
+
+    Attributes:
+        warns: words of a warning that nothing is wrong with here.
+    """
 
     tolerance: float = 1e-12
+    warns: str = ""
 
 
 @dataclass(frozen=True)

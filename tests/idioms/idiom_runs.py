@@ -21,6 +21,7 @@ import idioms_loops  # noqa: F401
 import idioms_models  # noqa: F401
 import idioms_optimizers  # noqa: F401
 import idioms_parts  # noqa: F401
+import idioms_state  # noqa: F401
 import idioms_wrapped  # noqa: F401
 import torch
 import torch.distributed as dist
@@ -238,7 +239,8 @@ def verdict(idiom: Idiom, policy: str, shares: str, told: list[dict[str, Any]], 
     if idiom.whole and (why := not_once(told, policy)):
         return why
     warned = "; ".join(filter(None, (one.get("warned") for one in told)))
-    if (wanted := expect.warns if isinstance(expect, Differs) else "") not in warned or bool(wanted) < bool(warned):
+    wanted = expect.warns if isinstance(expect, Differs | Equal) else ""
+    if wanted not in warned or bool(wanted) < bool(warned):
         return f"warned in other words than {wanted!r}: {warned!r}"
     if isinstance(expect, Agrees):
         if any(not math.isfinite(value) for one in told for value in one["values"]):

@@ -213,6 +213,24 @@ def plateau(session: Any) -> nn.Module:
     return model
 
 
+@idiom(
+    "`ReduceLROnPlateau` by each rank's own loss",
+    OPTIMIZERS,
+    expect=Refused("learning rates differ, with sums of"),
+    by=apart("replicas are averaged after the step"),
+)
+def own_plateau(session: Any) -> nn.Module:
+    model = mlp()
+    model, optimizer = session.setup(model, sgd(model, lr=0.5))
+    plan = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+    loader = session.loader(samples(), X)
+    for epoch in range(EPOCHS + 1):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+        plan.step(-epoch if session.rank == 0 else epoch)  # the losses of two ranks, far apart
+    return model
+
+
 @idiom("LBFGS, whose closure returns everybody's loss", OPTIMIZERS, expect=Equal(1e-9), linear=False,
        by=at_own_pace(Unfit("a collective in the loop, where steps are not counted alike")))  # fmt: skip
 def lbfgs(session: Any) -> nn.Module:

@@ -163,6 +163,8 @@ def attach(
             turn=lambda: counting.turn, own_time=lambda: meter.own_time,
             work_changed=meter.work_changed, spread=meter.spread)
     )  # fmt: skip
+    if alike:
+        before_step += gradients.compare(model, context, lines)
     if parts.sees_optimizers:
         before_step.append(partial(_ready, parts, hands))
     for optimizer in optimizers:

@@ -65,7 +65,7 @@ class ElasticCarrier(GradientCarrier):
         refuse_model(model, self._parameters)
         self._options = ddp
         self._wrap(model, alone(), same=True, **ddp)
-        self._statistics = BatchStatistics.of(model)
+        self._statistics = BatchStatistics(model)
         self.piggyback = self.recovery.slots  # type: ignore[assignment] # stands where it does
         self._hang(model)
 

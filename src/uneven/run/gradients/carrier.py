@@ -135,7 +135,7 @@ class GradientCarrier:
         self._size = self._group.size()
         self._wrap(model, self._group, **ddp)
         take_from_first(model.buffers(), self._group)  # before torch 2.13, NO_BROADCAST left out the first one too
-        self._statistics = BatchStatistics.of(model, self._group)
+        self._statistics = BatchStatistics(model, self._group)
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None

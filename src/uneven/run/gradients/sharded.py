@@ -86,7 +86,7 @@ class ShardedCarrier:
             layer.set_custom_reduce_scatter(_ScatterGradients(self, several))
             if several:  # the sum over replicas follows
                 layer.set_all_reduce_hook(self._summed)
-        self._statistics = BatchStatistics.of(model, self.group)
+        self._statistics = BatchStatistics(model, self.group)
         self._handles = [
             model.register_forward_pre_hook(ModelHook(self._before_forward)),
             model.register_forward_hook(ModelHook(self._after_forward)),

@@ -3,10 +3,14 @@
 DDP broadcasts rank 0's before every forward pass; with unequal batches rank 0 may be the one that saw least.
 The running statistics are linear in the batch's, so the weighted mean of the running ones is the running mean
 of the weighted ones. It travels beside the gradients and hides under the backward pass like them.
+
+Other buffers that forward passes write (running normalizers, codebooks) are averaged likewise. They are those that
+differ between ranks after the first pass; all ranks find that out together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,35 +18,67 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from uneven.run.lines.groups import begin_sum
+from uneven.run.gradients.replicas import differing, digests
+from uneven.run.lines.groups import begin_sum, sum_now
 from uneven.run.lines.traffic import bytes_of_sum
+
+_SAME = 1e-9
+"""Part of its length by which a buffer may differ between ranks and still is one that no pass has written."""
 
 
 class BatchStatistics:
-    """The running statistics of a model's batch-norm layers.
+    """The running statistics of a model's batch-norm layers, and other buffers that forward passes write.
 
     Layers in evaluation mode are left alone (theirs do not move, and a mean would only add rounding), and so
     are synchronised ones (theirs are equal already).
+
+    Args:
+        group: whose ranks average; None where others carry the result of :meth:`flat`, which is batch norm's alone.
+
+    Attributes:
+        warn: called with a text if other buffers than batch norm's are averaged.
     """
 
-    def __init__(self, layers: list[_BatchNorm], group: Any = None) -> None:
-        self._layers = layers
+    def __init__(self, model: nn.Module, group: Any = None) -> None:
+        norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+        self._layers = [one for one in norms if not isinstance(one, nn.SyncBatchNorm) and one.running_mean is not None]
+        left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # as DistributedDataParallel leaves them out
+        self._others = {
+            name: (module, key)
+            for path, module in model.named_modules()
+            if module not in norms
+            for key, one in module._buffers.items()
+            if one is not None and one.is_floating_point() and one.layout == torch.strided
+            if (name := f"{path}.{key}".lstrip(".")) not in left_out and key not in module._non_persistent_buffers_set
+        }
+        self._written: list[tuple[nn.Module, str]] = []
+        self._chosen = group is None
         self._group = group
+        self.warn: Callable[[str], None] = lambda text: None
         self._work: dist.Work | None = None
         self._flat: torch.Tensor | None = None
         self._moving: list[torch.Tensor] = []
 
-    @classmethod
-    def of(cls, model: nn.Module, group: Any = None) -> BatchStatistics | None:
-        """Those of ``model``, or None if it has no such layer; averaged over a process group, or everybody."""
-        layers = [
-            layer
-            for layer in model.modules()
-            if isinstance(layer, _BatchNorm)
-            and not isinstance(layer, nn.SyncBatchNorm)
-            and layer.running_mean is not None
-        ]
-        return cls(layers, group) if layers else None
+    def others(self) -> dict[str, torch.Tensor]:
+        """Return the buffers that are not averaged, by name."""
+        return {name: module._buffers[key] for name, (module, key) in self._others.items()}  # type: ignore[misc]
+
+    def _choose(self) -> None:
+        """Find out with all ranks which other buffers the first pass has written."""
+        self._chosen, others = True, self.others()
+        if not others:
+            return
+        tensors = [*others.values()]
+        total = digests(tensors)
+        sum_now(total, self._group)
+        names = [[*others][place] for place in differing(total, tensors, self._group.size(), _SAME)]
+        self._written = [self._others.pop(name) for name in names]
+        if names:
+            self.warn(
+                f"forward passes write the buffers {', '.join(names[:5])}{' …' * (len(names) > 5)}. uneven averages "
+                f"them over the workers, weighted by samples. That is the value of one process if it is a mean over "
+                f"the batch; see docs/how-to/what-works.md"
+            )
 
     def start(self, weight: float) -> int:
         """Start the exchange; every rank calls it after the same forward pass.
@@ -52,6 +88,8 @@ class BatchStatistics:
         """
         if self._work is not None:  # several forward passes before one backward pass
             self.finish()
+        if not self._chosen:
+            self._choose()
         self._flat = self.flat()
         if self._flat is None:
             return 0
@@ -76,6 +114,7 @@ class BatchStatistics:
             for tensor in (layer.running_mean, layer.running_var)
             if tensor is not None
         ]
+        self._moving += [module._buffers[key] for module, key in self._written if module.training]  # type: ignore[misc]
         return torch.cat([tensor.reshape(-1).double() for tensor in self._moving]) if self._moving else None
 
     def put(self, flat: torch.Tensor) -> None:
