@@ -23,8 +23,8 @@ from uneven.run.lines.groups import begin_sum, sum_now
 from uneven.run.lines.traffic import bytes_of_sum
 
 _SAME = 1e-6
-"""Part of its length by which a buffer may differ between ranks and still is one that no pass has written. The sums that
-are compared have 16 digits, and squares of them are subtracted."""
+"""Part of its length by which a buffer may differ between ranks and still is one that no pass has written. The
+compared sums have 16 digits, and squares of them are subtracted."""
 
 
 class BatchStatistics:
