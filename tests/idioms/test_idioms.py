@@ -61,7 +61,7 @@ def test_what_is_mended_has_to_leave_the_table() -> None:
         "plain_loop: in order now, so take it out of KNOWN (point 0)"
     ]
     assert compared({"plain_loop": "off by 1"}, "bsp", "static", known) == [
-        "plain_loop: off by 1 (expected: Equal(tolerance=1e-12))"
+        "plain_loop: off by 1 (expected: Equal(tolerance=1e-12, warns=''))"
     ]
 
 

@@ -164,7 +164,7 @@ def attach(
             work_changed=meter.work_changed, spread=meter.spread)
     )  # fmt: skip
     if alike:
-        before_step += gradients.compare(model, context, lines)
+        gradients.compare(model, optimizers, context)
     if parts.sees_optimizers:
         before_step.append(partial(_ready, parts, hands))
     for optimizer in optimizers:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torch.amp import GradScaler
 
 from uneven.control.reports import Report
@@ -24,7 +25,6 @@ from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.replicas import ReplicaCheck
 from uneven.run.gradients.sharded import ShardedCarrier
-from uneven.run.lines.base import Lines
 from uneven.run.lines.groups import sum_now
 from uneven.run.observer import ExchangeObserver
 from uneven.run.start.connect import gradient_group
@@ -122,32 +122,23 @@ class Averaged:
         self.carrier.attach(model, **ddp)
         return [self.carrier.check_step]
 
-    def compare(self, model: nn.Module, context: Context, lines: Lines) -> list[Callable[..., None]]:
-        """Return what compares the replicas before a step of an optimizer, where they are to be the same after each."""
-        carrier, elastic = self.carrier, context.elastic
-        if carrier is None or (statistics := carrier._statistics) is None:
-            return []
+    def compare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], context: Context) -> None:
+        """Compare the replicas now and then, which are to be the same after each step. Not in elastic runs, whose
+        members come in the midst of an epoch."""
+        carrier = self.carrier
+        if carrier is None or carrier._statistics is None or context.elastic is not None:
+            return
         if context.scribe.speaks:
-            statistics.warn = partial(context.scribe.event, "buffers", warn=True)
+            carrier._statistics.warn = partial(context.scribe.event, "buffers", warn=True)
         if not isinstance(carrier, GradientCarrier):  # each worker holds a part of the model
-            return []
-        line = None if elastic is None else lines.open("replicas")
+            return
 
-        def total(numbers: Tensor) -> None:
-            if line is not None:
-                line.sum(numbers).wait()
-                return
+        def total(numbers: torch.Tensor) -> None:
             with carrier.roll.waiting("the comparison of replicas"), carrier.traffic.waiting():
                 sum_now(numbers, carrier._group)
 
-        def members() -> tuple[int, ...]:
-            return context.members if elastic is None else elastic.membership.members
-
-        def turn_now() -> Turn | None:
-            return None if carrier._aside else carrier.turn
-
-        together = elastic is None  # else newcomers begin in the midst of an epoch
-        return [ReplicaCheck(model, context.rank, turn_now, statistics.others, total, members, together)]
+        others = carrier._statistics.others
+        carrier.landed = ReplicaCheck(model, optimizers, context.rank, context.members, others, total)
 
     @property
     def piggyback(self) -> Piggyback | None:

@@ -87,6 +87,7 @@ class GradientCarrier:
         piggyback: carries calls and reports along with the gradients; None where some model is on an accelerator, as
             reading them would wait there.
         owner: kept alive as long as the model.
+        landed: called on all after each exchange.
     """
 
     turn_now: Callable[[], Turn | None]
@@ -99,6 +100,7 @@ class GradientCarrier:
     report_length: int = 0
     piggyback: Piggyback | None = None
     owner: object = None
+    landed: Callable[[Turn], None] = lambda turn: None
     _ddp: DistributedDataParallel | None = None
     _parameters: list[nn.Parameter] = field(default_factory=list)
     _statistics: BatchStatistics | None = None
@@ -394,6 +396,7 @@ class GradientCarrier:
                 self._statistics.finish()
         if self.piggyback is not None and self.piggyback.apart:
             raise self._out_of_step()
+        self.landed(self.turn)
         self._exchanges += 1
         self.observer.done()
         self._held = self._prepared = False
@@ -411,8 +414,7 @@ class GradientCarrier:
             self.on_nonfinite()
 
     def _out_of_step(self) -> TrainingError:
-        group = self._group
-        ranks = [dist.get_global_rank(group, one) for one in range(group.size())]
+        group, ranks = self._group, dist.get_process_group_ranks(self._group)
         total = partial(sum_now, group=group)
         return out_of_step(total, self.turn.epoch, self.turn.iteration, group.rank(), ranks, self._passes_taken)
 

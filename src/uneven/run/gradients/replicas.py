@@ -8,14 +8,12 @@ and nothing fails. Replicas agree up to rounding, which differs between processo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
-from uneven.run.gradients.instep import is_still
 
 _TOLERANCE, _ROUNDING = 1e-3, 8.0
 """Part of a tensor's length by which replicas may differ, and the same in roundings of its type (ours)."""
@@ -25,8 +23,8 @@ _RATES = "learning rates"
 _REMEDIES = {
     "parameter": "A layer that its first batch initializes needs one batch before session.setup; all ranks have to "
     "make any other change alike",
-    "buffer": "A forward pass writes it; such buffers are averaged if the first one does, and not in elastic runs: "
-    "write it from what all ranks have, or name it in model._ddp_params_and_buffers_to_ignore if it may differ",
+    "buffer": "A forward pass has written it, but the first one did not, so it is not averaged: write it in each pass, "
+    "or name it in model._ddp_params_and_buffers_to_ignore if it may differ",
     "learning": "Give schedulers the same numbers on all ranks: scheduler.step(session.mean(loss))",
 }
 
@@ -54,53 +52,46 @@ def differing(total: Tensor, tensors: Sequence[Tensor], ranks: float, tolerance:
 
 
 class ReplicaCheck:
-    """Compares this worker's replica with the others' before a step of an optimizer, if it is time.
+    """Compares this worker's replica with the others' after an exchange of gradients, if it is time.
 
     Args:
-        turn_now: gives the turn of the newest pass; None where a step concerns nobody else.
         buffers: name → buffer that forward passes are not to write.
-        total: replaces a tensor by its sum over the members.
-        members: their ranks.
-        epochs: whether all members begin each epoch together.
+        total: replaces a tensor by its sum over all ranks.
     """
 
     def __init__(
-        self, model: nn.Module, rank: int, turn_now: Callable[[], Turn | None],
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], rank: int, ranks: Sequence[int],
         buffers: Callable[[], dict[str, Tensor]], total: Callable[[Tensor], object],
-        members: Callable[[], Sequence[int]], epochs: bool,
     ) -> None:  # fmt: skip
-        self._model, self._rank, self._turn_now, self._buffers = model, rank, turn_now, buffers
-        self._total, self._members, self._epochs = total, members, epochs
-        self._seen: dict[int, int] = {}  # by optimizer: the epoch of its newest step
+        self._model, self._optimizers, self._buffers, self._total = model, optimizers, buffers, total
+        self._rank, self._ranks = rank, ranks
+        self._epoch = -1
 
-    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Compare, as a hook of the optimizer.
+    def __call__(self, turn: Turn) -> None:
+        """Compare, if it is time. All ranks have just exchanged gradients of this turn.
 
         Raises:
             TrainingError: naming what differs.
         """
-        turn = self._turn_now()
-        if turn is None or is_still(optimizer):
-            return
-        seen, self._seen[id(optimizer)] = self._seen.get(id(optimizer)), turn.epoch
-        if turn.iteration & (turn.iteration + 1) and (seen == turn.epoch or not self._epochs):
+        before, self._epoch = self._epoch, turn.epoch
+        if turn.iteration & (turn.iteration + 1) and before == turn.epoch:
             return
         named = {name: one for name, one in self._model.named_parameters() if one.is_floating_point()}
         like = next(iter(named.values())).detach()
-        rates = like.new_tensor([group["lr"] for group in optimizer.param_groups], dtype=torch.float64)
-        every = {"": like.new_ones(1), _RATES: rates} | {f"parameter {name}": one for name, one in named.items()}
+        rates = [float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group]
+        every = {_RATES: like.new_tensor(rates, dtype=torch.float64)}
+        every |= {f"parameter {name}": one for name, one in named.items()}
         every |= {f"buffer {name}": one for name, one in self._buffers().items()}
         total = digests([*every.values()])
         self._total(total)
-        if apart := differing(total, [*every.values()], float(total[0, 0])):  # the first one counts the members
+        if apart := differing(total, [*every.values()], len(self._ranks)):
             raise self._error(*[*every.items()][apart[0]], turn.iteration)
 
     def _error(self, name: str, mine: Tensor, iteration: int) -> TrainingError:
-        members = self._members()
-        table = torch.zeros(len(members), dtype=torch.float64, device=mine.device)
-        table[members.index(self._rank)] = mine.detach().sum(dtype=torch.float64)
+        table = torch.zeros(len(self._ranks), dtype=torch.float64, device=mine.device)
+        table[self._ranks.index(self._rank)] = mine.detach().sum(dtype=torch.float64)
         self._total(table)
-        sums = "; ".join(f"{value:.6g} on rank {rank}" for rank, value in zip(members, table.tolist(), strict=True))
+        sums = "; ".join(f"{value:.6g} on rank {rank}" for rank, value in zip(self._ranks, table.tolist(), strict=True))
         return TrainingError(
             f"iteration {iteration}: the workers no longer train one model: {name} differ{'s' * (name != _RATES)}, "
             f"with sums of {sums}. {_REMEDIES[name.split()[0]]}"
