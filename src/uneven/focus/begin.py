@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError
+from uneven.errors import ConfigError, UnevenError
 from uneven.focus.query import VideoIndex, check_truth
 from uneven.focus.store import FileHold, StreamStore
 from uneven.focus.supervise import Cameras, supervise
@@ -29,14 +29,16 @@ class Update:
     """What may be shown while streams are taken in.
 
     Attributes:
-        step: "sample", "tune" or "ingest".
-        counts: of the stream, in the last step.
+        step: "tune", "ingest" or "failed".
+        counts: of the stream, while it is taken in.
+        reason: for which the stream failed.
     """
 
     stream: str
     step: str
     counts: Counts | None = None
     tuned: Tuned | None = None
+    reason: str = ""
 
 
 Show = Callable[[Update], None]
@@ -62,6 +64,8 @@ def ingest(
     Stop it at any moment, by Ctrl-C or ``kill -9``: the same call goes on where it was written last, at most a
     second of work before. A video that has grown since is taken in from where it ended.
 
+    A stream that fails leaves the others alone; ``show`` gets the reason at once, and the error at the end names it.
+
     Args:
         videos: files, addresses, or objects with ``frames``; one or several.
         truth: the expensive network: a :class:`Truth`, or a callable with an attribute ``classes``.
@@ -75,9 +79,10 @@ def ingest(
 
     Raises:
         ConfigError: settings that cannot be used, targets that cannot be reached, another ingest into the same stream,
-            machines that cannot be.
+            machines that cannot be, another video under the name of one that was taken in.
         DataError: a video that cannot be read, a disk that is full; what was written before is kept.
-        TrainingError: a process was killed again and again, or a machine's speed could not be measured.
+        TrainingError: some of several streams failed, a process was killed again and again, or a machine's speed could
+            not be measured.
     """
     judge = truth if isinstance(truth, Truth) else Truth(truth)
     wishes = wanted or Wanted(recall=recall, precision=precision, policy=policy_named(policy))
@@ -86,19 +91,29 @@ def ingest(
         raise ConfigError("two of the videos have the same name: give one of them another")
     with contextlib.ExitStack() as owned:
         folders = {name: Path(into) / name.replace("/", "_") for name in sources}
-        for folder in folders.values():
-            owned.enter_context(contextlib.closing(FileHold(folder / "owner")))
+        failed: dict[str, str] = {}
         for name, source in sources.items():
-            _prepare(source, folders[name], judge, wishes, options or IngestOptions(), starts, show)
+            try:
+                owned.enter_context(contextlib.closing(FileHold(folders[name] / "owner")))
+                _prepare(source, folders[name], judge, wishes, options or IngestOptions(), starts, show)
+            except UnevenError as error:
+                if len(sources) == 1:
+                    raise
+                failed[name] = f"{name}: {error}"
+                show(Update(name, "failed", reason=failed[name]))
+        sources = {name: source for name, source in sources.items() if name not in failed}
         every: Devices = "auto" if engine == "ray" else usable_cores()
         where = owned.enter_context(contextlib.closing(place_for(engine, every if devices is None else devices)))
         if not where.shares_memory:
             where.enter(Path(into))  # all machines reach it
         cameras = Cameras(
             sources=sources, folders=folders, options=options or IngestOptions(),
-            cost={name: _cost(folder) for name, folder in folders.items()},
+            cost={name: _cost(folders[name]) for name in sources}, failed=failed,
         )  # fmt: skip
-        supervise(cameras, where, lambda name, counts: show(Update(name, "ingest", counts)))
+        supervise(
+            cameras, where, lambda name, counts: show(Update(name, "ingest", counts)),
+            lambda name, reason: show(Update(name, "failed", reason=reason)),
+        )  # fmt: skip
     return VideoIndex(Path(into), judge)
 
 
@@ -148,9 +163,9 @@ def _prepare(
 ) -> None:
     """Choose the settings, unless they have been."""
     if (folder / "index.db").exists():
-        store = StreamStore(folder)
-        check_truth(store, truth)
-        store.close()
+        with contextlib.closing(StreamStore(folder)) as store:
+            check_truth(store, truth)
+            _check_same(store, source, options)
         return
     show(Update(source.name, "tune"))
     chosen = _tuned(source, truth.side, truth, wanted, options)
@@ -158,10 +173,24 @@ def _prepare(
         folder, chosen.setting(), chosen.weights(), chosen.before, name=source.name, side=truth.side,
         classes=list(truth.classes), truth=truth.identity, starts=starts, per_s=options.per_s, recall=wanted.recall,
         precision=wanted.precision, policy=wanted.policy.value, confidence=wanted.confidence, price=dict(chosen.price),
-        truth_work=truth.work(),
+        truth_work=truth.work(), begins=source.begins() if isinstance(source, Video) and not source.live else None,
     )  # fmt: skip
     store.close()
     show(Update(source.name, "tune", tuned=chosen))
+
+
+def _check_same(store: StreamStore, source: VideoSource, options: IngestOptions) -> None:
+    """Refuse to mix two videos, or two rates, in one stream."""
+    if store.fact("per_s") != options.per_s:
+        raise ConfigError(
+            f"{store.folder} was taken in with {store.fact('per_s'):g} frames/s, not {options.per_s:g}: give the same "
+            f"rate (--per-s), or another --into"
+        )
+    known = store.fact("begins")  # older indexes and cameras have none
+    if known and isinstance(source, Video) and list(source.begins(known[0])) != known:
+        raise ConfigError(
+            f"{source.at} is not the video that {store.folder} was made from: give it another name, or another --into"
+        )
 
 
 def _tuned(source: VideoSource, side: int, truth: Truth, wanted: Wanted, options: IngestOptions) -> Tuned:

@@ -63,11 +63,11 @@ class Moving:
         Raises:
             DataError: the frame has another size than those before.
         """
-        step = max(1, round(pixels.shape[1] / self._options.width))
+        step = self._step(pixels)
         grey = _narrow(pixels, step)
         if self._background is None:
             self._background = grey
-        if grey.shape != self._background.shape:
+        if not self.fits(pixels):
             raise DataError(f"a frame of {pixels.shape[1]} x {pixels.shape[0]} follows smaller or larger ones")
         moves = np.abs(grey - self._background) > self._options.differs
         moves = ndimage.binary_opening(moves, structure=np.ones((2, 2), bool))
@@ -76,8 +76,16 @@ class Moving:
 
     def begin(self, frames: list[npt.NDArray[np.uint8]]) -> None:
         """Take the median of frames as the background, so that nothing in the first one is part of it."""
-        step = max(1, round(frames[0].shape[1] / self._options.width))
+        step = self._step(frames[0])
         self._background = np.median(np.stack([_narrow(one, step) for one in frames]), axis=0).astype(np.float32)
+
+    def fits(self, pixels: npt.NDArray[np.uint8]) -> bool:
+        """Return whether there is a background, of this frame's size."""
+        size = tuple(edge // self._step(pixels) for edge in pixels.shape[:2])
+        return self._background is not None and self._background.shape == size
+
+    def _step(self, pixels: npt.NDArray[np.uint8]) -> int:
+        return max(1, round(pixels.shape[1] / self._options.width))
 
     def state(self) -> npt.NDArray[np.float32] | None:
         """The background."""

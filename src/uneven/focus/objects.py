@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +57,17 @@ class Objects:
 
 
 def found(frames: Iterable[Frame], detector: Detector, side: int) -> Iterator[Objects]:
-    """The objects of each frame. A background that has not begun does so as the median of the first frames."""
-    if isinstance(detector, Moving) and detector.state() is None:
-        frames = iter(frames)
+    """The objects of each frame. A background begins as the median of the first frames, and again at another size."""
+    for _, alike in groupby(frames, lambda frame: frame.pixels.shape):
+        yield from _found(alike, detector, side)
+
+
+def _found(frames: Iterator[Frame], detector: Detector, side: int) -> Iterator[Objects]:
+    first = next(frames)
+    frames = chain([first], frames)
+    if isinstance(detector, Moving) and not detector.fits(first.pixels):
         held = list(islice(frames, _BEGINS_WITH))
-        if held:
-            detector.begin([frame.pixels for frame in held])
+        detector.begin([frame.pixels for frame in held])
         frames = chain(held, frames)
     for frame in frames:
         boxes = np.asarray(detector(frame.pixels), np.int32).reshape(-1, 4)

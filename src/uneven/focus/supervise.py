@@ -56,6 +56,7 @@ class Cameras:
     """What is taken in.
 
     Attributes:
+        failed: streams that are not among these, and why.
         cost: stream → seconds of a core for each second of video; those that nobody has measured are alike.
     """
 
@@ -63,6 +64,7 @@ class Cameras:
     folders: Mapping[str, Path]
     options: IngestOptions = field(default_factory=IngestOptions)
     cost: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     def costs(self, names: Mapping[str, Any]) -> dict[str, float]:
         """Those of some streams."""
@@ -72,16 +74,19 @@ class Cameras:
 
 
 class _Taken:
-    """Streams that are not at their end, and those that could not be taken in."""
+    """Streams that are not at their end, and why others could not be taken in."""
 
-    def __init__(self, cameras: Cameras, where: Place, show: Callable[[str, Counts], None]) -> None:
+    def __init__(
+        self, cameras: Cameras, where: Place, show: Callable[[str, Counts], None], lost: Callable[[str, str], None]
+    ) -> None:
         self._cameras = cameras
         self._where = where
         self._show = show
+        self._lost = lost
         self._speed = _speeds(where)
         self.left = dict(cameras.sources)
         self.running: dict[str, Kept[Any]] = {}
-        self.failed: list[tuple[str, Ending]] = []
+        self.failed = dict(cameras.failed)
         self._at: dict[str, str] = {}
 
     def deal(self) -> None:
@@ -120,7 +125,9 @@ class _Taken:
     def _told(self, name: str, ending: Ending, again: bool) -> None:
         if not again:
             self._leave(name)
-            self.failed.append((name, ending))
+            del self.left[name]
+            self.failed[name] = f"taking in {name} {ending.words}"
+            self._lost(name, self.failed[name])
 
     def _leave(self, name: str) -> None:
         self.running.pop(name, None)
@@ -155,25 +162,30 @@ def _speeds(where: Place) -> dict[int, float]:
     return told
 
 
-def supervise(cameras: Cameras, where: Place, show: Callable[[str, Counts], None] = lambda name, counts: None) -> None:
-    """Take all streams in.
+def supervise(
+    cameras: Cameras, where: Place, show: Callable[[str, Counts], None] = lambda name, counts: None,
+    lost: Callable[[str, str], None] = lambda name, reason: None,
+) -> None:  # fmt: skip
+    """Take all streams in. One that fails leaves the others alone.
+
+    Args:
+        lost: called at once with the name of each stream that fails, and the reason.
 
     Raises:
-        TrainingError: one raised, or was killed again and again, or a machine could not be measured; what was written
-            is kept.
+        TrainingError: (after the others' end) streams raised, or were killed again and again; or a machine could not be
+            measured. What was written is kept.
         ConfigError: no machine is left.
         KeyboardInterrupt: it was asked to stop.
     """
     with Stop() as stop:
-        taken = _Taken(cameras, where, show)
+        taken = _Taken(cameras, where, show, lost)
         try:
             while taken.left:
                 taken.deal()
                 where.wait(_LOOK_S)
                 if stop.requests:
                     raise KeyboardInterrupt
-                if taken.failed:
-                    name, ending = taken.failed[0]
-                    raise TrainingError(f"taking in {name} {ending.words}")
         finally:
             end_all([kept.process for kept in taken.running.values()])
+        if taken.failed:
+            raise TrainingError("; ".join(taken.failed.values()))

@@ -56,6 +56,7 @@ class Counts:
     """What has been taken in so far, as the index keeps it.
 
     Attributes:
+        at_s: Unix time of the last writing; a live stream that is taken in again later goes on that much later.
         seconds: processor time of each stage; decoding, which uses threads of its own, is what is left of the process.
     """
 
@@ -67,6 +68,7 @@ class Counts:
     backlog: int = 0
     next_frame: int = 0
     time_s: float = 0.0
+    at_s: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     wall_s: float = 0.0
     done: bool = False
@@ -140,8 +142,10 @@ class Ingest:
         self._write(writer, batch, background)
 
     def _chunks(self) -> Iterator[_Looked]:
-        frames = Ahead(self._source.frames(self._options.per_s, self.counts.next_frame), self._stages["decode"], _ROOM,
-                       drops=self._source.live)  # fmt: skip
+        per_s, first = self._options.per_s, self.counts.next_frame
+        if self._source.live and self.counts.at_s:
+            first += max(0, round((time.time() - self.counts.at_s) * per_s))
+        frames = Ahead(self._source.frames(per_s, first), self._stages["decode"], _ROOM, drops=self._source.live)
         size = 1 if self._source.live else _CHUNK
         objects = Ahead(_chunked(found(frames, self._detector, self._store.side), size), self._stages["find"],
                         max(2, _ROOM // size))  # fmt: skip
@@ -198,6 +202,7 @@ class Ingest:
         find_s, look_s = self._stages["find"].made_s, self._stages["look"].made_s
         spent_s = (max(0.0, whole_s - find_s - look_s - cluster_s), find_s, look_s, cluster_s)
         self.counts.seconds = {name: self._before_s[name] + now_s for name, now_s in zip(STAGES, spent_s, strict=True)}
+        self.counts.at_s = time.time()
         self.counts.dropped += self._stages["decode"].dropped
         self._stages["decode"].dropped = 0
         self.counts.backlog = sum(stage.backlog for stage in self._stages.values())

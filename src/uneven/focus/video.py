@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
 import math
+import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -13,19 +18,28 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import ConfigError, DataError, install_hint
+from uneven.focus.stamps import Clock, steady
 
 try:
     import av
+    from av.stream import Disposition
+    from av.video.stream import VideoStream
 except ImportError as error:
     raise ConfigError(f"uneven.focus reads videos with PyAV: {install_hint('.[focus]')}") from error
 
 GROWS_WITHIN_S = 10.0
 """A file that has not grown for so long has ended."""
 
-_LOOK_AGAIN_S = 0.2
+AGAIN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Pauses before a camera that was interrupted is opened again; the last one repeats."""
 
-_MANY = 8
-"""From so many frames for each one wanted on, frames that no other frame is made from are not decoded."""
+_LOOK_AGAIN_S = 0.2
+_SILENT_S = 30.0
+_BURST_S = 10.0
+"""A camera's time stamps may run ahead of the clock for so long, when it sends what it has kept."""
+
+_BROKEN = (av.error.FFmpegError, OSError, ValueError)
+_log = logging.getLogger("uneven.focus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,7 @@ class VideoSource(Protocol):
         ...
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        """Frames at that rate, from number ``first`` on."""
+        """Frames at that rate, from number ``first`` on; what a live stream shows next has that number."""
         ...
 
     def length_s(self) -> float | None:
@@ -74,79 +88,222 @@ class VideoSource(Protocol):
 class Video:
     """A file, or an address that PyAV opens.
 
+    Pictures stand as the display matrix says. Packets that cannot be decoded are left out; a warning counts them. An
+    address without an end is a camera, which is opened again when it was interrupted, after growing pauses.
+
     Args:
-        at: a path, or "rtsp://…", "http://…".
+        at: a path, or "rtsp://…", "http://…"; its passwords are not shown.
         follow: the file still grows; go on until it has not for :data:`GROWS_WITHIN_S`.
-        timeout_s: how long an address may be silent.
+        timeout_s: how long a camera that has shown pictures may be silent or gone.
 
     Raises:
         DataError: (by its methods) there is no such file, no video in it, or it cannot be decoded.
     """
 
-    at: str | Path
+    at: str | Path = field(repr=False)
     follow: bool = False
-    timeout_s: float = 30.0
+    timeout_s: float = 600.0
 
     @property
     def name(self) -> str:
-        """The file's name without its ending, or the address."""
-        return str(self.at) if self._address else Path(self.at).stem
+        """The file's name without its ending, or the address without passwords."""
+        return self._shown if self.live else Path(self.at).stem
 
     @property
     def live(self) -> bool:
         """A file waits for its reader, a camera does not."""
-        return self._address
+        return "://" in self._at
 
     @property
-    def _address(self) -> bool:
-        return "://" in str(self.at)
+    def _at(self) -> str:
+        return str(self.at).removeprefix("file://")
+
+    @property
+    def _shown(self) -> str:
+        return _without_password(self._at)
 
     def length_s(self) -> float | None:
-        """From the container's head; a stream has none."""
+        """From the container's head, or else from a file's packets; what is live or grows has none."""
         with self._open() as container:
-            return None if container.duration is None or self.follow else container.duration / av.time_base
+            stream = self._stream(container)
+            if self.follow or (self.live and not container.duration):
+                return None
+            if (container.duration or 0) > 0:
+                return float(container.duration or 0) / av.time_base
+            times = [_seconds(packet.pts, stream) for packet in _packets(container, stream) if packet.size]
+            stamped = [one for one in times if one is not None]
+            return max(stamped) - min(stamped) if stamped else len(times) / _rate(stream)
+
+    def begins(self, packets: int = 16) -> tuple[int, str]:
+        """Give the number and the digest of the first packets: a video that has grown still begins with them."""
+        with self._open() as container:
+            found = (bytes(packet) for packet in _packets(container, self._stream(container)) if packet.size)
+            first = list(islice(found, packets))
+        return len(first), hashlib.sha256(b"".join(first)).hexdigest()
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
         """The first frame at or after each moment that is due."""
-        due, size = first, 0
-        while True:
-            size = Path(self.at).stat().st_size if self.follow else size
-            for time_s, picture in self._decoded(due / per_s, per_s):
-                if time_s + 1e-6 < due / per_s:
-                    continue
+        due, clock = first, Clock(first / per_s)
+        for time_s, picture in self._watched(clock) if self.live else self._recorded(clock):
+            if time_s + 1e-6 >= clock.due_s:
                 # Moments without a frame are passed over: their numbers stay unused.
                 number = max(due, math.floor(time_s * per_s + 1e-6))
-                yield Frame(number, time_s, np.asarray(picture.to_ndarray(format="rgb24"), np.uint8))
+                yield Frame(number, time_s, self._upright(picture))
                 due = number + 1
-            if not self.follow or not _grown(Path(self.at), size):
-                return
+                clock.due_s = due / per_s
 
-    def _decoded(self, from_s: float, per_s: float) -> Iterator[tuple[float, av.VideoFrame]]:
-        with self._open() as container:
-            stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
-            if (stream.average_rate or 0) >= _MANY * per_s:
-                stream.codec_context.skip_frame = "NONREF"
-            begins_s = float((stream.start_time or 0) * (stream.time_base or 0))
-            if from_s > 2.0 and not self._address:
-                container.seek(int((from_s + begins_s - 1.0) * av.time_base), backward=True)
+    def _recorded(self, clock: Clock) -> Iterator[tuple[float, av.VideoFrame]]:
+        again = False
+        while True:
+            size = Path(self._at).stat().st_size if self.follow else 0
+            with self._open() as container:
+                stream = self._stream(container)
+                self._find(container, stream, clock, again)
+                for raw_s, picture in steady(self._pictures(container, stream, clock)):
+                    again = True
+                    yield clock.read(raw_s, 1 / _rate(stream)), picture
+            if self.follow and _grown(Path(self._at), size):
+                continue
+            if not again and clock.due_s == 0:
+                raise DataError(f"{self._shown} holds no picture")
+            return
+
+    def _find(self, container: av.container.InputContainer, stream: VideoStream, clock: Clock, again: bool) -> None:
+        """Go to a key frame before what is due. Where time stamps may have begun again before it, read all instead."""
+        flags, begins_s = container.format.flags, _seconds(stream.start_time, stream)
+        unsure = av.format.Flags.no_timestamps.value | (0 if again else av.format.Flags.ts_discont.value)
+        shift_s = clock.shift_s if again else -(begins_s or 0.0)
+        if clock.due_s > 2.0 and not flags & unsure and shift_s is not None:
+            with contextlib.suppress(av.error.FFmpegError):  # a pipe
+                container.seek(int((clock.due_s - 1.0 - shift_s) * av.time_base), backward=True)
+                clock.shift_s, clock.raw_s = shift_s, None
+                return
+        clock.next_s, clock.raw_s, clock.shift_s = 0.0, begins_s, None if begins_s is None else -begins_s
+
+    def _watched(self, clock: Clock) -> Iterator[tuple[float, av.VideoFrame]]:
+        """A camera's pictures. Gaps between connections count by the clock on the wall."""
+        tries, heard_s, shown, reason = 0, time.monotonic(), clock.due_s > 0, "it ended"
+        clock.next_s = clock.due_s
+        while True:
             try:
-                for picture in container.decode(stream):
-                    if picture.time is not None:
-                        yield picture.time - begins_s, picture
-            except av.error.FFmpegError as error:
-                if not self.follow:  # what is being written ends in the middle of a picture
-                    raise DataError(f"{self.at} cannot be decoded: {error}") from error
+                with self._open() as container:
+                    if container.duration or container.size > 0:
+                        break
+                    stream, clock.shift_s = self._stream(container), None
+                    for raw_s, picture in self._pictures(container, stream, clock):
+                        gap_s = time.monotonic() - heard_s if shown else 0.0
+                        tries, shown, heard_s = 0, True, time.monotonic()
+                        clock.next_s += gap_s
+                        yield clock.read(raw_s, 0.0, gap_s + _BURST_S), picture
+            except DataError as error:
+                if not shown:
+                    raise
+                reason = str(error)
+            pause_s = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
+            if time.monotonic() + pause_s > heard_s + self.timeout_s:
+                raise DataError(f"{self._shown} has shown nothing for {self.timeout_s:g} s: {reason}")
+            _log.warning("%s was interrupted (%s); opened again in %g s", self._shown, reason, pause_s)
+            tries += 1
+            time.sleep(pause_s)
+        yield from self._recorded(clock)  # an address with an end
+
+    def _pictures(
+        self, container: av.container.InputContainer, stream: VideoStream, clock: Clock
+    ) -> Iterator[tuple[float | None, av.VideoFrame]]:
+        """Every picture with its time stamp, but none that no other one is made from and that is not due."""
+        lost, shown, reason = 0, 0, ""
+        for packet in _packets(container, stream):
+            raw_s = _seconds(packet.pts, stream)
+            early = raw_s is not None and clock.early(raw_s)
+            stream.codec_context.skip_frame = "NONREF" if early else "DEFAULT"
+            try:
+                pictures = packet.decode()
+            except av.error.EOFError:
+                continue
+            except _BROKEN as error:
+                lost, reason = lost + 1, _words(error)
+                continue
+            shown += len(pictures)
+            for picture in pictures:
+                yield picture.time, picture
+        if lost and not shown:
+            raise DataError(f"{self._shown} cannot be decoded: {reason}")
+        if lost:
+            _log.warning("%s: %d packets cannot be decoded and are left out (%s)", self._shown, lost, reason)
+
+    def _upright(self, picture: av.VideoFrame) -> npt.NDArray[np.uint8]:
+        try:
+            pixels = np.asarray(picture.to_ndarray(format="rgb24"), np.uint8)
+        except _BROKEN as error:
+            raise DataError(f"{self._shown}: pictures of format {picture.format.name}: {_words(error)}") from None
+        matrix = picture.side_data.get("DISPLAYMATRIX")
+        if matrix is None:
+            return pixels
+        a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
+        if (a or d) and (b or c):
+            raise DataError(
+                f"{self._shown} is turned by {-picture.rotation}°, which is not a quarter: encode it again with ffmpeg"
+            )
+        if b or c:
+            pixels, a, d = pixels.swapaxes(0, 1), c, b
+        return np.ascontiguousarray(pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
+
+    def _stream(self, container: av.container.InputContainer) -> VideoStream:
+        """The first video stream; covers do not count."""
+        for stream in container.streams.video:
+            if stream.codec_context is not None and not stream.disposition & Disposition.attached_pic:
+                stream.thread_type = "AUTO"
+                return stream
+        raise DataError(f"{self._shown} holds no video stream that FFmpeg decodes")
 
     def _open(self) -> av.container.InputContainer:
+        within_s = min(_SILENT_S, self.timeout_s) if self.live else None
         try:
-            container = av.open(str(self.at), timeout=self.timeout_s if self._address else None)
-        except (av.error.FFmpegError, OSError) as error:
-            raise DataError(f"cannot open the video {self.at}: {error}") from error
-        if not container.streams.video:
-            container.close()
-            raise DataError(f"{self.at} holds no video stream")
-        return container
+            return av.open(self._at, timeout=within_s, metadata_errors="replace")
+        except _BROKEN as error:
+            raise DataError(f"cannot open the video {self._shown}: {_words(error)}") from None
+
+
+def _packets(container: av.container.InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
+    """All packets; an error is passed over once for each packet that is read."""
+    broken = False
+    while True:
+        try:
+            for packet in container.demux(stream):
+                broken = False
+                yield packet
+            return
+        except _BROKEN as error:
+            if broken:
+                raise DataError(f"{_without_password(container.name)} cannot be read: {_words(error)}") from None
+            broken = True
+
+
+def _seconds(stamp: int | None, stream: VideoStream) -> float | None:
+    return None if stamp is None or stream.time_base is None else float(stamp * stream.time_base)
+
+
+def _rate(stream: VideoStream) -> float:
+    return float(stream.guessed_rate or stream.average_rate or 25)
+
+
+def _words(error: Exception) -> str:
+    """What FFmpeg says, without the address."""
+    if isinstance(error, av.error.ExitError):
+        return "it is silent"
+    known = isinstance(error, (av.error.FFmpegError, OSError))
+    return (known and error.strerror) or type(error).__name__  # type: ignore[attr-defined]
+
+
+def _without_password(at: str) -> str:
+    """An address without user, password and keys; what may be part of a password goes, too."""
+    found = re.match(r"(\w[\w+.-]*:/+)(.*)", at, re.DOTALL)
+    if not found:
+        return at
+    scheme, rest = found.groups()
+    if not re.match(r"([^@:/?#]*|\[[^@/]*\])(:\d*)?([/?#]|$)", rest):
+        rest = rest.rpartition("@")[2]
+    return scheme + re.sub(r"(?i)((?:pass|pwd|token|secret|key|auth|sig)\w*=)[^&;/\s]*", r"\1…", rest)
 
 
 def _grown(path: Path, size_bytes: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.core.text import printable
@@ -23,9 +24,10 @@ _COLUMNS = (
 
 def table(index: VideoIndex) -> Table:
     """A row for each stream; *work* is that of the cheap network, as a share of the truth network's on every object."""
-    shown = Table()
+    shown = Table(box=SIMPLE_HEAD, padding=0)  # ten headings in 80 columns
     for name in _COLUMNS:
-        shown.add_column(name, justify="left" if name in ("stream", "") else "right")
+        left, word = name in ("stream", ""), max(map(len, name.split(" ")))
+        shown.add_column(name, justify="left" if left else "right", overflow="fold", min_width=word)
     for name, store in index.streams.items():
         counts, _ = store.progress()
         if not counts:

@@ -89,7 +89,7 @@ class Camera:
 def taken(machines, live, **cost):
     folders = {name: Path(name) for name in cost}
     cameras = Cameras(sources={name: Camera(live) for name in cost}, folders=folders, cost=cost)
-    made = _Taken(cameras, machines, lambda name, counts: None)
+    made = _Taken(cameras, machines, lambda name, counts: None, lambda name, reason: None)
     made.deal()
     return made
 
@@ -124,13 +124,16 @@ def test_live_streams_all_begin_at_once_and_those_of_a_lost_machine_move():
         streams.deal()
 
 
-def test_one_that_is_killed_is_begun_again_where_it_was_and_an_error_ends_all():
+def test_one_that_is_killed_is_begun_again_where_it_was_and_an_error_is_the_streams_own():
     machines = Machines()
-    streams = taken(machines, False, a=1.0)
+    streams = taken(machines, False, a=1.0, b=1.0)
     machines.started[0].end(How.KILLED)
-    assert machines.now() == {"a": 0}
+    assert machines.now() == {"b": 1, "a": 0}
     machines.started[-1].end(How.FAILED)
-    assert [name for name, _ in streams.failed] == ["a"]
+    streams.deal()
+    assert streams.failed == {"a": "taking in a ended with the test"}
+    assert machines.now() == {"b": 1}
+    assert list(streams.left) == ["b"]
 
 
 @pytest.mark.parametrize("how", [How.FAILED, How.KILLED])
