@@ -252,7 +252,6 @@ class Video:
         """The first video stream; covers do not count."""
         for stream in container.streams.video:
             if stream.codec_context is not None and not stream.disposition & Disposition.attached_pic:
-                stream.thread_type = "AUTO"
                 return stream
         raise DataError(f"{self._shown} holds no video stream that FFmpeg decodes")
 
@@ -265,7 +264,7 @@ class Video:
 
 
 def _packets(container: av.container.InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
-    """All packets; an error is passed over once for each packet that is read."""
+    """All packets; an error is passed over once for each packet that is read. The last one, without bytes, ends it."""
     broken = False
     while True:
         try:
@@ -275,6 +274,9 @@ def _packets(container: av.container.InputContainer, stream: VideoStream) -> Ite
             return
         except _BROKEN as error:
             if broken:
+                last = av.Packet()
+                last.stream, last.time_base = stream, stream.time_base
+                yield last  # the decoder still holds pictures
                 raise DataError(f"{_without_password(container.name)} cannot be read: {_words(error)}") from None
             broken = True
 
