@@ -57,8 +57,9 @@ def steady(pictures: Iterable[tuple[float | None, P]]) -> Iterator[tuple[float |
     held: list[tuple[float | None, P]] = []
     for raw_s, picture in pictures:
         for one_s, one in held:
-            alone = before is not None and one_s is not None and raw_s is not None and before <= raw_s
-            stray = alone and not before - _BACK_S <= one_s <= raw_s + _BACK_S  # type: ignore[operator]
+            stray = False
+            if before is not None and one_s is not None and raw_s is not None and before - _BACK_S <= raw_s:
+                stray = not before - _BACK_S <= one_s <= max(before, raw_s) + _BACK_S
             before = before if stray else one_s
             yield None if stray else one_s, one
         held = [(raw_s, picture)]

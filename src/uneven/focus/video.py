@@ -190,11 +190,12 @@ class Video:
                     if container.duration or container.size > 0:
                         break
                     stream, clock.shift_s = self._stream(container), None
+                    counted = container.format.flags & av.format.Flags.no_timestamps.value  # at a rate that is made up
                     for raw_s, picture in self._pictures(container, stream, clock):
                         gap_s = time.monotonic() - heard_s if shown else 0.0
                         tries, shown, heard_s = 0, True, time.monotonic()
                         clock.next_s += gap_s
-                        yield clock.read(raw_s, 0.0, gap_s + _BURST_S), picture
+                        yield clock.read(None if counted else raw_s, 0.0, gap_s + _BURST_S), picture
             except DataError as error:
                 if not shown:
                     raise

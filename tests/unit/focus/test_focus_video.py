@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -281,6 +283,31 @@ def test_a_camera_that_begins_again_in_one_connection_goes_on(tmp_path: Path) ->
         taken = [next(frames) for _ in range(75)]
         frames.close()
     assert sum(number(frame.pixels) > 90 for frame in taken) >= 35
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param("mjpeg", {"codec": "mjpeg", "pix": "yuvj420p"}, marks=video("a camera's MJPEG over HTTP", "OpenCV")),
+        pytest.param("h264", {"codec": "libx264"}, marks=video("a camera's raw H.264 over HTTP", "OpenCV")),
+    ],
+)
+def test_a_camera_without_time_stamps_goes_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, str]
+) -> None:
+    data = write(tmp_path / f"a.{name}", STEADY, **settings).read_bytes()
+    head = b"HTTP/1.0 200 OK\r\n\r\n"
+    if name == "mjpeg":
+        head = head.replace(b"\r\n\r\n", b"\r\nContent-Type: multipart/x-mixed-replace;boundary=next\r\n\r\n")
+        part = b"--next\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%s\r\n"
+        data = b"".join(part % (len(one), one) for one in packets(tmp_path / "a.mjpeg"))
+    ticks = itertools.count()  # half a second passes whenever the time is asked for, twice a picture
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 2))
+    with camera(head + data) as address:
+        frames = Video(f"http://{address}").frames(2.0)
+        taken = [next(frames) for _ in range(30)]
+        frames.close()
+    assert [frame.time_s for frame in taken] == [number / 2 for number in range(30)]
 
 
 @video("a camera that is taken in again later goes on with its newest picture")
