@@ -253,7 +253,7 @@ def _show() -> Callable[[Update], None]:
                 f"than the truth network at ingest, {1 / max(point.query, 1e-9):.0f} x at query", err=True,
             )  # fmt: skip
         elif update.reason:
-            typer.echo(f"failed: {printable(update.reason)}; the others go on", err=True)
+            typer.echo(f"failed: {printable(update.reason)}; the others continue", err=True)
         elif update.counts is None:
             typer.echo(f"{update.stream}: choosing the settings", err=True)
         elif update.counts.done or time.monotonic() - last_s.get(update.stream, -10.0) > 5.0:

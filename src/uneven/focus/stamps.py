@@ -8,10 +8,8 @@ from typing import TypeVar
 
 P = TypeVar("P")
 
-_BACK_S = 1.0
-"""A time stamp this much before the last one belongs to a row that has begun again; below, pictures are out of order."""
-
-_FAR_S = 86_400.0
+_BACK_S, _FAR_S = 1.0, 86_400.0
+"""A time stamp that is more than this before or after the last one belongs to another row."""
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ _SILENT_S = 30.0
 _BURST_S = 10.0
 """A camera's time stamps may run ahead of the clock for so long, when it sends what it has kept."""
 
+_NO_STAMPS, _BEGIN_AGAIN = 0x0080, 0x0200  # FFmpeg's AVFMT_NOTIMESTAMPS, AVFMT_TS_DISCONT
 _BROKEN = (av.error.FFmpegError, OSError, ValueError)
 _log = logging.getLogger("uneven.focus")
 
@@ -88,8 +90,8 @@ class VideoSource(Protocol):
 class Video:
     """A file, or an address that PyAV opens.
 
-    Pictures stand as the display matrix says. Packets that cannot be decoded are left out; a warning counts them. An
-    address without an end is a camera, which is opened again when it was interrupted, after growing pauses.
+    Pictures are turned as the display matrix says. Packets that cannot be decoded are left out, and a warning counts
+    them. An address without an end is a camera: after an interruption it is opened again, with growing pauses.
 
     Args:
         at: a path, or "rtsp://…", "http://…"; its passwords are not shown.
@@ -171,7 +173,7 @@ class Video:
     def _find(self, container: av.container.InputContainer, stream: VideoStream, clock: Clock, again: bool) -> None:
         """Go to a key frame before what is due. Where time stamps may have begun again before it, read all instead."""
         flags, begins_s = container.format.flags, _seconds(stream.start_time, stream)
-        unsure = av.format.Flags.no_timestamps.value | (0 if again else av.format.Flags.ts_discont.value)
+        unsure = _NO_STAMPS | (0 if again else _BEGIN_AGAIN)
         shift_s = clock.shift_s if again else -(begins_s or 0.0)
         if clock.due_s > 2.0 and not flags & unsure and shift_s is not None:
             with contextlib.suppress(av.error.FFmpegError):  # a pipe
@@ -190,7 +192,7 @@ class Video:
                     if container.duration or container.size > 0:
                         break
                     stream, clock.shift_s = self._stream(container), None
-                    counted = container.format.flags & av.format.Flags.no_timestamps.value  # at a rate that is made up
+                    counted = container.format.flags & _NO_STAMPS  # at a rate that is made up
                     for raw_s, picture in self._pictures(container, stream, clock):
                         gap_s = time.monotonic() - heard_s if shown else 0.0
                         tries, shown, heard_s = 0, True, time.monotonic()
@@ -237,10 +239,10 @@ class Video:
             pixels = np.asarray(picture.to_ndarray(format="rgb24"), np.uint8)
         except _BROKEN as error:
             raise DataError(f"{self._shown}: pictures of format {picture.format.name}: {_words(error)}") from None
-        matrix = picture.side_data.get("DISPLAYMATRIX")
+        matrix: Any = picture.side_data.get("DISPLAYMATRIX")
         if matrix is None:
             return pixels
-        a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].tolist()
+        a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
         if (a or d) and (b or c):
             raise DataError(
                 f"{self._shown} is turned by {-picture.rotation}°, which is not a quarter: encode it again with ffmpeg"
@@ -264,7 +266,7 @@ class Video:
             raise DataError(f"cannot open the video {self._shown}: {_words(error)}") from None
 
 
-def _packets(container: av.container.InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
+def _packets(container: av.container.InputContainer, stream: VideoStream) -> Iterator[av.Packet[Any]]:
     """All packets; an error is passed over once for each packet that is read. The last one, without bytes, ends it."""
     broken = False
     while True:
@@ -275,8 +277,8 @@ def _packets(container: av.container.InputContainer, stream: VideoStream) -> Ite
             return
         except _BROKEN as error:
             if broken:
-                last = av.Packet()
-                last.stream, last.time_base = stream, stream.time_base
+                last: av.Packet[Any] = av.Packet()
+                last.stream, last.time_base = stream, stream.time_base or Fraction(1)
                 yield last  # the decoder still holds pictures
                 raise DataError(f"{_without_password(container.name)} cannot be read: {_words(error)}") from None
             broken = True

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from brought import brought, refusal
 from clips import due, pixels, reference, write
 
+from brought import brought, refusal
 from uneven.errors import DataError
 from uneven.focus import Moving, Video
 from uneven.focus import video as module
@@ -26,7 +27,8 @@ STEADY = [number / 10 for number in range(40)]
 UNEVEN = [0, 0.1, 0.2, 0.9, 1.0, 3.3, 3.35, 3.4, 7.7, 7.8]
 ONE = 1 << 16
 TURNED = {  # matrix: what becomes of the white corner at the top left
-    "90": (0, ONE, 0, -ONE, 0), "180": (-ONE, 0, 0, 0, -ONE), "270": (0, -ONE, 0, ONE, 0), "mirrored": (-ONE, 0, 0, 0, ONE)
+    "90": (0, ONE, 0, -ONE, 0), "180": (-ONE, 0, 0, 0, -ONE), "270": (0, -ONE, 0, ONE, 0),
+    "mirrored": (-ONE, 0, 0, 0, ONE),
 }  # fmt: skip
 
 
@@ -50,12 +52,12 @@ def as_pyav(path: Path, per_s: float) -> None:
     ("name", "settings"),
     [
         pytest.param("a.mp4", {}, marks=video("MPEG-4 in `.mp4`, `.avi`, `.mov`")),
-        pytest.param("b.mkv", {"codec": "libx264"}, marks=video("H.264 with B-frames in `.mkv`, `.mp4`, `.flv`, `.ts`")),
+        pytest.param("b.mkv", {"codec": "libx264"}, marks=video("H.264 with B-frames in `.mkv`, `.mp4`, `.ts`")),
         pytest.param("b.ts", {"codec": "libx264"}, marks=video("a transport stream that begins at any time stamp")),
         pytest.param("c.mp4", {"codec": "libx264", "times_s": UNEVEN}, marks=video("a variable frame rate, with gaps")),
         pytest.param("c.webm", {"codec": "libvpx-vp9", "times_s": UNEVEN}, marks=video("VP9 in `.webm`")),
         pytest.param("d.mp4", {"codec": "libx264", "pix": "yuv420p10le"}, marks=video("ten bits a colour")),
-        pytest.param("d.mkv", {"codec": "ffv1", "pix": "gray16le"}, marks=video("grey, also of 16 bits (thermal cameras)")),
+        pytest.param("d.mkv", {"codec": "ffv1", "pix": "gray16le"}, marks=video("grey of 16 bits (thermal cameras)")),
         pytest.param("e.mov", {"codec": "qtrle", "pix": "argb"}, marks=video("pictures with alpha")),
         pytest.param("e.gif", {"codec": "gif", "pix": "rgb8"}, marks=video("`.gif`")),
         pytest.param("f.mkv", {"codec": "ffv1", "size": (49, 67), "pix": "yuv444p"}, marks=video("odd sizes")),
@@ -88,7 +90,7 @@ def test_pictures_without_time_stamps_come_at_the_streams_rate(tmp_path: Path, c
             np.testing.assert_array_equal(frame.pixels, every[round(frame.time_s * rate)][1])
 
 
-@pytest.mark.parametrize("how", [pytest.param(one, marks=video(f"a phone's video, {one}°", "OpenCV")) for one in TURNED])
+@pytest.mark.parametrize("how", [pytest.param(one, marks=video(f"a phone's video, {one}", "OpenCV")) for one in TURNED])
 def test_pictures_stand_as_the_display_matrix_says(tmp_path: Path, how: str) -> None:
     path = turned(write(tmp_path / "a.mp4", STEADY), TURNED[how])
     plain = reference(path)[0][1]
@@ -98,7 +100,7 @@ def test_pictures_stand_as_the_display_matrix_says(tmp_path: Path, how: str) -> 
     assert frame.pixels.flags["C_CONTIGUOUS"]
 
 
-@brought("videos", "PyAV", "a display matrix that is no quarter turn", refused=True)
+@brought("videos", "PyAV", "a display matrix that is not a quarter turn", refused=True)
 def test_a_picture_that_leans_is_refused(tmp_path: Path) -> None:
     path = turned(write(tmp_path / "a.mp4", STEADY), (46341, 46341, 0, -46341, 46341))
     with refusal("turned by 45°.*encode it again"):
@@ -182,14 +184,18 @@ def test_another_size_in_the_same_stream_begins_another_background(tmp_path: Pat
         assert sum(map(len, seen[40 * part : 40 * (part + 1)])) > 20
 
 
+def ruled_out(name: str, data: bytes | None, match: str, what: str) -> Any:
+    return pytest.param(name, data, match, marks=brought("videos", "PyAV", what, refused=True))
+
+
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [
-        pytest.param("a.mp4", b"", "cannot open the video .*a.mp4: Invalid data", id="a file of no bytes"),
-        pytest.param("a.mp4", None, "cannot open the video .*a.mp4: Invalid data", id="`.mp4` that lost its `moov`"),
-        pytest.param("a.bin", bytes(range(256)), "cannot open the video .*a.bin: Invalid data", id="a file that is not a video"),
-        pytest.param("a.wav", b"sound", "a.wav holds no video stream", id="sound alone"),
-        pytest.param("a.mp3", b"cover", "a.mp3 holds no video stream", id="sound with a cover picture"),
+        ruled_out("a.mp4", b"", "cannot open the video .*a.mp4: Invalid data", "a file of no bytes"),
+        ruled_out("a.mp4", None, "cannot open the video .*a.mp4: Invalid data", "`.mp4` without its `moov`"),
+        ruled_out("a.bin", bytes(range(256)), "cannot open the video .*a.bin: Invalid data", "other files"),
+        ruled_out("a.wav", b"sound", "a.wav holds no video stream", "sound alone"),
+        ruled_out("a.mp3", b"cover", "a.mp3 holds no video stream", "sound with a cover picture"),
     ],
 )  # fmt: skip
 def test_what_holds_no_video_is_refused(tmp_path: Path, name: str, data: bytes | None, match: str) -> None:
@@ -202,9 +208,8 @@ def test_what_holds_no_video_is_refused(tmp_path: Path, name: str, data: bytes |
     else:
         path.write_bytes(data)
     for asked in (Video(path).length_s, Video(path).begins, lambda: list(Video(path).frames(1.0))):
-        with pytest.raises(DataError, match=match) as caught:
+        with refusal(rf"^(?!.*{path}.*{path}).*{match}"):  # the path once
             asked()
-        assert str(caught.value).count(str(path)) == 1
 
 
 def sound(path: Path, cover: bool) -> None:
@@ -288,8 +293,8 @@ def test_a_camera_that_begins_again_in_one_connection_goes_on(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        pytest.param("mjpeg", {"codec": "mjpeg", "pix": "yuvj420p"}, marks=video("a camera's MJPEG over HTTP", "OpenCV")),
-        pytest.param("h264", {"codec": "libx264"}, marks=video("a camera's raw H.264 over HTTP", "OpenCV")),
+        pytest.param("mjpeg", {"codec": "mjpeg", "pix": "yuvj420p"}, marks=video("MJPEG over HTTP", "OpenCV")),
+        pytest.param("h264", {"codec": "libx264"}, marks=video("raw H.264 over HTTP", "OpenCV")),
     ],
 )
 def test_a_camera_without_time_stamps_goes_by_the_clock(
@@ -312,7 +317,7 @@ def test_a_camera_without_time_stamps_goes_by_the_clock(
 
 @video("a camera that is taken in again later goes on with its newest picture")
 def test_a_camera_that_is_taken_in_again_shows_its_first_picture_at_once(tmp_path: Path) -> None:
-    (one, two), number = shown(tmp_path)
+    (_, two), number = shown(tmp_path)
     with camera(two) as address:
         frame = next(Video(f"tcp://{address}").frames(10.0, 4000))
     assert (frame.number, number(frame.pixels) > 90) == (4000, True)
@@ -331,7 +336,7 @@ def test_a_camera_that_stays_away_fails_with_its_reason(tmp_path: Path, monkeypa
     monkeypatch.setattr(module, "AGAIN_S", (31.0,))  # the next try would be too late
     with camera(one) as address, pytest.raises(DataError, match=r"has shown nothing for 30 s: it ended"):
         list(Video(f"tcp://{address}", timeout_s=30).frames(10.0))
-    with pytest.raises(DataError, match="cannot open the video tcp://.*refused"):
+    with pytest.raises(DataError, match=r"cannot open the video tcp://.*refused"):
         list(Video(f"tcp://{address}").frames(10.0))
 
 
