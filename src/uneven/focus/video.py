@@ -140,7 +140,7 @@ class Video:
         """Give the number and the digest of the first packets: a video that has grown still begins with them."""
         with self._open() as container:
             found = (bytes(packet) for packet in _packets(container, self._stream(container)) if packet.size)
-            first = list(islice(found, packets))
+            first = list(islice(found, packets + 1))[:-1]  # the last one may be half written
         return len(first), hashlib.sha256(b"".join(first)).hexdigest()
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
@@ -294,10 +294,8 @@ def _rate(stream: VideoStream) -> float:
 
 def _words(error: Exception) -> str:
     """What FFmpeg says, without the address."""
-    if isinstance(error, av.error.ExitError):
-        return "it is silent"
-    known = isinstance(error, (av.error.FFmpegError, OSError))
-    return (known and error.strerror) or type(error).__name__  # type: ignore[attr-defined]
+    silent = isinstance(error, av.error.ExitError)
+    return "it is silent" if silent else getattr(error, "strerror", None) or type(error).__name__
 
 
 def _without_password(at: str) -> str:
