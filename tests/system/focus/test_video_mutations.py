@@ -59,7 +59,7 @@ def times(path: Path, stamps: list[float | None]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=brought("videos", "PyAV", f"damaged files, {EACH} of each of ten kinds")) for name in KINDS
+    pytest.param(name, marks=brought("videos", "PyAV", f"damaged files, {EACH} of ten kinds; refused if PyAV reads no picture")) for name in KINDS
 ])  # fmt: skip
 def test_damaged_files_give_what_pyav_gives_or_are_refused(tmp_path: Path, name: str) -> None:
     whole, rng = write(tmp_path / name, TIMES_S, **KINDS[name]).read_bytes(), random.Random(name)
