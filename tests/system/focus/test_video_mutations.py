@@ -58,9 +58,10 @@ def times(path: Path, stamps: list[float | None]) -> list[float]:
     return [clock.read(one, step_s) for one, _ in steady((one, None) for one in stamps)]
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=brought("videos", "PyAV", f"damaged files, {EACH} of ten kinds; refused if PyAV reads no picture")) for name in KINDS
-])  # fmt: skip
+ROW = brought("videos", "PyAV", f"damaged files, {EACH} of ten kinds; refused if PyAV reads no picture")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=ROW) for name in KINDS])
 def test_damaged_files_give_what_pyav_gives_or_are_refused(tmp_path: Path, name: str) -> None:
     whole, rng = write(tmp_path / name, TIMES_S, **KINDS[name]).read_bytes(), random.Random(name)
     path, refused, others = tmp_path / f"mutated-{name}", 0, 0

@@ -269,7 +269,11 @@ def shown(tmp_path: Path) -> tuple[list[bytes], Callable[[np.ndarray], int]]:
     ("scheme", "head"),
     [
         pytest.param("tcp", b"", marks=video("a camera that is interrupted (MPEG-TS over TCP)", "frigate")),
-        pytest.param("http", b"HTTP/1.0 200 OK\r\n\r\n", marks=video("a camera that is interrupted (MPEG-TS over HTTP)", "frigate")),
+        pytest.param(
+            "http",
+            b"HTTP/1.0 200 OK\r\n\r\n",
+            marks=video("a camera that is interrupted (MPEG-TS over HTTP)", "frigate"),
+        ),
     ],
 )
 def test_a_camera_that_is_interrupted_is_opened_again_and_nothing_is_waited_for(
