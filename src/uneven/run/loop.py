@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -74,7 +75,8 @@ class StepLoop:
         self.hands = Hands(self.turns.of)
         self.hands.once = context.elastic is not None
         self.counting = PassCounts(self.hands)
-        self.hands.one_thread = self._decides
+        decides = weakref.WeakMethod(self._decides)  # what looks at hands outlives a session that nobody closes
+        self.hands.one_thread = lambda: (call := decides()) is not None and call()
         self.hands.fewer = partial(_warn_of_fewer, self.counting, context)
         self.part: Portion | None = None
         self.epoch = -1

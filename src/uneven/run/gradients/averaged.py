@@ -132,10 +132,11 @@ class Averaged:
             carrier._statistics.warn = partial(context.scribe.event, "buffers", warn=True)
         if not isinstance(carrier, GradientCarrier):  # each worker holds a part of the model
             return
+        roll, traffic, group = carrier.roll, carrier.traffic, carrier._group  # not the carrier, which is to end
 
         def total(numbers: torch.Tensor) -> None:
-            with carrier.roll.waiting("the comparison of replicas"), carrier.traffic.waiting():
-                sum_now(numbers, carrier._group)
+            with roll.waiting("the comparison of replicas"), traffic.waiting():
+                sum_now(numbers, group)
 
         others = carrier._statistics.others
         carrier.landed = ReplicaCheck(model, optimizers, context.rank, context.members, others, total)

@@ -7,7 +7,9 @@ and nothing fails. Replicas agree up to rounding, which differs between processo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +65,8 @@ class ReplicaCheck:
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], rank: int, ranks: Sequence[int],
         buffers: Callable[[], dict[str, Tensor]], total: Callable[[Tensor], object],
     ) -> None:  # fmt: skip
-        self._model, self._optimizers, self._buffers, self._total = model, optimizers, buffers, total
+        self._model, self._buffers, self._total = model, buffers, total
+        self._optimizers = [weakref.ref(one) for one in optimizers]  # which have hooks that lead here
         self._rank, self._ranks = rank, ranks
         self._epoch = -1
 
@@ -78,7 +81,7 @@ class ReplicaCheck:
             return
         named = {name: one for name, one in self._model.named_parameters() if one.is_floating_point()}
         like = next(iter(named.values())).detach()
-        rates = [float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group]
+        rates = [float(group["lr"]) for one in self._optimizers for group in _groups(one()) if "lr" in group]
         every = {_RATES: like.new_tensor(rates, dtype=torch.float64)}
         every |= {f"parameter {name}": one for name, one in named.items()}
         every |= {f"buffer {name}": one for name, one in self._buffers().items()}
@@ -96,3 +99,7 @@ class ReplicaCheck:
             f"iteration {iteration}: the workers no longer train one model: {name} differ{'s' * (name != _RATES)}, "
             f"with sums of {sums}. {_REMEDIES[name.split()[0]]}"
         )
+
+
+def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
+    return [] if optimizer is None else optimizer.param_groups

@@ -62,7 +62,7 @@ class BatchStatistics:
 
     def others(self) -> dict[str, torch.Tensor]:
         """Return the buffers that are not averaged, by name."""
-        return {name: module._buffers[key] for name, (module, key) in self._others.items()}  # type: ignore[misc]
+        return {name: module._buffers[key] for name, (module, key) in self._others.items()}
 
     def _choose(self) -> None:
         """Find out with all ranks which other buffers the first pass has written."""
