@@ -49,7 +49,7 @@ def series(path: Path) -> Any:
         pytest.param("text.toml", "a = 1\n", lambda one: document(one.read_text("utf-8"), "text"), id="text"),
         pytest.param("a.csv", "load,b\n1,2\n3,4\n", series, id="series"),
         pytest.param(ASKED, json.dumps({"metric": "a"}), lambda one: asked_in(one.parent), id="asked"),
-        pytest.param(EVENTS, '{"event": "end"}\n', lambda one: read_events(one.parent), id="events"),
+        pytest.param(EVENTS, '{"event": "end", "at_s": 1.5}\n', lambda one: read_events(one.parent), id="events"),
         pytest.param(
             "state.json", json.dumps({"schema": SCHEMA, "asked": {"members": []}, "members": {}}),
             lambda one: load(one.parent, {"members": []}), id="fleet",

@@ -124,7 +124,8 @@ class Hands:
     """
 
     def __init__(self, turn_of: Callable[[Portion], Turn] | None = None) -> None:
-        self.turn_of, self.exchanged, self.once = turn_of, False, False
+        self.turn_of = turn_of
+        self.exchanged = self.once = False
         self.trained = self.over = False
         self.fewer: Callable[[int, Turn], None] | None = None
         self.one_thread: Callable[[], bool] | None = None

@@ -57,7 +57,9 @@ class IndexedSource(BatchSource):
         ahead: int = 0,
         read: Callable[[Any], object] = lambda batch: None,
     ) -> None:
-        self._orders, self._sampler, self._options = orders, sampler, options
+        self._orders = orders
+        self._sampler = sampler
+        self._options = options
         self._ahead, self._read = ahead, read
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self._size = len(dataset)

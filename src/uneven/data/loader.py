@@ -109,6 +109,7 @@ class BalancedLoader:
         self._closed = False
         self._running: weakref.ref[Generator[Any, None, bool]] | None = None
         self._begun = Cursor()  # where the newest pass did
+        self._fresh = False  # whether it has handed out nothing yet
 
     def __len__(self) -> int:
         """Iterations in a whole epoch; a resumed epoch has fewer left.
@@ -285,7 +286,8 @@ class BalancedLoader:
             if self._hands.peeked:
                 self._go_back()
             self._hands.clear()
-        self._begun, self._hands.trained = self._cursor, False
+        self._begun = self._cursor
+        self._fresh = True
         while self._cursor.epoch < self._reached:
             yield from self._handed_out(notify)
         yield from self._handed_out(notify)
@@ -324,6 +326,8 @@ class BalancedLoader:
                     yield part, batch
                     continue
                 self._calls.begin(part)
+                if self._fresh:
+                    self._fresh = self._hands.trained = False
                 self._hands.hand(part, batch)
                 try:
                     yield batch

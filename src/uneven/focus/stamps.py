@@ -13,7 +13,7 @@ _BACK_S, _FAR_S = 1.0, 86_400.0
 
 
 @dataclass(slots=True)
-class Clock:
+class FrameClock:
     """Turns time stamps into times since the beginning of a stream.
 
     Attributes:

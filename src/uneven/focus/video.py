@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import ConfigError, DataError, install_hint
-from uneven.focus.stamps import Clock, steady
+from uneven.focus.stamps import FrameClock, steady
 
 try:
     import av
@@ -145,7 +145,7 @@ class Video:
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
         """The first frame at or after each moment that is due."""
-        due, clock = first, Clock(first / per_s)
+        due, clock = first, FrameClock(first / per_s)
         for time_s, picture in self._watched(clock) if self.live else self._recorded(clock):
             if time_s + 1e-6 >= clock.due_s:
                 # Moments without a frame are passed over: their numbers stay unused.
@@ -154,7 +154,7 @@ class Video:
                 due = number + 1
                 clock.due_s = due / per_s
 
-    def _recorded(self, clock: Clock) -> Iterator[tuple[float, av.VideoFrame]]:
+    def _recorded(self, clock: FrameClock) -> Iterator[tuple[float, av.VideoFrame]]:
         again = False
         while True:
             size = Path(self._at).stat().st_size if self.follow else 0
@@ -170,7 +170,9 @@ class Video:
                 raise DataError(f"{self._shown} holds no picture")
             return
 
-    def _find(self, container: av.container.InputContainer, stream: VideoStream, clock: Clock, again: bool) -> None:
+    def _find(
+        self, container: av.container.InputContainer, stream: VideoStream, clock: FrameClock, again: bool
+    ) -> None:
         """Go to a key frame before what is due. Where time stamps may have begun again before it, read all instead."""
         flags, begins_s = container.format.flags, _seconds(stream.start_time, stream)
         unsure = _NO_STAMPS | (0 if again else _BEGIN_AGAIN)
@@ -182,7 +184,7 @@ class Video:
                 return
         clock.next_s, clock.raw_s, clock.shift_s = 0.0, begins_s, None if begins_s is None else -begins_s
 
-    def _watched(self, clock: Clock) -> Iterator[tuple[float, av.VideoFrame]]:
+    def _watched(self, clock: FrameClock) -> Iterator[tuple[float, av.VideoFrame]]:
         """A camera's pictures. Gaps between connections count by the clock on the wall."""
         tries, heard_s, shown, reason = 0, time.monotonic(), clock.due_s > 0, "it ended"
         clock.next_s = clock.due_s
@@ -211,7 +213,7 @@ class Video:
         yield from self._recorded(clock)  # an address with an end
 
     def _pictures(
-        self, container: av.container.InputContainer, stream: VideoStream, clock: Clock
+        self, container: av.container.InputContainer, stream: VideoStream, clock: FrameClock
     ) -> Iterator[tuple[float | None, av.VideoFrame]]:
         """Every picture with its time stamp, but none that no other one is made from and that is not due."""
         lost, shown, reason = 0, 0, ""

@@ -26,7 +26,7 @@ _BLOCKS = ("bsr", "dia", torch.sparse_bsr, torch.sparse_bsc)
 """Formats that store zeros between the edges."""
 
 
-class _Given(NamedTuple):
+class _Form(NamedTuple):
     """A graph's pieces.
 
     Attributes:
@@ -91,7 +91,7 @@ def edges_of(graph: Any, num_nodes: int | None = None) -> EdgeList:
     return graph_of(graph, num_nodes)[0]
 
 
-def _given(graph: Any) -> _Given:
+def _given(graph: Any) -> _Form:
     if hasattr(graph, "to_homogeneous") or (isinstance(graph, Mapping) and "edge_index_dict" in graph):
         raise DataError(
             f"a {type(graph).__name__} has types of vertices and edges, and layers here have none: give "
@@ -105,18 +105,18 @@ def _given(graph: Any) -> _Given:
             )
         on_edges = {name: one for name, one in graph.edata.items() if name != "_ID"}  # DGL's own numbers
         ways = ("graph.ndata.pop({0!r})", "graph.edata.pop({0!r})")
-        return _Given(graph.edges(), graph.num_nodes(), True, dict(graph.ndata), on_edges, *ways)
+        return _Form(graph.edges(), graph.num_nodes(), True, dict(graph.ndata), on_edges, *ways)
     if hasattr(graph, "is_multigraph"):
         return _networkx(graph)
     if _is_matrix(graph):
         return _matrix(graph)
     if isinstance(graph, torch.Tensor | np.ndarray | list | tuple):
         rows, columns = graph.sparse_size() if hasattr(graph, "sparse_size") else (0, 0)  # PyG's EdgeIndex
-        return _Given(graph, max(rows or 0, columns or 0))
+        return _Form(graph, max(rows or 0, columns or 0))
     return _held(graph)
 
 
-def _held(graph: Any) -> _Given:
+def _held(graph: Any) -> _Form:
     """What holds ``edge_index``, or PyG's ``adj_t``, by name."""
     named = isinstance(graph, Mapping)
     items = graph if named else getattr(graph, "__dict__", {})
@@ -146,7 +146,7 @@ def _is_matrix(given: Any) -> bool:
     return sparse or hasattr(given, "tocoo") or hasattr(given, "sparse_sizes")
 
 
-def _matrix(given: Any, into: bool | None = None) -> _Given:
+def _matrix(given: Any, into: bool | None = None) -> _Form:
     """A sparse matrix; ``into`` if a row is a target."""
     shape = tuple(given.sparse_sizes() if hasattr(given, "sparse_sizes") else given.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
@@ -171,10 +171,10 @@ def _matrix(given: Any, into: bool | None = None) -> _Given:
                 "target in its layers: give edge_index, torch.stack([column, row]) if a row is a target"
             )
     on_edges = {} if values is None else {"the matrix": values}
-    return _Given((column, row) if into else (row, column), shape[0], True, {}, on_edges, clear=clear)
+    return _Form((column, row) if into else (row, column), shape[0], True, {}, on_edges, clear=clear)
 
 
-def _networkx(graph: Any) -> _Given:
+def _networkx(graph: Any) -> _Form:
     """A graph of networkx; one that is undirected has each edge in both directions."""
     names = list(graph.nodes)
     if all(isinstance(one, Integral) for one in names) and names != sorted(names):
@@ -196,7 +196,7 @@ def _networkx(graph: Any) -> _Given:
             rows = [found[key] for _, found in graph.nodes(data=True)]
             held[str(key)] = torch.as_tensor(np.array(rows) if hasattr(rows[0], "ndim") else rows)
     clear = "for *_, found in graph.edges(data=True): found.clear()"
-    return _Given(np.array(pairs, np.int64).reshape(-1, 2).T, len(names), True, held, on_edges, clear=clear)
+    return _Form(np.array(pairs, np.int64).reshape(-1, 2).T, len(names), True, held, on_edges, clear=clear)
 
 
 def _index(given: Any) -> npt.NDArray[Any]:
@@ -240,7 +240,7 @@ def _whole(count: Any) -> int | None:
     return int(found.reshape(()))
 
 
-def _tensors(given: _Given, vertices: int, edges: int) -> dict[str, torch.Tensor]:
+def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]:
     """The tensors with a row for each vertex, by name (x, y, train_mask, …)."""
     found = {}
     on_edges = [(str(name), one, given.clear) for name, one in given.on_edges.items()]

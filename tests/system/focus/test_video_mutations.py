@@ -13,7 +13,7 @@ from clips import due, reference, write
 from brought import brought
 from uneven.errors import DataError
 from uneven.focus import Video
-from uneven.focus.stamps import Clock, steady
+from uneven.focus.stamps import FrameClock, steady
 
 TIMES_S = [number / 10 for number in range(40)]
 EACH = 100
@@ -54,7 +54,7 @@ def times(path: Path, stamps: list[float | None]) -> list[float]:
         stream = container.streams.video[0]
         begins_s = None if stream.start_time is None else float(stream.start_time * stream.time_base)
         step_s = 1 / float(stream.guessed_rate or stream.average_rate or 25)
-    clock = Clock(0.0, 0.0, None if begins_s is None else -begins_s, begins_s)
+    clock = FrameClock(0.0, 0.0, None if begins_s is None else -begins_s, begins_s)
     return [clock.read(one, step_s) for one, _ in steady((one, None) for one in stamps)]
 
 

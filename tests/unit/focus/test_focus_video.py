@@ -21,7 +21,7 @@ from uneven.errors import DataError
 from uneven.focus import Moving, Video
 from uneven.focus import video as module
 from uneven.focus.objects import found
-from uneven.focus.stamps import Clock, steady
+from uneven.focus.stamps import FrameClock, steady
 
 STEADY = [number / 10 for number in range(40)]
 UNEVEN = [0, 0.1, 0.2, 0.9, 1.0, 3.3, 3.35, 3.4, 7.7, 7.8]
@@ -167,7 +167,7 @@ def test_time_stamps_that_begin_again_go_on(tmp_path: Path) -> None:
     ],
 )
 def test_times_by_stamps(stamps: list[float | None], times_s: list[float]) -> None:
-    clock = Clock(0.0)
+    clock = FrameClock(0.0)
     assert [clock.read(one, 1.0) for one, _ in steady((one, None) for one in stamps)] == times_s
 
 

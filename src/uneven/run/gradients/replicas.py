@@ -65,7 +65,9 @@ class ReplicaCheck:
         self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], rank: int, ranks: Sequence[int],
         buffers: Callable[[], dict[str, Tensor]], total: Callable[[Tensor], object],
     ) -> None:  # fmt: skip
-        self._model, self._buffers, self._total = model, buffers, total
+        self._model = model
+        self._buffers = buffers
+        self._total = total
         self._optimizers = [weakref.ref(one) for one in optimizers]  # which have hooks that lead here
         self._rank, self._ranks = rank, ranks
         self._epoch = -1
