@@ -73,6 +73,12 @@ def diverges(step: int, hidden: bool = False) -> Member:
     return Member(model, optimizer, batch_size=50, loss=Diverging(step, hidden))
 
 
+def normed(batch_size: int, drop_last: bool = False) -> Member:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Member(model, optimizer, batch_size=batch_size, drop_last=drop_last)
+
+
 def disagrees() -> Member:
     model = nn.Linear(3, 10)
     return Member(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -175,13 +181,16 @@ class Numbered:
         return image, label + 10 * index
 
 
-def plain(batch_size: int = 50, noted: Path | None = None, delay_s: float = 0.0) -> Member:
+def plain(
+    batch_size: int = 50, noted: Path | None = None, delay_s: float = 0.0, drop_last: bool = False
+) -> Member:
     """Draws nothing and looks at no batch as a whole, so it learns the same in however many parts."""
     torch.manual_seed(1)
     layers = (nn.Flatten(), Late(delay_s), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     model = nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    return Member(model, optimizer, batch_size=batch_size, loss=Noted(noted) if noted else F.cross_entropy)
+    loss = Noted(noted) if noted else F.cross_entropy
+    return Member(model, optimizer, batch_size=batch_size, loss=loss, drop_last=drop_last)
 
 
 class Late(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed import barrier
 from torch.utils.data import TensorDataset
 
 import uneven
+from brought import brought
 from uneven.data.order import epoch_order
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
@@ -183,3 +185,39 @@ def test_alone_all_is_as_it_is() -> None:
         optimizer.zero_grad()
     assert_same(model, alone(padded, 1), 1e-12)
     session.close()
+
+
+def of_all_on_the_page() -> Any:
+    """As docs/how-to/losses.md prints it."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "losses.md").read_text()
+    found: dict[str, Any] = {"torch": torch, "dist": torch.distributed}
+    exec(page[page.index("def of_all") :].split("\n\n\n")[0], found)
+    return found["of_all"]
+
+
+def contrastive(model: nn.Module, x: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Two views of each sample, each of which is to find its other one among all."""
+    a, b = gather(F.normalize(model(x))), gather(F.normalize(model(x + 0.3)))
+    return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+
+@brought("losses", "DDP", "a contrastive loss over the global batch (CLIP, SimCLR), embeddings gathered with gradients")
+@ranks(3)
+def test_a_contrastive_loss_over_the_global_batch(me: RankContext) -> None:
+    of_all = of_all_on_the_page()
+    for balance in (Moving(), "static:shares=9/2/1"):
+        theirs = net().double()
+        by = sgd(theirs)
+        session, model, optimizer, loader = started(balance=balance)
+        for (x, _), (union, _) in zip(chain(loader, loader), unions(2), strict=True):
+            with session.summed():
+                loss = contrastive(model, x, partial(of_all, session))
+                loss.backward()
+            whole = contrastive(theirs, union, lambda z: z)
+            whole.backward()
+            torch.testing.assert_close(loss, whole, rtol=1e-10, atol=1e-10)
+            for one in (optimizer, by):
+                one.step()
+                one.zero_grad()
+        assert_same(model, theirs, 1e-12)
+        session.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -141,20 +142,80 @@ def module() -> Any:
         def validation_step(self, batch: Any, number: int) -> None:
             self.log("held_out", self.training_step(batch, number), sync_dist=True)
 
+        def predict_step(self, batch: Any, number: int) -> torch.Tensor:
+            return self.net(batch[0])
+
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self)
 
     return Module()
 
 
-def lightning_trainer(session: uneven.Session, folder: str | Path, **more: Any) -> Any:
+def lightning_trainer(session: uneven.Session | None, folder: str | Path, **more: Any) -> Any:
     import lightning
 
     from uneven.integrations.lightning import BalancedStrategy
 
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    how: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "default_root_dir": folder, "max_epochs": 2}
-    return lightning.Trainer(strategy=BalancedStrategy(session), **how | quiet | more)
+    how: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    how |= {"accelerator": "cpu", "devices": 1, "default_root_dir": folder, "max_epochs": 2}
+    if session is not None:
+        how["strategy"] = BalancedStrategy(session)
+    return lightning.Trainer(**how | more)
+
+
+def in_module() -> Any:
+    """A DataModule, which makes its loader by the strategy's session."""
+    import lightning
+
+    class Data(lightning.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.data = TensorDataset(*tensors())
+
+        def train_dataloader(self) -> Any:
+            return self.trainer.strategy.session.loader(self.data, X)
+
+        def val_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.data, 10)
+
+    return Data
+
+
+@brought("loops", "Lightning", "alone (`python train.py`), and under `uneven run --nproc 1`: `fit`, `test`, `predict`")
+@brought("loops", "Lightning", "`BalancedStrategy()` without a session, and a `LightningDataModule`")
+@needs("lightning")
+@ranks(1, fresh=True, join=False)
+def test_lightning_alone(me: RankContext, tmp_path: str) -> None:
+    from uneven.integrations.lightning import BalancedStrategy
+
+    warnings.simplefilter("ignore")
+    held_out = torch.utils.data.DataLoader(TensorDataset(*tensors()), 10)
+    for variables in ((), ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        for one in variables:
+            os.environ.pop(one, None)
+        ours, strategy = module(), BalancedStrategy()
+        trainer = lightning_trainer(None, tmp_path, strategy=strategy, enable_checkpointing=False)
+        trainer.fit(ours, datamodule=in_module()())
+        assert_same(ours.net, reference(2, net()), 1e-6)
+        assert trainer.validate(ours, held_out, verbose=False)[0]["held_out"] > 0
+        assert len(trainer.predict(ours, held_out)) == len(held_out)
+        strategy.session.close()
+
+
+@brought("loops", "Lightning", "`LightningCLI(…)`, with the strategy as a `class_path`")
+@needs("lightning", "jsonargparse")
+@ranks(3, fresh=True)
+def test_lightning_command_line(me: RankContext, tmp_path: str) -> None:
+    from lightning.pytorch.cli import LightningCLI
+
+    warnings.simplefilter("ignore")
+    flags = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, "logger": False, "enable_progress_bar": False,
+             "strategy": '{"class_path": "uneven.integrations.lightning.BalancedStrategy"}',
+             "default_root_dir": tmp_path}  # fmt: skip
+    given = ["fit", *(f"--trainer.{name}={value}" for name, value in flags.items())]
+    done = LightningCLI(type(module()), in_module(), args=given, save_config_callback=None)
+    assert_same(done.model.net, reference(2, net()), 1e-6)
+    assert done.trainer.world_size == 3
+    done.trainer.strategy.session.close()
 
 
 @needs("lightning")

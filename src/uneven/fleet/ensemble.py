@@ -24,6 +24,7 @@ class Member:
         model: any module.
         optimizer: made from the model's parameters.
         batch_size: samples of a step; the last batch of an epoch may be smaller.
+        drop_last: leave out that smaller batch.
         loss: called with the model's output and the target; the mean over the batch.
         scheduler: stepped as ``schedule`` says; ``ReduceLROnPlateau`` gets the metric.
         find_unused_parameters: set it if a forward pass may leave out some parameters; asked only where several workers
@@ -37,6 +38,7 @@ class Member:
     scheduler: Any = None
     schedule: Literal["epoch", "batch"] = "epoch"
     find_unused_parameters: bool = False
+    drop_last: bool = False
 
 
 Factory = Callable[[], Member]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from accelerate import Accelerator
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from uneven.errors import ConfigError
 from uneven.session import Session
 
 
-def prepare(
-    session: Session, accelerator: Accelerator, model: nn.Module, *optimizers: torch.optim.Optimizer
-) -> tuple[object, ...]:
+def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any) -> tuple[Any, ...]:
     """Give the model to the session and to Accelerate, which leaves it without ``DistributedDataParallel``.
 
     The loader stays the session's. Several passes for a step are ``session.no_sync()``, not ``accelerator.accumulate``.
 
+    Args:
+        stateful: the model's optimizers, and their schedulers, which go on by one in each step.
+
     Returns:
-        The model and the optimizers to use in the loop.
+        The model and what was given with it, to use in the loop.
 
     Raises:
         ConfigError: the accelerator shards models, or accumulates gradients itself.
@@ -31,6 +34,19 @@ def prepare(
             f"gradient_accumulation_steps = {accelerator.gradient_accumulation_steps}: Accelerate would leave out "
             f"steps of which the session knows nothing; leave it at 1, and use session.no_sync()"
         )
-    session.setup(model, *optimizers)
+    session.setup(model, *stateful)
+    prepared = accelerator.prepare_scheduler
+
+    def prepare_scheduler(scheduler: LRScheduler) -> Any:
+        made = prepared(scheduler)
+        made.split_batches = True  # Accelerate's word for global batches; else it goes on once for each worker
+        return made
+
+    accelerator.prepare_scheduler = prepare_scheduler
+    for one in accelerator._schedulers:
+        one.split_batches = True
     # Evaluation mode is Accelerate's word for a model that is not wrapped for training by several workers.
-    return accelerator.prepare_model(model, evaluation_mode=True), *map(accelerator.prepare_optimizer, optimizers)
+    return accelerator.prepare_model(model, evaluation_mode=True), *(
+        accelerator.prepare_scheduler(one) if isinstance(one, LRScheduler) else accelerator.prepare_optimizer(one)
+        for one in stateful
+    )

@@ -8,18 +8,20 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from uneven.data.loader import BalancedLoader
 from uneven.errors import CheckpointError, ConfigError
 from uneven.integrations.epochs import CountedEpochs
+from uneven.integrations.exchanges import waited
 from uneven.session import Session
 
-_STATE = "uneven"
-"""Where the run is, in each checkpoint."""
+_STATE = "uneven"  # where the run is, in each checkpoint
 
 
 class SessionEnvironment(ClusterEnvironment):
@@ -34,29 +36,24 @@ class SessionEnvironment(ClusterEnvironment):
 
     @staticmethod
     def detect() -> bool:
-        """Whether Lightning is to choose it by itself."""
         return False
 
     def world_size(self) -> int:
-        """Workers."""
         return self._world.size
 
     def set_world_size(self, size: int) -> None:
-        """It is not Lightning's to set."""
+        pass  # the session has set it
 
     def global_rank(self) -> int:
-        """This worker."""
         return self._world.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """It is not Lightning's to set."""
+        pass  # the session has set it
 
     def local_rank(self) -> int:
-        """This worker among those of its machine."""
         return self._world.local_rank
 
     def node_rank(self) -> int:
-        """This machine."""
         return self._world.rank // self._world.local_size
 
 
@@ -80,37 +77,53 @@ class BalancedStrategy(DDPStrategy):
 
     ``training_step`` returns a mean over this worker's part. Validation and test run in equal parts.
 
+    Args:
+        session: a new one if None; a ``LightningDataModule`` finds it as ``self.trainer.strategy.session``.
+
     Raises:
-        ConfigError: in ``fit``, where the training's batches are not the session's, or the module optimizes by itself.
+        ConfigError: in ``fit``, the run is elastic, some training batches are not the session's, or the module
+            optimizes by itself.
     """
 
     strategy_name = "uneven"
 
     def __init__(
-        self, session: Session, *, find_unused_parameters: bool = False, bucket_cap_mb: float | None = None
+        self,
+        session: Session | None = None,
+        *,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
     ) -> None:
-        super().__init__(cluster_environment=SessionEnvironment(session))
-        self._session = session
+        self.session = Session() if session is None else session
+        super().__init__(cluster_environment=SessionEnvironment(self.session))
         self._how: dict[str, Any] = {"find_unused_parameters": find_unused_parameters, "bucket_cap_mb": bucket_cap_mb}
         self._step: _TrainingStep | None = None
         self._epochs: CountedEpochs | None = None
 
     @property
     def root_device(self) -> torch.device:
-        """This worker's, one of those that the Trainer has."""
         devices = self.parallel_devices
         return devices[self.local_rank % len(devices)]
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """How Lightning divides data for validation and tests."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
+    def setup_distributed(self) -> None:
+        reset_seed()
+        self.set_world_ranks()  # the session has met the other workers, if there are any
+
+    def setup(self, trainer: Trainer) -> None:
+        above = ParallelStrategy if self.session.world.alone else DDPStrategy  # the latter takes rank 0's weights
+        above.setup(self, trainer)
+
+    def _setup_model(self, model: nn.Module) -> Any:
+        return model
+
     def configure_ddp(self) -> None:
-        """Nothing wraps the module."""
+        pass  # nothing wraps the module
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Lightning's, with which the module is given to the session."""
         super().setup_optimizers(trainer)
         module = self.lightning_module
         if not module.automatic_optimization:
@@ -121,49 +134,43 @@ class BalancedStrategy(DDPStrategy):
             )
         if self._step is None:
             self._step = _TrainingStep(module)
-            self._session.setup(self._step, *self.optimizers, **self._how)
+            self.session.setup(self._step, *self.optimizers, **self._how)
+        elif self._step.module is not module:
+            raise ConfigError("a BalancedStrategy trains one module: make another one, with another session, for this")
 
     def process_dataloader(self, dataloader: object) -> object:
-        """The session's loader ends its epochs as Lightning counts them."""
         if not isinstance(dataloader, BalancedLoader):
             return dataloader
         if self._epochs is None:
             self._epochs = CountedEpochs(dataloader)
         return self._epochs
 
-    def training_step(self, *given: Any, **named: Any) -> Any:
-        """The module's."""
-        if self._epochs is None:
+    def on_train_start(self) -> None:
+        if any(one is not self._epochs for one in tree_leaves(self.lightning_module.trainer.train_dataloader)):
             raise ConfigError(
-                "the batches of the training are not the session's, so each worker would train on all of them: call "
-                "trainer.fit(module, session.loader(dataset, batch_size=…)), with the global batch"
+                "batches of the training are not the session's, so each worker would train on all of them: call "
+                "trainer.fit(module, session.loader(dataset, batch_size=…)), with the global batch, or let "
+                "train_dataloader return self.trainer.strategy.session.loader(…)"
             )
+
+    def training_step(self, *given: Any, **named: Any) -> Any:
         assert self._step is not None
         with self.precision_plugin.train_step_context():
             return self._step(*given, **named)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Passes that are accumulated."""
-        with self._session.no_sync():
+        with self.session.no_sync():
             yield
 
     def on_train_end(self) -> None:
-        """The last step is over."""
         if self._epochs is not None:
             self._epochs.finish()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Lightning's, with where the run is."""
-        state = {_STATE: self._session.state_dict()} if self._epochs is not None else {}
-        super().save_checkpoint(checkpoint | state, filepath, storage_options)
+        super().save_checkpoint(checkpoint | {_STATE: self.session.state_dict()}, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Lightning's; a training goes on where it was.
-
-        Raises:
-            CheckpointError: no session has saved it.
-        """
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
             if _STATE not in checkpoint:
@@ -171,27 +178,8 @@ class BalancedStrategy(DDPStrategy):
                     f"{checkpoint_path} was not saved with this strategy, so which samples it has seen is not known: "
                     f"load its weights into the module, and call trainer.fit without ckpt_path"
                 )
-            self._session.load_state_dict(checkpoint[_STATE])
+            self.session.load_state_dict(checkpoint[_STATE])
         return checkpoint
 
-    # What Lightning says to all workers is waiting, and no work of this one.
-    def barrier(self, *given: Any, **named: Any) -> None:
-        """Lightning's."""
-        with self._session.waiting():
-            super().barrier(*given, **named)
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Lightning's."""
-        with self._session.waiting():
-            return super().broadcast(obj, src)
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Lightning's; each worker counts alike."""
-        with self._session.waiting():
-            return super().reduce(tensor, group, reduce_op)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Lightning's."""
-        with self._session.waiting():
-            gathered: Tensor = super().all_gather(tensor, group, sync_grads)
-        return gathered
+    barrier, broadcast = waited(DDPStrategy.barrier), waited(DDPStrategy.broadcast)
+    reduce, all_gather = waited(DDPStrategy.reduce), waited(DDPStrategy.all_gather)

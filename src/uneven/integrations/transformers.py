@@ -58,7 +58,6 @@ class Balanced:
         args.average_tokens_across_devices = False  # the session does that, beneath the forward pass
 
     def get_train_dataloader(self) -> Any:
-        """The session's loader."""
         if self._epochs is None:
             self._epochs = CountedEpochs(self._loader())
         return self._epochs
@@ -88,7 +87,6 @@ class Balanced:
         )  # fmt: skip
 
     def create_optimizer(self, *given: Any, **named: Any) -> Any:
-        """The Trainer's, with which the model is given to the session."""
         trainer: Any = self
         optimizer = super().create_optimizer(*given, **named)  # type: ignore[misc] # the class beside this one has it
         if not self._prepared:
@@ -125,11 +123,7 @@ class Balanced:
         return float((labels[..., 1:] if shifted else labels).ne(-100).sum())
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *given: Any, **named: Any) -> torch.Tensor:
-        """The Trainer's.
-
-        Returns:
-            A loss whose mean over workers is that over the global batch.
-        """
+        """Return a loss whose mean over workers is that over the global batch."""
         count = self.loss_count(inputs)
         with nullcontext() if count is None else self.session.weighted(count):
             loss: torch.Tensor = super().training_step(model, inputs, *given, **named)  # type: ignore[misc] # as above
@@ -137,12 +131,10 @@ class Balanced:
         return loss * (weight * self.session.world_size) if weight else torch.zeros_like(loss)
 
     def evaluation_loop(self, *given: Any, **named: Any) -> Any:
-        """The Trainer's, in equal parts; its time belongs to no step."""
         with self.session.evaluated():
             return super().evaluation_loop(*given, **named)  # type: ignore[misc] # as above
 
     def log(self, logs: dict[str, float], *given: Any, **named: Any) -> None:
-        """Into the journal, too."""
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         self.session.log(**numbers)
         super().log(logs, *given, **named)  # type: ignore[misc] # as above
@@ -182,11 +174,6 @@ class Balanced:
         return super()._finalize_training(*given, **named)  # type: ignore[misc] # as above
 
     def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
-        """Refused.
-
-        Raises:
-            ConfigError: always.
-        """
         raise ConfigError(
             "Trainer.hyperparameter_search makes a model for each trial, and a session carries one: "
             "start each trial as a run of its own, as `uneven search` does"

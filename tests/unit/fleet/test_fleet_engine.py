@@ -16,6 +16,7 @@ import torch
 
 import fleet_members as members
 import uneven.fleet as fleet
+from brought import brought
 from fleet_members import same
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from uneven.fleet.engine import state as engine_state
@@ -147,6 +148,30 @@ def test_members_that_fail_or_die_hold_nobody_up(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", 2, Options(rates={"small": [1.0]}, buffer=128, chunk=32),
                   members={"small": good["small"]})  # fmt: skip
     assert same(parts(alone, "small"), parts(result, "small"))
+
+
+@brought("loops", "Ray Train", "a fleet's last batch of one sample under batch norm: `fleet.Member(…, drop_last=True)`")
+def test_a_last_batch_of_one_sample(tmp_path: Path) -> None:
+    everybody = {"alone": partial(members.normed, 57), "dropped": partial(members.normed, 57, True),
+                 "nothing": partial(members.normed, 401, True)}  # fmt: skip
+    rates = {name: [1000.0] for name in everybody}
+    result = train(tmp_path, 1, Options(rates=rates, buffer=1024, chunk=32), members=everybody)
+    why = {row.name: row.why for row in result.table}
+    assert re.search(r"last of 400 samples in batches of 57 is alone.*drop_last=True", why["alone"]), why
+    assert "leaves out all 400 samples" in why["nothing"]
+    assert parts(result, "dropped")["history"][0]["samples"] == 399
+
+
+def test_dropped_samples_are_those_of_one_worker(tmp_path: Path) -> None:
+    one, two = (
+        train(tmp_path / str(devices), 1, Options(rates={"plain": [1.0, 1.9]}, buffer=256, chunk=32), devices=devices,
+              members={"plain": partial(members.plain, 57, drop_last=True)})
+        for devices in (1, 2)
+    )  # fmt: skip
+    assert two.state.plan[0] == (0, {"plain": 2})
+    assert [parts(each, "plain")["history"][0]["samples"] for each in (one, two)] == [399, 399]
+    pairs = zip(one.model("plain").parameters(), two.model("plain").parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
 
 
 def test_what_a_broken_sample_leaves_is_kept(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ class Trainee:
             return
         batch = global_batch(rule, batch, self.used)
         reader.check(batch)
+        if isinstance(samples, int):
+            _check_last(self._member, samples, batch, least)
         if seat.rank:  # workers draw apart; the first one draws what it would alone
             _seed(job, f"worker {seat.rank} after {job.epochs}")
         if job.epochs:
@@ -139,7 +141,7 @@ class Trainee:
         source: int | Samples = samples if isinstance(samples, int) else self._tried or 0
         pulse.begin("its start")
         if self.used == 1:
-            self._workers = Alone(reader, batch)
+            self._workers = Alone(reader, batch, self._member.drop_last)
         else:
             place = replace(seat, size=self.used)
             self._workers = Team(reader, place, self._member, batch=batch, balance=job.balance, samples=source)
@@ -182,6 +184,16 @@ class Trainee:
         """Leave the other workers."""
         if self._workers is not None:
             self._workers.close()
+
+
+def _check_last(member: Member, samples: int, batch: int, least: int) -> None:
+    if samples < batch and member.drop_last:
+        raise ConfigError(f"drop_last with batch_size={batch} leaves out all {samples} samples: take smaller batches")
+    if 0 < samples % batch < least and not member.drop_last:
+        raise ConfigError(
+            f"the last of {samples} samples in batches of {batch} is alone, and batch norm needs {least}: give "
+            f"fleet.Member(…, drop_last=True), or another batch_size"
+        )
 
 
 def _made(job: Job, device: torch.device) -> Member:

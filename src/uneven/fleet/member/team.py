@@ -69,13 +69,15 @@ class Alone:
 
     rank, size = 0, 1
 
-    def __init__(self, reader: Reader, batch: int) -> None:
+    def __init__(self, reader: Reader, batch: int, drop_last: bool = False) -> None:
         self._reader, self.batch = reader, batch
+        self._drop_last = drop_last
 
     def batches(self, section: Section) -> Iterator[Counted]:
         """The training set in batches."""
         for fields in self._reader.batches(section, self.batch):
-            yield fields, len(fields[0])
+            if len(fields[0]) == self.batch or not self._drop_last:
+                yield fields, len(fields[0])
 
     def judged(self, section: Section) -> Iterator[list[torch.Tensor]]:
         """This worker's part of the validation set, in batches: for each field a tensor of shape (samples, …)."""
@@ -130,7 +132,9 @@ class Team:
         self._others = _Others()
         self._session = together(seat, balance, self._others)
         self._session.setup(member.model, member.optimizer, find_unused_parameters=member.find_unused_parameters)
-        self._loader = self._session.loader(self._shared or samples, batch, shuffle=False, collate_fn=as_it_is)
+        self._loader = self._session.loader(
+            self._shared or samples, batch, shuffle=False, drop_last=member.drop_last, collate_fn=as_it_is
+        )
 
     def batches(self, section: Section) -> Iterator[Counted]:
         """This worker's parts of the training set's global batches."""

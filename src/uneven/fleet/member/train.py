@@ -50,9 +50,10 @@ def run_epoch(
     """
     train, validate = sections
     waited_s, began_s = reader.waited_s, time.perf_counter()
-    steps = -(-train.samples // workers.batch)
+    samples = train.samples - (train.samples % workers.batch if member.drop_last else 0)
+    steps = -(-samples // workers.batch)
     with _scaled(member.optimizer, None if factor is None else lambda step: factor(step, steps)):
-        loss = _train(member, workers, train, device, pulse, epoch, strict)
+        loss = _train(member, workers, train, device, pulse, epoch, strict) / samples
     trained_s = time.perf_counter()
     worth = _validate(member, workers, validate, metric, device, pulse, epoch) if validate.samples else loss
     if member.scheduler is not None and member.schedule == "epoch":
@@ -66,7 +67,7 @@ def run_epoch(
         train_s=trained_s - began_s,
         waited_s=reader.waited_s - waited_s,
         validate_s=time.perf_counter() - trained_s,
-        samples=train.samples,
+        samples=samples,
         shares=workers.shares,
     )
 
@@ -118,7 +119,7 @@ def _train(
         finite += total.isfinite()
     if strict:
         _refuse_nonfinite(total, finite, epoch)
-    return workers.total(total) / section.samples
+    return workers.total(total)
 
 
 def _refuse_nonfinite(total: torch.Tensor, finite: torch.Tensor, epoch: int) -> None:

@@ -1,0 +1,25 @@
+"""Exchanges of a library's own between workers: time in which this worker waits, not works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from uneven.errors import ConfigError
+
+
+def waited(exchange: Callable[..., Any]) -> Any:
+    """Make a method of a library's strategy one that waits in the strategy's ``session``; elastic runs have none."""
+
+    @wraps(exchange)
+    def call(strategy: Any, *given: Any, **named: Any) -> Any:
+        if strategy.session.world.elastic is not None and exchange.__name__ != "barrier":
+            raise ConfigError(
+                f"{exchange.__name__} of Lightning in an elastic run, whose workers come and go: use session.mean, or "
+                f"start without --elastic"
+            )
+        with strategy.session.waiting():
+            return exchange(strategy, *given, **named)
+
+    return call
