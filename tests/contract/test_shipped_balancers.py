@@ -14,7 +14,6 @@ from uneven.balance import (
     Static,
     balancers,
 )
-from uneven.balance.rivals import RIVALS
 from uneven.testing.contracts import BalancerContract
 
 
@@ -80,5 +79,4 @@ class TestNumericalOfADevice(BalancerContract):
 
 
 def test_no_shipped_balancer_is_left_out() -> None:
-    ours = {"even", "static", "proportional", "lb-bsp", "analytic", "numerical"}
-    assert set(balancers) == ours | set(RIVALS)  # which keep it in tests/unit/balance/test_rival_*.py
+    assert set(balancers) == {"even", "static", "proportional", "lb-bsp", "analytic", "numerical"}

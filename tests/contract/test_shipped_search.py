@@ -2,7 +2,6 @@
 
 from uneven.search.schedulers import (
     Fifo,
-    FreezeThaw,
     HyperBand,
     MedianStopping,
     PopulationBased,
@@ -55,11 +54,6 @@ class TestPopulationBased(SchedulerContract):
 class TestPopulationInStep(SchedulerContract):
     def make(self) -> Scheduler:
         return PopulationBased(perturbation_interval=2, synch=True)
-
-
-class TestFreezeThaw(SchedulerContract):
-    def make(self) -> Scheduler:
-        return FreezeThaw(chunk=2, max_t=9)
 
 
 class TestRandomSearch(SearcherContract):

@@ -13,7 +13,6 @@ from uneven.jobs import Command, How
 from uneven.server import Client, ZmqLine, make_keys
 from uneven.server.partition import table_of
 from uneven.server.process import shard_process
-from uneven.server.tensors import arrays_of
 from uneven.testing.ranks import RankContext, ranks
 
 WORKERS, SHARDS, STEPS, BATCH = 2, 2, 16, 36
@@ -74,7 +73,7 @@ def test_without_staleness_it_is_plain_sgd_and_killed_shards_lose_no_update(me: 
         time.sleep(0.02)
     net = model()
     parameters = list(net.parameters())
-    arrays = arrays_of(parameters)
+    arrays = [one.data.numpy().reshape(-1) for one in parameters]
     start, moved = flat(net), torch.zeros_like(flat(net))
     line = ZmqLine(directory, SHARDS, beat_s=0.05, refresh_s=0.5)
     table = table_of([tuple(one.shape) for one in parameters], "float32", SHARDS)

@@ -8,7 +8,6 @@ from uneven.balance.lb_bsp import LbBsp
 from uneven.balance.numerical import Numerical
 from uneven.balance.presume import PresumeEqual
 from uneven.balance.proportional import Proportional
-from uneven.balance.rivals import RIVALS
 from uneven.balance.static import Static
 
 balancers.register("even", Even)
@@ -17,8 +16,6 @@ balancers.register("proportional", Proportional)
 balancers.register("lb-bsp", LbBsp)
 balancers.register("analytic", Analytic)
 balancers.register("numerical", Numerical)
-for _name, _rival in RIVALS.items():
-    balancers.register(_name, _rival)
 
 __all__ = [
     "Analytic",

@@ -38,7 +38,7 @@ def command(
     iterations: Annotated[int, played("Global batches that each one takes.")] = 200,
     balance: Annotated[
         str | None,
-        played(f"Some of: {BALANCERS}. [default: all but the rivals]", metavar="NAME,…", show_default=False),
+        played(f"Some of: {BALANCERS}. [default: all of uneven's]", metavar="NAME,…", show_default=False),
     ] = None,
     sync: Annotated[
         str | None, played(f"Some of: {POLICIES}. [default: all of uneven's]", metavar="NAME,…", show_default=False)

@@ -37,12 +37,6 @@ def report(
         bool,
         typer.Option("--beside", help="Put Plotly into a file beside the page, which is small then and shares it."),
     ] = False,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            "--png", metavar="DIR", help="Also write each picture as a PNG; needs chromium.", show_default=False
-        ),
-    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Also write a trace for ui.perfetto.dev.", show_default=False),
@@ -66,7 +60,6 @@ def report(
       uneven report                                      the newest run
       uneven report runs/NAME --out report.html
       uneven report runs/A runs/B --out a-b.html         two runs beside each other
-      uneven report runs/NAME --png pictures             a PNG for each picture
       uneven report runs/NAME --trace run.trace.json     every step of every worker, for Perfetto
       uneven report runs/NAME --tensorboard tb           then: tensorboard --logdir tb
       uneven report runs/NAME --log-to mlflow:mlruns     wandb:FOLDER, tensorboard:FOLDER likewise
@@ -84,10 +77,6 @@ def report(
         page, out = html.report_page(paths[0]), out or paths[0] / "report.html"
     html.write_page(page, out, plotly_beside=beside)
     _say("report", out)
-    if png is not None:
-        from uneven.report import png as pictures
-
-        _say("pictures", png, f" ({len(pictures.write(page.figures, png))} files)")
     if trace is not None:
         from uneven.report import trace as tracing
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uneven.balance import balancers
-from uneven.balance.rivals import RIVALS
 from uneven.cluster.spec import ClusterSpec
 from uneven.core.views import SyncView
 from uneven.sync import SyncPolicy, compatible, policies
@@ -50,13 +49,13 @@ def combinations(
     """What to play, and what not.
 
     Args:
-        balances, syncs: specifications; all that have a name if there are none, but for rivals from the literature.
+        balances, syncs: specifications; all that this library names if there are none.
 
     Raises:
         UnknownNameError: no such balancer or policy, or no such option.
         ConfigError: a specification that cannot be read.
     """
-    balances = tuple(dict.fromkeys(balances or (name for name in balancers if name not in RIVALS)))
+    balances = tuple(dict.fromkeys(balances or balancers))
     asked = tuple(dict.fromkeys(syncs or default_syncs()))
     for balance in balances:
         balancers.resolve(balance)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uneven.balance import balancers
-from uneven.balance.rivals import RIVALS
+from uneven_bench.balancers.rivals import RIVALS
 from uneven_bench.rivals import bench as rivals
 from uneven_bench.rivals.cases import CHANGE, HELD, ITERATIONS, SETTLING, RivalCase, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr

@@ -8,10 +8,6 @@ import math
 import pytest
 
 from uneven.balance import balancers
-from uneven.balance.rivals import RIVALS
-from uneven.balance.rivals.dbs import Dbs, dbs_shares
-from uneven.balance.rivals.epochs import Epochs
-from uneven.balance.rivals.omnilearn import OmniLearn, omnilearn_round
 from uneven.cluster import files
 from uneven.core.records import Record, SplitRecord
 from uneven.core.views import BalanceView, Limits, Observation
@@ -19,6 +15,10 @@ from uneven.errors import ConfigError
 from uneven.simulate import Scenario, simulate
 from uneven.sync import BSP
 from uneven.testing.contracts import BalancerContract
+from uneven_bench.balancers.rivals import RIVALS
+from uneven_bench.balancers.rivals.dbs import Dbs, dbs_shares
+from uneven_bench.balancers.rivals.epochs import Epochs
+from uneven_bench.balancers.rivals.omnilearn import OmniLearn, omnilearn_round
 
 TABLE = {
     # speeds: after round 1, settles at, max / min time (specification, §6.1)

@@ -9,11 +9,11 @@ import pytest
 from test_rival_epoch_rules import at_start, seen
 
 from uneven.balance.profile import Profile
-from uneven.balance.rivals.cubic import Cubic, even_finish
-from uneven.balance.rivals.lbb import Lbb, one_sample, refit, straggling
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConfigError
 from uneven.testing.contracts import BalancerContract
+from uneven_bench.balancers.rivals.cubic import Cubic, even_finish
+from uneven_bench.balancers.rivals.lbb import Lbb, one_sample, refit, straggling
 
 LOOSE = Limits.uniform(4, 1000)
 

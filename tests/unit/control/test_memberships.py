@@ -7,11 +7,11 @@ import math
 import pytest
 
 from uneven.balance import balancers
-from uneven.balance.rivals.cubic import Cubic
-from uneven.balance.rivals.lbb import Lbb
 from uneven.control import Controller, Decider, Forecaster, GiveReport, Load, Loopback, ReportTable
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.predict import predictors
+from uneven_bench.balancers.rivals.cubic import Cubic
+from uneven_bench.balancers.rivals.lbb import Lbb
 
 X = 120
 SPEEDS = {0: 60.0, 1: 40.0, 2: 20.0, 3: 30.0, 7: 30.0}

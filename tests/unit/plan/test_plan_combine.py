@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from uneven.balance import balancers
-from uneven.balance.rivals import RIVALS
 from uneven.cluster.files import load
 from uneven.cluster.spec import ClusterSpec, Node
 from uneven.errors import UnknownNameError
@@ -22,7 +21,7 @@ def test_every_policy_that_has_a_name_is_played_or_left_out_with_a_reason() -> N
     choices, left = combinations(load("demo4"))
     named = {choice.sync for choice in choices} | {one.sync for one in left}
     assert named == set(default_syncs()) >= set(policies) - {"shadow"}
-    tried = set(balancers) - set(RIVALS)
+    tried = set(balancers)
     assert {choice.balance for choice in choices if choice.sync == "bsp"} == tried
     assert all(one.why for one in left)
     assert len(choices) + sum(1 for one in left if one.balance) == len(tried) * len({c.sync for c in choices})

@@ -1,9 +1,7 @@
-"""Two runs beside each other, a limit that follows the load, and pages as files and pictures."""
+"""Two runs beside each other, a limit that follows the load, and pages as files."""
 
 from __future__ import annotations
 
-import struct
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from sample_runs import SampleRun
 from uneven.cli import main
 from uneven.errors import JournalError
 from uneven.journal.metrics import Iteration, Timing
-from uneven.report import comparison, html, png
+from uneven.report import comparison, html
 from uneven.report.draw import layout, line
 from uneven.report.page import Page
 from uneven.report.plotly_code import BESIDE
@@ -96,31 +94,6 @@ def figures() -> Page:
     page.figure("nothing", {"data": [], "layout": layout("y")})
     page.figure("Second", {"data": [line([0, 1], [3.0, 2.0], "b", "blue")], "layout": layout("y", height=400)})
     return page
-
-
-@pytest.mark.skipif(not any(map(png.shutil.which, png.BROWSERS)), reason="no browser")
-def test_pictures_are_drawn_by_a_browser(tmp_path: Path) -> None:
-    found = png.write(figures().figures, tmp_path / "pictures")
-    assert [path.name for path in found] == ["whos-b-there-b.png", "second.png"]
-    sizes = [struct.unpack(">II", path.read_bytes()[16:24]) for path in found]
-    assert sizes == [(2200, 640), (2200, 800)]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
-
-
-def test_without_a_browser_there_are_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JournalError, match=r"none of chromium, .* is installed: install chromium"):
-        png.write(figures().figures, tmp_path / "pictures")
-    assert not (tmp_path / "pictures").exists()
-
-
-def test_a_browser_that_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "chromium"
-    program.write_text(f"#!{sys.executable}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JournalError, match="has drawn 0 of 2 pictures"):
-        png.write(figures().figures, tmp_path / "pictures")
 
 
 def test_a_page_is_one_string_or_two_files(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -17,8 +18,9 @@ import pytest
 from sample_runs import SampleRun
 
 from uneven.errors import ConfigError
-from uneven.report import png
 from uneven.report.web import WebServer
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def journal(run: Path) -> dict[Path, list[str]]:
@@ -140,11 +142,11 @@ def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
     assert "journal" in str(page["problem"])
 
 
-@pytest.mark.skipif(not any(map(png.shutil.which, png.BROWSERS)), reason="no browser")
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
 def test_a_browser_draws_it(server: WebServer) -> None:
     with tempfile.TemporaryDirectory() as folder:  # tmp_path is too long for the name of chromium's socket
         command = [
-            *(png.browser(), "--headless", "--disable-gpu", f"--user-data-dir={folder}/profile"),
+            *(str(BROWSER), "--headless", "--disable-gpu", f"--user-data-dir={folder}/profile"),
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             *("--dump-dom", server.address),
         ]

@@ -14,7 +14,6 @@ from uneven.errors import ConfigError
 from uneven.search.rulings import GO_ON, Clone, Move, Progress, Ruling
 from uneven.search.schedulers import (
     Fifo,
-    FreezeThaw,
     HyperBand,
     MedianStopping,
     PopulationBased,
@@ -23,7 +22,6 @@ from uneven.search.schedulers import (
     schedulers,
 )
 from uneven.search.schedulers.asha import milestones, percentile
-from uneven.search.schedulers.thaw import NextChunk
 from uneven.search.space import Space, choice, integer, uniform
 
 RECORDED = Path(__file__).with_name("ray_2_60_asha.json")
@@ -257,23 +255,6 @@ def test_fifo_takes_the_first_pending_else_the_first_paused() -> None:
     assert fifo.choose([], []) is None
 
 
-class Last(NextChunk):
-    def promise(self, curve: object, chunk: float) -> float:
-        return curve[-1][1]  # type: ignore[index, no-any-return]
-
-
-def test_the_next_chunk_goes_to_who_promises_most() -> None:
-    thaw = FreezeThaw(chunk=2, open_trials=2, rule=Last())
-    for trial, score in enumerate((1.0, 3.0)):
-        assert thaw.choose([trial, 2], range(trial)) == trial
-        thaw.started(trial)
-        assert report(thaw, trial, 1, score) is GO_ON
-        assert report(thaw, trial, 2, score).move is Move.PAUSE
-    assert thaw.choose([2], [0, 1]) == 1
-    thaw.gone(1)
-    assert thaw.choose([2], [0]) == 2
-
-
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -289,8 +270,6 @@ def test_the_next_chunk_goes_to_who_promises_most() -> None:
         ("pbt:quantile_fraction=0.6", "quantile_fraction=0.6"),
         ("pbt:resample_probability=2", "resample_probability=2"),
         ("pbt:max_t=0", "max_t=0"),
-        ("freeze-thaw:chunk=0", "chunk=0"),
-        ("freeze-thaw:open_trials=0", "open_trials=0"),
         ("ahsa", "asha"),
     ],
 )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
 from uneven.server.partition import table_of
-from uneven.server.tensors import arrays_of
 from uneven.server.wire import DTYPES, piece_lengths
 
 shapes = st.lists(st.lists(st.integers(0, 40), min_size=0, max_size=3).map(tuple), min_size=1, max_size=12).filter(
@@ -56,17 +54,3 @@ def test_the_fingerprint_tells_tables_apart() -> None:
 def test_what_cannot_be_divided_is_refused(shapes: list[tuple[int, ...]], dtype: str, shards: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         table_of(shapes, dtype, shards)
-
-
-def test_arrays_of_tensors_share_their_memory_and_autograd_does_not_mind() -> None:
-    weight = torch.nn.Parameter(torch.ones(2, 3))
-    loss = (weight**2).sum()
-    (view,) = arrays_of([weight])
-    view[:] = 5.0
-    loss.backward()  # a write through the parameter itself would be an error here
-    assert weight.detach().flatten().tolist() == [5.0] * 6
-
-
-def test_tensors_that_cannot_be_shared_are_refused() -> None:
-    with pytest.raises(ConfigError, match="only contiguous"):
-        arrays_of([torch.ones(2, 3).T])

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from torch.nn.parallel import DistributedDataParallel
 
-from uneven.balance.rivals.cubic import Cubic
 from uneven.core.cost import Affine
 from uneven.demo.training import ReadyMark
 from uneven.run.measure.clock import HostClock
+from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 _EXCHANGES = 14

@@ -20,8 +20,8 @@ from rich.table import Table as Shown
 from rich.text import Text
 
 from uneven.balance import balancers
-from uneven.balance.rivals import RIVALS, Lbb
 from uneven.cluster.series import DATA_VARIABLE
+from uneven_bench.balancers.rivals import RIVALS, Lbb
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
 from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, profiles, rival

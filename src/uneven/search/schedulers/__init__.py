@@ -7,7 +7,6 @@ from uneven.search.schedulers.hyperband import HyperBand
 from uneven.search.schedulers.median import MedianStopping
 from uneven.search.schedulers.pbt import PopulationBased
 from uneven.search.schedulers.promotion import PromotingAsha
-from uneven.search.schedulers.thaw import FreezeThaw
 
 schedulers.register("fifo", Fifo)
 schedulers.register("asha", StoppingAsha)
@@ -15,11 +14,9 @@ schedulers.register("asha-promote", PromotingAsha)
 schedulers.register("hyperband", HyperBand)
 schedulers.register("median", MedianStopping)
 schedulers.register("pbt", PopulationBased)
-schedulers.register("freeze-thaw", FreezeThaw)
 
 __all__ = [
     "Fifo",
-    "FreezeThaw",
     "HyperBand",
     "MedianStopping",
     "PopulationBased",

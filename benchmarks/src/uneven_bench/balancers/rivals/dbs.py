@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from uneven.balance.base import Balancer, standing
-from uneven.balance.rivals.epochs import Epochs
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView, Limits
+from uneven_bench.balancers.rivals.epochs import Epochs
 
 EPOCH = 40
 """Iterations; ours."""

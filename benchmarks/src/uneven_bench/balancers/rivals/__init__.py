@@ -5,11 +5,11 @@ they are named.
 """
 
 from uneven.balance.base import Balancer
-from uneven.balance.rivals.dbs import Dbs
-from uneven.balance.rivals.lbb import Lbb
-from uneven.balance.rivals.omnilearn import OmniLearn
+from uneven_bench.balancers.rivals.dbs import Dbs
+from uneven_bench.balancers.rivals.lbb import Lbb
+from uneven_bench.balancers.rivals.omnilearn import OmniLearn
 
 RIVALS: dict[str, type[Balancer]] = {"dbs": Dbs, "omnilearn": OmniLearn, "lbb": Lbb}
-"""Their names; registered among the balancers."""
+"""Their names, as the entry points of this distribution have them."""
 
 __all__ = ["RIVALS", "Dbs", "Lbb", "OmniLearn"]

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from uneven.balance.base import Balancer, standing
-from uneven.balance.rivals.dbs import EPOCH
-from uneven.balance.rivals.epochs import Epochs
 from uneven.core.actions import Split
 from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
+from uneven_bench.balancers.rivals.dbs import EPOCH
+from uneven_bench.balancers.rivals.epochs import Epochs
 
 _DIGITS = 6
 """After the point, before rounding up: 50 that comes out as 50.000000000000007 is 50."""
