@@ -17,9 +17,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.balance import balancers
-from uneven.core.apportion import fastest_finish, proportional
+from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.predict import predictors
+from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 GLOBAL_BATCH = 256
 ITERATIONS = 110

@@ -18,8 +18,9 @@ from typing import Any
 from rich.table import Table
 
 from uneven.balance import LbBsp
-from uneven.core.apportion import fastest_finish, proportional
+from uneven.core.apportion import proportional
 from uneven.core.views import BalanceView, Limits, Observation
+from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 WORKERS = 10_000
 BAR_MS = 10.0

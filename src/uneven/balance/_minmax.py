@@ -1,7 +1,7 @@
 """The split with the earliest end for costs that are made of straight lines. Pure.
 
-:func:`uneven.core.apportion.fastest_finish` does it for one line each. Here a worker's time is the largest of several
-lines, none of which falls: a floor, computing, an exchange that the backward pass hides in part.
+A worker's time is the largest of several lines, none of which falls: a floor, computing, an exchange that the backward
+pass hides in part.
 """
 
 from __future__ import annotations

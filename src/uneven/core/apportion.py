@@ -1,8 +1,8 @@
-"""Whole samples for every worker: by proportion, or so that the last one finishes first. Pure.
+"""Whole samples for every worker, by proportion. Pure.
 
-Both functions solve the problem in real numbers first. There, the share of rank i grows with a common level
-until it meets a limit, x_i = clamp(level · slope_i − offset_i, lower_i, upper_i), and the level is the one at
-which the shares add up. Limits on both sides are met at once. Then the shares are made whole.
+The problem is solved in real numbers first. There, the share of rank i grows with a common level until it meets a
+limit, and the level is the one at which the shares add up. Limits on both sides are met at once. Then the shares are
+made whole.
 
 Every machine comes to the same answer: see :mod:`uneven.core.exact`.
 """
@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.core.exact import Floats, Wholes, column, exact_sum
-from uneven.core.greedy import hand_out, take_back
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
@@ -49,50 +48,12 @@ def proportional(weights: Sequence[float], total: int, limits: Limits | None = N
     Raises:
         ConfigError: limits that cannot be met, a negative or infinite weight, a total out of range.
     """
-    lower, upper = _bounds(len(weights), total, limits)
+    lower, upper = bounds(len(weights), total, limits)
     shares = _largest_remainder(_known(column(weights)), total, lower, upper)
     return tuple(shares.tolist())
 
 
-def fastest_finish(
-    overhead_s: Sequence[float], per_sample_s: Sequence[float], total: int, limits: Limits | None = None
-) -> tuple[int, ...]:
-    """Shares for which the last rank finishes as early as possible: least max_i (overhead_i + cost_i · x_i).
-
-    As good as handing out one sample at a time to the rank that would finish earliest with it (specification
-    of LB-BSP, §1.5), which is optimal for every cost that grows with the batch. Here all but the last few
-    samples, about one per rank at most, are handed out at once. O(n log n).
-
-    Args:
-        overhead_s: seconds that rank i needs whatever its share.
-        per_sample_s: seconds that each sample adds.
-        total: samples to hand out.
-        limits: least and greatest share of each rank; by default 0 and ``total``.
-
-    Returns:
-        One share per rank. They add up to ``total`` exactly.
-
-    Raises:
-        ConfigError: limits that cannot be met, a cost that makes no sense, a total out of range.
-    """
-    lower, upper = _bounds(len(per_sample_s), total, limits)
-    if len(overhead_s) != len(per_sample_s):
-        raise ConfigError(
-            f"{len(overhead_s)} overheads do not fit {len(per_sample_s)} costs per sample: give one of each"
-        )
-    a, b = column(overhead_s), column(per_sample_s)
-    with np.errstate(over="ignore"):  # a cost near the largest number: infinite is late enough
-        _check_costs(a, b)
-        lines = _Lines(1.0 / b, a / b, lower, upper, total)
-        shares, left = _nearly_all(lines)
-        if left > 0:
-            hand_out(shares, left, a, b, upper)
-        elif left < 0:  # where overheads dwarf the cost of a sample, rounding can hand out one too many
-            take_back(shares, -left, a, b, lower)
-    return tuple(shares.tolist())
-
-
-class _Lines(NamedTuple):
+class Lines(NamedTuple):
     """x_i = clamp(level · slope_i − offset_i, lower_i, upper_i), and the total that they should add up to.
 
     The sum of the shares is a rising chain of straight lines. Newton's method follows the line at the current
@@ -164,7 +125,7 @@ class _Lines(NamedTuple):
 def _largest_remainder(slopes: Floats, total: int, lower: Floats, upper: Floats) -> Wholes:
     if slopes.min() == 0.0:
         return _around_zeros(slopes, total, lower, upper)
-    _, exact = _Lines(slopes, np.zeros(len(slopes)), lower, upper, total).solve()
+    _, exact = Lines(slopes, np.zeros(len(slopes)), lower, upper, total).solve()
     shares = exact.astype(np.int64)
     left = total - int(shares.sum())
     if left:
@@ -192,20 +153,6 @@ def _around_zeros(weights: Floats, total: int, lower: Floats, upper: Floats) -> 
     return shares
 
 
-def _nearly_all(lines: _Lines) -> tuple[Wholes, int]:
-    """Whole shares that are not above the best ones, rounding aside, and how many samples are left over."""
-    level, exact = lines.solve()
-    shares = exact.astype(np.int64)
-    left = lines.total - int(shares.sum())
-    if left > len(shares) // 8:  # a little later, most of what rounding down left over has found its place
-        growth = exact_sum(lines.slopes[(lines.lower < exact) & (exact < lines.upper)])
-        later = lines.at(level + 0.9 * left / growth).astype(np.int64)
-        spare = lines.total - int(later.sum())
-        if spare >= 0:
-            return later, spare
-    return shares, left
-
-
 def _known(weights: Floats) -> Floats:
     """The weights as numbers that can be reckoned with: the unknown filled in, the negligible made zero."""
     top = float(weights.max())  # NaN if one of them is
@@ -226,8 +173,12 @@ def _known(weights: Floats) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def _bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Floats]:
-    """Least and greatest share of each rank, to be read only: they are the same for a whole run."""
+def bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Floats]:
+    """Least and greatest share of each rank, shape (n,), to be read only: they are the same for a whole run.
+
+    Raises:
+        ConfigError: limits that cannot be met, a total out of range.
+    """
     if workers == 0:
         raise ConfigError(f"a batch of {total} samples cannot be split over 0 workers: name at least one")
     if not 0 <= total <= MOST_SAMPLES:
@@ -249,18 +200,3 @@ def _bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Fl
 def _kept(numbers: Floats) -> Floats:
     numbers.flags.writeable = False
     return numbers
-
-
-def _check_costs(overhead_s: Floats, per_sample_s: Floats) -> None:
-    usable = (per_sample_s > 1e-300) & (per_sample_s < math.inf)
-    good = usable & (overhead_s >= 0.0) & (overhead_s <= per_sample_s * MOST_SAMPLES)
-    if good.all():
-        return
-    rank = int(np.argmin(good))
-    a, b = float(overhead_s[rank]), float(per_sample_s[rank])
-    if not usable[rank]:
-        raise ConfigError(f"cost per sample of rank {rank} is {b} s: it must be positive and finite")
-    raise ConfigError(
-        f"overhead of rank {rank} is {a} s, with {b} s per sample: it must be zero or positive, and "
-        f"worth at most {MOST_SAMPLES} samples"
-    )

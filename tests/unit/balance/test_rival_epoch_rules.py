@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +124,14 @@ def test_an_epoch_is_over_when_all_have_reported_it() -> None:
 def test_wrong_settings_are_refused(spec: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         balancers.resolve(spec)
+
+
+def test_the_rivals_are_named_where_the_benches_are_installed() -> None:
+    written = tomllib.loads((Path(__file__).parents[3] / "benchmarks" / "pyproject.toml").read_text())
+    named = written["project"]["entry-points"]["uneven.balancers"]
+    for name, made in RIVALS.items():
+        assert named[name] == f"{made.__module__}:{made.__name__}"
+        assert name not in set(balancers)
 
 
 @pytest.mark.parametrize("name", RIVALS)

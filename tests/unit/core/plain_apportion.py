@@ -1,4 +1,4 @@
-"""What ``uneven.core.apportion`` computes, in plain Python: slow, without checks, for tests to compare with.
+"""What ``proportional`` and ``fastest_finish`` compute, in plain Python, slow and without checks, for tests.
 
 The same formulas in the same order, so the shares must be identical, in the last bit too.
 """

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.core import apportion
-from uneven.core.apportion import MOST_SAMPLES, fastest_finish, proportional
+from uneven.core.apportion import MOST_SAMPLES, proportional
 from uneven.core.exact import column
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
+from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 MANY = settings(max_examples=200)
 
@@ -141,7 +142,7 @@ def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], d
     n, total, limits = problem
     slopes = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=n, max_size=n))
     lower, upper, slope = column(limits.lower), column(limits.upper), column(slopes)
-    lines = apportion._Lines(slope, np.zeros(n), lower, upper, total)
+    lines = apportion.Lines(slope, np.zeros(n), lower, upper, total)
     corners = lower / slope, upper / slope
     found = [lines.newton(*corners, total / math.fsum(slopes)), lines.halve(*corners)]
     for level in found:

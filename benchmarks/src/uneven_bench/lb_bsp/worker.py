@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from uneven.balance import balancers
-from uneven.core.apportion import fastest_finish
 from uneven.core.views import Limits
 from uneven.registry import parse_spec
 from uneven.run.lines.transport import Transport
@@ -23,6 +22,7 @@ from uneven.run.start.connect import connect
 from uneven.world import discover, report_failures
 from uneven_bench.balancers.rivals import Lbb
 from uneven_bench.balancers.rivals.cubic import Cubic
+from uneven_bench.balancers.rivals.fastest import fastest_finish
 from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm, SessionArm, TogetherArm
 from uneven_bench.lb_bsp.cases import LIMIT, OURS, SLOW, TOGETHER, LbBspCase, corrected, oracle_costs
 from uneven_bench.lb_bsp.costs import affine, cubic, transfer_s

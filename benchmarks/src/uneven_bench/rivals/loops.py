@@ -9,11 +9,11 @@ from statistics import median
 
 from uneven.balance.base import Balancer, balancers
 from uneven.control import Controller, Decider, Forecaster, Loopback
-from uneven.core.apportion import fastest_finish
 from uneven.core.views import BalanceView, Limits, Observation
 from uneven.predict import predictors
 from uneven_bench.balancers.rivals import Lbb
 from uneven_bench.balancers.rivals.cubic import Cubic
+from uneven_bench.balancers.rivals.fastest import fastest_finish
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.cases import Table as Factors
 

@@ -21,11 +21,11 @@ from typing import Any, TypedDict
 from uneven.balance.base import Balancer, standing
 from uneven.balance.profile import Profile
 from uneven.core.actions import Split
-from uneven.core.apportion import fastest_finish
 from uneven.core.plain import read
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 from uneven_bench.balancers.rivals.cubic import LEAST_SIZES, Cubic, even_finish
+from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 
 def straggling(times_s: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""One sample at a time: the rule that :mod:`uneven.core.apportion` ends with. Pure.
+"""One sample at a time: the rule that :func:`~uneven_bench.balancers.rivals.fastest.fastest_finish` ends with. Pure.
 
 Costs are affine: rank i finishes x samples after overhead_i + cost_i · x seconds. The functions change ``shares``
 in place.

@@ -1,0 +1,81 @@
+"""Whole samples for every worker, so that the last one finishes first, where costs are affine. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from uneven.core.apportion import MOST_SAMPLES, Lines, bounds
+from uneven.core.exact import Floats, Wholes, column, exact_sum
+from uneven.core.views import Limits
+from uneven.errors import ConfigError
+from uneven_bench.balancers.rivals.greedy import hand_out, take_back
+
+
+def fastest_finish(
+    overhead_s: Sequence[float], per_sample_s: Sequence[float], total: int, limits: Limits | None = None
+) -> tuple[int, ...]:
+    """Shares for which the last rank finishes as early as possible: least max_i (overhead_i + cost_i · x_i).
+
+    As good as handing out one sample at a time to the rank that would finish earliest with it (specification
+    of LB-BSP, §1.5), which is optimal for every cost that grows with the batch. Here all but the last few
+    samples, about one per rank at most, are handed out at once. O(n log n).
+
+    Args:
+        overhead_s: seconds that rank i needs whatever its share.
+        per_sample_s: seconds that each sample adds.
+        total: samples to hand out.
+        limits: least and greatest share of each rank; by default 0 and ``total``.
+
+    Returns:
+        One share per rank. They add up to ``total`` exactly.
+
+    Raises:
+        ConfigError: limits that cannot be met, a cost that makes no sense, a total out of range.
+    """
+    lower, upper = bounds(len(per_sample_s), total, limits)
+    if len(overhead_s) != len(per_sample_s):
+        raise ConfigError(
+            f"{len(overhead_s)} overheads do not fit {len(per_sample_s)} costs per sample: give one of each"
+        )
+    a, b = column(overhead_s), column(per_sample_s)
+    with np.errstate(over="ignore"):  # a cost near the largest number: infinite is late enough
+        _check_costs(a, b)
+        lines = Lines(1.0 / b, a / b, lower, upper, total)
+        shares, left = _nearly_all(lines)
+        if left > 0:
+            hand_out(shares, left, a, b, upper)
+        elif left < 0:  # where overheads dwarf the cost of a sample, rounding can hand out one too many
+            take_back(shares, -left, a, b, lower)
+    return tuple(shares.tolist())
+
+
+def _nearly_all(lines: Lines) -> tuple[Wholes, int]:
+    """Whole shares that are not above the best ones, rounding aside, and how many samples are left over."""
+    level, exact = lines.solve()
+    shares = exact.astype(np.int64)
+    left = lines.total - int(shares.sum())
+    if left > len(shares) // 8:  # a little later, most of what rounding down left over has found its place
+        growth = exact_sum(lines.slopes[(lines.lower < exact) & (exact < lines.upper)])
+        later = lines.at(level + 0.9 * left / growth).astype(np.int64)
+        spare = lines.total - int(later.sum())
+        if spare >= 0:
+            return later, spare
+    return shares, left
+
+
+def _check_costs(overhead_s: Floats, per_sample_s: Floats) -> None:
+    usable = (per_sample_s > 1e-300) & (per_sample_s < math.inf)
+    good = usable & (overhead_s >= 0.0) & (overhead_s <= per_sample_s * MOST_SAMPLES)
+    if good.all():
+        return
+    rank = int(np.argmin(good))
+    a, b = float(overhead_s[rank]), float(per_sample_s[rank])
+    if not usable[rank]:
+        raise ConfigError(f"cost per sample of rank {rank} is {b} s: it must be positive and finite")
+    raise ConfigError(
+        f"overhead of rank {rank} is {a} s, with {b} s per sample: it must be zero or positive, and "
+        f"worth at most {MOST_SAMPLES} samples"
+    )
