@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from uneven.core.exact import column
-from uneven.core.greedy import hand_out, take_back
+from uneven_bench.balancers.rivals.greedy import hand_out, take_back
 
 
 def one_by_one(shares: list[int], left: int, a: list[float], b: list[float], upper: list[int]) -> list[int]:
