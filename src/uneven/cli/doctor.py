@@ -1,4 +1,4 @@
-"""``uneven doctor``: what this machine can and cannot do, each line with its consequence."""
+"""``uneven doctor``: what this machine can and cannot do, each line with its consequence or cure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from uneven.cli.findings import Finding, Level, findings, works
-from uneven.cli.machine import gather
+from uneven.cli.findings import Finding, Level, findings
 from uneven.emulate import state
 from uneven.errors import ConfigError
 from uneven.report.console import Console
@@ -25,22 +24,23 @@ def doctor(
         False, "--clean", help="Only remove what `uneven emulate` left when it was killed, and say what that was."
     ),
 ) -> None:
-    """Say what this machine can and cannot do.
+    """Report what this machine can and cannot do.
 
-    Each line is a finding and what follows from it. The exit code is 0 if training on several workers works
-    here, else 1. Two small processes are started for a moment to try gloo, and one to try throttling.
+    Each line is a finding, and what follows from it or cures it. The exit code is 0 if training on several workers
+    works here, else 1. Two small processes start for a moment to try torch and gloo.
     """
     if clean:
         _clean()
         return
     with Console(stderr=True).status("trying torch and gloo with two processes …"):
-        found = findings(gather())
+        found = findings()
+    works = all(finding.level is not Level.MISSING for finding in found)
     if as_json:
         rows = [{**asdict(finding), "level": finding.level.value} for finding in found]
-        typer.echo(json.dumps({"works": works(found), "findings": rows}, ensure_ascii=False))
+        typer.echo(json.dumps({"works": works, "findings": rows}, ensure_ascii=False))
     else:
         show(found, Console(highlight=False))
-    raise typer.Exit(0 if works(found) else 1)
+    raise typer.Exit(0 if works else 1)
 
 
 def _clean() -> None:
@@ -58,12 +58,9 @@ def show(found: list[Finding], console: Console) -> None:
     """Print the findings, one to two lines each, and a verdict."""
     table = Table.grid(padding=(0, 2))
     for finding in found:
-        style = _STYLES[finding.level]
         words = Text.assemble(finding.found, "\n", (f"→ {finding.consequence}", "dim"))
-        table.add_row(Text(finding.level.value, style=style), Text(finding.topic, style="bold"), words)
+        table.add_row(Text(finding.level.value, _STYLES[finding.level]), Text(finding.topic, "bold"), words)
     console.print(table)
-    missing = [finding.topic for finding in found if finding.level is Level.MISSING]
-    verdict = (
-        f"Several workers cannot train here: {', '.join(missing)}." if missing else "Several workers can train here."
-    )
+    missing = ", ".join(finding.topic for finding in found if finding.level is Level.MISSING)
+    verdict = f"Several workers cannot train here: {missing}." if missing else "Several workers can train here."
     console.print(Text(f"\n{verdict}", style="bold red" if missing else "bold green"))

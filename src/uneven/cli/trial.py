@@ -1,6 +1,6 @@
-"""A process that finds out what torch can do here by using it: ``python -m uneven.cli.trial``.
+"""A process that finds out what torch can do here by using it: ``python -m uneven.cli.trial SECONDS``.
 
-It is a process of its own so that a torch that hangs or crashes takes nobody with it. It starts a second
+It is a separate process so that a torch that hangs or crashes does not stop ``uneven doctor``. It starts a second
 one, and both add their tensors up through gloo. Each line that it prints is a JSON object with fields of
 :class:`uneven.cli.findings.TorchFacts`.
 """
@@ -8,9 +8,9 @@ one, and both add their tensors up through gloo. Each line that it prints is a J
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -18,24 +18,24 @@ HOST = "127.0.0.1"
 WAIT = timedelta(seconds=30)
 
 
-def first() -> None:
+def first(limit_s: str) -> None:
     """Report on torch, then meet the second process."""
-    started_s = time.monotonic()
-    command = [sys.executable, "-P", "-m", "uneven.cli.trial", "second"]
+    command = [sys.executable, "-P", "-m", "uneven.cli.trial", limit_s, "second"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as other:
         import torch
         from torch import distributed
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        _say(
+        cuda, rocm = torch.version.cuda, torch.version.hip
+        _report(
             version=torch.__version__,
-            cuda_build=torch.version.cuda or "",
-            cuda_devices=torch.cuda.device_count(),
+            build=f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU",
+            devices=torch.cuda.device_count(),
             nccl=distributed.is_nccl_available(),
         )
         store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=WAIT)
         print(store.port, file=other.stdin, flush=True)
-        _say(gloo=_sum(store, rank=0) == 3.0, gloo_s=time.monotonic() - started_s)
+        _report(gloo=_sum(store, rank=0) == 3.0)
 
 
 def second() -> None:
@@ -58,9 +58,10 @@ def _sum(store: Any, rank: int) -> float:
     return number.item()
 
 
-def _say(**facts: Any) -> None:
+def _report(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
 if __name__ == "__main__":
-    second() if sys.argv[1:] == ["second"] else first()
+    signal.alarm(int(sys.argv[1]))  # ends the process also where torch hangs
+    second() if sys.argv[2:] else first(sys.argv[1])

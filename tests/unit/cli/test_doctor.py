@@ -26,10 +26,9 @@ def test_here_several_workers_can_train() -> None:
     assert done.returncode == 0, done.stdout
     version = importlib.metadata.version("torch")
     assert re.search(rf"torch +{re.escape(version.partition('+')[0])}", done.stdout)
-    (took,) = re.findall(r"two processes met on 127\.0\.0\.1 and added up in (\d+\.\d) s", done.stdout)
-    assert float(took) > 0
+    assert "two processes added up over 127.0.0.1" in done.stdout
     assert done.stdout.strip().endswith("Several workers can train here.")
-    assert done.stdout.count("→") >= 12
+    assert done.stdout.count("→") == 5
     assert done.stderr == ""
 
 
@@ -41,8 +40,8 @@ def test_a_wrong_interface_is_named_and_the_exit_code_says_so() -> None:
     (torch,) = [row for row in answer["findings"] if row["topic"] == "torch"]
     assert torch["found"].startswith(importlib.metadata.version("torch").partition("+")[0])
     missing = [row for row in answer["findings"] if row["level"] == "missing"]
-    assert {row["topic"] for row in missing} == {"gloo", "interface"}
-    assert all("nosuch0" in row["found"] for row in missing)
+    assert {row["topic"] for row in missing} == {"gloo"}
+    assert all("nosuch0" in row["found"] and "GLOO_SOCKET_IFNAME" in row["consequence"] for row in missing)
 
 
 def test_show_names_what_is_missing() -> None:

@@ -1,123 +1,114 @@
-"""What a fact about a machine means for a user. No machine is asked."""
+"""What is tried of a machine, and what each outcome means for a user."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 
 from uneven.cli.findings import (
-    GIB,
-    MIB,
-    DataFolder,
     Finding,
-    Gpu,
-    Interface,
     Level,
-    MachineFacts,
     TorchFacts,
-    findings,
-    works,
+    extras,
+    on_emulation,
+    on_extras,
+    on_gloo,
+    on_gpus,
+    on_torch,
+    try_torch,
 )
+from uneven.emulate.checks import Able
 
-TORCH = TorchFacts(version="2.13.0+cpu", gloo=True, gloo_s=1.5)
-GOOD = MachineFacts(
-    system="Linux", python=(3, 11, 7), uneven="0.1.0", cores=8, usable_cores=8, quota_cores=None,
-    memory_bytes=16 * GIB, available_bytes=12 * GIB, memory_limit_bytes=None, shared_memory_bytes=8 * GIB,
-    gpus=(), gpu_error="NVML: no driver", torch=TORCH,
-    interface=Interface(name="eth0", address="192.0.2.7", forced=False), lookup_s=0.001, data=None, root=False,
-    throttle_error="", isolation_error="", bandwidth_error="", latency_error="", netem_error="",
-    packages={"ray": "2.60.0", "tensorboard": ""},
-)  # fmt: skip
-
-
-def find(facts: MachineFacts, topic: str) -> Finding:
-    (found,) = [finding for finding in findings(facts) if finding.topic == topic]
-    return found
-
-
-def test_a_good_machine_works_and_every_line_has_a_consequence() -> None:
-    found = findings(GOOD)
-    assert works(found)
-    assert {finding.level for finding in found if finding.topic != "tensorboard"} == {Level.GOOD}
-    assert all(finding.found and finding.consequence for finding in found)
-    topics = [finding.topic for finding in found]
-    assert len(set(topics)) == len(topics)
-    assert {"python", "torch", "gloo", "cores", "memory", "gpus", "nccl", "interface", "names", "throttling",
-            "emulation", "latency", "data", "ray", "tensorboard"} <= set(topics)  # fmt: skip
+CPU = TorchFacts(version="2.13.0+cpu", build="CPU", gloo=True)
+CUDA = replace(CPU, build="CUDA 13.0", devices=2, nccl=True)
+GPUS = ["A", "A"]
 
 
 @pytest.mark.parametrize(
-    ("facts", "topic"),
+    ("finding", "level", "found", "consequence"),
     [
-        (replace(GOOD, torch=TorchFacts(error="ImportError: no torch")), "torch"),
-        (replace(GOOD, torch=replace(TORCH, gloo=False, error="no answer within 60 s")), "gloo"),
-        (replace(GOOD, python=(3, 10, 1)), "python"),
-        (replace(GOOD, interface=Interface(name="eth9", address="", forced=True, exists=False)), "interface"),
+        (on_torch(CPU), Level.GOOD, "2.13.0+cpu (CPU build)", "trains"),
+        (on_torch(TorchFacts(error="ImportError: no torch")), Level.MISSING, "no torch", "pip install"),
+        (on_gloo(CPU), Level.GOOD, "added up", "several workers"),
+        (on_gloo(replace(CPU, gloo=False, error="refused")), Level.MISSING, "refused", "GLOO_SOCKET_IFNAME"),
+        (on_gpus(CPU, [], "NVML: no driver"), Level.GOOD, "none (NVML: no driver)", "on CPU"),
+        (on_gpus(CPU, GPUS), Level.NOTE, "A, A; torch sees 0", "a CPU build: install one for your driver"),
+        (on_gpus(replace(CUDA, devices=1), GPUS), Level.NOTE, "sees 1", "CUDA_VISIBLE_DEVICES"),
+        (on_gpus(replace(CUDA, nccl=False), GPUS), Level.NOTE, "sees 2", "that has NCCL"),
+        (on_gpus(CUDA, GPUS), Level.GOOD, "sees 2", "--nproc 2"),
+        (on_gpus(replace(CUDA, build="ROCm 7.0"), []), Level.GOOD, "ROCm 7.0; torch sees 2", "--nproc 2"),
+        (on_emulation(Able()), Level.GOOD, "root", "every key"),
+        (on_emulation(Able(load="only root may")), Level.NOTE, "only root may", "need root on Linux"),
+        (on_emulation(Able(links="no tbf", latency="no netem")), Level.NOTE, "no tbf; no netem", "--leave-out KEY"),
+        (on_extras({"ray": [], "graph": []}), Level.GOOD, "installed: ray, graph", "nothing"),
+        (on_extras({"ray": [], "graph": ["pymetis"]}), Level.NOTE, "installed: ray", "graph: pip install '.[NAME]'"),
+        (on_extras({"ray": ["ray"]}), Level.NOTE, "installed: none", "ray: pip install"),
     ],
 )
-def test_what_the_main_job_needs_is_missing(facts: MachineFacts, topic: str) -> None:
-    found = findings(facts)
-    assert not works(found)
-    assert topic in [finding.topic for finding in found if finding.level is Level.MISSING]
-
-
-def test_the_reason_for_a_failed_trial_is_shown() -> None:
-    assert find(replace(GOOD, torch=replace(TORCH, gloo=False, error="refused")), "gloo").found == "refused"
-
-
-def test_a_process_delays_packets_where_the_kernel_does_not() -> None:
-    assert find(GOOD, "latency").found == "netem"
-    found = find(replace(GOOD, netem_error="no netem"), "latency")
-    assert (found.level, found.found) == (Level.GOOD, "a process, as this kernel has no netem")
-
-
-@pytest.mark.parametrize(
-    ("changed", "topic", "words"),
-    [
-        ({"quota_cores": 1.5}, "cores", "worth 1.5 cores"),
-        ({"usable_cores": 1}, "cores", "share one core"),
-        ({"memory_limit_bytes": GIB}, "memory", "about 2 small workers"),
-        ({"shared_memory_bytes": 64 * MIB}, "shared memory", "--shm-size"),
-        ({"gpus": (Gpu(name="A", memory_bytes=GIB),)}, "gpus", "CPU build"),
-        ({"lookup_s": 3.0}, "names", "add '::ffff:192.0.2.7 NAME' to /etc/hosts"),
-        ({"throttle_error": "no SIGSTOP"}, "throttling", "training is not affected"),
-        ({"isolation_error": "only root may"}, "emulation", "shares of processor time only"),
-        ({"bandwidth_error": "no tbf"}, "emulation", "refuses bandwidth limits"),
-        ({"latency_error": "no netem"}, "latency", "--leave-out latency_s"),
-        ({"system": "Darwin"}, "python", "by design"),
-        ({"packages": {"ray": ""}}, "ray", "pip install '.[ray]' in the folder"),
-    ],
-)
-def test_notes(changed: dict[str, object], topic: str, words: str) -> None:
-    finding = find(replace(GOOD, **changed), topic)  # type: ignore[arg-type]
-    assert finding.level is Level.NOTE
-    assert words in finding.consequence
-    assert works(findings(replace(GOOD, **changed)))  # type: ignore[arg-type]
-
-
-def test_gpus_that_torch_can_use() -> None:
-    gpus = (Gpu(name="A", memory_bytes=80 * GIB), Gpu(name="A", memory_bytes=80 * GIB))
-    cuda = replace(TORCH, cuda_build="13.0", cuda_devices=2, nccl=True)
-    assert "--nproc 2" in find(replace(GOOD, gpus=gpus, torch=cuda), "gpus").consequence
-    hidden = find(replace(GOOD, gpus=gpus, torch=replace(cuda, cuda_devices=1)), "gpus")
-    assert "1 of 2" in hidden.consequence
-
-
-FOLDER = DataFolder(path="/data", exists=True, listed=3, absent=(), fashion_mnist=True)
-
-
-@pytest.mark.parametrize(
-    ("folder", "level", "words"),
-    [
-        (None, Level.GOOD, "not set"),
-        (FOLDER, Level.GOOD, "all 3"),
-        (replace(FOLDER, exists=False), Level.NOTE, "no such folder"),
-        (replace(FOLDER, absent=("a", "b")), Level.NOTE, "2 of 3 files absent (a, b)"),
-        (replace(FOLDER, listed=0, fashion_mnist=False), Level.NOTE, "no fashion_mnist"),
-    ],
-)
-def test_data_folder(folder: DataFolder | None, level: Level, words: str) -> None:
-    finding = find(replace(GOOD, data=folder), "data")
+def test_each_outcome_has_its_cure(finding: Finding, level: Level, found: str, consequence: str) -> None:
     assert finding.level is level
-    assert words in finding.found
+    assert found in finding.found
+    assert consequence in finding.consequence
+
+
+def test_an_extra_is_there_if_all_its_packages_are() -> None:
+    lines = ["rich>=13", "pytest[all]>=1; extra == 'one'", "pytest>=1 ; extra == \"two\"", "not-here>=2; extra == 'two'"]
+    assert extras(lines) == {"one": [], "two": ["not-here"]}
+    declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    lines = [f"{what}; extra == {name!r}" for name, each in declared["optional-dependencies"].items() for what in each]
+    assert set(extras(lines)) == set(declared["optional-dependencies"])
+
+
+def trying(stand_in: str, folder: Path) -> dict[str, str]:
+    """An environment in which ``import torch`` runs ``stand_in``."""
+    (folder / "torch.py").write_text(stand_in)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_trial_that_hangs_ends_with_its_child(tmp_path: Path) -> None:
+    hang = f"import os, time; open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w'); time.sleep(60)"
+    facts = try_torch(trying(hang, tmp_path), limit_s=3)
+    assert facts.error.startswith("no answer within 3 s")
+    assert not facts.gloo
+    pids = [int(file.name) for file in tmp_path.iterdir() if file.name.isdigit()]
+    assert len(pids) == 2
+    deadline_s = time.monotonic() + 60
+    while any(map(running, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not any(map(running, pids))
+
+
+BROKEN = """
+import sys, types
+def refuse(*_, **__): raise RuntimeError("refused")
+sys.modules["torch.distributed"] = distributed = types.ModuleType("torch.distributed")
+distributed.TCPStore, distributed.is_nccl_available = refuse, lambda: True
+__version__, version = "9.9", types.SimpleNamespace(cuda=None, hip="7.0")
+cuda = types.SimpleNamespace(device_count=lambda: 0)
+"""
+
+
+def test_what_was_reported_before_the_end_is_kept(tmp_path: Path) -> None:
+    facts = try_torch(trying(BROKEN, tmp_path))
+    assert (facts.version, facts.build, facts.nccl, facts.gloo) == ("9.9", "ROCm 7.0", True, False)
+    assert facts.error == "the trial ended with exit code 1: RuntimeError: refused"
+
+
+def test_a_torch_that_cannot_be_imported_is_reported(tmp_path: Path) -> None:
+    facts = try_torch(trying("raise ImportError('libfoo.so is not here')", tmp_path))
+    assert facts.version == ""
+    assert "libfoo.so is not here" in facts.error

@@ -284,7 +284,7 @@ _OURS = tuple(Path(file).parent for file in (uneven.__file__, uneven_bench.__fil
 _STARTS = (
     *("uneven.launch:run", "uneven.server.process:ShardKeeper", "uneven.cli.emulate:emulate", "uneven.fleet:train"),
     *("uneven.report.terminal:watch", "uneven.demo.show:phase", "uneven_bench.show:_measured"),
-    *("uneven.cli.doctor:gather", "uneven.cli.doctor:_clean"),
+    *("uneven.cli.doctor:findings", "uneven.cli.doctor:_clean"),
 )
 
 TARGETS: tuple[MutationTarget, ...] = (
