@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
-from dataclasses import asdict
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
 
+import pynvml
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from uneven.cli.findings import Finding, Level, findings
-from uneven.emulate import state
-from uneven.errors import ConfigError
+import uneven
+from uneven.emulate import probe, state
+from uneven.emulate.checks import Able
+from uneven.errors import ConfigError, install_hint
 from uneven.report.console import Console
 
+
+class Level(Enum):
+    """How much a finding matters."""
+
+    GOOD = "ok"
+    NOTE = "note"  # something does less than it could
+    MISSING = "missing"  # training on several workers does not work without it
+
+
+GOOD, NOTE, MISSING = Level.GOOD, Level.NOTE, Level.MISSING
 _STYLES = {Level.GOOD: "green", Level.NOTE: "yellow", Level.MISSING: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of ``uneven doctor``: what was found, and what follows from it or cures it."""
+
+    topic: str
+    level: Level
+    found: str
+    consequence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFacts:
+    """What a fresh process found out about torch by using it; ``error`` is empty if all went well."""
+
+    version: str = ""
+    build: str = ""
+    devices: int = 0
+    nccl: bool = False
+    gloo: bool = False  # two processes added their tensors up over 127.0.0.1
+    error: str = ""
 
 
 def doctor(
@@ -64,3 +107,110 @@ def show(found: list[Finding], console: Console) -> None:
     missing = ", ".join(finding.topic for finding in found if finding.level is Level.MISSING)
     verdict = f"Several workers cannot train here: {missing}." if missing else "Several workers can train here."
     console.print(Text(f"\n{verdict}", style="bold red" if missing else "bold green"))
+
+
+def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Try everything, which takes some seconds, and return one finding per topic."""
+    torch = try_torch(environment)
+    return [
+        on_torch(torch),
+        on_gloo(torch),
+        on_gpus(torch, *driver_gpus()),
+        on_emulation(probe.able(isolated=probe.why_not_isolated())),
+        on_extras(extras(importlib.metadata.requires("uneven") or ())),
+    ]
+
+
+def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
+    """Run :mod:`uneven.cli.trial`, which ends itself at the time limit, and read its report."""
+    command = [sys.executable, "-P", "-m", "uneven.cli.trial", str(limit_s)]
+    trial = subprocess.run(command, capture_output=True, text=True, errors="replace", env=dict(environment))
+    values: dict[str, Any] = {}
+    for line in trial.stdout.splitlines():
+        if line.startswith("{"):
+            values |= json.loads(line)
+    error = ""
+    if trial.returncode:
+        late = trial.returncode == -signal.SIGALRM
+        error = f"no answer within {limit_s} s" if late else f"the trial ended with exit code {trial.returncode}"
+        if last := [line.strip() for line in trial.stderr.splitlines() if line.strip()][-1:]:
+            error += f": {last[0]}"
+    return TorchFacts(**values, error=error)
+
+
+def driver_gpus() -> tuple[list[str], str]:
+    """Return the names of the GPUs that NVML knows, or why it knows none."""
+    try:
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [pynvml.nvmlDeviceGetName(handle) for handle in handles], ""
+    except pynvml.NVMLError as error:
+        return [], f"NVML: {error}"
+
+
+def extras(requirements: Sequence[str]) -> dict[str, list[str]]:
+    """Return, for each extra, its packages that are not installed.
+
+    Args:
+        requirements: as in the metadata of a package: ``ray[train]>=2.50; extra == 'ray'``.
+    """
+    found: dict[str, list[str]] = {}
+    for requirement in requirements:
+        if named := re.match(r"""([\w.-]+).*extra == ['"](\w+)""", requirement):
+            absent = found.setdefault(named[2], [])
+            try:
+                importlib.metadata.version(named[1])
+            except importlib.metadata.PackageNotFoundError:
+                absent.append(named[1])
+    return found
+
+
+def on_torch(torch: TorchFacts) -> Finding:
+    """Judge whether torch can be imported."""
+    if not torch.version:
+        return Finding("torch", MISSING, torch.error, "nothing trains: pip install --force-reinstall torch")
+    python = f"Python {platform.python_version()} on {platform.system()}, uneven {uneven.__version__}"
+    return Finding("torch", GOOD, f"{torch.version} ({torch.build} build), {python}", "one worker trains")
+
+
+def on_gloo(torch: TorchFacts) -> Finding:
+    """Judge whether two processes can exchange tensors."""
+    if torch.gloo:
+        return Finding("gloo", GOOD, "two processes added up over 127.0.0.1", "several workers train on this machine")
+    cure = "workers cannot exchange: unset GLOO_SOCKET_IFNAME or correct it, and let the firewall pass the loopback"
+    return Finding("gloo", MISSING, torch.error or "the sum of two processes was wrong", cure)
+
+
+def on_gpus(torch: TorchFacts, known: Sequence[str], error: str = "") -> Finding:
+    """Judge whether torch can use the GPUs that the driver knows."""
+    if torch.devices == 0 and not known:
+        return Finding("gpus", GOOD, f"none ({error})" if error else "none", "workers train on CPU")
+    found = f"{', '.join(known) or torch.build}; torch sees {torch.devices}"
+    if torch.devices == 0:
+        cure = f"a {torch.build} build: install one for your driver from pytorch.org, or check CUDA_VISIBLE_DEVICES"
+        return Finding("gpus", NOTE, found, cure)
+    if torch.devices < len(known):
+        return Finding("gpus", NOTE, found, "check CUDA_VISIBLE_DEVICES")
+    if not torch.nccl:
+        return Finding("gpus", NOTE, found, "workers exchange through gloo: install a build of torch that has NCCL")
+    return Finding("gpus", GOOD, found, f"one worker per GPU, through NCCL: uneven run --nproc {torch.devices}")
+
+
+def on_emulation(able: Able) -> Finding:
+    """Judge what ``uneven emulate`` can carry."""
+    if able.load:
+        cure = "`uneven emulate` gives shares of cores only; for links, memory and load run it as root on Linux"
+        return Finding("emulation", NOTE, able.load, cure)
+    if missing := [why for why in (able.memory, able.links, able.latency) if why]:
+        cure = "`uneven emulate` refuses these keys: --leave-out KEY, or play them with `uneven simulate`"
+        return Finding("emulation", NOTE, "; ".join(missing), cure)
+    return Finding("emulation", GOOD, "root, namespaces and control groups", "`uneven emulate` carries every key")
+
+
+def on_extras(absent: Mapping[str, Sequence[str]]) -> Finding:
+    """Judge which extras are installed."""
+    found = f"installed: {', '.join(name for name, packages in absent.items() if not packages) or 'none'}"
+    if lacking := [name for name, packages in absent.items() if packages]:
+        cure = f"for {', '.join(lacking)}: {install_hint('.[NAME]')}"
+        return Finding("extras", NOTE, found, cure)
+    return Finding("extras", GOOD, found, "nothing to install")

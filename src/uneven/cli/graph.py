@@ -1,4 +1,4 @@
-"""``uneven graph``: cut a graph for several workers, and look at what was cut."""
+"""``uneven graph``: cut a graph for several workers, look at what was cut, and forecast its epochs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from uneven.cli.options import DESCRIBED
 from uneven.core.text import printable
 from uneven.errors import ConfigError
 
@@ -47,7 +48,7 @@ def partition(
         raise ConfigError("give --parts 4, or --shares 4,2,1, or --by cluster.toml")
     if by == "speed":
         raise ConfigError("--by speed measures the workers of a run: call graph.partition(…, by='speed') in its script")
-    each = None if shares is None else _numbers(shares)
+    each = None if shares is None else _numbers("--shares", shares, "4,2,1")
     found = read_graph(file, most_features=features)
     graph.partition(found, path=directory, parts=parts, shares=each, by=by, method=method, beta=beta, seed=seed)
     inspect(directory)
@@ -62,8 +63,36 @@ def inspect(directory: Annotated[Path, typer.Argument(help="A folder that was wr
     print(printable(described(GraphStore(directory))))
 
 
-def _numbers(text: str) -> list[float]:
+@app.command("forecast")
+def forecast(
+    directory: Annotated[Path, typer.Argument(help="A folder that was written by partition.")],
+    cluster: Annotated[str, typer.Argument(help=DESCRIBED)],
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="602,64,10", help="Widths of the model. [default: its features, 64, its classes]"),
+    ] = None,
+    core: Annotated[
+        str | None,
+        typer.Option(
+            metavar="80,10", help="Gflop/s and billions of numbers summed per second of one core. [default: this one's]"
+        ),
+    ] = None,
+) -> None:
+    """Say how long an epoch takes under each exchange on the nodes of a cluster, a part on each, in virtual time.
+
+    \b
+    Example:
+      uneven graph forecast parts cluster.toml --layers 602,64,10
+    """
+    from uneven.cli import graph_forecast
+
+    widths = None if layers is None else [int(one) for one in _numbers("--layers", layers, "602,64,10")]
+    rates = None if core is None else _numbers("--core", core, "80,10")
+    graph_forecast.show(directory, cluster, widths, rates)
+
+
+def _numbers(option: str, text: str, example: str) -> list[float]:
     try:
         return [float(one) for one in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--shares {text}: give numbers with commas between them, 4,2,1") from None
+        raise ConfigError(f"{option} {text}: give numbers with commas between them, {example}") from None

@@ -222,29 +222,6 @@ Preconditioner = Annotated[
         show_default=False,
     ),
 ]
-Searched = Annotated[
-    Path | None,
-    played("Play this recorded search on the nodes of CLUSTER, a trial on each.", metavar="RUN", show_default=False),
-]
-SearchedTrials = Annotated[
-    int | None,
-    played("With --search: of so many trials. [default: as recorded]", metavar="N", show_default=False),
-]
-GraphParts = Annotated[
-    Path | None,
-    played("Train this cut graph on the nodes of CLUSTER, a part on each.", metavar="PARTS", show_default=False),
-]
-GraphLayers = Annotated[
-    str | None,
-    played("With --graph: widths of the model. [default: its features, 64, its classes]", metavar="602,64,10"),
-]
-GraphCore = Annotated[
-    str | None,
-    played(
-        "With --graph: what one core does, Gflop/s and billions of numbers summed in a second. [default: this one's]",
-        metavar="80,10",
-    ),
-]
 
 
 def task(text: str, panel: str = _PLAYED) -> Any:

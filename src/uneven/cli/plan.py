@@ -50,11 +50,6 @@ def command(
     accuracy: Annotated[float | None, options.accuracy("With --train: the goal. [default: 0.9]")] = None,
     seed: Annotated[int, played("Decides the jitter and the order of the samples.")] = 0,
     preconditioner: options.Preconditioner = None,
-    search: options.Searched = None,
-    trials: options.SearchedTrials = None,
-    graph: options.GraphParts = None,
-    layers: options.GraphLayers = None,
-    core: options.GraphCore = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,9 +73,6 @@ def command(
     wait are fast, and their gradients stale. With --train the ranking is by the time to an accuracy instead.
     The best balancer of each policy is shown; --balance shows all that it names.
 
-    With --search it says how long a recorded search takes on 1, 2, … of the nodes, and with how many it is cheapest;
-    with --graph how long an epoch on a cut graph takes under each exchange.
-
     \b
     Examples:
       uneven plan demo4
@@ -88,24 +80,12 @@ def command(
       uneven plan runs/NAME                              a recorded run: what else it could have done
       uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
       uneven plan cluster.toml --preconditioner kfac.toml
-      uneven plan cluster.toml --search runs/search --trials 64
-      uneven plan cluster.toml --graph parts --layers 602,64,10
       uneven plan runs/NAME --what-if "without the straggler" --what-if "with shadow:ma" --report what-if.html
     """
     if what_if:
         from uneven.cli import what_if as asking
 
         asking.plan(Path(cluster), what_if, seed, report, as_json=as_json)
-        return
-    if search is not None or trials is not None:
-        from uneven.cli import search_forecast
-
-        search_forecast.plan(cluster, search, trials, as_json)
-        return
-    if graph is not None:
-        from uneven.cli import graph_forecast
-
-        graph_forecast.plan(cluster, graph, layers, core, as_json)
         return
     from uneven.cli import learning, plan_page
     from uneven.errors import ConfigError

@@ -22,8 +22,9 @@ _VERBS = ("stop", "resume", "clone")
 What = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE | stop|resume|clone RUN TRIAL [KEY=VALUE]…",
-        help="A TOML file with [search] and [space]; or what to do with a trial of a search that runs.",
+        metavar="FILE | forecast RUN CLUSTER | stop|resume|clone RUN TRIAL [KEY=VALUE]…",
+        help="A TOML file with [search] and [space]; a recorded search, and a cluster on which it is played again; or "
+        "what to do with a trial of a search that runs.",
         show_default=False,
     ),
 ]
@@ -33,7 +34,9 @@ Directory = Annotated[
         "--directory", help="For events and states. [default: runs/NAME of the file]", show_default=False
     ),
 ]
-Trials = Annotated[int | None, typer.Option("--trials", help="How many are tried, instead of what the file says.")]
+Trials = Annotated[
+    int | None, typer.Option("--trials", help="How many are tried. [default: as the file says, or the record]")
+]
 WarmStart = Annotated[
     list[str] | None,
     typer.Option(
@@ -70,6 +73,9 @@ def command(
     At another terminal, a search that runs is told to stop a trial, to resume one, or to go on from one's state with
     another setting. Only the user who runs it is heard.
 
+    forecast plays a recorded search in virtual time on 1, 2, … nodes of a described cluster, a trial on each, and
+    prints how long it takes and with how many nodes it is cheapest.
+
     \b
     Exit code:
       0    the search is over
@@ -84,12 +90,20 @@ def command(
       uneven search wider.toml --warm-start runs/search
       uneven search stop runs/search 17
       uneven search clone runs/search 17 lr=0.003
+      uneven search forecast runs/search cluster.toml --trials 64
     """
+    if what[0] == "forecast":
+        if devices != "auto" or engine != "local" or any((directory, warm_start, report, tensorboard, log_to)):
+            raise ConfigError("forecast takes --trials and no other option: leave the others out")
+        from uneven.cli import search_forecast
+
+        search_forecast.show(what[1:], trials)
+        return
     if what[0] in _VERBS:
         _tell(what)
         return
     if len(what) > 1:
-        raise ConfigError(f"{' '.join(what[1:])}: give one FILE, or begin with {', '.join(_VERBS)}")
+        raise ConfigError(f"{' '.join(what[1:])}: give one FILE, or begin with forecast, {', '.join(_VERBS)}")
     tools = trackers(log_to, tensorboard)  # one that is missing is said now
     more = {"trials": trials, "warm_start": warm_start, "directory": directory}
     result = _searched(Path(what[0]), devices_named(devices), engine, more)

@@ -1,79 +1,52 @@
-"""``uneven plan CLUSTER --search RUN`` and ``uneven simulate CLUSTER --search RUN``: a recorded search on a cluster."""
+"""``uneven search forecast RUN CLUSTER``: how long a recorded search takes on 1, 2, … nodes of a cluster."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from uneven.cluster import files
+from uneven.cluster.spec import ClusterSpec
 from uneven.errors import ConfigError
 from uneven.report.console import Console
 from uneven.report.text import count, percent, seconds
-from uneven.search.earlier import EarlierSearch, reopened
-from uneven.search.forecast import SearchForecast, SearchRecord, cheapest, counts, forecast, recorded
-from uneven.search.placing import Placing
-
-if TYPE_CHECKING:
-    from uneven.cluster.spec import ClusterSpec
+from uneven.search.earlier import reopened
+from uneven.search.forecast import cheapest, counts, recorded
 
 
-@dataclass(frozen=True, slots=True)
-class _ForecastCase:
-    """A recorded search and a cluster.
+def show(what: list[str], trials: int | None) -> None:
+    """Print how long the search takes on the fastest nodes, and with how many it is cheapest.
 
-    Attributes:
-        speeds: of the nodes, the fastest first.
+    Args:
+        what: the search's directory and the cluster.
+        trials: instead of as many as are recorded.
     """
-
-    earlier: EarlierSearch
-    record: SearchRecord
-    speeds: tuple[float, ...]
-    trials: int
-
-    def on(self, devices: int, placing: Placing = Placing.PLANNED) -> SearchForecast:
-        """The search on so many nodes, the fastest ones."""
-        core, speeds = self.earlier.new_core(self.trials), self.speeds[:devices]
-        return forecast(speeds, self.record.play(core, speeds, placing))
-
-
-def plan(cluster: str, run: Path | None, trials: int | None, as_json: bool) -> None:
-    """Print how long the search takes on 1, 2, … nodes of a cluster, and with how many it is cheapest."""
-    case = _case(cluster, run, trials)
-    rows = [case.on(devices) for devices in counts(len(case.speeds))]
-    best, quickest = cheapest(rows), min(rows, key=lambda one: one.end_s)
-    console = Console(highlight=False)
-    console.print(_table(rows, case, [str(row.devices) for row in rows], "devices"))
-    cheap = f"{count(best.capacity_s)} device-seconds, used or not, in {seconds(best.end_s)}"
-    quick = f"Quickest with {quickest.devices}: {seconds(quickest.end_s)}."
-    console.print(f"Cheapest with {best.devices}: {cheap}. {quick}", soft_wrap=True)
-    if as_json:
-        found = {"cheapest": best.devices, "quickest": quickest.devices}
-        print(json.dumps({**found, "rows": [_plain(row) for row in rows]}))
-
-
-def simulate(cluster: str | None, run: Path | None, trials: int | None) -> None:
-    """Print how long the search takes on all nodes of a cluster, under each way of placing trials."""
-    case = _case(cluster, run, trials)
-    rows = [case.on(len(case.speeds), placing) for placing in Placing]
-    Console(highlight=False).print(_table(rows, case, [placing.value for placing in Placing], "placing"))
-
-
-def _case(cluster: str | None, run: Path | None, trials: int | None) -> _ForecastCase:
-    from uneven.cluster import files
-
-    if cluster is None or run is None:
-        raise ConfigError("--search RUN and --trials N go together with a CLUSTER: name it, and the recorded search")
+    if len(what) != 2:
+        raise ConfigError("forecast: give a recorded search and a cluster: uneven search forecast RUN CLUSTER")
     if trials is not None and trials < 1:
         raise ConfigError(f"--trials {trials}: give at least one")
-    earlier = reopened(run)
-    found = sorted(speeds_of(files.load(cluster)), reverse=True)
-    return _ForecastCase(earlier, recorded(earlier.events), tuple(found), trials or len(earlier.core.trials))
+    run, cluster = what
+    earlier = reopened(Path(run))
+    record, speeds = recorded(earlier.events), sorted(speeds_of(files.load(cluster)), reverse=True)
+    trials, terms = trials or len(earlier.core.trials), earlier.core.terms
+    rows = [record.forecast(earlier.new_core(trials), speeds[:devices]) for devices in counts(len(speeds))]
+    table = Table(title=f"{trials} trials of {run} on {len(speeds)} nodes, in virtual time", box=SIMPLE_HEAD)
+    for column in ("devices", "takes", "device-seconds", "used", "training", terms.metric):
+        table.add_column(column, justify="right")
+    for row in rows:
+        best = f"{terms.sign * row.best:.5g}" if math.isfinite(row.best) else "–"
+        used, units = percent(row.used), f"{row.units:g}"
+        table.add_row(str(row.devices), seconds(row.end_s), count(row.capacity_s), used, units, best)
+    console, best_row, quickest = Console(highlight=False), cheapest(rows), min(rows, key=lambda one: one.end_s)
+    console.print(table)
+    console.print(
+        f"Cheapest with {best_row.devices}: {count(best_row.capacity_s)} device-seconds, used or not, in "
+        f"{seconds(best_row.end_s)}. Quickest with {quickest.devices}: {seconds(quickest.end_s)}.",
+        soft_wrap=True,
+    )
 
 
 def speeds_of(spec: ClusterSpec) -> list[float]:
@@ -91,19 +64,3 @@ def speeds_of(spec: ClusterSpec) -> list[float]:
     if not any(speeds):
         raise ConfigError(f"{spec.name}: no node gives any processor time at the start")
     return [speed for speed in speeds if speed > 0]
-
-
-def _table(rows: Sequence[SearchForecast], case: _ForecastCase, names: Sequence[str], what: str) -> Table:
-    terms = case.earlier.core.terms
-    title = f"{case.trials} trials of {case.earlier.directory} on {len(case.speeds)} nodes, in virtual time"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for place, column in enumerate((what, "takes", "device-seconds", "used", "training", terms.metric)):
-        table.add_column(column, justify="left" if place == 0 else "right")
-    for name, row in zip(names, rows, strict=True):
-        best = f"{terms.sign * row.best:.5g}" if math.isfinite(row.best) else "–"
-        table.add_row(name, seconds(row.end_s), count(row.capacity_s), percent(row.used), f"{row.units:g}", best)
-    return table
-
-
-def _plain(row: SearchForecast) -> dict[str, Any]:
-    return {name: value if math.isfinite(value) else None for name, value in asdict(row).items()}

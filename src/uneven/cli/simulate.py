@@ -64,12 +64,6 @@ def command(
     ahead: Annotated[
         int | None, played("Batches whose rows trainers ask for ahead. [default: likewise]", metavar="N")
     ] = None,
-    search: options.Searched = None,
-    trials: options.SearchedTrials = None,
-    graph: options.GraphParts = None,
-    exchange: Annotated[str, played("With --graph: exact, cd-0, cd-r:r=5 or 0c.", metavar="NAME")] = "exact",
-    layers: options.GraphLayers = None,
-    core: options.GraphCore = None,
     compare: Annotated[bool, option(_OUTPUT, "Play even shares under bsp too: the speed-up.", "--compare")] = False,
     run_dir: Annotated[Path | None, option(_OUTPUT, "Journal. [default: runs/TIME-CLUSTER]", metavar="DIR")] = None,
     no_journal: Annotated[bool, option(_OUTPUT, "Write nothing, only show the table.", "--no-journal")] = False,
@@ -91,19 +85,7 @@ def command(
       uneven simulate lb_bsp_gpu16 --iterations 1000 --no-journal
       uneven simulate lb_bsp_cpu32 --train digits --until-accuracy 0.9 --sync local:every=8
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
-      uneven simulate demo4 --search runs/search     how long a recorded search takes there
-      uneven simulate demo4 --graph parts --exchange cd-r:r=5     epochs on a cut graph
     """
-    if search is not None or trials is not None:
-        from uneven.cli import search_forecast
-
-        search_forecast.simulate(cluster, search, trials)
-        return
-    if graph is not None:
-        from uneven.cli import graph_forecast
-
-        graph_forecast.simulate(cluster, graph, exchange, layers, core, iterations)
-        return
     from uneven.cli import learning, simulate_page
     from uneven.sync.fits import compatible
 

@@ -17,7 +17,6 @@ from typing import Any
 from uneven.errors import ConfigError
 from uneven.search.core import SearchCore
 from uneven.search.paces import fitted
-from uneven.search.placing import Placer, Placing
 from uneven.search.records import TrialRecord
 from uneven.search.simulate import SimulatedSearch, simulate
 
@@ -49,6 +48,18 @@ class RecordedTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchForecast:
+    """A search on so many devices."""
+
+    devices: int
+    end_s: float
+    capacity_s: float  # that, times the speeds of the devices together: what they cost, used or not
+    used: float  # part of the devices' time in which they train, 0 … 1
+    units: float  # training of all trials together
+    best: float  # score, the higher the better
+
+
+@dataclass(frozen=True, slots=True)
 class SearchRecord:
     """A search that was run.
 
@@ -65,7 +76,14 @@ class SearchRecord:
         found = self.trials.get(trial.number)
         return found or self.trials[sorted(self.trials)[trial.number % len(self.trials)]]
 
-    def play(self, core: SearchCore, speeds: Sequence[float], placing: Placing = Placing.PLANNED) -> SimulatedSearch:
+    def forecast(self, core: SearchCore, speeds: Sequence[float]) -> SearchForecast:
+        """What the same search comes to on other devices; see :meth:`play`."""
+        played = self.play(core, speeds)
+        best = max((score for *_, score in played.bests), default=math.nan)
+        used = played.busy_s / (played.end_s * len(speeds)) if played.end_s else 0.0
+        return SearchForecast(len(speeds), played.end_s, played.end_s * sum(speeds), used, played.units, best)
+
+    def play(self, core: SearchCore, speeds: Sequence[float]) -> SimulatedSearch:
         """The same search on other devices.
 
         Args:
@@ -80,7 +98,7 @@ class SearchRecord:
         if math.isinf(usual):
             raise ConfigError("nothing says when a trial ends: no trial of the record has, and there is no max_t")
         return simulate(
-            core, lambda trial, t: self.like(trial).metric_at(t), speeds=speeds, placer=Placer(placing), step=self.step,
+            core, lambda trial, t: self.like(trial).metric_at(t), speeds=speeds, step=self.step,
             costs=lambda trial: self.like(trial).unit_s,
             ends=lambda trial: self.like(trial).ended_t if self.like(trial).ended_t < math.inf else usual,
         )  # fmt: skip
@@ -127,34 +145,6 @@ def _unit_s(seen_s: Mapping[tuple[int, int], float]) -> dict[int, float]:
     return {trial: statistics.median(each) for trial, each in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class SearchForecast:
-    """A search on so many devices.
-
-    Attributes:
-        devices: how many.
-        end_s: how long it takes.
-        capacity_s: that, times the speeds of the devices together: what they cost, used or not.
-        used: part of the devices' time in which they train, 0 … 1.
-        units: training of all trials together.
-        best: the best score, the higher the better.
-    """
-
-    devices: int
-    end_s: float
-    capacity_s: float
-    used: float
-    units: float
-    best: float
-
-
-def forecast(speeds: Sequence[float], played: SimulatedSearch) -> SearchForecast:
-    """What was played, as figures."""
-    best = max((score for *_, score in played.bests), default=math.nan)
-    used = played.busy_s / (played.end_s * len(speeds)) if played.end_s else 0.0
-    return SearchForecast(len(speeds), played.end_s, played.end_s * sum(speeds), used, played.units, best)
-
-
 def cheapest(forecasts: Sequence[SearchForecast]) -> SearchForecast:
     """The one that costs least; of those that cost nearly the same, the one that ends first."""
     least = min(one.capacity_s for one in forecasts)
@@ -163,9 +153,5 @@ def cheapest(forecasts: Sequence[SearchForecast]) -> SearchForecast:
 
 def counts(devices: int) -> list[int]:
     """Numbers of devices that are worth a look: 1, 2, 3, 4, 6, 8, 12, …, all."""
-    found = {1, devices}
-    power = 2
-    while power < devices:
-        found |= {power, min(devices, power * 3 // 2)}
-        power *= 2
-    return sorted(found)
+    fewer = {n << k for n in (1, 3) for k in range(devices.bit_length()) if n << k < devices}
+    return sorted({*fewer, devices})

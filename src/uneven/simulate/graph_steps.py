@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from uneven.core.phase import WorkPhase
 from uneven.errors import UnknownNameError
+from uneven.simulate.phases import WorkPhase
 
 EXCHANGES = ("exact", "cd-0", "cd-r:r=5", "0c")
 Rows = npt.NDArray[np.int64]
-
-
-class CoreRates(Protocol):
-    """What one core does."""
-
-    @property
-    def number_s(self) -> float:
-        """Seconds for each number that a sum over neighbours reads."""
-
-    @property
-    def flop_s(self) -> float:
-        """Seconds for each operation of a product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +35,14 @@ class CutLoad:
 
 
 def phases(
-    load: CutLoad, exchange: str, layers: Sequence[int], rates: CoreRates, overhead_s: float = 0.0
+    load: CutLoad, exchange: str, layers: Sequence[int], *, number_s: float, flop_s: float, overhead_s: float = 0.0
 ) -> list[WorkPhase]:
     """The phases of a step, by our layers for ``exact`` and by DistGNN's, which sum before they multiply, for others.
 
     Args:
         layers: widths, (features, hidden, …, classes); one matrix in each layer.
+        number_s: seconds of one core for each number that a sum over neighbours reads.
+        flop_s: seconds of one core for each operation of a product.
         overhead_s: core seconds of a step that do not depend on the part.
 
     Raises:
@@ -63,7 +52,7 @@ def phases(
         raise UnknownNameError("exchange of a graph", exchange, EXCHANGES)
     steps = _Steps(len(load.edges))
     steps.work(lambda p: overhead_s)
-    (_exact if exchange == "exact" else _released)(steps, load, exchange, list(pairwise(layers)), rates)
+    (_exact if exchange == "exact" else _released)(steps, load, exchange, list(pairwise(layers)), number_s, flop_s)
     steps.end(ring_bytes=4.0 * sum(a * b + b for a, b in pairwise(layers)))
     return steps.phases
 
@@ -86,12 +75,14 @@ class _Steps:
         self._core_s = [0.0] * len(self._core_s)
 
 
-def _exact(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: CoreRates) -> None:
+def _exact(
+    steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], number_s: float, flop_s: float
+) -> None:
     def products(a: int, b: int, times: float) -> None:
-        steps.work(lambda p: times * a * b * load.roots[p] * rates.flop_s)
+        steps.work(lambda p: times * a * b * load.roots[p] * flop_s)
 
     def sums(width: int) -> None:
-        steps.work(lambda p: load.edges[p] * width * rates.number_s)
+        steps.work(lambda p: load.edges[p] * width * number_s)
 
     products(*pairs[0], 2.0)
     for a, b in pairs[1:]:  # sums of the first layer were made once
@@ -107,17 +98,19 @@ def _exact(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, i
     products(*pairs[0], 2.0)
 
 
-def _released(steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], rates: CoreRates) -> None:
+def _released(
+    steps: _Steps, load: CutLoad, exchange: str, pairs: list[tuple[int, int]], number_s: float, flop_s: float
+) -> None:
     kind, _, option = exchange.partition(":r=")
     bins = int(option or 1)
     for a, b in pairs:
-        steps.work(lambda p, a=a: load.edges[p] * a * rates.number_s)  # type: ignore[misc]
+        steps.work(lambda p, a=a: load.edges[p] * a * number_s)  # type: ignore[misc]
         if kind != "0c":
             for rows in (load.every, load.every.T):
                 steps.send(rows, (a + 1) / bins, late=bins > 1)
-        steps.work(lambda p, a=a, b=b: 2.0 * a * b * load.held[p] * rates.flop_s)  # type: ignore[misc]
+        steps.work(lambda p, a=a, b=b: 2.0 * a * b * load.held[p] * flop_s)  # type: ignore[misc]
     for place, (a, b) in enumerate(reversed(pairs), 1):  # the backward pass sends nothing
         first = place == len(pairs)
-        steps.work(lambda p, a=a, b=b, first=first: (2.0 if first else 4.0) * a * b * load.held[p] * rates.flop_s)  # type: ignore[misc]
+        steps.work(lambda p, a=a, b=b, first=first: (2.0 if first else 4.0) * a * b * load.held[p] * flop_s)  # type: ignore[misc]
         if not first:
-            steps.work(lambda p, a=a: load.edges[p] * a * rates.number_s)  # type: ignore[misc]
+            steps.work(lambda p, a=a: load.edges[p] * a * number_s)  # type: ignore[misc]

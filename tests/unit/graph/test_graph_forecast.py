@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,15 @@ from threaded_graphs import features, on_threads, some_graph
 from torch import Tensor, nn
 
 from uneven import graph
-from uneven.cli import graph_forecast
+from uneven.cli import graph_forecast, main
 from uneven.cluster.spec import ClusterSpec, Node, steady
-from uneven.core.phase import WorkPhase
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.graph.capacity import GraphRates
 from uneven.graph.source import GraphSource
 from uneven.simulate.graph_steps import phases
-from uneven.simulate.phases import play
+from uneven.simulate.phases import WorkPhase, play
 
 LAYERS = (9, 6, 4, 3)
-RATES = GraphRates(number_s=1e-9, flop_s=1e-10)
+RATES = {"number_s": 1e-9, "flop_s": 1e-10}
 
 
 class ReleasedConv(nn.Module):
@@ -68,15 +65,15 @@ def sent(g: graph.PartedGraph) -> int:
 @pytest.mark.parametrize("exchange", ["exact", "cd-0", "0c"])
 def test_bytes_are_those_that_workers_send(tmp_path: Path, exchange: str) -> None:
     load = graph_forecast.load_of(write(tmp_path / "p"), 3)
-    each = phases(load, exchange, LAYERS, RATES)
+    each = phases(load, exchange, LAYERS, **RATES)
     real = on_threads(tmp_path / "p", 3, sent, exchange=exchange)
     told = [sum(sum(one.sent_bytes[rank]) for one in each if one.sent_bytes) for rank in range(3)]
     assert told == real
-    late = phases(load, "cd-r:r=5", LAYERS, RATES)
+    late = phases(load, "cd-r:r=5", LAYERS, **RATES)
     if exchange == "cd-0":
         assert sum(one.all_bytes for one in late) == pytest.approx(sum(real) / 5)
     with pytest.raises(UnknownNameError, match="cd-9"):
-        phases(load, "cd-9", LAYERS, RATES)
+        phases(load, "cd-9", LAYERS, **RATES)
 
 
 def spec(*nodes: Node, **more: Any) -> ClusterSpec:
@@ -100,23 +97,27 @@ def test_a_step_ends_when_the_last_has_what_it_waits_for() -> None:
         play(spec(slow, fast), [WorkPhase((1.0, float("inf")))], 1)
 
 
-def test_plan_and_simulate_say_how_long_an_epoch_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_forecast_says_how_long_an_epoch_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "p")
     cluster = tmp_path / "c.toml"
     nodes = "".join(f'[[nodes]]\nname = "n{one}"\nup_bit_per_s = 1e5\ndown_bit_per_s = 1e5\n' for one in range(3))
     cluster.write_text(f'name = "c"\n{nodes}')
-    graph_forecast.plan(str(cluster), tmp_path / "p", "9,6,3", "80,10", as_json=True)
+    asked = ["graph", "forecast", str(tmp_path / "p"), str(cluster), "--core", "80,10"]
+    with pytest.raises(SystemExit) as ended:
+        main([*asked, "--layers", "9,6,3"])
+    assert ended.value.code == 0
     printed = capsys.readouterr().out
-    told = json.loads(printed.splitlines()[-1])
-    seconds = {one["exchange"]: one["epoch_s"] for one in told["rows"]}
-    assert seconds["exact"] < seconds["cd-0"]
+    rows = {words[0]: words[1:] for line in printed.splitlines() if (words := line.split())}
+    took_s = {name: float(rows[name][0]) * {"ms": 1e-3, "s": 1.0}[rows[name][1]] for name in ("exact", "cd-0")}
+    assert took_s["exact"] < took_s["cd-0"]
+    assert "9 → 6 → 3" in printed
     assert "Take exact" in printed
-    graph_forecast.simulate(str(cluster), tmp_path / "p", "cd-0", None, "80,10", 3)
+    with pytest.raises(SystemExit):
+        main(asked)
     assert "9 → 64 → 3" in capsys.readouterr().out
-    for layers, core, wrong in (("9,x", "80,10", "--layers"), ("9,3", "80", "--core"), ("9,3", "80,-1", "--core")):
-        with pytest.raises(ConfigError, match=wrong):
-            graph_forecast.plan(str(cluster), tmp_path / "p", layers, core, as_json=False)
-    with pytest.raises(ConfigError, match="name it"):
-        graph_forecast.simulate(None, tmp_path / "p", "exact", None, None, 3)
-    with pytest.raises(ConfigError, match="--iterations 0"):
-        graph_forecast.simulate(str(cluster), tmp_path / "p", "exact", None, None, 0)
+    for more, wrong in ((["--layers", "9,x"], "--layers 9,x"), (["--core", "80"], "--core 80:"),
+                        (["--core", "80,-1"], "--core 80,-1:")):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            main([*asked, *more])
+        assert ended.value.code == 2
+        assert wrong in capsys.readouterr().err

@@ -23,7 +23,6 @@ from uneven.search.engine import SearchSnapshot
 from uneven.search.events import EVENTS, kept, read_events
 from uneven.search.forecast import SearchForecast, cheapest, counts, recorded
 from uneven.search.page import stretches
-from uneven.search.placing import Placing
 from uneven.search.records import SearchTerms, TrialRecord, TrialStatus
 from uneven.search.result import SearchResult
 from uneven.search.schedulers import schedulers
@@ -184,25 +183,26 @@ def test_nodes_are_as_fast_as_their_cores_or_their_costs_say() -> None:
     assert max(speeds_of(files.load("lb_bsp_gpu16"))) == 1.0
 
 
-def test_plan_and_simulate_know_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_how_long_a_search_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     searched(tmp_path, trials=27)
+    forecast = ["search", "forecast", str(tmp_path), "demo4"]
     with pytest.raises(SystemExit) as ended:
-        main(["plan", "demo4", "--search", str(tmp_path), "--json"])
+        main(forecast)
     assert ended.value.code == 0
-    *page, last = capsys.readouterr().out.splitlines()
-    found = json.loads(last)
-    rows = found["rows"]
-    assert [row["devices"] for row in rows] == [1, 2, 3, 4]
-    assert rows[0]["end_s"] > rows[1]["end_s"] > rows[3]["end_s"]
-    assert any("Cheapest with" in line for line in page)
+    printed = capsys.readouterr().out
+    assert "27 trials" in printed
+    assert [words[0] for line in printed.splitlines() if (words := line.split()) and words[0].isdecimal()][-4:] == [
+        *"1234"
+    ]
+    assert "Cheapest with" in printed
+    assert "Quickest with 4" in printed
     with pytest.raises(SystemExit):
-        main(["simulate", "demo4", "--search", str(tmp_path), "--trials", "54"])
-    said = capsys.readouterr().out
-    assert all(placing.value in said for placing in Placing)
+        main([*forecast, "--trials", "54"])
+    assert "54 trials" in capsys.readouterr().out
     for asked, why in (
-        (["plan", "demo4", "--trials", "3"], "go together"),
-        (["simulate", "--search", str(tmp_path)], "go together"),
-        (["plan", "demo4", "--search", str(tmp_path), "--trials", "0"], "at least one"),
+        (forecast[:3], "uneven search forecast RUN CLUSTER"),
+        ([*forecast, "--trials", "0"], "at least one"),
+        ([*forecast, "--devices", "2"], "no other option"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(asked)
