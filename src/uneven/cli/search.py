@@ -30,9 +30,7 @@ What = Annotated[
 ]
 Directory = Annotated[
     Path | None,
-    typer.Option(
-        "--directory", help="For events and states. [default: runs/NAME of the file]", show_default=False
-    ),
+    typer.Option("--directory", help="For events and states. [default: runs/NAME of the file]", show_default=False),
 ]
 Trials = Annotated[
     int | None, typer.Option("--trials", help="How many are tried. [default: as the file says, or the record]")
