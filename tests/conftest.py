@@ -135,7 +135,7 @@ def _below(pid: int, without: frozenset[int]) -> Iterator[int]:
 
 def _new_processes(before: frozenset[int]) -> set[str]:
     """What runs below this process and did not run before, in words."""
-    kept, scripts = (sys.modules.get(f"uneven.testing.{name}") for name in ("ranks", "scripts"))
+    kept, scripts = (sys.modules.get(name) for name in ("uneven.testing.ranks", "uneven_bench.forked.scripts"))
     found = set()
     started = scripts.running_pids() if scripts else frozenset()
     for pid in {*started, *_below(os.getpid(), kept.kept_pids() if kept else frozenset())}:

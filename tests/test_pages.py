@@ -16,7 +16,7 @@ import typer
 from uneven.cli import application
 from uneven.cli.commands import COMMANDS
 from uneven.config import RunConfig, fields
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.parameter_server import SHARDS, ParameterServerContract, ShardPlace
+from support.shards import LocalLine, LocalShards
 from uneven.server import Patience, ShardHost, Stored, ZmqLine, make_keys
-from uneven.testing.parameter_server import SHARDS, ParameterServerContract, ShardPlace
-from uneven.testing.shards import LocalLine, LocalShards
 
 PATIENCE = Patience(join_s=60.0, silence_s=30.0)
 

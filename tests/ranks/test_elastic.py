@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from metadata_service import MetadataService, serving
 from uneven import journal
 from uneven.core.records import MembershipRecord
-from uneven.testing.scripts import Script
+from uneven_bench.forked.scripts import Script
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -44,7 +44,7 @@ def free_port() -> int:
 def run(*words: object, merged: bool = False) -> Script:
     """``uneven run`` with these words, forked. Under Ray elastic runs start as they do for users."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    return Script(["-m", "uneven.testing.forked_run", "run", *words], env=env, merged=merged, imported=IMPORTED)
+    return Script(["-m", "uneven_bench.forked.run", "run", *words], env=env, merged=merged, imported=IMPORTED)
 
 
 def await_door(process: Script, folder: Path) -> None:

@@ -14,7 +14,7 @@ from test_elastic import HERE, free_port, run
 
 from uneven.board import WORKERS
 from uneven.stores import reach
-from uneven.testing.scripts import Script
+from uneven_bench.forked.scripts import Script
 
 pytestmark = pytest.mark.timeout(300)
 

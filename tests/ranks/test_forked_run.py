@@ -1,10 +1,10 @@
-"""``uneven.testing.forked_run``: a run whose workers are forks of the launcher, and yet as separate as any."""
+"""``uneven_bench.forked.run``: a run whose workers are forks of the launcher, and yet as separate as any."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SCRIPT = """
 import atexit, os, sys
@@ -30,7 +30,7 @@ model, optimizer = session.setup(torch.nn.Linear(1, 1), torch.optim.SGD([torch.z
 IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "rich.console")
 PARENT = """
 import os, subprocess, sys
-from uneven.testing.forked_run import Forked
+from uneven_bench.forked.run import Forked
 ours, theirs = os.pipe()
 os.write(theirs, b"given")
 line = [sys.executable, "-I", os.path.abspath("child.py"), str(ours)]
@@ -48,7 +48,7 @@ def test_workers_are_forks_and_yet_as_separate_as_any(tmp_path: Path) -> None:
     said = {}
     for name, (end, code) in ENDS.items():
         (tmp_path / "train.py").write_text(f"{SCRIPT}\n{end}\n")
-        words = ["-m", "uneven.testing.forked_run", "run", "--nproc", 2, "--run-dir", name, "train.py", "--epochs", 3]
+        words = ["-m", "uneven_bench.forked.run", "run", "--nproc", 2, "--run-dir", name, "train.py", "--epochs", 3]
         done = run_script(words, cwd=tmp_path, merged=True, imported=IMPORTED, timeout_s=100)
         assert done.returncode == code, done.stdout
         said[name] = done.stdout
@@ -64,7 +64,7 @@ def test_workers_are_forks_and_yet_as_separate_as_any(tmp_path: Path) -> None:
 def test_workers_of_jobs_are_forks_too(tmp_path: Path) -> None:
     """The launcher of an elastic run starts them through jobs, each bound to it."""
     (tmp_path / "train.py").write_text("import sys; before = 'torch' in sys.modules\n" + ELASTIC)
-    words = ["-m", "uneven.testing.forked_run", "run", "--nproc", 2, "--elastic", "1:2", "--run-dir", "run", "train.py"]
+    words = ["-m", "uneven_bench.forked.run", "run", "--nproc", 2, "--elastic", "1:2", "--run-dir", "run", "train.py"]
     done = run_script([*words, "--epochs", 3], cwd=tmp_path, merged=True, imported=IMPORTED, timeout_s=100)
     assert done.returncode == 0, done.stdout
     assert "0 trains, forked: True" in done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from uneven import journal
 from uneven.core.records import ExchangeRecord, StepRecord
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SCRIPT = """
 import time
@@ -35,7 +35,7 @@ def test_any_script_trains_under_a_policy_and_the_journal_tells_of_its_exchanges
     """
     (tmp_path / "train.py").write_text(SCRIPT)
     chosen = ["--nproc", "2", "--sync", "shadow:ma", "--run-dir", "run"]
-    done = run_script(["-m", "uneven.testing.forked_run", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=100)
+    done = run_script(["-m", "uneven_bench.forked.run", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     first, second, last = [line for line in done.stderr.splitlines() if line.startswith("uneven: ")]
     assert "run directory run" in first

@@ -16,8 +16,8 @@ from uneven.errors import ConfigError
 from uneven.testing import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
 from uneven.testing.rank_process import RankProcess
 from uneven.testing.ranks import fork_server
-from uneven.testing.scripts import Script
 from uneven.world import discover
+from uneven_bench.forked.scripts import Script
 
 
 @ranks(3)

@@ -17,7 +17,7 @@ from session_parts import N
 
 from uneven import journal
 from uneven.core.records import EventRecord
-from uneven.testing.scripts import Script
+from uneven_bench.forked.scripts import Script
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,7 +31,7 @@ def started(
     """Run directory → ``uneven run`` of two forked workers with these words; all of them side by side."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
     env["TMPDIR"] = str(folder)  # a rank 0 that is killed leaves the folder of its parameter server
-    words = ["-m", "uneven.testing.forked_run", "run", "--nproc", 2, "--run-dir"]
+    words = ["-m", "uneven_bench.forked.run", "run", "--nproc", 2, "--run-dir"]
     scripts = {}
     for name, more in runs.items():
         scripts[name] = stack.enter_context(Script([*words, name, *more], cwd=folder, env=env, merged=merged))

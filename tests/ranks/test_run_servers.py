@@ -15,7 +15,7 @@ import pytest
 from uneven.errors import ConfigError, LaunchError
 from uneven.server import ZmqLine
 from uneven.server.process import ShardKeeper
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("shared_copy_script.py")
 

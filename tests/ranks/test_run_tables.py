@@ -17,7 +17,7 @@ from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.journal import read
 from uneven.server.process import ShardKeeper
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("tables_script.py")
 
@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("tables_script.py")
 def test_threads_of_two_trainers_share_tables_on_two_servers(tmp_path: Path) -> None:
     chosen = ["--nproc", "2", "--tables", "2", "--servers", "1", "--run-dir", tmp_path / "run"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = ["-m", "uneven.testing.forked_run", "run"]
+    run = ["-m", "uneven_bench.forked.run", "run"]
     done = run_script([*run, *chosen, SCRIPT], cwd=tmp_path, env=env, merged=True, timeout_s=120)
     assert done.returncode == 0, done.stdout
     found = re.findall(r"rank (\d) right (\S+) sum (\S+) applied (\d+) lookups (\d+)", done.stdout)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.testing.scripts import Script, run_script, running_pids
+from uneven_bench.forked.scripts import Script, run_script, running_pids
 
 TELLS = """
 import atexit, json, multiprocessing, os, pickle, signal, sys, threading

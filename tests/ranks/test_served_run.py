@@ -23,7 +23,7 @@ from uneven.core.records import ExchangeRecord, StepRecord
 from uneven.data import datasets
 from uneven.data.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 
 def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
@@ -209,7 +209,7 @@ def test_a_plain_script_trains_with_servers_of_which_one_is_killed(tmp_path: Pat
     """It does not even close the session. Its loader reads ahead in a process of its own."""
     (tmp_path / "train.py").write_text(SCRIPT)
     chosen = ["--nproc", "2", "--servers", "2", "--sync", "ssp:staleness=3", "--balance", "even", "--run-dir", "run"]
-    run = ["-m", "uneven.testing.forked_run", "run"]
+    run = ["-m", "uneven_bench.forked.run", "run"]
     done = run_script([*run, *chosen, "train.py", tmp_path], cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert "shard 0 of the parameter server was killed by SIGKILL and is started again" in done.stderr
@@ -251,6 +251,6 @@ Path("last" if session.rank == 0 else "other").touch()
 def test_a_script_that_never_closes_serves_the_others_when_it_is_over_in_rank_0(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNCLOSED)
     chosen = ["--nproc", "2", "--sync", "asp", "--balance", "even", "--timeout", "15", "--run-dir", "run"]
-    done = run_script(["-m", "uneven.testing.forked_run", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=60)
+    done = run_script(["-m", "uneven_bench.forked.run", "run", *chosen, "train.py"], cwd=tmp_path, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "other").exists()

@@ -18,7 +18,7 @@ from torch import nn
 import uneven
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.testing.ranks import RankContext, ranks, run_ranks
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 
 def network(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:

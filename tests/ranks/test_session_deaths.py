@@ -23,7 +23,7 @@ from uneven.emulate.ports import quiet_ports
 from uneven.errors import PeerError
 from uneven.jobs.processes import import_path
 from uneven.testing.ranks import RankContext, ranks
-from uneven.testing.scripts import Script, run_script
+from uneven_bench.forked.scripts import Script, run_script
 
 TIMEOUT_S = 8.0  # now and then a connection to the store takes five seconds
 AT = 6  # the iteration in which it happens
@@ -224,7 +224,7 @@ def test_the_launcher_names_the_cause(tmp_path: Path) -> None:
         "    if count == deaths.AT and session.rank == 1:\n"
         "        raise ValueError('a bad label')\n"
     )
-    command = ["-m", "uneven.testing.forked_run", "run", "--nproc", "2", "--run-dir", "run", "train.py"]
+    command = ["-m", "uneven_bench.forked.run", "run", "--nproc", "2", "--run-dir", "run", "train.py"]
     done = run_script(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": import_path()}, timeout_s=100)
     assert done.returncode == 1
     cause = done.stderr.rpartition("error: ")[2]

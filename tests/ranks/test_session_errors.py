@@ -26,8 +26,8 @@ from uneven.core.records import EventRecord
 from uneven.errors import ConfigError, ConflictError, DataError, NonFiniteError, UnevenError, UnknownNameError
 from uneven.run.start import connect
 from uneven.testing.ranks import RankContext, ranks
-from uneven.testing.scripts import run_script
 from uneven.world import World
+from uneven_bench.forked.scripts import run_script
 
 X = 24
 

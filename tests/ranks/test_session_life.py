@@ -24,7 +24,7 @@ from uneven.core.records import EventRecord, StepRecord
 from uneven.emulate.ports import quiet_ports
 from uneven.errors import DataError
 from uneven.testing.ranks import RankContext, ranks
-from uneven.testing.scripts import Script, run_script
+from uneven_bench.forked.scripts import Script, run_script
 
 X = 24
 

@@ -30,13 +30,13 @@ class ForkServer:
         """PID of the fork server; None if it does not run."""
         return self._process.pid if self._process is not None else None
 
-    def fork(self, what: str, files: Sequence[int]) -> int:
+    def fork(self, modules: Sequence[str], files: Sequence[int]) -> int:
         """Start a process; return its PID, which is its process group, too.
 
         Args:
-            what: "rank" or "script", and after it, with blanks between, modules to import before it is forked; they
-                stay imported for all that follow.
-            files: its input, output and errors, and where a rank writes its replies or a script finds its task.
+            modules: what the child does, as of :mod:`uneven.testing.fork_server`, and others to import before it is
+                forked; they stay imported for all that follow.
+            files: its input, output and errors, and the one that the first module's ``main`` is called with.
 
         Raises:
             LaunchError: the fork server has ended.
@@ -45,7 +45,7 @@ class ForkServer:
             self.close()
             self._open()
         assert self._line is not None
-        socket.send_fds(self._line, [what.encode()], files)
+        socket.send_fds(self._line, [" ".join(modules).encode()], files)
         while not self._started:
             if not self._hear():
                 raise LaunchError("the process that ranks are forked from has ended; look above for its traceback")

@@ -1,11 +1,11 @@
-"""The fork server of :mod:`uneven.testing.ranks` and :mod:`uneven.testing.scripts`: a process that has imported torch,
-and waits for requests to fork.
+"""The fork server of :mod:`uneven.testing.ranks`: a process that has imported torch, and waits for requests to fork.
 
 Importing torch, and what its optimizers import when the first one is made, takes a process five seconds of processor
 time; a fork of one that has done so is there at once. Nothing else happens in it, so nothing is running when it forks.
 
-Run as ``python -m uneven.testing.fork_server N``: N is a socket on which each request says what a child is to do and
-brings four files: its input, its output, its errors and one for what it does. It tells ``["started", pid]``, and
+Run as ``python -m uneven.testing.fork_server N``: N is a socket on which each request names a module and brings four
+files: the child's input, output and errors, and one for the module's ``main``, which the child calls. If the module has
+a ``leave``, the child calls it after all else that is done at exit. The server sends ``["started", pid]``, and
 ``["ended", pid, code]`` with a negative code for a signal. When the other side of the socket closes, it ends with all
 of them.
 """
@@ -25,18 +25,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from uneven.testing import rank_child, script_child
-
-DOES: dict[str, Callable[[int], None]] = {"rank": rank_child.main, "script": script_child.main}
-"""What a child may be asked to do, with its fourth file."""
-
 IMPORTED = ("torch._dynamo", "torch.distributed", "uneven.session")
 """What nearly every child uses; the first is imported when the first optimizer is made. Nothing here depends on it."""
 
 
 def main(control: socket.socket) -> Callable[[], None] | None:
     """Serve; in a child, return what it is to do. None at the end."""
-    atexit.register(script_child.leave)  # before everything else, so after it
+    last: list[Callable[[], None]] = []
+    atexit.register(lambda: [leave() for leave in last])  # before everything else, so after it
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # a collection in a child would touch, and so copy, all of it
@@ -60,7 +56,7 @@ def main(control: socket.socket) -> Callable[[], None] | None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGKILL)
                 return None
-            what, *modules = request.decode().split()
+            modules = request.decode().split()
             if not sys.modules.keys() >= set(modules):
                 for name in modules:
                     importlib.import_module(name)
@@ -72,7 +68,9 @@ def main(control: socket.socket) -> Callable[[], None] | None:
                 for descriptor in (woken, wake):
                     os.close(descriptor)
                 _settle(control, files[:3])
-                return partial(DOES[what], files[3])
+                does = sys.modules[modules[0]]
+                last += [does.leave] if hasattr(does, "leave") else []
+                return partial(does.main, files[3])
             children.add(pid)
             for descriptor in files:
                 os.close(descriptor)

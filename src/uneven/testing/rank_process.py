@@ -17,6 +17,8 @@ from typing import Any
 
 from uneven.testing.fork_client import ForkServer
 
+CHILD = "uneven.testing.rank_child"
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -50,7 +52,7 @@ class RankProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 — lives as long as the process
         self._read_upto = 0
         self._buffer = b""
-        self.pid = fork_server.fork("rank", (commands, self._output.fileno(), self._output.fileno(), theirs))
+        self.pid = fork_server.fork((CHILD,), (commands, self._output.fileno(), self._output.fileno(), theirs))
         os.close(commands)
         os.close(theirs)
 

@@ -168,7 +168,7 @@ def kept_pids() -> frozenset[int]:
 
 
 def stop_pool() -> None:
-    """Kill every kept process, with all that it has started, and every script. The next test starts new ones."""
+    """Kill every process forked for a test, with all that it has started. The next test starts new ones."""
     _end_ranks()
     _fork_server.close()
 

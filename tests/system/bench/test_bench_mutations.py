@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 from uneven_bench.mutations import bench as mutations
 from uneven_bench.mutations import seeds as mutations_seeds
 from uneven_bench.mutations import targets as tried

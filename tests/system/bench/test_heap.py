@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 PROGRAM = '''
 import ctypes, gc, json, resource, torch, uneven

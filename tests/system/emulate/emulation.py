@@ -17,7 +17,7 @@ import pytest
 
 from uneven.emulate import names, probe, state
 from uneven.jobs.processes import import_path
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 WHY_NOT = probe.why_not_isolated()
 needs_root = pytest.mark.skipif(bool(WHY_NOT), reason=f"emulates with namespaces and control groups: {WHY_NOT}")

@@ -17,7 +17,7 @@ import yaml
 from test_pages import blocks, wrong
 from uneven.emulate.ports import quiet_ports
 from uneven.jobs.processes import import_path
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = ROOT / "examples" / "cluster"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = (
@@ -22,9 +22,9 @@ NAMES = (
 PLAIN, BALANCED, RAY, FLEET, THREADS, PART, GRAPH, RECOMMENDATION = (EXAMPLES / f"{name}.py" for name in NAMES)
 ON_TWO = ["--standalone", "--nproc-per-node", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", *ON_TWO]
-FORKS = "import runpy; from uneven.testing.forked_run import fork_workers; fork_workers(); "
+FORKS = "import runpy; from uneven_bench.forked.run import fork_workers; fork_workers(); "
 FORKED_TORCHRUN = ["-c", f"{FORKS}runpy.run_module('torch.distributed.run', run_name='__main__')", *ON_TWO]
-FORKED_RUN = ["-m", "uneven.testing.forked_run", "run"]
+FORKED_RUN = ["-m", "uneven_bench.forked.run", "run"]
 """As :data:`TORCHRUN` and ``uneven run``, but workers need not import torch again: three seconds of processor time for
 each. One example is started by each of them as its reader would."""
 

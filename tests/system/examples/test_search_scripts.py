@@ -8,7 +8,7 @@ from pathlib import Path
 from brought import brought, refusal
 from uneven.errors import TrainingError
 from uneven.jobs.processes import import_path
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SCRIPT = """
 from uneven import search

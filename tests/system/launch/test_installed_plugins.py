@@ -10,7 +10,7 @@ from distributions import install
 from uneven import journal
 from uneven.core.records import ExchangeRecord, StepRecord
 from uneven.journal.paths import rank_path
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SCRIPT = """
 import torch
@@ -31,7 +31,7 @@ IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "rich.console")
 
 def run(directory: Path, installed: Path, *options: object) -> subprocess.CompletedProcess[str]:
     (directory / "train.py").write_text(SCRIPT)
-    words = ["-m", "uneven.testing.forked_run", "run", "--nproc", 2, *options, "--run-dir", "run", "train.py"]
+    words = ["-m", "uneven_bench.forked.run", "run", "--nproc", 2, *options, "--run-dir", "run", "train.py"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))}
     return run_script(words, cwd=directory, env=env, imported=IMPORTED, timeout_s=100)
 

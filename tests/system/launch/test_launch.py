@@ -26,7 +26,7 @@ from uneven import launch, rundir
 from uneven.emulate.ports import quiet_ports
 from uneven.errors import LaunchError
 from uneven.jobs.processes import descendants, import_path
-from uneven.testing.scripts import Script, run_script
+from uneven_bench.forked.scripts import Script, run_script
 
 # Workers that need no torch are there at once; what they leave is one file each.
 WORKER = """

@@ -13,7 +13,7 @@ from torch.nn.functional import embedding_bag
 
 from brought import brought
 from uneven.embedding import SGD, EmbeddingBagCollection, EmbeddingCollection, Table
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SCRIPT = Path(__file__).parents[2] / "ranks" / "tables_brought_script.py"
 BATCH = 12
@@ -53,7 +53,7 @@ def rows_of_one_process(state: dict[str, Tensor], batches: list[tuple[Tensor, Te
                  "unequal workers")])],
 )  # fmt: skip
 def test_rows_after_steps_are_those_of_plain_modules(tmp_path: Path, workers: int, backend: str) -> None:
-    run = ["-m", "uneven.testing.forked_run", "run", "--nproc", workers, "--tables", "2", "--run-dir", tmp_path / "run"]
+    run = ["-m", "uneven_bench.forked.run", "run", "--nproc", workers, "--tables", "2", "--run-dir", tmp_path / "run"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     chosen = [SCRIPT, backend, tmp_path / "rows.pt", "/".join(str(one) for one in range(workers, 0, -1))]
     done = run_script([*map(str, run), *map(str, chosen)], cwd=tmp_path, env=env, merged=True, timeout_s=300)

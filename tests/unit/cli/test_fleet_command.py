@@ -14,7 +14,7 @@ from uneven.fleet import ensemble_file
 from uneven.fleet.engine.state import MemberState, RunState
 from uneven.fleet.member.converge import Epoch
 from uneven.jobs.processes import import_path
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 TESTS = Path(__file__).parents[2]
 ENSEMBLE = """

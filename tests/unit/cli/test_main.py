@@ -14,7 +14,7 @@ import typer
 from uneven.cli import main
 from uneven.cli.commands import COMMANDS, EXAMPLES, CliCommand, found
 from uneven.errors import ConfigError, LaunchError, UnevenError
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 
 def uneven(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 COMMANDS = (
     "run locked/train.py",

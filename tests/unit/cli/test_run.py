@@ -11,7 +11,7 @@ from uneven.cli.misplaced import hint, misplaced
 from uneven.cli.run import ends_with_a_line
 from uneven.errors import LaunchError
 from uneven.journal import rank_path
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 SILENT = "print('hello')\n"
 TAKES_PART = "import uneven\nuneven.Session().close()\n"

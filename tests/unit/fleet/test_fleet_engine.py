@@ -21,7 +21,7 @@ from fleet_members import same
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from uneven.fleet.engine import state as engine_state
 from uneven.fleet.engine.options import Options
-from uneven.testing.scripts import Script
+from uneven_bench.forked.scripts import Script
 
 RATES = {"small": [1000.0], "wide": [900.0], "scheduled": [950.0]}
 OPTIONS = Options(rates=RATES, buffer=256, chunk=32)

@@ -22,7 +22,7 @@ from uneven.launch import Launch, before, members
 from uneven.launch.here import keep_store
 from uneven.launch.others import Others
 from uneven.launch.silence import stopped
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from uneven.run.measure.load import LoadMeter
 from uneven.run.measure.memory import group_room_bytes, group_use, limit_bytes, use, used_bytes
 from uneven.run.measure.profile import take_profile
 from uneven.run.measure.untouched import untouched
-from uneven.testing.scripts import run_script
+from uneven_bench.forked.scripts import run_script
 
 
 def model_and_step() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[int], None]]:

@@ -27,7 +27,7 @@ from uneven.search import search_file
 from uneven.search.control import SearchControl, tell
 from uneven.search.events import EVENTS, read_events
 from uneven.search.page import stretches
-from uneven.testing.scripts import Script
+from uneven_bench.forked.scripts import Script
 
 RATE = {"rate": search.log(1e-3, 0.3)}
 

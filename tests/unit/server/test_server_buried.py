@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.shards import LocalShards
 from uneven.errors import PeerError
 from uneven.server import Client, table_of
 from uneven.server.known import Patience
 from uneven.server.shard import Shard
 from uneven.server.wire import Kind, Message, encode
-from uneven.testing.shards import LocalShards
 
 START = np.zeros(6)
 

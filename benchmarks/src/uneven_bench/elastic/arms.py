@@ -17,11 +17,11 @@ from typing import Any
 
 from uneven.emulate.names import INTERFACE
 from uneven.errors import LaunchError
-from uneven.testing.scripts import Script
 from uneven_bench.elastic.cases import OURS, STEADY, TORCHFT, TORCHFT_DDP, at_own_pace
 from uneven_bench.elastic.machines import Machines
 from uneven_bench.elastic.worker import ElasticTask
 from uneven_bench.elastic.workload import CountedWorkload
+from uneven_bench.forked.scripts import Script
 from uneven_bench.marked import MARK
 
 TIMEOUT_S = 5.0
@@ -262,7 +262,7 @@ class TorchFTArm(ElasticArm):
         return script
 
 
-_OURS = ("-m", "uneven.testing.forked_run", "run")
+_OURS = ("-m", "uneven_bench.forked.run", "run")
 _TORCHRUN = ("-m", "uneven_bench.elastic.forked_torchrun")
 _SCRIPT = ("uneven_bench.elastic.script",)
 _TORCHFT = ("torchft",)

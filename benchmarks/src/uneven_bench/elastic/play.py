@@ -13,12 +13,12 @@ from random import Random
 from typing import Any
 
 from uneven.errors import LaunchError
-from uneven.testing.scripts import Script
 from uneven_bench.elastic.arms import ElasticArm, TorchrunArm
 from uneven_bench.elastic.cases import SETTLED, PlannedFault
 from uneven_bench.elastic.logs import WorkerLog
 from uneven_bench.elastic.orders import Logs, Orders, Tail, exists, now_s
 from uneven_bench.elastic.trace import SpotTrace
+from uneven_bench.forked.scripts import Script
 from uneven_bench.marked import running
 
 _LOOK_EVERY_S = 0.01

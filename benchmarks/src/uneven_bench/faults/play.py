@@ -1,6 +1,6 @@
 """Plays one fault: a real ``uneven run`` whose workers train, have it, and are looked at when the launcher has ended.
 
-Launcher and workers are forks of a process that has imported torch (:mod:`uneven.testing.forked_run`), so that a run
+Launcher and workers are forks of a process that has imported torch (:mod:`uneven_bench.forked.run`), so that a run
 takes a second; each is a process of its own, with its own session, environment and exit code.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from uneven.testing.scripts import Script
 from uneven_bench.faults.cases import EPOCHS, HARMLESS, SERVED, SIGNALLED, TOGETHER, FaultCase
 from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judge, once
+from uneven_bench.forked.scripts import Script
 from uneven_bench.marked import MARK, running
 
 _IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "uneven_bench.faults.script", "rich.console")
@@ -152,7 +152,7 @@ class _Life:
             "epochs": self.epochs,
             "kind": case.kind if first else "none",
         }
-        words = ["-m", "uneven.testing.forked_run", "run", "--nproc", self._workers, "--run-dir", "run", *servers]
+        words = ["-m", "uneven_bench.forked.run", "run", "--nproc", self._workers, "--run-dir", "run", *servers]
         words += ["--sync", case.sync, "--balance", balance, "--timeout", case.timeout_s]
         words += ["-m", "uneven_bench.faults.script", json.dumps(told)]
         environment = {

@@ -29,6 +29,8 @@ from typing import IO, Self
 
 from uneven.testing.ranks import fork_server
 
+CHILD = "uneven_bench.forked.script_child"
+
 
 class Script:
     """A running Python program; a ``with`` block kills it at the end, with all of its process group.
@@ -76,7 +78,7 @@ class Script:
             task_file.seek(0)
             errors = self._output if merged else self._errors
             files = (nothing.fileno(), self._output.fileno(), errors.fileno(), task_file.fileno())
-            self.pid = self._fork_server.fork(" ".join(["script", *imported]), files)
+            self.pid = self._fork_server.fork((CHILD, *imported), files)
         _running.add(self.pid)
 
     def poll(self) -> int | None:

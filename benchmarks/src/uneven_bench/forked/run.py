@@ -1,11 +1,11 @@
-"""``python -m uneven.testing.forked_run …`` is ``uneven …``, but ``uneven run`` forks its workers from itself.
+"""``python -m uneven_bench.forked.run …`` is ``uneven …``, but ``uneven run`` forks its workers from itself.
 
 The launcher has imported torch, and a worker that imports it again takes three seconds of processor time to be there.
-Started as a :class:`uneven.testing.scripts.Script` the launcher is there at once too, so a whole run takes a second.
+Started as a :class:`~uneven_bench.forked.scripts.Script` the launcher is there at once too: a run takes a second.
 
 All else is as ever: torch's elastic agent, a session and a process group for each worker, its environment (also where
 others look for it, in ``/proc``), its streams, exit codes and signals, and what is done at exit. What differs from a
-real start is what :mod:`uneven.testing.scripts` says.
+real start is what :mod:`uneven_bench.forked.scripts` says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from uneven.testing import script_child
+from uneven_bench.forked import script_child
 
 _ENVIRONMENT_AT = slice(47, 49)
 """Where ``/proc/PID/stat`` says from where to where the environment is, counted from behind the program's name."""

@@ -1,4 +1,4 @@
-"""What a process of :mod:`uneven.testing.scripts` does: become the program that a fresh Python would run, and run it.
+"""A process of :mod:`uneven_bench.forked.scripts`: it becomes the program that a fresh Python would run, and runs it.
 
 What it raises is left to the interpreter, so hooks and messages are real, and so is what is done at exit. Only then the
 interpreter is not taken apart: to free what torch has made takes as long as to import half of it, for all of it was

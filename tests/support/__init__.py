@@ -1,0 +1,1 @@
+"""Helpers that only the tests of this repository use."""
