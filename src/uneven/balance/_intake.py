@@ -110,7 +110,6 @@ class Intake:
         self._members = members
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen of each member."""
         return {
             "members": list(self._members),
             "shares": self._shares.tolist(),
@@ -120,7 +119,6 @@ class Intake:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(IntakeState, state)
         self._members = tuple(saved["members"])
         self._shares, self._newest = np.array(saved["shares"], np.float64), np.array(saved["newest"], np.float64)

@@ -71,7 +71,6 @@ class Window:
         return middle
 
     def state_dict(self) -> dict[str, Any]:
-        """The reports so far."""
         return {
             "rows": [[None if t != t else t for t in row.tolist()] for row in self._rows],
             "iterations": self._iterations.tolist(),
@@ -79,7 +78,6 @@ class Window:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(WindowState, state)
         workers = len(saved["iterations"])
         if len(saved["counts"]) != workers or any(len(row) != workers for row in saved["rows"]):

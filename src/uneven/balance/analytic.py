@@ -85,7 +85,6 @@ class Analytic(Balancer):
         self._off = 0  # windows in a row that were far off the curves
 
     def split(self, view: BalanceView) -> Split:
-        """Watch, stir or solve."""
         view = with_memory(view, self._most)
         reports = self._intake.take(view)
         present = standing(view)
@@ -165,7 +164,6 @@ class Analytic(Balancer):
             self._members = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows that are fitted, and what was watched so far."""
         return {
             "members": list(self._members),
             "rows": [[shares.tolist(), times_s.tolist()] for shares, times_s in self._rows],
@@ -175,7 +173,6 @@ class Analytic(Balancer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(_AnalyticState, state)
         n = len(saved["members"])
         if any(len(shares) != n or len(times_s) != n for shares, times_s in saved["rows"]):

@@ -115,18 +115,14 @@ class WrappingBalancer(Balancer):
         self.inner = balancers.resolve(inner)
 
     def split(self, view: BalanceView) -> Split:
-        """The inner balancer's answer."""
         return self.inner.split(view)
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """Passed on to the inner balancer."""
         self.inner.profiled(profiles)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner balancer's state, under ``"inner"``."""
         return {"inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         with inside("inner"):
             self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner")))

@@ -126,7 +126,6 @@ class Numerical(Balancer):
         self._wide = 0  # windows in a row with a gap above θ
 
     def split(self, view: BalanceView) -> Split:
-        """Watch, hold or move."""
         view = with_memory(view, self._most)
         reports = self._intake.take(view)
         present = standing(view)
@@ -194,7 +193,6 @@ class Numerical(Balancer):
             self._saturation = tuple(profiles[rank].saturation for rank in range(len(profiles)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Phase, step, window, roles, the best split and what was watched so far."""
         return {
             "members": list(self._members),
             "phase": self._phase,
@@ -209,7 +207,6 @@ class Numerical(Balancer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(_NumericalState, state)
         best = saved["best"]
         if best is not None and len(best[1]) != len(saved["members"]):

@@ -72,7 +72,6 @@ class Static(Balancer):
         return Split(shares, f"static: shares {how}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The profile, as far as it got."""
         return {
             "weights": None if self._weights is None else {str(r): w for r, w in self._weights.items()},
             "seen": {str(rank): list(row) for rank, row in self._seen.items()},

@@ -180,5 +180,4 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 
 
 def _keys(kind: type) -> dict[str, str]:
-    """The keys of a table: attribute → declared type."""
     return {one.name: str(one.type) for one in fields(kind) if one.init}

@@ -123,7 +123,6 @@ class Forecaster:
         return self._predictor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         self._predictor.load_state_dict(state)
         self._count = 100  # the predictor is not new: its doubt counts alone
 

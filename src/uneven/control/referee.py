@@ -122,7 +122,6 @@ class Referee:
         return {"last": {str(rank): [x if math.isfinite(x) else None for x in row] for rank, row in rows}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         last = {whole_key(rank, "last"): row for rank, row in read(RefereeState, state)["last"].items()}
         if any(len(row) != len(_NOTHING) for row in last.values()):
             raise Misfit(last, f"a report of {len(_NOTHING)} numbers for each rank", "last")

@@ -122,7 +122,6 @@ class DrawnSteps:
             return read(Count, state["drawn"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         self.iteration, self._asked = self.check_state(state), None
         self._start = self.iteration * self.batch_size
 

@@ -76,11 +76,9 @@ class _Undecided(Turn):
 
     @property
     def in_gradient(self) -> float:
-        """Raise an error: a backward pass has come to it."""
         raise TrainingError(self.why)
 
     def counts_like(self, other: Turn) -> bool:
-        """Whether it is the same pass."""
         return self is other
 
 

@@ -71,20 +71,16 @@ class IndexedSource(BatchSource):
         self.paced = sampler if isinstance(sampler, PacedSampler) else None
 
     def tell(self) -> list[float] | None:
-        """See :meth:`BatchSource.tell`."""
         return self._orders.tell()
 
     def some(self) -> list[float] | None:
-        """See :meth:`BatchSource.some`."""
         return told_of(self._torch.dataset, self._options)
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """See :meth:`BatchSource.state`."""
         drawn = self._orders.drawn(cursor.epoch) if cursor.start else ""
         return {"drawn": drawn} if drawn else {}
 
     def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """See :meth:`BatchSource.resume`."""
         self._orders.expect(str(state.get("drawn", "")))
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
@@ -104,16 +100,13 @@ class IndexedSource(BatchSource):
 
     @property
     def drawn(self) -> deque[Portion]:
-        """See :attr:`BatchSource.drawn`."""
         return self._sampler.drawn
 
     def adopt(self, parts: tuple[Portion, ...]) -> None:
-        """See :meth:`PlannedSampler.adopt`."""
         if isinstance(self._sampler, PlannedSampler):
             self._sampler.adopt(parts)
 
     def come_again(self, changing: Changing) -> None:
-        """See :meth:`PlannedSampler.come_again`."""
         assert isinstance(self._sampler, PlannedSampler)
         self._sampler.come_again(changing)
 
@@ -133,7 +126,6 @@ class IndexedSource(BatchSource):
         return self._torch.collate_fn(dataset.__getitems__(indices) if together else [dataset[i] for i in indices])
 
     def close(self) -> None:
-        """Let torch's loader go, and its reader processes with it."""
         del self._torch
 
 
@@ -212,7 +204,6 @@ class PlannedSampler:
         self._plan.changing = changing
 
     def start(self, cursor: Cursor) -> None:
-        """Forget what was drawn; the next pass begins at ``cursor``."""
         self._cursor = cursor
         self.drawn.clear()
         if self._plan.changing is not None:
@@ -234,7 +225,6 @@ class PlannedSampler:
             yield mine.tolist()
 
     def _divided(self, order: Any, costs: SampleCosts) -> Iterator[list[int]]:
-        """Batches whose samples go to whom they fit."""
         for part in self._parts(len(order)):
             indices = order[part.start : part.end]
             packed = costs.divide(indices, part.shares, self._plan.lower)

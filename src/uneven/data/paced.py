@@ -43,11 +43,9 @@ class OwnPart(Portion):
 
     @property
     def end(self) -> int:
-        """The position after its last one."""
         return self.start + self.batch(self.rank)
 
     def offset(self, rank: int) -> int:
-        """It begins with its own samples."""
         return 0
 
 

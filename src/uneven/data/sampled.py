@@ -59,7 +59,6 @@ class EpochOrders:
             self.kind, self.keyed = "keyed", True
 
     def __call__(self, epoch: int) -> EpochOrder:
-        """That of an epoch."""
         make: Any = KeyedOrder if self.keyed else epoch_order
         order: EpochOrder = make(length=self.length, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
         return order
@@ -193,15 +192,12 @@ class SampledOrders(EpochOrders):
             )
 
     def ends(self) -> Indices | None:
-        """See :meth:`EpochOrders.ends`."""
         return self._ends
 
     def drawn(self, epoch: int) -> str:
-        """See :meth:`EpochOrders.drawn`."""
         return self._drawn.get(epoch, "")
 
     def expect(self, drawn: str) -> None:
-        """See :meth:`EpochOrders.expect`."""
         self._expected = drawn
 
     def tell(self) -> list[float] | None:

@@ -96,15 +96,9 @@ class ShardSource(BatchSource):
         )
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """How many samples of each shard were used."""
         return {"taken": [*self._used(cursor.start)]}
 
     def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Go on where each rank has used so many.
-
-        Raises:
-            CheckpointError: they are those of other shards.
-        """
         taken: Any = state.get("taken")
         sound = isinstance(taken, list | tuple) and all(type(one) is int for one in taken)
         if not sound or sum(taken) != cursor.start or len(taken) != len(self._lengths):
@@ -149,7 +143,6 @@ class ShardSource(BatchSource):
             cursor = cursor.after(part)
 
     def close(self) -> None:
-        """Let torch's loader go, and its reader process with it."""
         del self._chunks
 
     def _used(self, start: int) -> Counts:

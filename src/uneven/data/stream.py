@@ -97,11 +97,9 @@ class StreamSource(BatchSource):
         """See :meth:`BatchSource.resume`: a stream is read from its beginning, and what was used is left out."""
 
     def tell(self) -> list[float] | None:
-        """See :meth:`BatchSource.tell`."""
         return self._first
 
     def close(self) -> None:
-        """Let torch's loader go, and its reader processes with it."""
         del self._chunks
 
     def _batches(self, cursor: Cursor, parts: deque[Portion]) -> Iterator[Any]:

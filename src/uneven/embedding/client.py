@@ -181,7 +181,6 @@ class TableClient:
 
     # ---------------------------------------------------------------- for the line
     def received(self, shard: int, message: TableMessage) -> None:
-        """A message has come."""
         with self._changed:
             if shard not in self._links:
                 return
@@ -194,13 +193,11 @@ class TableClient:
                 self._changed.notify_all()
 
     def beat(self, shard: int) -> None:
-        """It is time for a sign of life."""
         with self._changed:
             if shard in self._links:
                 self.line.post(shard, [self._links[shard].beat()])
 
     def broken(self, error: Exception) -> None:
-        """The line has ended by itself."""
         with self._changed:
             self._error = error
             self._changed.notify_all()

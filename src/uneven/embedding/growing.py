@@ -167,7 +167,6 @@ class IdMap:
         return least >= self.admit
 
     def _take(self, wanted: int) -> Slots:
-        """Free slots, at most so many."""
         fresh = min(wanted, self.most + 1 - self.used)
         missing = wanted - fresh - len(self._free)
         if missing > 0 and not self.held:

@@ -139,7 +139,6 @@ class Holding:
             self.sums[group][rows] = self.first_sum if sums is None else sums
 
     def __iter__(self) -> Iterator[HeldRange]:
-        """The ranges, group by group."""
         for group, rows, sums, found in zip(self.spec.groups, self.rows, self.sums, self.maps, strict=True):
             for part, base in zip(group.ranges, group.bases, strict=True):
                 where = slice(base, base + part.rows + int(group.grows))

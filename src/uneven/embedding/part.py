@@ -23,7 +23,6 @@ class TablesPart(Part):
 
     @property
     def name(self) -> str:
-        """By its tables."""
         return f"tables-{self._door.spec.fingerprint:08x}"
 
     def attach(self, run: Run) -> None:
@@ -40,7 +39,6 @@ class TablesPart(Part):
             )
 
     def batch_read(self, ids: Any) -> None:
-        """Ask for its rows."""
         self._door.ahead(ids, learning=self._tables.anchor.requires_grad)
 
     def evaluated(self) -> AbstractContextManager[None]:

@@ -83,7 +83,6 @@ class Isolated:
         return worker
 
     def apply(self, index: int, setting: Setting) -> None:
-        """Let a setting of a node hold from now on."""
         match setting.quantity:
             case Quantity.CORES:
                 self._groups.limit_cores(index, setting.value)
@@ -114,7 +113,6 @@ class Isolated:
         self._rivals[index].set(0.0)
 
     def kill(self, index: int) -> None:
-        """Kill everything on a node."""
         self._groups.kill(index)
 
     def why_killed(self, index: int) -> str:

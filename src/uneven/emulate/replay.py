@@ -136,7 +136,6 @@ class Replay:
                 yield Setting(node.name, quantity, value)
 
     def _active(self, time_s: float, of: str | frozenset[str]) -> list[Event]:
-        """Events of a node or of a line that have begun and are not over."""
         return [
             event
             for index, event in enumerate(self._spec.events)

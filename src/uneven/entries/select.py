@@ -90,7 +90,6 @@ class Significant(Selection):
 
     @property
     def whole(self) -> bool:
-        """See :meth:`Selection.whole`."""
         return self.threshold == 0 and self.bits == WHOLE and not self.absolute and not self.mbit_per_s
 
     def control(self) -> BandwidthControl | None:
@@ -104,7 +103,6 @@ class Significant(Selection):
         return self.threshold * rate if self.by_rate else self.threshold
 
     def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
-        """See :meth:`Selection.pick`."""
         places = self._places(held, values, self.limit(rate))
         return Picked(len(held), places, rounded(held[places], self.bits), self.bits)
 
@@ -168,7 +166,6 @@ class TopK(Selection):
         return max(1, math.ceil(self.density * entries - 1e-9))
 
     def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
-        """See :meth:`Selection.pick`."""
         rows = self.rows(len(held))
         middle = rows.whole * rows.chunk
         tables = ((held[:middle].reshape(rows.whole, rows.chunk), rows.each), (held[middle:].reshape(1, -1), rows.last))

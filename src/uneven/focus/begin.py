@@ -161,7 +161,6 @@ def _prepare(
     starts: str | None,
     show: Show,
 ) -> None:
-    """Choose the settings, unless they have been."""
     if (folder / "index.db").exists():
         with contextlib.closing(StreamStore(folder)) as store:
             check_truth(store, truth)

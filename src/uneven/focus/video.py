@@ -69,12 +69,10 @@ class VideoSource(Protocol):
 
     @property
     def name(self) -> str:
-        """See above."""
         ...
 
     @property
     def live(self) -> bool:
-        """See above."""
         ...
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:

@@ -149,7 +149,6 @@ class PartedGraph(Part):
         return {rank: one for rank, one in zip(members, each, strict=True) if rank in there}
 
     def _renew(self) -> None:
-        """The part is another one."""
         if self._run is not None:
             self._run.work_changed()
         self.constants = Constants()

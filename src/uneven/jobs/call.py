@@ -137,7 +137,6 @@ class Child(Watched):
         return self.ending
 
     def end(self, within_s: float = END_WITHIN_S) -> Ending:
-        """Let it end, or make it. Twice is no error."""
         self.ask_to_end()
         return self.wait(within_s) or self.kill()
 

@@ -125,7 +125,6 @@ class Command:
             self.signal(number)
 
     def wait(self, within_s: float | None = None) -> Ending | None:
-        """Wait for its end; None if it still runs then."""
         if self.ending is None:
             poll = select.poll()
             poll.register(self._over, select.POLLIN)

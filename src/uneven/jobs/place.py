@@ -111,7 +111,6 @@ class Place(Protocol):
 
     @property
     def room_bytes(self) -> float:
-        """See above."""
         ...
 
     def enter(self, directory: Path) -> None:

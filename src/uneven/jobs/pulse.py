@@ -76,7 +76,6 @@ class Watched:
 
     @property
     def silence(self) -> Silence:
-        """The same, with where it was."""
         return Silence(self.quiet_s, self.at)
 
     def touched(self) -> None:

@@ -234,7 +234,6 @@ class Actor(Watched):
         self._hear()
 
     def send(self, message: Any) -> None:
-        """Say something."""
         self.touched()
         if self.ending is None:
             self._handle.tell.remote(message)
@@ -374,11 +373,9 @@ class ActorConnection:
         self.outbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
 
     def recv(self) -> Any:
-        """The next message, once it is there."""
         return self.inbox.get()
 
     def send(self, message: Any) -> None:
-        """Say something."""
         if isinstance(message, tuple) and message and isinstance(message[-1], Parcel):
             self.outbox.put((_Sealed(message[:-1]), message[-1].value))
         else:

@@ -184,7 +184,6 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
 
 
 def _supervise(members: Members, events: Events, stop: Stop) -> None:
-    """Until all workers of this launcher have ended."""
     asked, until_s = 0, float("inf")
     while members.running:
         events.wait(_LOOK_EVERY_S if stop.requests else _GIVEN_UP_EVERY_S)

@@ -130,7 +130,6 @@ class Workers:
                     self._throttle[0].release(pid)
 
     def _bury(self, wait_s: float) -> None:
-        """Wait for an end, note it, and forget the process."""
         ended = _wait(self._alive, wait_s, self._over)
         now_s = time.time()
         for pid in ended:

@@ -188,7 +188,6 @@ class PieceTaker:
 
     # ---------------------------------------------------------------- what all know of an iteration
     def _tell(self, passes: _Passes) -> None:
-        """Begin to tell all what this worker has done."""
         if passes.samples:  # not of a batch that only fills up a last part
             self._launch.add(passes.sizes, passes.took_s)
         busy_s = passes.first_s + sum(passes.took_s[1:])

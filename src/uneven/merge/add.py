@@ -27,5 +27,4 @@ class Add(Merge):
         return {"centre": centre}, centre
 
     def served(self, payload: Payload) -> float | None:
-        """Movements are pushed, scaled."""
         return self.scale if payload is Payload.DELTA else None

@@ -49,5 +49,4 @@ class Elastic(Merge):
         return apart / self.alpha
 
     def served(self, payload: Payload) -> float | None:
-        """α, for parameters."""
         return self.alpha if payload is Payload.PARAMETERS else None

@@ -22,5 +22,4 @@ class Mean(Merge):
     whole = True
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """The mean itself, flat like a replica."""
         return kept, given

@@ -29,7 +29,6 @@ class OuterMovement(Merge):
         return {"velocity": start.new_zeros(start.shape)}
 
     def served_step(self) -> tuple[float, float]:
-        """As it is."""
         return self.momentum, self.learning_rate
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:

@@ -74,7 +74,6 @@ class PlainCell(Cell):
     gates = 1
 
     def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
-        """See :meth:`Cell.forward`, also for shapes."""
         from_inputs = x @ weights.inputs + weights.offsets
         hidden = np.zeros((len(x), len(weights.out)))
         trail = []
@@ -84,7 +83,6 @@ class PlainCell(Cell):
         return hidden, trail
 
     def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
-        """See :meth:`Cell.backward`, also for shapes."""
         steps = []
         for _, hidden in reversed(trail):
             step = slope * (1.0 - hidden * hidden)
@@ -102,7 +100,6 @@ class LongCell(Cell):
     gates = 4
 
     def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
-        """See :meth:`Cell.forward`, also for shapes."""
         n = len(weights.out)
         from_inputs = x @ weights.inputs + weights.offsets
         hidden, kept = np.zeros((len(x), n)), np.zeros((len(x), n))
@@ -121,7 +118,6 @@ class LongCell(Cell):
         return hidden, trail
 
     def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
-        """See :meth:`Cell.backward`, also for shapes."""
         steps = []
         kept_slope = np.zeros_like(slope)
         for _, kept_before, bent, i, f, g, o in reversed(trail):

@@ -71,7 +71,6 @@ class Doubt:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(DoubtState, state)
         self._told = deque(saved["told"], maxlen=_AHEAD)
         self._came = deque(saved["came"], maxlen=_AHEAD)

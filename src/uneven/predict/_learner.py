@@ -58,7 +58,6 @@ class Practice(Lesson):
     number: int
 
     def learn(self) -> SpeedModel:
-        """The model that is to take its place."""
         return self.model.study(self.rows, self.number)
 
 
@@ -115,7 +114,6 @@ class Learner(Predictor):
         self._next: float | None = None  # the prediction, once it was asked for
 
     def observe(self, seen: Observation) -> None:
-        """Take in one iteration; no training here."""
         speed = measured(seen)
         if speed is None:
             return
@@ -165,7 +163,6 @@ class Learner(Predictor):
         return min(max(speed, LOWEST * middle), HIGHEST * middle) if math.isfinite(speed) else level
 
     def doubt(self) -> float:
-        """See :class:`~uneven.predict._doubt.Doubt`."""
         return self._doubt.value()
 
     def lesson(self) -> Lesson | None:
@@ -179,7 +176,6 @@ class Learner(Predictor):
         return Practice(self._model, self._past.rows.copy(), self._lessons)
 
     def absorb(self, learnt: Any) -> None:
-        """Put the model that has learnt in the place of the present one."""
         if not isinstance(learnt, type(self._model)):
             raise TypeError(f"a {type(self).__name__} learns {type(self._model).__name__}, not {type(learnt).__name__}")
         self._model = learnt
@@ -187,7 +183,6 @@ class Learner(Predictor):
         self._next = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Past, model and counters."""
         return {
             "past": self._past.state_dict(),
             "model": self._model.state() if self._learnt else None,
@@ -198,7 +193,6 @@ class Learner(Predictor):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(_LearnerState, state)
         model, learnt = saved["model"], saved["counts"][3]
         if (model is None) != (learnt == 0):

@@ -155,7 +155,6 @@ class NarxNet(SpeedModel):
         return np.concatenate([first, slope, units, inputs[:, : len(direct)]], axis=1)
 
     def state(self) -> dict[str, Any]:
-        """Weights, damping and what counts as no use."""
         return {
             "weights": self.weights.tolist(),
             "damping": self.damping,
@@ -163,7 +162,6 @@ class NarxNet(SpeedModel):
         }
 
     def restored(self, state: dict[str, Any]) -> NarxNet:
-        """With these weights."""
         saved = read(_NarxState, state)
         weights = np.array(as_many(saved["weights"], len(self.weights), "weights"))
         return replace(self, weights=weights, damping=saved["damping"], mean_use=saved["mean_use"])

@@ -152,7 +152,6 @@ class Auto(Predictor):
         return tuple(self._between.mean(column) for column in columns)
 
     def doubt(self) -> float:
-        """See :class:`~uneven.predict._doubt.Doubt`."""
         return self._doubt.value()
 
     def lesson(self) -> Lesson | None:

@@ -44,7 +44,6 @@ class EMA(Predictor):
         self._weight = 0.0  # Σ α (1 − α)^age
 
     def observe(self, seen: Observation) -> None:
-        """Take in the speed, if there is one."""
         speed = measured(seen)
         if speed is not None:
             self._sum += self.alpha * (speed - self._sum)
@@ -55,10 +54,8 @@ class EMA(Predictor):
         return self._sum / self._weight if self._weight > 0.0 else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Both running sums."""
         return {"sum": self._sum, "weight": self._weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(EMAState, state)
         self._sum, self._weight = saved["sum"], saved["weight"]

@@ -24,7 +24,6 @@ class Last(Predictor):
         self._speed_per_s = math.nan
 
     def observe(self, seen: Observation) -> None:
-        """Remember the speed, if there is one."""
         speed = measured(seen)
         if speed is not None:
             self._speed_per_s = speed
@@ -34,10 +33,8 @@ class Last(Predictor):
         return self._speed_per_s
 
     def state_dict(self) -> dict[str, Any]:
-        """The last speed."""
         return {"speed_per_s": None if math.isnan(self._speed_per_s) else self._speed_per_s}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         speed = read(_LastState, state)["speed_per_s"]
         self._speed_per_s = math.nan if speed is None else speed

@@ -96,7 +96,6 @@ class Light(Predictor):
         return self._steady.doubt()
 
     def state_dict(self) -> dict[str, Any]:
-        """What each has lost, and what each has learnt."""
         return {
             "last": self._last if self._seen else None,
             "ema": self._ema.state_dict(),
@@ -107,7 +106,6 @@ class Light(Predictor):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(_LightState, state)
         last = saved["last"]
         if (last is None) != (saved["seen"] == 0):

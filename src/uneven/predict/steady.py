@@ -57,7 +57,6 @@ class Steady(Predictor):
         self._run: list[float] = []  # reports since one of the two sums was last zero
 
     def observe(self, seen: Observation) -> None:
-        """Take in one report."""
         speed = measured(seen)
         if speed is None:
             return
@@ -106,7 +105,6 @@ class Steady(Predictor):
         return math.sqrt(max(self._variance, _LEAST_SPREAD**2) / self._count) if self._count else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean, spread and the state of the test."""
         return {
             "mean_s": self._mean_s if self._count else None,
             "count": self._count,
@@ -118,7 +116,6 @@ class Steady(Predictor):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(SteadyState, state)
         mean_s, batch = saved["mean_s"], saved["batch"]
         if saved["count"] and (mean_s is None or batch is None):

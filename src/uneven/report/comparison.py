@@ -128,7 +128,6 @@ def _times(run: RunData, apart: bool) -> tuple[float, float]:
 
 
 def _each(values: Sequence[float]) -> str:
-    """One value for each worker, in percent."""
     shown = [f"{100 * value:.0f}" for value in values]
     if len(shown) > _EACH_UP_TO:
         return f"{min(values) * 100:.0f} to {max(values) * 100:.0f}"

@@ -112,7 +112,6 @@ def rows(run: RunData) -> list[tuple[str, ...]]:
 
 
 def _step_s(one: Iteration) -> float:
-    """Usual seconds of a step."""
     if not one.apart:
         return one.duration_s
     return ratio(sum(timing.total_s for timing in one.timings.values()), sum(t.steps for t in one.timings.values()))

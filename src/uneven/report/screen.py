@@ -120,7 +120,6 @@ def _speed(now: Summary) -> Text:
 
 
 def _dotted(parts: Iterable[tuple[str, str]]) -> Text:
-    """Values and what each is, with dots between."""
     texts = (Text.assemble((value, "bold"), what) for value, what in parts)
     return Text("  ·  ", style="dim").join(texts)
 
@@ -137,7 +136,6 @@ def _passes(state: RunProgress) -> list[Text]:
 
 
 def _members(state: RunProgress) -> list[Text]:
-    """How many there are, how many came and went, and the longest pause."""
     changes = state.changes.all
     if not changes:
         return []
@@ -179,7 +177,6 @@ def _scalars(state: RunProgress) -> list[Text]:
 
 
 def _refreshes(state: RunProgress) -> list[Text]:
-    """What each owner's newest refresh took."""
     found = []
     for part, ranks in sorted(state.refreshes.seconds.items()):
         newest = "  ".join(seconds(taken[-1]) for _, taken in sorted(ranks.items()))

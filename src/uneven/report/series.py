@@ -299,7 +299,6 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _mean_of(timings: Sequence[Timing], name: str) -> float:
-    """The mean of a step."""
     values = [(getattr(timing, name), timing.steps) for timing in timings]
     known = [(value, steps) for value, steps in values if value == value]
     return ratio(sum(value for value, _ in known), sum(steps for _, steps in known))

@@ -133,7 +133,6 @@ class RunProgress:
 
     @property
     def rewound(self) -> bool:
-        """See the attributes."""
         return self._join.rewound
 
     @property

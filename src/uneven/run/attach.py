@@ -93,7 +93,6 @@ class NoModel:
         check_alone(self._members)
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Other workers take part, from the next step on."""
         self._members = members
         self.agreement.members_changed(members, generation)
 

@@ -60,7 +60,6 @@ class Context:
         return partial(tell_nonfinite, self.scribe, self.config, self.rank, what)
 
     def log(self, scalars: Mapping[str, float], weight: float) -> None:
-        """See :meth:`uneven.Session.log`."""
         for name, value in scalars.items():
             number = one_number(f"session.log({name}=…)", value)
             self.scribe.scalar(name, number, weight)

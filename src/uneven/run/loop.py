@@ -182,7 +182,6 @@ class StepLoop:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """See :meth:`uneven.Session.evaluated`."""
         self.reports.books.meter.interrupted()
         with self.model.agreement.evaluated(), self.parts.evaluated():
             yield

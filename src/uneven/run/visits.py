@@ -46,7 +46,6 @@ class Visits(Part):
         self._speakers = [min(rank for rank, site in sites.items() if site == name) for name in names]
 
     def attach(self, run: Run) -> None:
-        """See :class:`uneven.Part`."""
         self._run = run
         self._line: Line = run.lines.open("visits")
         self._flat = Flat([one for one in run.model.parameters() if one.requires_grad])

@@ -163,7 +163,6 @@ class Pool:
             slot.process.send(message)
 
     def _fill(self) -> None:
-        """Give free devices to trials that may run."""
         for one, devices in self._dispatch.starts(self.slots.running, self._left_s, self._unsettled):
             self._begin(one, devices)
 
@@ -276,7 +275,6 @@ class Pool:
         return more
 
     def _moves(self, trial: int) -> bool:
-        """Whether it goes on elsewhere, or on another number of devices."""
         running = self.slots.running
         there = self._dispatch.goes_on(trial, running, self._left_s)
         return set(there) != set(running[trial])

@@ -18,7 +18,6 @@ class TrialPost:
         self._aside: deque[tuple[Any, ...]] = deque()
 
     def send(self, message: tuple[Any, ...]) -> None:
-        """Say something."""
         self._line.send(message)
 
     def take(self, *kinds: str) -> tuple[Any, ...]:

@@ -39,7 +39,6 @@ def _made(value: Any) -> Any:
 
 
 def _directories(value: Any) -> tuple[str, ...]:
-    """One, or a list of them."""
     return (text(value),) if isinstance(value, str) else items(value, text)
 
 

@@ -66,7 +66,6 @@ class OptunaSearch(Searcher):
         self._study = _study(sampler=sampler)
 
     def suggest(self, trial: int) -> Params | NoneNow:
-        """What the sampler says."""
         self._open[trial] = self._study.ask()
         return {name: self.define(trial, name, domain) for name, domain in self._space.items()}
 
@@ -140,7 +139,6 @@ class OptunaPruner(Scheduler):
             self._open[trial] = self._study.ask()
 
     def on_result(self, progress: Progress) -> Ruling:
-        """What the pruner says."""
         trial = progress.trial
         self._open[trial].report(progress.score, max(0, int(progress.t) - 1))  # Optuna counts steps from 0
         self._last[trial] = progress.score

@@ -211,7 +211,6 @@ class Client:
                 self.line.post(shard, [link.leave()])
 
     def received(self, shard: int, message: Message) -> None:
-        """For the line."""
         if shard not in self._links:
             return
         with self._changed:
@@ -226,14 +225,12 @@ class Client:
                 self._changed.notify_all()
 
     def beat(self, shard: int) -> None:
-        """For the line."""
         if shard not in self._links:
             return
         with self._changed:  # posted in the order of its number, as all the others
             self.line.post(shard, [self._links[shard].beat()])
 
     def broken(self, error: Exception) -> None:
-        """For the line."""
         with self._changed:
             self._error = error
             self._changed.notify_all()

@@ -129,12 +129,10 @@ class ZmqLine:
         return cls(directory, shards)
 
     def open(self, ear: Ear) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, args=(ear,), name="uneven-line", daemon=True)
         self._thread.start()
 
     def post(self, shard: int, messages: Sequence[Any]) -> None:
-        """Send, later."""
         self._posted.extend((shard, message) for message in messages)
         self._wake()
 
@@ -274,6 +272,5 @@ class _Connection:
                 self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
-        """Let go of the socket."""
         if self._socket is not None:
             self._socket.close()

@@ -32,7 +32,6 @@ _CLOCKED = frozenset({Kind.PULL, Kind.FOLLOW})
 
 
 def _asks(m: Message) -> bool:
-    """Whether a push asks for the copy too."""
     return m.kind is Kind.PUSH and m.extra > 0
 
 
@@ -317,7 +316,6 @@ class Shard:
         self.version = self.rounds.newest + 1
 
     def _merged(self) -> list[Message]:
-        """Answers to those of a merge that is over."""
         if not self.movements.ready(self._now_s, all_here=self._nobody_comes(set(self.movements.open))):
             return []
         given, after = self.movements.close(self.vector)

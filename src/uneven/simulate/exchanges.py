@@ -194,7 +194,6 @@ class VirtualExchanges:
         return sum(worker.batch for worker in meeting.arrived.values())
 
     def _landed(self, worker: Worker, one: Exchange, group: Group) -> None:
-        """What a worker sent in the background has arrived."""
         if worker.machine.one_processor:
             worker.owed_s += worker.machine.exchange_work_s
         worker.flying.pop((id(group), one.payload), None)
@@ -206,7 +205,6 @@ class VirtualExchanges:
             self._finish(worker)
 
     def _finish(self, worker: Worker) -> None:
-        """Nothing more will come from a worker that takes no more steps."""
         if worker.dead or worker.stop_at is not None:
             self._stage.clocks.leave(worker.rank)
         else:

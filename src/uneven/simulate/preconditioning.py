@@ -272,7 +272,6 @@ class VirtualPreconditioner:
             self._recheck(clock, number)
 
     def _recheck(self, clock: int, number: int) -> None:
-        """Go on once all members that are left are there."""
         phase, stage = self._phases[clock, number], self._stage
         awaited = [rank for rank in stage.history.at(clock).members if not stage.workers[rank].gone]
         if not phase.arrived or any(rank not in phase.arrived for rank in awaited):

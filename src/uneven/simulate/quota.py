@@ -130,7 +130,6 @@ class Quota:
         self.next_s = began_s + self.period_s
 
     def _takes(self, core: int) -> bool:
-        """Whether the core has something of its own now."""
         if self.own_s[core] <= 0.0:
             self._move(core, _SLICE_S - self.own_s[core])
         return self.own_s[core] > 0.0

@@ -98,7 +98,6 @@ class Rings:
         self._await(meeting)
 
     def _await(self, meeting: Round) -> None:
-        """Wait until everybody has the next bucket ready."""
         stage, ready_s = self._stage, 0.0
         if meeting.overlapped:
             part = stage.ready_part(meeting.parts[meeting.bucket])
@@ -147,7 +146,6 @@ class Rings:
         meeting.flow = stage.network.start(route, 1.0, self._sent, meeting)
 
     def _own_sides(self, meeting: Round, pieces: Callable[[], RingPieces]) -> None:
-        """Let every member's processor do its part."""
         now_s = meeting.own_end_s = self._stage.queue.now_s
         for worker in meeting.arrived.values():
             self._computing.pop(worker, None)
@@ -230,7 +228,6 @@ class Rings:
         self._through(meeting)
 
     def _speakers(self, meeting: Round) -> tuple[int, ...]:
-        """Those who are on the ring."""
         here, members = meeting.arrived, meeting.group.members
         if not meeting.exchange.parties:
             return members if len(here) == len(members) else tuple(sorted(here))

@@ -82,7 +82,6 @@ class Servers:
             self._arrived(errand)
 
     def _arrived(self, errand: Errand) -> None:
-        """All of it is at the parameter server."""
         if errand.worker.dead:
             return
         if errand.exchange.quorum is not None and errand.meeting is None:

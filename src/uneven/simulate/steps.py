@@ -155,7 +155,6 @@ class Steps:
             stage.when_done(worker, 1.0, self._computed, worker)
 
     def _waits_for_rows(self, worker: Worker) -> bool:
-        """Whether it goes on later, when its rows are there."""
         if self._tables is None:
             return False
         now_s = self._stage.queue.now_s
@@ -177,7 +176,6 @@ class Steps:
         return first
 
     def _left(self) -> float:
-        """Samples that are still to be taken."""
         return math.inf if self._samples is None else self._samples - self._taken
 
     def _computed(self, worker: Worker) -> None:

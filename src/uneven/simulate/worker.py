@@ -106,7 +106,6 @@ class Worker:
         self.computed_s = processor.end_s(now_s, self._work_s)
 
     def _settle(self, now_s: float) -> None:
-        """Note that it has computed, if it is through."""
         since_s, done_s = self._mark
         if now_s < self.computed_s:
             return

@@ -215,7 +215,6 @@ class _World:
         return worker
 
     def _introduce(self, rank: int) -> None:
-        """The first line of a rank's journal."""
         if rank in self._known:
             return
         self._known.add(rank)

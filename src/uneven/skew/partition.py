@@ -57,7 +57,6 @@ class Iid(Partition):
     """Sample i lies at site i modulo the number of sites: no skew."""
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
-        """See :meth:`Partition.homes`."""
         return np.arange(len(keys)) % sites
 
 
@@ -77,7 +76,6 @@ class Label(Partition):
             raise ConfigError(f"label: percent = {self.percent!r}: the part that goes by its label, 0 to 100")
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
-        """See :meth:`Partition.homes`."""
         order = rng.permutation(len(keys))
         skewed = round(len(keys) * self.percent / 100)
         homes = np.empty(len(keys), dtype=np.int64)
@@ -101,7 +99,6 @@ class Dirichlet(Partition):
             raise ConfigError(f"dirichlet: alpha = {self.alpha!r} must be above 0")
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
-        """See :meth:`Partition.homes`."""
         homes = np.empty(len(keys), dtype=np.int64)
         for key in np.unique(keys):
             own = rng.permutation(np.flatnonzero(keys == key))
@@ -125,7 +122,6 @@ class Pathological(Partition):
             raise ConfigError(f"pathological: classes = {self.classes!r}: a site has at least one label")
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
-        """See :meth:`Partition.homes`."""
         labels = np.unique(keys)
         if sites * self.classes < len(labels):
             raise ConfigError(
@@ -146,7 +142,6 @@ class NaturalId(Partition):
     """By a natural key, such as a writer or a country: all samples of a key at one site, keys dealt out in turn."""
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
-        """See :meth:`Partition.homes`."""
         return np.unique(keys, return_inverse=True)[1] % sites
 
 
@@ -168,7 +163,6 @@ class Sized(Partition):
             raise ConfigError(f"sizes of the form {self.form!r}: use one of: {', '.join(_FORMS)}")
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
-        """See :meth:`Partition.homes`."""
         weights = _FORMS[self.form](np.arange(1, sites + 1, dtype=float))
         ends = np.cumsum(weights / weights.sum())
         homes = np.searchsorted(ends, (np.arange(len(keys)) + 0.5) / len(keys)).clip(0, sites - 1)

@@ -35,7 +35,6 @@ class ASP(SyncPolicy):
 
     @property
     def constant(self) -> bool:
-        """Always."""
         return True
 
     @property

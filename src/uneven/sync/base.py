@@ -123,7 +123,6 @@ class WrappingPolicy(SyncPolicy):
         self.inner = policies.resolve(inner)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """The inner policy's plan."""
         return self.inner.plan(view)
 
     @property
@@ -133,14 +132,11 @@ class WrappingPolicy(SyncPolicy):
 
     @property
     def facts(self) -> Facts | None:
-        """What the inner policy says about itself."""
         return self.inner.facts
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner policy's state, under ``"inner"``."""
         return {"inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         with inside("inner"):  # checkpoints of before wrappers forwarded this have nothing there
             self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner", {})))

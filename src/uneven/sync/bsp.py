@@ -33,7 +33,6 @@ class BSP(SyncPolicy):
 
     @property
     def constant(self) -> bool:
-        """Always."""
         return True
 
     @property

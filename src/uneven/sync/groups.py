@@ -69,7 +69,6 @@ class Grid(Grouping):
         return _by(view.members, lambda place: place % columns)
 
     def phase(self, members: int, turn: int) -> int:
-        """Two of them."""
         return turn % 2
 
 
@@ -96,7 +95,6 @@ class Digits(Grouping):
         return _by(view.members, lambda place: (place // (weight * self.base), place % weight))
 
     def phase(self, members: int, turn: int) -> int:
-        """One for each digit."""
         digits = 1
         while self.base**digits < members:
             digits += 1
@@ -132,7 +130,6 @@ class RandomGroups(Grouping):
         return tuple(tuple(sorted(part)) for part in parts)
 
     def phase(self, members: int, turn: int) -> int:
-        """Every turn is new."""
         return turn
 
 
@@ -173,7 +170,6 @@ class Sites(Grouping):
         return tuple(tuple(sorted(group)) for group in across)
 
     def phase(self, members: int, turn: int) -> int:
-        """Inside or across."""
         return int(turn % (self.inside + 1) == self.inside)
 
 

@@ -84,7 +84,6 @@ class LocalSGD(Blocks):
 
     @property
     def facts(self) -> Facts:
-        """Nobody waits inside a block."""
         facts = super().facts
         if not self.warmup:
             return facts

@@ -137,12 +137,10 @@ class Scout(WrappingPolicy):
         return self._policies[self._in_force[0]].facts
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner policy's, the tuner's, and which setting is in force since when."""
         pairs = [[since, place] for since, place in zip(self._since, self._in_force, strict=True)]
         return {**super().state_dict(), "tuner": self._tuner.state_dict(), "settings": pairs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         told = read(_ScoutState, state)
         super().load_state_dict({"inner": told["inner"]})
         if "tuner" in told and "settings" in told:

@@ -82,7 +82,6 @@ class Shadow(WrappingPolicy):
 
     @property
     def constant(self) -> bool:
-        """As that of ``inner``."""
         return self.inner.constant
 
     @property

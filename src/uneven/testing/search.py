@@ -66,7 +66,6 @@ class PlayedEvents:
         self.events.append(json.loads(json.dumps(event)))
 
     def _step(self, trial: int) -> bool:
-        """Whether it runs on."""
         core, draw = self._core, self._random.random()
         if draw < 0.03:
             core.failed(trial, "it crashed")

@@ -102,7 +102,6 @@ class Classification(LearningTask):
 
     @torch.no_grad()
     def right(self, parameters: Tensor, samples: Tensor) -> float:
-        """See :meth:`LearningTask.right`."""
         self._flat.copy_(parameters)
         x, y = self._train
         return self._share(x[samples], y[samples])

@@ -102,11 +102,9 @@ class Training(Arithmetic):
         replica.gradient = LazyGradient(replica.state.parameters, self._sgd.order.drawn(rank, samples))
 
     def divides(self, rank: int, rate: float, weight: float) -> None:
-        """Its next step is taken with this much of learning rate and gradient."""
         self._replicas[rank].divided = rate, weight
 
     def steps(self, rank: int, iteration: int, at_s: float) -> None:
-        """Take the step, and evaluate now and then."""
         replica = self._replicas[rank]
         assert replica.gradient is not None
         batch = len(replica.gradient.samples)
@@ -358,7 +356,6 @@ class Training(Arithmetic):
             self._answers[key_of(rank, exchange)] = self._copies.of(exchange.members).parameters
 
     def reads(self, rank: int, exchange: Exchange) -> None:
-        """Take the answer in."""
         key = key_of(rank, exchange)
         answer, replica = self._answers.pop(key), self._replicas[rank]
         if exchange.payload is Payload.GRADIENT:
@@ -413,7 +410,6 @@ def _told(merge: Merge, own: Tensor, given: Tensor) -> Tensor:
 
 
 def _with(vector: Tensor, cut: slice, piece: Tensor) -> Tensor:
-    """A copy with another piece in it."""
     changed = vector.clone()
     changed[cut] = piece
     return changed

@@ -76,7 +76,6 @@ class NormalizedTask(LossTask):
 
     @torch.no_grad()
     def accuracy(self, parameters: Tensor) -> float:
-        """See :meth:`LossTask.accuracy`."""
         self._flat.copy_(parameters)
         found = []
         for batches in self._batches:

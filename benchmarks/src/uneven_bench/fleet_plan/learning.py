@@ -54,7 +54,6 @@ class LearningPlanner:
         self.planner = replace(self.planner, rates=rates)
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """See ``Planner.next_flotilla``."""
         if not running.members:
             self._surprised = False
         return self.planner.next_flotilla(waiting, free_devices, running)

@@ -59,7 +59,6 @@ class Noting(Moving):
         self.small: list[npt.NDArray[np.uint8]] = []
 
     def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
-        """See :class:`~uneven.focus.moving.Moving`."""
         boxes = super().__call__(pixels)
         if len(boxes):
             step = max(1, pixels.shape[1] // 64)

@@ -63,7 +63,6 @@ class Expensive(nn.Module):
         return self.head(self.body(views.contiguous(memory_format=torch.channels_last)).amax((2, 3)))
 
     def forward(self, crops: torch.Tensor) -> torch.Tensor:
-        """See above."""
         small = F.interpolate(crops, (32, 32), mode="bilinear", antialias=True) if crops.shape[-1] != 32 else crops
         said = [self.logits(_zoomed(small, zoom, mirrored)).softmax(1) for zoom, mirrored in _VIEWS]
         return torch.stack(said).mean(0)

@@ -128,7 +128,6 @@ class LoopArm(Arm):
         """The iteration is over."""
 
     def train(self) -> tuple[float, ...]:
-        """See :meth:`Arm.train`."""
         exposed_s = []
         begun_s = time.perf_counter()
         for x, y in self.batches():

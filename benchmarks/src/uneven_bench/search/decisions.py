@@ -92,7 +92,6 @@ class OfRay(Scheduler):
         self._trials: dict[int, Any] = {}
 
     def added(self, trial: int, params: Params) -> None:
-        """See the base."""
         self._trials[trial] = RayTrial(trial, {})
         self._inner.on_trial_add(self, self._trials[trial])
 
@@ -101,7 +100,6 @@ class OfRay(Scheduler):
         return []
 
     def on_result(self, progress: Progress) -> Ruling:
-        """See the base."""
         result = {"training_iteration": progress.t, "score": progress.score}
         said = self._inner.on_trial_result(self, self._trials[progress.trial], result)
         return Ruling(Move.STOP, "Ray says so") if said == "STOP" else GO_ON

@@ -318,7 +318,6 @@ class _Run:
         return last[0].samples / busy_s if busy_s > 0.0 else self._rates.per_s(name, count)
 
     def _pass(self, stream: Stream) -> None:
-        """All who run read every sample once."""
         number, began_s = self._state.passes, self._now_s
         for name in self._running:
             self._hosts.epoch(name, number)
@@ -376,7 +375,6 @@ class _Run:
         self._charge(one)
 
     def _charge(self, one: Host) -> None:
-        """Count the time since it was last counted."""
         now_s = time.perf_counter()
         self._state.members[one.job.name].device_s += (now_s - one.since_s) * len(one.job.devices)
         one.since_s = now_s

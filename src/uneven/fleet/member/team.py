@@ -159,13 +159,11 @@ class Team:
         return float(found)
 
     def first_says(self, number: int) -> int:
-        """What worker 0 says, for all."""
         said = torch.tensor([number])
         self._others.line.broadcast(said, 0).wait()
         return int(said)
 
     def gathered(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each worker says, at worker 0; elsewhere nothing."""
         packed = io.BytesIO()
         torch.save(state, packed)
         mine = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)
@@ -183,11 +181,9 @@ class Team:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples of each worker in a global batch, as split last."""
         return self._session.newest_shares
 
     def close(self) -> None:
-        """Leave the others."""
         apart(self._session)
 
 

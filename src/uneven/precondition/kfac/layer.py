@@ -114,13 +114,11 @@ class Layer(ItemWork):
         return torch.cat([vectors.reshape(-1), values.clamp_(min=0.0)])
 
     def neutral(self, square: int) -> Tensor:
-        """A factor that is the unit matrix."""
         side = self.item.sides[square]
         unit = torch.eye(side, dtype=self._numbers.kind).view(-1)
         return unit if self._numbers.inverse else torch.cat([unit, torch.ones(side, dtype=self._numbers.kind)])
 
     def renew(self, bases: list[Tensor]) -> None:
-        """New bases of A and G."""
         self._bases = [one[: n * n].view(n, n) for one, n in zip(bases, self.item.sides, strict=True)]
         self._values = [one[n * n :] for one, n in zip(bases, self.item.sides, strict=True)]
         self._scale = None

@@ -92,7 +92,6 @@ class KFAC(Preconditioner):
         self._damping_now(0)
 
     def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
-        """Layers and hooks on them."""
         groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
 
         def lr_of(weight: nn.Parameter) -> float:
@@ -111,7 +110,6 @@ class KFAC(Preconditioner):
         return list(layers)
 
     def attach(self, run: Run) -> None:
-        """Take up the model, and look at the first step's passes."""
         super().attach(run)
         self._arm()
 
@@ -124,7 +122,6 @@ class KFAC(Preconditioner):
         self._begun = False
 
     def _drop_passes(self) -> None:
-        """Forget the passes since the last step."""
         if any(one.passes for one in self.layers):
             self._passed.zero_()
         for one in self.layers:
@@ -269,11 +266,9 @@ class KFAC(Preconditioner):
         return scale * most / length if length > most > 0.0 else scale
 
     def opinion(self) -> float:
-        """λ, where it adapts."""
         return self._adaptive.proposed() if self._adaptive is not None else 0.0
 
     def settle(self, opinion: float) -> None:
-        """Take the first worker's λ."""
         if self._adaptive is not None:
             self._adaptive.now = self.numbers.damping = opinion
 
@@ -285,7 +280,6 @@ class KFAC(Preconditioner):
         return self.nu
 
     def renewed(self) -> None:
-        """Write down what a reader of the run wants to know."""
         if self.run.rank == self.members[0]:
             self.run.log(f"{self.name}/nu", self.nu)
             curvatures = sorted(one.curvature for one in self.layers if not math.isnan(one.curvature))
@@ -295,11 +289,9 @@ class KFAC(Preconditioner):
                 )
 
     def stepped(self) -> None:
-        """Look at the next step's passes, or not."""
         self._arm()
 
     def close(self) -> None:
-        """Take the hooks off."""
         super().close()
         if self.works:
             self._watch.close()
@@ -316,7 +308,6 @@ class KFAC(Preconditioner):
         return {**state, **more, "fade": average.fade, "kept": average.kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Preconditioner.load_state_dict`."""
         super().load_state_dict(state)
         if "clock" in state:
             self._identity, self._average.taken = float(state["identity"]), int(state["taken"])

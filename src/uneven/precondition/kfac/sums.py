@@ -131,7 +131,6 @@ class PixelSums:
             flat[-1] += weight * seen.shape[0] * seen.shape[2] * seen.shape[3]
 
     def square(self, flat: Tensor) -> Tensor:
-        """The matrix, shape (side, side)."""
         inner = flat[: self._channels**2].view(self._channels, self._channels)
         if not self._ones:
             return inner

@@ -85,7 +85,6 @@ class SOAP(Preconditioner):
         return list(self.turned)
 
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
-        """Nothing was seen yet."""
         return self._like.new_zeros(work.sizes.kept[square])
 
     def before(self, step: Step, due_factors: bool) -> None:
@@ -122,12 +121,10 @@ class SOAP(Preconditioner):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """With the number of steps."""
         state = super().state_dict()
         return {**state, "taken": self._rates.taken} if state else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Preconditioner.load_state_dict`."""
         super().load_state_dict(state)
         if "clock" not in state:
             return

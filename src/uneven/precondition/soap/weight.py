@@ -79,7 +79,6 @@ class Turned(ItemWork):
         return torch.linalg.qr(found @ self._bases[square])[0].reshape(-1)
 
     def neutral(self, square: int) -> Tensor:
-        """The unit matrix."""
         return torch.eye(self.item.sides[square], dtype=self._kind).view(-1)
 
     def renew(self, bases: list[Tensor]) -> None:

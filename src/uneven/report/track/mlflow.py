@@ -35,7 +35,6 @@ class MLflow(Tracker):
             self._client: Any = MlflowClient(tracking_uri=where)
 
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
-        """A run with its settings as parameters."""
         from mlflow.entities import Param
 
         experiment = group or _EXPERIMENT

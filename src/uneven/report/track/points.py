@@ -63,7 +63,6 @@ class PointStream:
 
     @property
     def rewound(self) -> bool:
-        """See the attributes."""
         return self._join.rewound
 
     def feed(self, records: Iterable[Record], *, final: bool = False) -> list[LoggedValue]:

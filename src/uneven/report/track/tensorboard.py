@@ -22,7 +22,6 @@ class TensorBoard(Tracker):
         self._folder = Path(where)
 
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
-        """A folder called like the run."""
         home = self._folder / name
         with access(f"write to {home} (another folder can be named with --tensorboard or --log-to)"):
             home.mkdir(parents=True, exist_ok=True)

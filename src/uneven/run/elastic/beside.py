@@ -142,11 +142,6 @@ class BesideElastic(ClaimingElastic):
         self.claims.gives(self.recovery.exchanges + _OF_A_MERGE)
 
     def step_over(self) -> None:
-        """A step is over, and the next one has not begun.
-
-        Raises:
-            LeftRun: this worker was told to leave.
-        """
         self._take_up()
         if self.leaving:
             self._go()

@@ -80,7 +80,6 @@ class ElasticCarrier(GradientCarrier):
 
     # ---------------------------------------------------------------- an exchange
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""
         lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
         if self.recovery.at is None:
             where = turn.epoch, *3 * (turn.iteration,)

@@ -35,7 +35,6 @@ class LoopOfMembers:
         return elastic is not None and elastic.membership.joins_later
 
     def leave(self) -> None:
-        """See :meth:`uneven.Session.leave`."""
         elastic = self._loop.context.elastic
         if elastic is None:
             raise ConfigError("session.leave: start the run with `uneven run --elastic MIN:MAX`")
@@ -99,11 +98,9 @@ class LoopOfMembers:
 
     @property
     def apart(self) -> bool:
-        """See :class:`uneven.run.elastic.elastic.ChangingRun`."""
         return self._loop.model.agreement.apart
 
     def members_changed(self, generation: Generation) -> None:
-        """Others take part, from now on."""
         self._loop.context.sites.update({int(one): said["site"] for one, said in generation.came.items()})
         self._loop.members_changed(generation.members, generation.number)
         self._loop.reports.members_changed(generation)

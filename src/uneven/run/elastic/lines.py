@@ -55,8 +55,6 @@ class RecoveredLines(Lines):
 
 
 class _RecoveredCarrier:
-    """See :class:`uneven.run.lines.base.Carrier`."""
-
     def __init__(self, recovery: Recovery, members: Callable[[], Members]) -> None:
         self._recovery = recovery
         self._members = members  # as parts know them, which may be older than those who take part

@@ -107,11 +107,6 @@ class OwnPaceElastic(ClaimingElastic):
             self._burials[worker] = None if self.keeper is None else self.keeper.bury(worker)
 
     def step_over(self) -> None:
-        """A step is over, and the next one has not begun.
-
-        Raises:
-            LeftRun: this worker was told to leave.
-        """
         news = self.membership.watch.news != self._news or self.membership.somebody_asks
         if news or self._owed or self._burials:
             self.tend()

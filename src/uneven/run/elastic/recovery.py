@@ -329,7 +329,6 @@ class Recovery:
         return self._circles[group]
 
     def _wait(self) -> bool:
-        """Whether all sums of this exchange have come."""
         circle = self.circle
         try:
             if circle is None or not self._received(circle) or any(piece.work is None for piece in self.pieces):

@@ -36,7 +36,6 @@ class Turns:
         self._group: tuple[int, ...] | None = None  # those whose gradients are averaged
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Others take part from the next step on."""
         self._members = members
 
     def take(self, plan: StepPlan) -> None:

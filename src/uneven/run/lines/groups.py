@@ -84,8 +84,6 @@ class _Several:
 
 
 class _GroupCarrier:
-    """See :class:`uneven.run.lines.base.Carrier`."""
-
     def __init__(self, group: Any) -> None:
         self._group = group
         self._nccl = "nccl" in dist.get_backend_config(group)

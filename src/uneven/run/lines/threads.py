@@ -97,8 +97,6 @@ class _Later:
 
 
 class _ThreadCarrier:
-    """See :class:`uneven.run.lines.base.Carrier`."""
-
     def __init__(self, rank: int, members: tuple[int, ...], place: _Place) -> None:
         self._rank = rank
         self._members = members

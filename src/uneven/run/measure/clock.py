@@ -57,7 +57,6 @@ class ThreadClock(HostClock):
     """The same for one of several threads that compute side by side: its own processor time."""
 
     def mark(self) -> tuple[float, float]:
-        """Now."""
         return time.perf_counter(), time.thread_time()
 
 

@@ -126,7 +126,6 @@ def _timed(step: Callable[[int], object], size: int, device: torch.device, end_s
 
 
 def _wait(device: torch.device) -> None:
-    """Until the device has done what was issued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

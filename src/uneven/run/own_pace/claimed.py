@@ -214,7 +214,6 @@ class ClaimedSamples(StoredSampleCounter):
         return {}
 
     def forget(self) -> None:
-        """Others take again, and so does this worker."""
         super().forget()
         self.aside(False)
 

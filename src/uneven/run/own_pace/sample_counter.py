@@ -61,7 +61,6 @@ class StoredSampleCounter:
         return self._add(self._lives, epoch, 0)
 
     def restart(self) -> None:
-        """Count from 0 again; every worker says so, after it has loaded a state."""
         self._lives += 1
 
     def known(self, epoch: int) -> tuple[int, list[Interval]] | None:

@@ -225,7 +225,6 @@ class Served:
 
     @property
     def exchanging(self) -> bool:
-        """Whether an exchange is under way beside the training."""
         return self._shadow.exchanging
 
     def _carry(self, due: int) -> None:
@@ -258,11 +257,9 @@ class Served:
     apart = False  # a newcomer begins with the copy, and so has to wait for nothing
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Others take part from the next step on."""
         self._plans.members_changed(members, generation)
 
     def bury(self, worker: int) -> Reply | None:
-        """See :class:`uneven.run.elastic.own_pace.Keeper`."""
         return self.copy.client.bury(worker) if self.copy.begun else None
 
     def settle(self) -> None:
@@ -385,7 +382,6 @@ class Served:
         return values
 
     def _settle(self) -> None:
-        """Let nothing be under way beside the training."""
         self._shadow.paused()
         if self._rests:
             self._shadow.rest(Order(self._rests[0], self.clock, self._iteration, 0, 0, 1.0))

@@ -116,7 +116,6 @@ class Agreement:
         return plan
 
     def before(self, part: Portion, plan: StepPlan) -> None:
-        """A step is about to begin."""
         self.open()
         if part.epoch != self._epoch:
             self._epoch = part.epoch
@@ -204,7 +203,6 @@ class Agreement:
         return self._all_met() or entered
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """See :class:`.together.Exchanging`."""
         if not set(members) <= set(self._members):
             self.equal = False  # all know so at the same step; what a newcomer begins with is one of the replicas
         self._members = members
@@ -246,7 +244,6 @@ class Agreement:
 
     @property
     def exchanging(self) -> bool:
-        """Whether an exchange is under way beside the training."""
         return self._exchanges.exchanging
 
     def _all_met(self) -> bool:
@@ -358,18 +355,11 @@ class Agreement:
             self._exchanges.rest(self._order(exchange))
 
     def _next(self, moment: Moment) -> tuple[Exchange, ...]:
-        """What the policy plans next for that moment."""
         ahead = range(self.clock, self.clock + _AHEAD)
         return next((found for clock in ahead if (found := at_moment(self._plans.at(clock), moment))), ())
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers, and vectors of shape (size,). "lacking" is from which place on samples are not in the model.
-
-        Args:
-            parts: in hand; their steps are not counted yet.
-            unused: batches, in hand or not, which no step of an optimizer has taken in.
-        """
         more, less = taken(parts, unused)
         hand = len(more)
 
@@ -398,11 +388,6 @@ class Agreement:
         return numbers, vectors
 
     def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
-
-        Raises:
-            CheckpointError: the vectors do not fit the model, or a number is damaged.
-        """
         if not same_policy(self._policy, numbers):
             return
         with loading("the agreement"):

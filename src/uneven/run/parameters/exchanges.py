@@ -305,7 +305,6 @@ class Exchanges:
         self._replica.check(vectors, kept)
 
     def load_state_dict(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
-        """Inverse of :meth:`state_dict`."""
         held, vectors = apart(vectors)
         own, kept = apart(kept)
         if self._entries is not None:

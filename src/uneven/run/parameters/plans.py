@@ -31,7 +31,6 @@ class Plans:
         self._constant: StepPlan | None = None
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Others take part from the next step on."""
         self._first = self._first._replace(members=members, generation=generation)
         self._constant = None
 

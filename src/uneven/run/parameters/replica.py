@@ -403,7 +403,6 @@ class Replica:
                 )
 
     def load_state_dict(self, vectors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        """Inverse of :meth:`state_dict`."""
         if not vectors:
             return
         kept: Kept = {key: one.to(self.flat.device, self.flat.dtype, copy=True) for key, one in vectors.items()}

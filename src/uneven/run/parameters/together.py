@@ -124,11 +124,9 @@ class Alike:
         self.clock = 0
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Others take part from the next step on."""
         self.plans.members_changed(members, generation)
 
     def plan(self) -> StepPlan:
-        """See :class:`Exchanging`, as with all methods here."""
         return self.plans.at(self.clock)
 
     def before(self, part: Portion, plan: StepPlan) -> None: ...

@@ -74,7 +74,6 @@ class SlowLoop:
 
     @property
     def adapts(self) -> bool:
-        """See :attr:`Controller.adapts`."""
         return self._controller.adapts
 
     @property
@@ -186,7 +185,6 @@ class SlowLoop:
         return self._controller.state_dict(self._rank)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See :meth:`Controller.load_state_dict`."""
         self._controller.load_state_dict(self._rank, state)
         self._trainer.drop()
         if self._pending is not None:  # a report of iterations that are now undone; everybody has sent it

@@ -71,7 +71,6 @@ class ThreadedTraining:
     def _given(
         self, given: tuple[weakref.ref[Any], ...], caller: str
     ) -> tuple[nn.Module, tuple[torch.optim.Optimizer, ...]]:
-        """The model and the optimizers of setup."""
         model, *optimizers = (one() for one in given)
         if model is None:
             raise ConfigError(f"{caller}: the model that was given to session.setup is gone")

@@ -119,5 +119,4 @@ class StoppingAsha(Scheduler):
         return GO_ON
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
-        """What it scored stays on record."""
         return {}

@@ -10,5 +10,4 @@ class Fifo(Scheduler):
     """Every trial is trained to its end, in the order in which they were suggested."""
 
     def on_result(self, progress: Progress) -> Ruling:
-        """It goes on."""
         return GO_ON

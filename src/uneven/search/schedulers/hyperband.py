@@ -94,7 +94,6 @@ class HyperBand(Scheduler):
         return math.ceil(self._rows / (s + 1) * self._eta**s), int(self.max_t * self._eta ** (-s))
 
     def added(self, trial: int, params: Params) -> None:
-        """It goes into the bracket that is being filled."""
         if trial in self._of:
             self._of[trial].live.setdefault(trial, (0.0, -math.inf))
             return

@@ -69,7 +69,6 @@ class MedianStopping(Scheduler):
         return Ruling(move, f"its best is behind the median of the others at {t:g}")
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
-        """Its results stay."""
         return {}
 
     def _mean(self, rows: list[tuple[float, float]], upto: float) -> float:

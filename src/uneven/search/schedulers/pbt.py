@@ -92,7 +92,6 @@ class PopulationBased(Scheduler):
         self._space, self._random = space, Random(f"pbt {seed}")
 
     def added(self, trial: int, params: Params) -> None:
-        """It joins the population."""
         self.population.setdefault(trial, Individual(params))
 
     def saved(self, trial: int, t: float) -> None:
@@ -116,7 +115,6 @@ class PopulationBased(Scheduler):
         return replace(ruling, move=Move.PAUSE if progress.waiting else Move.CONTINUE)
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
-        """It leaves the population."""
         return self._without(trial)
 
     def choose(self, pending: Collection[int], paused: Collection[int]) -> int | None:

@@ -94,12 +94,10 @@ class PromotingAsha(Scheduler):
         return Ruling(Move.PAUSE, f"waits at rung {rung.milestone:g}")
 
     def started(self, trial: int) -> None:
-        """It was promoted, by the rule or by a person."""
         if self._at.get(trial, 0):
             self.rungs[self._at[trial] - 1].forget(trial)
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
-        """What it scored stays on record."""
         for rung in self.rungs:
             rung.forget(trial)
         return {}

@@ -61,7 +61,6 @@ class GridSearch(RandomSearch):
             self._grids[name] = one
 
     def suggest(self, trial: int) -> Params | NoneNow:
-        """The combination of this number."""
         return super().suggest(trial) if trial < self._enqueued + self.combinations else NoneNow.NEVER
 
 

@@ -226,7 +226,6 @@ class Model(Balancer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(_ModelState, state)
         with inside("curves"):
             self._curves.load_state_dict(state["curves"])

@@ -73,5 +73,4 @@ class Dbs(Balancer):
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         self._epochs.load_state_dict(state)

@@ -169,6 +169,5 @@ class Lbb(Balancer):
         return {"started": self._started, "newest": self._newest, "refitted": self._refitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(_LbbState, state)
         self._started, self._newest, self._refitted = saved["started"], saved["newest"], saved["refitted"]

@@ -126,5 +126,4 @@ class OmniLearn(Balancer):
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         self._epochs.load_state_dict(state)
