@@ -214,7 +214,6 @@ class DistinctIds:
         self._seen = np.zeros(1 << 18, bool)
 
     def add(self, ids: Any) -> None:
-        """Some more."""
         self._seen[(mixed(ids, 5) & np.uint64(len(self._seen) - 1)).astype(np.int64)] = True
 
     @property

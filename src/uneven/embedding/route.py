@@ -261,7 +261,6 @@ class _GroupRoute:
     grows: bool
 
     def blocks(self, ids: BatchIds) -> Iterator[WholeBlock | CutBlock]:
-        """What to ask for."""
         if len(self.features) and ids.batch:
             yield WholeBlock(self._whole(ids), ids.batch, self.runs)
         if self.cut:

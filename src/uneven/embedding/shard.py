@@ -336,7 +336,6 @@ class TableShard:
         return one.group
 
     def _wake(self) -> list[TableMessage]:
-        """Flushes that have all who are here, or whoever may still come."""
         least = min((one.met for one in self._crew.values() if one.here is not False and not one.left), default=0)
         out = []
         for trainer in self._crew.values():

@@ -154,7 +154,6 @@ def _values(node: Node, time_s: float, active: list[Event]) -> Iterator[tuple[Qu
 
 
 def _left(trace: Trace | None, time_s: float, active: list[Event]) -> float:
-    """What cuts leave of a bandwidth."""
     bandwidth = math.inf if trace is None else trace.at(time_s)
     for event in active:
         if event.do is Do.CUT_LINK:

@@ -324,7 +324,6 @@ class StreamStore:
         self._db.execute("COMMIT")
 
     def close(self) -> None:
-        """Let go of the files."""
         self._db.close()
 
 

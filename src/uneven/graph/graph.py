@@ -335,7 +335,6 @@ class PartedGraph(Part):
         return found / (everywhere * self._weight)
 
     def _count(self, mask: Tensor) -> int:
-        """Vertices in a mask, of all workers; asked once for each mask."""
         version, found = self._masks.get(mask, (None, 0))
         if version == mask._version:
             return found

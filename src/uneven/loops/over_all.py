@@ -219,7 +219,6 @@ class OverAll:
             return totals.over_all([text for text, _ in said], self._sum)
 
     def _counters(self) -> SessionStore:
-        """Where the counters of all workers lie."""
         if self._store is None:
             self._store = SessionStore(self._loop.context.rank, len(self._loop.context.members))
         return self._store

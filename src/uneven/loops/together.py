@@ -49,7 +49,6 @@ class _Passes:
 
     @contextmanager
     def timed(self, samples: int) -> Iterator[None]:
-        """Inside, one pass is done."""
         began_s = time.perf_counter()
         yield
         now_s = time.perf_counter()

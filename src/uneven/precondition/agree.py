@@ -34,7 +34,6 @@ class OwnWork:
     steps: int = 0
 
     def add(self, cost: float, busy_s: float) -> None:
-        """Some more."""
         self.cost += cost
         self.busy_s += busy_s
 

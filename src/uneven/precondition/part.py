@@ -308,7 +308,6 @@ class Preconditioner(Part):
         return lambda: self.works[i].decompose(j, kept, identity)
 
     def _land(self) -> None:
-        """Take up what the refresh under way has found."""
         refresh, self._refreshing = self._refreshing, None
         if refresh is None:
             return

@@ -125,7 +125,6 @@ def _dotted(parts: Iterable[tuple[str, str]]) -> Text:
 
 
 def _passes(state: RunProgress) -> list[Text]:
-    """Who needs several passes for its part of an iteration."""
     last = state.last
     several = {} if last is None else {rank: one.passes for rank, one in last.timings.items() if one.passes > 1}
     if not several:

@@ -178,7 +178,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60.0  # of a connection that says nothing
 
     def do_GET(self) -> None:
-        """The page, Plotly, or the events."""
         host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
         own = (host, host.replace(LOOPBACK, "localhost"))
         origin = self.headers.get("Origin")

@@ -171,7 +171,6 @@ class SearchResult:
 
 
 def _last(why: str) -> str:
-    """What a traceback ends with."""
     return next((line for line in reversed(why.splitlines()) if line.strip()), "no reason is known")
 
 

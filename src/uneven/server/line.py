@@ -142,7 +142,6 @@ class ZmqLine:
         return f"no address in {self._directory} yet" if found is None else found.remote
 
     def close(self) -> None:
-        """End the thread."""
         if self._ended.is_set():
             return
         self._ended.set()

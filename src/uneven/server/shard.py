@@ -342,7 +342,6 @@ class Shard:
         member.clock = clock if m.rank == FOLLOWER else max(member.clock, clock)
 
     def _wake(self) -> list[Message]:
-        """Answers to what was parked and need not wait any longer."""
         if self._nobody_comes(self.rounds.given):
             self._close()
         out = self._merged()

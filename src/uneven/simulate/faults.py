@@ -186,14 +186,12 @@ class Faults:
             self._admit(worker.rank)
 
     def _admit(self, rank: int) -> None:
-        """Let a newcomer begin, once it has the parameters."""
         if not self._coming[rank].fetching:
             worker = self._coming.pop(rank)
             self._active += 1
             self._stage.queue.at(self._stage.queue.now_s, self._begin, worker)
 
     def _fill_up(self) -> None:
-        """Where nobody is left to wait for, newcomers begin at once."""
         if not self._active:
             for rank in list(self._coming):
                 self._admit(rank)

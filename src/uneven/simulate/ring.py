@@ -198,7 +198,6 @@ class Rings:
             self._reduced(meeting)
 
     def _reached(self, meeting: Round, worker: Worker) -> None:
-        """One of them has the outcome, if it is still there."""
         if meeting.arrived.get(worker.rank) is not worker:
             return
         if not meeting.closed:

@@ -168,7 +168,6 @@ class Steps:
         return True
 
     def _first(self, worker: Worker) -> int:
-        """Position of the first sample of this step in the endless order of the data."""
         if self._samples is None:
             return worker.clock * self._stage.workload.global_batch + worker.first
         worker.batch = min(worker.batch, self._samples - self._taken)

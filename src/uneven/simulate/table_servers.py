@@ -68,7 +68,6 @@ class _InTurn:
     busy_s: float = 0.0
 
     def serve(self, from_s: float, takes_s: float) -> float:
-        """When it is done with one more."""
         self.busy_s += takes_s
         self.free_s = max(self.free_s, from_s) + takes_s
         return self.free_s

@@ -171,7 +171,6 @@ class _World:
                               changed=self._members_changed)  # fmt: skip
 
     def play(self) -> Outcome:
-        """From the first step to the last."""
         stage = self._stage
         for rank in stage.history.newest.members:
             self._introduce(rank)

@@ -198,7 +198,6 @@ def _cut(members: Members, parts: int) -> Groups:
 
 
 def _by(members: Members, key: Callable[[int], Hashable]) -> Groups:
-    """Members whose places have the same key."""
     found: dict[Hashable, list[int]] = {}
     for place, rank in enumerate(members):
         found.setdefault(key(place), []).append(rank)

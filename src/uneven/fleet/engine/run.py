@@ -157,7 +157,6 @@ class _Run:
         self._began_s = time.perf_counter()
 
     def go(self) -> None:
-        """Until nobody waits and nobody runs."""
         ensemble, options = self._ensemble, self._options
         source = Source(ensemble.dataset, ensemble.validate, ensemble.transform, ensemble.validate_transform)
         validation = len(ensemble.validate) if ensemble.validate is not None else 0

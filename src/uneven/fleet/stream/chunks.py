@@ -133,7 +133,6 @@ class KeptChunks:
         return True
 
     def drop(self, below: int) -> None:
-        """Nobody needs the chunks below this one."""
         for held in (self._there, self._times):
             for number in [number for number in held if number < below]:
                 del held[number]

@@ -54,7 +54,6 @@ class _Growth:
         self.seeds, self.seed = first.tolist(), 0
 
     def grow(self, target: float, beta: float) -> None:
-        """One part."""
         self.member = bytearray(len(self.near))
         self.queue: list[tuple[int, int, int]] = []  # unplaced edges, the newest first, the vertex
         cost = 0.0

@@ -101,7 +101,6 @@ class LayerWatch:
                 self._take(layer, seen, gradient, about)
 
     def close(self) -> None:
-        """Take the hooks off."""
         for one in self._handles:
             one.remove()
         self._handles.clear()

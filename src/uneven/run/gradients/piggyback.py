@@ -79,7 +79,6 @@ class _ExtendedBucket:
         self._used = False
 
     def fill(self, mark: float, called: bool, row: npt.NDArray[np.float64] | None, rank: int) -> None:
-        """Before the exchange."""
         if self._apart:
             self._gradients.copy_(self.bucket)
         if self._slots is None:

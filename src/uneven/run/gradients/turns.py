@@ -78,7 +78,6 @@ class PassFollower:
         self._handles += [one.register_forward_hook(after) for one in called]
 
     def detach(self) -> None:
-        """Leave the model as it came."""
         for handle in self._handles:
             handle.remove()
 

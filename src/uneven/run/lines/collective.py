@@ -77,7 +77,6 @@ class CollectiveTransport:
         return tuple(bytes(table[rank, :length].tolist()).decode() for rank, length in enumerate(lengths))
 
     def close(self) -> None:
-        """Destroy the group."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None

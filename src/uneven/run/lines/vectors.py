@@ -129,7 +129,6 @@ class VectorCarrier:
                 work.wait(self._limit)
 
     def close(self) -> None:
-        """Destroy the group."""
         self._kept.clear()
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)

@@ -128,7 +128,6 @@ class _AskedRun(Future["Interval | None"]):
         self._asked_s, self.took_s = time.perf_counter(), 0.0
 
     def come(self) -> None:
-        """It is about to be set."""
         self.took_s = time.perf_counter() - self._asked_s
 
     def result(self, timeout: float | None = None) -> Interval | None:

@@ -43,7 +43,6 @@ class BackgroundTrainer:
             self._job = None
 
     def close(self) -> None:
-        """End the thread."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool = self._job = None
