@@ -53,7 +53,7 @@ def proportional(weights: Sequence[float], total: int, limits: Limits | None = N
     return tuple(shares.tolist())
 
 
-class Lines(NamedTuple):
+class SpeedLines(NamedTuple):
     """x_i = clamp(level · slope_i − offset_i, lower_i, upper_i), and the total that they should add up to.
 
     The sum of the shares is a rising chain of straight lines. Newton's method follows the line at the current
@@ -125,7 +125,7 @@ class Lines(NamedTuple):
 def _largest_remainder(slopes: Floats, total: int, lower: Floats, upper: Floats) -> Wholes:
     if slopes.min() == 0.0:
         return _around_zeros(slopes, total, lower, upper)
-    _, exact = Lines(slopes, np.zeros(len(slopes)), lower, upper, total).solve()
+    _, exact = SpeedLines(slopes, np.zeros(len(slopes)), lower, upper, total).solve()
     shares = exact.astype(np.int64)
     left = total - int(shares.sum())
     if left:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,11 @@ def study() -> bytes:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db")
-        optuna.create_study(study_name="seeds", storage=storage).optimize(loss, n_trials=4)
+        sampler = optuna.samplers.RandomSampler(seed=0)
+        optuna.create_study(study_name="seeds", storage=storage, sampler=sampler).optimize(loss, n_trials=4)
         storage.engine.dispose()
+        with contextlib.closing(sqlite3.connect(Path(folder, "study.db"))) as opened:
+            opened.execute("UPDATE trials SET datetime_start = '2026-01-01', datetime_complete = '2026-01-02'")
+            opened.commit()
+            opened.execute("VACUUM")  # so that the same rows are the same bytes
         return Path(folder, "study.db").read_bytes()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uneven.core.apportion import MOST_SAMPLES, Lines, bounds
+from uneven.core.apportion import MOST_SAMPLES, SpeedLines, bounds
 from uneven.core.exact import Floats, Wholes, column, exact_sum
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
@@ -43,7 +43,7 @@ def fastest_finish(
     a, b = column(overhead_s), column(per_sample_s)
     with np.errstate(over="ignore"):  # a cost near the largest number: infinite is late enough
         _check_costs(a, b)
-        lines = Lines(1.0 / b, a / b, lower, upper, total)
+        lines = SpeedLines(1.0 / b, a / b, lower, upper, total)
         shares, left = _nearly_all(lines)
         if left > 0:
             hand_out(shares, left, a, b, upper)
@@ -52,7 +52,7 @@ def fastest_finish(
     return tuple(shares.tolist())
 
 
-def _nearly_all(lines: Lines) -> tuple[Wholes, int]:
+def _nearly_all(lines: SpeedLines) -> tuple[Wholes, int]:
     """Whole shares that are not above the best ones, rounding aside, and how many samples are left over."""
     level, exact = lines.solve()
     shares = exact.astype(np.int64)
