@@ -73,7 +73,11 @@ class LogRows(NamedTuple):
 
 
 def is_header(fields: list[bytes], columns: Columns) -> bool:
-    """Whether a first line names columns: no field of it is what the column holds, and no two are the same."""
+    """Whether a first line names columns: no field of it is what the column holds, and no two are the same;
+    or it counts them."""
+    counted = fields if fields[0] else fields[1:]  # pandas writes numbers for columns without names
+    if len(counted) > 3 and counted == [b"%d" % place for place in range(len(counted))]:
+        return True
     typed = columns.valued or (() if columns.kind == "text" else columns.ids)
     names = {fields[place] for place in typed}
     for one in names:

@@ -91,6 +91,8 @@ def _entry(given: Mapping[str, Any], name: str) -> Any:
 def _of_entry(name: str, given: Any) -> _Feature:
     if isinstance(given, Tensor) and given.is_nested:
         bags = given.unbind()
+        if given.dim() != 2:
+            raise DataError(f"feature {name!r} is nested in {given.dim()} dimensions: give one dimension in each bag")
         return _Feature(_whole(torch.cat(bags), f"feature {name!r}: ids"), np.array([len(one) for one in bags]))
     if isinstance(given, Tensor):
         values = _whole(given, f"feature {name!r}: ids")
@@ -100,10 +102,13 @@ def _of_entry(name: str, given: Any) -> _Feature:
                 f"shape (batch,) or (batch, n), or (values, offsets)"
             )
         return _Feature(values, np.full(len(given), given[:1].numel(), np.int64))
-    if not (isinstance(given, Sequence) and len(given) in (2, 3) and all(hasattr(one, "__len__") for one in given)):
+    # A list may be bags, one a sample.
+    flat = isinstance(given, tuple) and all(isinstance(one, Tensor | np.ndarray) and one.ndim == 1 for one in given[:2])
+    if not flat or len(given) not in (2, 3):
         raise DataError(
             f"feature {name!r} has ids of type {type(given).__name__}: give whole numbers of shape (batch,) or (batch, "
-            f"n), or (values, offsets), or (values, offsets, weights)"
+            f"n), or a tuple of flat tensors, (values, offsets) or (values, offsets, weights); of bags in a list, "
+            f"torch.nested.nested_tensor(bags)"
         )
     values, offsets, *weights = given
     begins = _whole(offsets, f"feature {name!r}: offsets")  # weights in their place would all become 0

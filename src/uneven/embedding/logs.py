@@ -62,7 +62,11 @@ class ClickLog:
         self, files: _Path | Iterable[_Path], *, columns: Columns | None = None, index: _Path | None = None
     ) -> None:
         self.columns = columns or Columns()
-        paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
+        several = isinstance(files, Iterable) and not isinstance(files, str) and not hasattr(files, "columns")
+        given: list[Any] = list(files) if several else [files]
+        if wrong := [type(one).__name__ for one in given if not isinstance(one, str | os.PathLike)]:
+            raise ConfigError(f"ClickLog of a {wrong[0]}: give paths; frame.to_parquet(path) writes a frame")
+        paths = [Path(one) for one in given]
         if not paths:
             raise ConfigError("ClickLog: give at least one file")
         self._files = [_opened(one, self.columns, None if index is None else Path(index)) for one in paths]
@@ -196,6 +200,10 @@ class _TextFile(_LogFile):
             for start, what in _PACKED.items():
                 if first.startswith(start):
                     raise DataError(f"{path} is packed by {what}: unpack it, or pack it with gzip")
+            if b"\0" in first:
+                raise DataError(
+                    f"{path} is not text in UTF-8: save it as that, unpack an archive, or write arrays with write_log"
+                )
             if first.startswith(b"\xef\xbb\xbf"):
                 begin, first = begin + 3, first[3:]
             line = first.removesuffix(b"\n").removesuffix(b"\r")
@@ -282,7 +290,10 @@ class _ArrayFile(_LogFile):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held: LogRows | None = None
-        self.rows = len(load_arrays(path, ["clicked"])["clicked"])
+        try:
+            self.rows = len(load_arrays(path, ["clicked"])["clicked"])
+        except KeyError as error:
+            raise DataError(f"{path} is not a file of write_log: unpack a zip, and write arrays with it") from error
 
     def read(self, start: int, stop: int) -> LogRows:
         held = self._held or LogRows(**load_arrays(self.path, LogRows._fields))

@@ -381,6 +381,17 @@ def test_nested_tensors_are_bags(made: Any) -> None:
         assert torch.equal(ours(bags).values(), expected)
 
 
+@pytest.mark.parametrize("bags", [
+    [torch.tensor([1, 2]), torch.tensor([0])], [[1, 2], [0, 1]], [[1, 2], [0, 1], [0.5, 0.5]],
+    (torch.ones(2, 2).long(), torch.tensor([0, 1])),
+    torch.nested.nested_tensor([torch.ones(2, 2).long()] * 2, layout=torch.jagged),
+])  # fmt: skip
+@brought("tables", "PyTorch", "a list of bags, one a sample: not read as values and offsets", refused=True)
+def test_a_list_of_bags_is_refused(made: Any, bags: Any) -> None:
+    with refusal(r"feature 'f' (has ids of type .* a tuple of flat tensors|is nested in 3 dimensions)"):
+        made(SHARED)({"f": bags, "g": bags})
+
+
 @pytest.mark.parametrize(
     ("ids", "why"),
     [pytest.param(torch.ones(3, 2).long().to_sparse(), "layout torch.sparse_coo",

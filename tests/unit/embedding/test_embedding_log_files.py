@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import gzip
+import io
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,26 @@ def expected() -> tuple[np.ndarray, ...]:
     return ids, table[[1, 2]].to_numpy(np.float32), table[0].to_numpy(np.float32)
 
 
+def packed(how: str, name: str) -> bytes:
+    """An archive with the plain text in it."""
+    out = io.BytesIO()
+    if how == "zip":
+        with zipfile.ZipFile(out, "w") as made:
+            made.writestr(name, PLAIN)
+    else:
+        with tarfile.open(fileobj=out, mode="w:gz") as file:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(PLAIN)
+            file.addfile(entry, io.BytesIO(PLAIN.encode()))
+    return out.getvalue()
+
+
+def arrays(one: Any = None, **several: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, **several) if several else np.save(out, one)
+    return out.getvalue()
+
+
 def same(found: tuple[np.ndarray, ...], wanted: tuple[np.ndarray, ...]) -> bool:
     return all(np.array_equal(a, b, equal_nan=True) and a.dtype == b.dtype for a, b in zip(found, wanted, strict=True))
 
@@ -71,6 +94,7 @@ def same(found: tuple[np.ndarray, ...], wanted: tuple[np.ndarray, ...]) -> bool:
         ("a.tsv", BOM + (HEAD + PLAIN).replace("\n", "\r\n").encode() + b"\r\n", "all of it"),
         ("a.csv", (HEAD + PLAIN).replace("\t", ",").encode(), "FuxiCTR: `.csv` with commas, as Avazu's"),
         ("a.csv.gz", gzip.compress(PLAIN.replace("\t", ",").encode()), "packed commas"),
+        ("a.tsv", ("0\t1\t2\t3\t4\n" + PLAIN).encode(), "pandas: a first line of `to_csv` that counts the columns"),
         (
             "a.tsv",
             PLAIN.replace("0\t", "False\t", 1).replace("\n1\t", "\ntrue\t").encode(),
@@ -130,10 +154,14 @@ def test_missing_values(tmp_path: Path, kind: str, id_text: str) -> None:
         (("la\r" + HEAD + PLAIN).encode(), "row 0: the character", "a broken header"),
         (PLAIN.replace("fa", "f\0a").encode(), "row 1: the character", "NUL"),
         (PLAIN.replace("\n", "\r").encode(), "row 0: the character", "line ends of old Macs"),
-        (PLAIN.encode("utf-16"), "row 0: the character.*UTF-8", "pandas: UTF-16"),
+        (PLAIN.encode("utf-16"), "not text in UTF-8", "pandas: UTF-16"),
         (gzip.compress(PLAIN.encode())[:-9], "cannot read .*a.tsv", "DLRM: a `.gz` whose download stopped"),
         (b"BZh91AY", "packed by bzip2", "DLRM: `.bz2`, `.xz`, `.zst`"),
         (b"PK\3\4", "cannot read", "zip"),
+        (packed("tar", "train.txt"), "unpack an archive", "DLRM: `dac.tar.gz`"),
+        (packed("zip", "train.txt"), "unpack a zip", "pandas: `.zip`"),
+        (arrays(X_int=np.ones((2, 2)), y=np.ones(2)), "write arrays with it", "DLRM: `.npz` of its own"),
+        (arrays(np.ones((2, 2))), "write arrays with write_log", "TorchRec: `.npy`"),
         refused=True,
     ),
 )
@@ -141,6 +169,13 @@ def test_text_that_is_refused(tmp_path: Path, data: bytes, match: str) -> None:
     (tmp_path / "a.tsv").write_bytes(data)
     with refusal(match):
         read(tmp_path / "a.tsv")
+
+
+@pytest.mark.parametrize("given", [pd.DataFrame({"label": [1]}), None, b"a.tsv", 3, [["a.tsv"]]], ids=str)
+@brought("logs", "pandas", "a `DataFrame` instead of paths", refused=True)
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with refusal("give paths; frame.to_parquet"):
+        ClickLog(given)
 
 
 def test_packed_text_is_read_on_from_where_the_last_rows_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
