@@ -172,3 +172,20 @@ def no_value(trial: Any) -> None:
 
 def choices_differ(trial: Any) -> float:
     return float(trial.suggest_categorical("x", [1, 2] if trial.number % 2 else [1, 2, 3]))
+
+
+def user_attribute(trial: Any) -> float:
+    trial.set_user_attr("epochs", 3)
+    return 1.0
+
+
+def old_range(trial: Any) -> float:
+    return float(trial.suggest_loguniform("x", 1e-3, 1))
+
+
+def by_get(config: Any) -> dict[str, Any]:
+    return {"score": config.get("x", 1)}
+
+
+def by_stars(config: Any) -> dict[str, Any]:
+    return dict(**config)

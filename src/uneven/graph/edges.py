@@ -21,7 +21,7 @@ from uneven.graph.edge_list import MOST, EdgeList
 _COUNTED = ("x", "pos", "feat", "node_feat", "y", "label", "train_mask")
 """Tensors that have a row for each vertex, the last ones without edges included."""
 
-_OF_EDGES = re.compile(r"(^|_)edge|^(weights?|e_id|adj)$")
+_OF_EDGES = re.compile(r"(?i)(^|_|hyper)edge|^(weights?|e_?(id|feat|attr)|adj)$")
 _BLOCKS = ("bsr", "dia", torch.sparse_bsr, torch.sparse_bsc)
 """Formats that store zeros between the edges."""
 
@@ -132,7 +132,8 @@ def _held(graph: Any) -> _Form:
         )
     index = held.pop(indices[0])
     inner = _matrix(index, into=True) if indices == ["adj_t"] else _given(index)
-    counted = [held[key].shape[0] for key in _COUNTED if getattr(held.get(key), "ndim", 0)]
+    counted = [len(one) for key in _COUNTED if isinstance(one := held.get(key), list)]
+    counted += [held[key].shape[0] for key in _COUNTED if getattr(held.get(key), "ndim", 0)]
     count = _whole(held.pop("num_nodes", None))
     if count is None and not inner.exact:
         inner = inner._replace(vertices=max([inner.vertices, *counted]))
@@ -192,9 +193,8 @@ def _networkx(graph: Any) -> _Form:
     }
     held: dict[str, Any] = {}
     for key in dict.fromkeys(key for _, found in graph.nodes(data=True) for key in found):
-        with suppress(KeyError, TypeError, ValueError, RuntimeError):  # words, or not at all vertices
-            rows = [found[key] for _, found in graph.nodes(data=True)]
-            held[str(key)] = torch.as_tensor(np.array(rows) if hasattr(rows[0], "ndim") else rows)
+        with suppress(KeyError):  # not at all vertices
+            held[str(key)] = [found[key] for _, found in graph.nodes(data=True)]
     clear = "for *_, found in graph.edges(data=True): found.clear()"
     return _Form(np.array(pairs, np.int64).reshape(-1, 2).T, len(names), True, held, on_edges, clear=clear)
 
@@ -245,7 +245,7 @@ def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]
     found = {}
     on_edges = [(str(name), one, given.clear) for name, one in given.on_edges.items()]
     for name, one, way in [*((name, one, given.leave) for name, one in given.held.items()), *on_edges]:
-        without = way.format(name)
+        without, one = way.format(name), _rows(one, vertices)
         length = one.shape[0] if getattr(one, "ndim", 0) else len(one) if isinstance(one, list) else None
         if one is None or (length is None and not hasattr(one, "sparse_sizes")):
             continue  # a number, or a word
@@ -257,6 +257,8 @@ def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]
                 )
         elif isinstance(one, list) or (isinstance(one, np.ndarray) and one.dtype.kind not in "biufc"):
             continue  # words
+        elif np.ma.is_masked(one):
+            raise DataError(f"{name} has masked values: give {name}.filled(…), or leave it out: {without}")
         elif _is_matrix(one):
             raise DataError(f"{name} is sparse, and layers here take dense features: give {name} dense")
         elif length != vertices:
@@ -271,6 +273,19 @@ def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]
         else:
             raise DataError(f"{name} is a {type(one).__name__}: give a tensor or an array, or leave it out: {without}")
     return found
+
+
+def _rows(given: Any, vertices: int) -> Any:
+    """A list with a number, or as many, for each vertex as a tensor; others as they are."""
+    if isinstance(given, np.ndarray) and given.dtype == object:
+        given = list(given)
+    if not isinstance(given, list) or len(given) != vertices:
+        return given
+    with suppress(TypeError, ValueError, RuntimeError):  # words, or unequal rows
+        if isinstance(given[0], torch.Tensor):
+            return torch.stack(given)
+        return torch.as_tensor(np.array(given) if hasattr(given[0], "ndim") else given)
+    return given
 
 
 def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[Any]]:

@@ -32,6 +32,18 @@ SAVE_SHARE = 0.05
 """The share of a trial's time that may go into keeping states; its best one is kept in any case."""
 
 
+_OF_PEERS = {
+    "set_user_attr": "report it as one more metric, trial.report(…, name=number)", "set_system_attr": "leave it out",
+    "user_attrs": "use a variable of yours", "study": "result.optuna() is one, after the search",
+    "distributions": "trial.params has the settings", "datetime_start": "use a variable of yours",
+    "suggest_uniform": "write suggest_float(name, low, high)",
+    "suggest_loguniform": "write suggest_float(name, low, high, log=True)",
+    "suggest_discrete_uniform": "write suggest_float(name, low, high, step=…)",
+    **dict.fromkeys(("get", "items", "keys", "values"), "trial.params is the dictionary of settings"),
+}  # fmt: skip
+"""What trials of Optuna and configs of Ray Tune have → what is written here."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrialJob:
     """What a process is told about a trial.
@@ -280,6 +292,11 @@ class Trial:
         if move != "continue":
             raise LeaveTrial
         self._since_s = time.perf_counter()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_PEERS:
+            raise ConfigError(f"trial.{name} is of another tool: {_OF_PEERS[name]}")
+        raise AttributeError(f"a trial of uneven.search has no {name!r}", name=name, obj=self)
 
     def should_prune(self) -> bool:
         """False, as Optuna has it: a trial that is to be stopped does not come here, for :meth:`report` ends it."""

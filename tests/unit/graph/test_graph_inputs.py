@@ -150,6 +150,16 @@ def test_a_graph_is_read_right(make: Callable[[], Any], edges: torch.Tensor) -> 
     right(make(), edges)
 
 
+@brought("graphs", "PyG", "features, labels and masks as lists or arrays of objects, the last vertices isolated")
+def test_lists_of_numbers_are_tensors() -> None:
+    words = {"names": list("abcdef"), "num_sampled_nodes": [2, 4], "tokens": [["a"], ["a", "b"], [], [], [], []]}
+    for rows in (X.tolist(), list(X), list(X.numpy())):
+        lists = {"x": rows, "y": list(range(6)), "train_mask": [True] * 6, "label": np.arange(6).astype(object)}
+        g = right({"edge_index": EDGES, **lists, **words})
+        assert set(g.source.store.names) == lists.keys()
+        assert (g.y.tolist(), g.tensor("train_mask").dtype) == (g.ids.tolist(), torch.bool)
+
+
 OGB = {"edge_index": EDGES.numpy(), "node_feat": X.numpy(), "num_nodes": 6}
 WHOLE = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, ">i4")
 
@@ -192,12 +202,21 @@ def plain() -> Data:
                 ("edge_weight", lambda: Data(x=X, edge_index=EDGES, edge_weight=HALVES)),
                 ("edge_attr", lambda: Data(x=X, edge_index=EDGES, edge_attr=X)),
                 ("weight", lambda: Data(x=X, edge_index=EDGES, weight=HALVES)),
+                ("Edge_Attr", lambda: Data(x=X, edge_index=EDGES, Edge_Attr=X)),
+                ("hyperedge_attr", lambda: Data(x=X, edge_index=EDGES, hyperedge_attr=X)),
+                ("efeat", lambda: Data(x=X, edge_index=EDGES, efeat=X)),
             )
         ),
         refused(
             *("PyG", "`Data` with another number of rows"),
             lambda: Data(edge_index=EDGES, x=X, train_idx=torch.arange(3)),
             r"train_idx has shape \(3,\), and the graph has 6 vertices: name num_nodes.*graph\.train_idx = None",
+            plain,
+        ),
+        refused(
+            *("NumPy", "masked values"),
+            lambda: {"edge_index": EDGES, "x": np.ma.masked_less(X.numpy(), 3)},
+            r"x has masked values: give x\.filled",
             plain,
         ),
         refused(
