@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from uneven.errors import ConfigError
@@ -105,6 +106,9 @@ class Table:
     def __post_init__(self) -> None:
         if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
             raise ConfigError(f"Table({self.name!r}): a name has letters, digits, _, - and +; it names a file")
+        for what in ("rows", "dim", "most_rows", "no_id"):  # of NumPy or pandas, whose numbers JSON does not know
+            if isinstance(value := getattr(self, what), Integral) and not isinstance(value, bool):
+                object.__setattr__(self, what, int(value))
         many = "most_rows" if self.rows is None else "rows"
         for what, value, most in ((many, self.held, MOST_ROWS - 1), ("dim", self.dim, MOST_DIM)):
             if type(value) is not int or not 1 <= value <= most:
@@ -118,8 +122,8 @@ class Table:
             low = high = math.nan
         if not (-_MOST_FLOAT32 <= low <= high <= _MOST_FLOAT32 and high - low <= _MOST_FLOAT32):
             raise ConfigError(f"Table({self.name!r}, scale={self.scale!r}): give a number, 0 or more, or (least, most)")
-        if isinstance(self.scale, Sequence):
-            object.__setattr__(self, "scale", (low, high))
+        if not isinstance(self.scale, int | float | None):
+            object.__setattr__(self, "scale", (low, high) if isinstance(self.scale, Sequence) else high)
         if not (self.no_id is None or (type(self.no_id) is int and -(2**63) <= self.no_id < 2**63)):
             raise ConfigError(f"Table({self.name!r}, no_id={self.no_id!r}): give a whole number of 64 bits")
         if isinstance(self.features, str):

@@ -29,11 +29,12 @@ def mask_of(rows: int, mask: Tensor, output: Tensor, y: Tensor) -> Tensor:
     Raises:
         DataError: it is none, or outputs and labels have other rows.
     """
+    mask = torch.as_tensor(mask)
     if mask.dtype is not torch.bool or mask.shape not in ((rows,), (rows, 1)):
-        raise DataError(
-            f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{rows}], such as mask.bool(), or "
-            f"mask[:, 0] of several columns"
-        )
+        way = "mask.bool(), or mask[:, 0] of several columns"
+        if mask.dim() == 1 and len(mask) != rows:  # indices are of the whole graph
+            way = "g.tensor('train_mask') of partition(tensors=…); indices become it by zeros(N).index_fill(0, at, 1)"
+        raise DataError(f"a mask of {mask.dtype} and shape {tuple(mask.shape)}: give bool [{rows}], such as {way}")
     for what, one in (("outputs", output), ("labels", y)):
         if one.shape[:1] != (rows,):
             raise DataError(f"{what} of shape {tuple(one.shape)}: this part of the graph has {rows} rows")
@@ -74,10 +75,10 @@ class SplitLoss:
         """
         dims = output.dim() - (self._name in _BY_CLASS and not y.is_floating_point())
         if self._torch and y.dim() != dims:
-            raise DataError(
-                f"g.loss: {self._name} of outputs {tuple(output.shape)} and labels {tuple(y.shape)}: give labels of "
-                f"{dims} dimensions, such as y[:, {'None' if y.dim() < dims else '0'}]"
-            )
+            way = f"give labels of {dims} dimensions, such as y[:, {'None' if y.dim() < dims else '0'}]"
+            if self._name in _BY_CLASS and y.dim() == dims - 1:
+                way = "classes are whole numbers, y.long()"
+            raise DataError(f"g.loss: {self._name} of outputs {tuple(output.shape)}, labels {tuple(y.shape)}: {way}")
         found = self._criterion(output, y)
         if not isinstance(found, Tensor) or found.numel() != 1:
             given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

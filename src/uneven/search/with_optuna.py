@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,11 +51,14 @@ class OptunaSearch(Searcher):
 
     Raises:
         UnknownNameError: there is no such sampler.
+        ConfigError: a package that it needs is not installed.
     """
 
     def __init__(self, inner: str | optuna.samplers.BaseSampler = "tpe") -> None:
         if isinstance(inner, str) and inner not in SAMPLERS:
             raise UnknownNameError("sampler of Optuna", inner, SAMPLERS)
+        if inner == "cmaes" and importlib.util.find_spec("cmaes") is None:  # Optuna asks for it at a first trial
+            raise ConfigError("optuna:cmaes needs the package cmaes: pip install cmaes, or take optuna:tpe")
         self._sampler = inner
         self._space = Space({})
         self._open: dict[int, optuna.Trial] = {}

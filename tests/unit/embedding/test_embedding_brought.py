@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -379,6 +380,14 @@ def test_nested_tensors_are_bags(made: Any) -> None:
         bags = {name: torch.nested.nested_tensor([torch.tensor(bag, dtype=torch.long) for bag in each], layout=layout)
                 for name, each in BAGS.items()}  # fmt: skip
         assert torch.equal(ours(bags).values(), expected)
+
+
+@brought("tables", "pandas", "numbers of NumPy: `Table(rows=frame[column].max() + 1, …)`")
+def test_numbers_of_numpy_describe_a_table() -> None:
+    given = Table("t", np.int64(9), np.int32(4), scale=np.float32(0.5), no_id=np.int64(-1))
+    plain = Table("t", 9, 4, scale=0.5, no_id=-1)
+    texts = [TableSpec((one,), SGD()).text for one in (given, plain)]
+    assert given == plain and texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("bags", [

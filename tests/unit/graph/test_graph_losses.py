@@ -137,6 +137,7 @@ def column(criterion: Callable[..., Tensor], output: Tensor, y: Tensor) -> Calla
             ("`size_average=False`", 1, partial(F.mse_loss, size_average=False), REAL, "size_average= or reduce="),
             ("`mse_loss` of outputs `[N, C]` and labels `[N]`", 1, F.mse_loss, REAL[:, 0], r"y\[:, None\]"),
             ("`cross_entropy` of labels `[N, 1]`", 1, F.cross_entropy, CLASS[:, None], r"y\[:, 0\]"),
+            ("`cross_entropy` of classes as floats", 1, F.cross_entropy, CLASS.double(), r"y\.long\(\)"),
             ("labels of another part", 1, F.cross_entropy, CLASS[1:], "has 40 rows"),
             ("a function without `reduction`, on several workers", 2, lambda a, b: F.mse_loss(a, b), REAL, "partial"),
             ("`criterion.forward`, on several workers", 2, nn.MSELoss().forward, REAL, "forward does not take"),
@@ -171,6 +172,10 @@ def test_accuracy_of_columns(cut: Path) -> None:
 
     for size in (1, 3):
         assert on_threads(cut, size, found) == [pytest.approx(right, abs=1e-12)] * size
+    whole = graph.load(cut, rank=0, size=1)
+    mask = whole.tensor("mask")
+    for given in (mask.numpy(), mask.tolist()):
+        assert whole.loss(F.cross_entropy, REAL, CLASS, given) == whole.loss(F.cross_entropy, REAL, CLASS, mask)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +187,7 @@ def test_accuracy_of_columns(cut: Path) -> None:
             ("several labels a vertex", REAL, BITS, None, "one label a row"),
             ("masks of integers", REAL, CLASS, CLASS, r"mask\.bool\(\)"),
             ("masks of several splits", REAL, CLASS, BITS.bool(), r"mask\[:, 0\]"),
+            ("indices of a split, as OGB's", REAL, CLASS, CLASS[:9], r"index_fill\(0, at, 1\)"),
             ("an empty mask", REAL, CLASS, CLASS > 9, "empty on all workers"),
         ]
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections import Counter
 from functools import partial
@@ -241,6 +242,13 @@ def test_a_storage_that_cannot_be_used_is_refused(
 def test_what_a_search_cannot_take_is_refused(objective: Any, why: str, tmp_path: Path) -> None:
     with refusal(why):
         run(objective, tmp_path, trials=1).best  # noqa: B018
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cmaes") is not None, reason="cmaes is installed")
+def test_a_sampler_without_its_package_is_refused(tmp_path: Path) -> None:
+    with refusal("pip install cmaes"):
+        run(peers.takes_two, tmp_path / "run", TWO, searcher="optuna:cmaes")
+    assert not read_events(tmp_path / "run")
 
 
 @brought("searches", "Optuna", "choices that differ between trials, under `optuna:tpe`", refused=True)
