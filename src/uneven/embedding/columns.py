@@ -46,7 +46,7 @@ class Columns:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"Columns(kind={self.kind!r}): it is one of {', '.join(_KINDS)}")
-        every = [*self.valued, *self.ids]
+        every = [*self.every]
         for one in every:
             if isinstance(one, bool) or not isinstance(one, int) or one < 0:
                 raise ConfigError(f"Columns: column {one!r} is not a number: count the columns of the file from 0")
@@ -59,9 +59,14 @@ class Columns:
         return (*([] if self.clicked is None else [self.clicked]), *self.numbers)
 
     @property
+    def every(self) -> tuple[int, ...]:
+        """Those of :attr:`valued`, and those of ids."""
+        return (*self.valued, *self.ids)
+
+    @property
     def needed(self) -> int:
         """How many columns a file has at least."""
-        return max(*self.valued, *self.ids, 0) + 1
+        return max(*self.every, 0) + 1
 
 
 class LogRows(NamedTuple):
@@ -73,8 +78,7 @@ class LogRows(NamedTuple):
 
 
 def is_header(fields: list[bytes], columns: Columns) -> bool:
-    """Whether a first line names columns: no field of it is what the column holds, and no two are the same;
-    or it counts them."""
+    """Whether a first line names columns: no field of it is what the column holds, and no two are the same."""
     counted = fields if fields[0] else fields[1:]  # pandas writes numbers for columns without names
     if len(counted) > 3 and counted == [b"%d" % place for place in range(len(counted))]:
         return True

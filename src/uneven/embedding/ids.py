@@ -89,10 +89,8 @@ def _entry(given: Mapping[str, Any], name: str) -> Any:
 
 
 def _of_entry(name: str, given: Any) -> _Feature:
-    if isinstance(given, Tensor) and given.is_nested:
+    if isinstance(given, Tensor) and given.is_nested and given.dim() == 2:
         bags = given.unbind()
-        if given.dim() != 2:
-            raise DataError(f"feature {name!r} is nested in {given.dim()} dimensions: give one dimension in each bag")
         return _Feature(_whole(torch.cat(bags), f"feature {name!r}: ids"), np.array([len(one) for one in bags]))
     if isinstance(given, Tensor):
         values = _whole(given, f"feature {name!r}: ids")
@@ -102,9 +100,8 @@ def _of_entry(name: str, given: Any) -> _Feature:
                 f"shape (batch,) or (batch, n), or (values, offsets)"
             )
         return _Feature(values, np.full(len(given), given[:1].numel(), np.int64))
-    # A list may be bags, one a sample.
     flat = isinstance(given, tuple) and all(isinstance(one, Tensor | np.ndarray) and one.ndim == 1 for one in given[:2])
-    if not flat or len(given) not in (2, 3):
+    if not flat or len(given) not in (2, 3):  # a list may be bags, one a sample
         raise DataError(
             f"feature {name!r} has ids of type {type(given).__name__}: give whole numbers of shape (batch,) or (batch, "
             f"n), or a tuple of flat tensors, (values, offsets) or (values, offsets, weights); of bags in a list, "

@@ -70,6 +70,11 @@ class ClickLog:
         if not paths:
             raise ConfigError("ClickLog: give at least one file")
         self._files = [_opened(one, self.columns, None if index is None else Path(index)) for one in paths]
+        named = [one for one in self._files if one.names]
+        for one in named:
+            for ours, first in zip(one.names, named[0].names, strict=True):
+                if ours != first:
+                    raise DataError(f"{one.path} has {ours!r} where {named[0].path} has {first!r}: give one order")
         self._ends = list(accumulate(one.rows for one in self._files))
         if not self._ends[-1]:
             raise DataError(f"ClickLog: there is no row in {', '.join(map(str, paths))}")
@@ -160,10 +165,11 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 class _LogFile(ABC):
-    """One file, of so many rows."""
+    """One file, of so many rows; names of the columns that are read, if it has any."""
 
     path: Path
     rows: int
+    names: tuple[str, ...] = ()
 
     @abstractmethod
     def read(self, start: int, stop: int) -> LogRows:
@@ -201,9 +207,7 @@ class _TextFile(_LogFile):
                 if first.startswith(start):
                     raise DataError(f"{path} is packed by {what}: unpack it, or pack it with gzip")
             if b"\0" in first:
-                raise DataError(
-                    f"{path} is not text in UTF-8: save it as that, unpack an archive, or write arrays with write_log"
-                )
+                raise DataError(f"{path} is not text in UTF-8: unpack an archive, or write arrays with write_log")
             if first.startswith(b"\xef\xbb\xbf"):
                 begin, first = begin + 3, first[3:]
             line = first.removesuffix(b"\n").removesuffix(b"\r")
@@ -217,6 +221,8 @@ class _TextFile(_LogFile):
             broken = b"\r" in line or line.count(b'"') % 2  # so that it is refused as a row
             if first and not broken and is_header(fields, columns):
                 begin += len(first)
+                if not fields[-1].isdigit():
+                    self.names = tuple(fields[place].decode(errors="replace") for place in columns.every)
             found = _kept_places(path, file, begin, index)
         self.rows, self._places = int(found[-1]), found[:-1]
 
@@ -318,7 +324,8 @@ class _ParquetFile(_LogFile):
         if columns.needed > len(schema):
             raise DataError(f"{path}: {len(schema)} columns, and up to {columns.needed - 1} are asked for, from 0")
         self._names = list(schema.names)
-        wanted = schema.empty_table().select([*columns.valued, *columns.ids])
+        wanted = schema.empty_table().select([*columns.every])
+        self.names = tuple(wanted.column_names)
         if twice := next((one for one in wanted.column_names if self._names.count(one) > 1), None):
             raise DataError(f"{path}: {self._names.count(twice)} columns have the name {twice!r}: rename them")
         self._rows_of(wanted)  # a type that is no such column is refused here
@@ -341,10 +348,9 @@ class _ParquetFile(_LogFile):
         if held is None or held[0] != group:
             from pyarrow.parquet import ParquetFile
 
-            wanted = [self._names[place] for place in (*self._columns.valued, *self._columns.ids)]
             with ParquetFile(self.path) as opened:
-                table = opened.read_row_group(group, columns=wanted)
-            self._held = held = group, self._rows_of(table.select(wanted))
+                table = opened.read_row_group(group, columns=list(self.names))
+            self._held = held = group, self._rows_of(table.select(self.names))
         return held[1]
 
     def _rows_of(self, table: Any) -> LogRows:

@@ -33,7 +33,6 @@ def read_tables(door: TableDoor, kind: Say = Say.READ) -> Iterator[tuple[str, in
 
 
 def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:
-    """See :meth:`uneven.embedding.EmbeddingBagCollection.grown`."""
     number = next((place for place, one in enumerate(door.spec.tables) if one.name == name and one.grows), None)
     if number is None:
         raise ConfigError(f"no table {name!r} that grows among {[one.name for one in door.spec.tables]}")

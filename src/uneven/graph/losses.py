@@ -75,9 +75,8 @@ class SplitLoss:
         """
         dims = output.dim() - (self._name in _BY_CLASS and not y.is_floating_point())
         if self._torch and y.dim() != dims:
-            way = f"give labels of {dims} dimensions, such as y[:, {'None' if y.dim() < dims else '0'}]"
-            if self._name in _BY_CLASS and y.dim() == dims - 1:
-                way = "classes are whole numbers, y.long()"
+            way = "None" if y.dim() < dims else "0"
+            way = f"give labels of {dims} dimensions, such as y[:, {way}]; classes are whole numbers, y.long()"
             raise DataError(f"g.loss: {self._name} of outputs {tuple(output.shape)}, labels {tuple(y.shape)}: {way}")
         found = self._criterion(output, y)
         if not isinstance(found, Tensor) or found.numel() != 1:

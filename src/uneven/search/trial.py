@@ -32,16 +32,11 @@ SAVE_SHARE = 0.05
 """The share of a trial's time that may go into keeping states; its best one is kept in any case."""
 
 
-_OF_PEERS = {
-    "set_user_attr": "report it as one more metric, trial.report(…, name=number)", "set_system_attr": "leave it out",
-    "user_attrs": "use a variable of yours", "study": "result.optuna() is one, after the search",
-    "distributions": "trial.params has the settings", "datetime_start": "use a variable of yours",
-    "suggest_uniform": "write suggest_float(name, low, high)",
-    "suggest_loguniform": "write suggest_float(name, low, high, log=True)",
-    "suggest_discrete_uniform": "write suggest_float(name, low, high, step=…)",
+_OF_PEERS = {  # what trials of Optuna and configs of Ray Tune have → what is written here
+    "set_user_attr": "report one more metric, trial.report(…, name=number)", "study": "see result.optuna() afterwards",
+    **{f"suggest_{one}uniform": "write suggest_float(…), with log=True or step=" for one in ("", "log", "discrete_")},
     **dict.fromkeys(("get", "items", "keys", "values"), "trial.params is the dictionary of settings"),
 }  # fmt: skip
-"""What trials of Optuna and configs of Ray Tune have → what is written here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ class OptunaSearch(Searcher):
 
     Raises:
         UnknownNameError: there is no such sampler.
-        ConfigError: a package that it needs is not installed.
     """
 
     def __init__(self, inner: str | optuna.samplers.BaseSampler = "tpe") -> None:

@@ -171,6 +171,21 @@ def test_text_that_is_refused(tmp_path: Path, data: bytes, match: str) -> None:
         read(tmp_path / "a.tsv")
 
 
+@brought("logs", "Spark", "files whose columns have another order (CSV with names, Parquet)", refused=True)
+def test_files_with_another_order_of_columns_are_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"label": [0, 1], "I1": [2, 3], "I2": [4, 5], "C1": [6, 7], "C2": [8, 9]})
+    swapped = frame[["label", "I1", "I2", "C2", "C1"]]
+    for name, frames in (("a", (frame, swapped)), ("c", (frame, frame))):
+        for place, one in enumerate(frames):
+            one.to_csv(tmp_path / f"{name}{place}.csv", index=False)
+            one.to_parquet(tmp_path / f"{name}{place}.parquet")
+    (tmp_path / "c2.csv").write_text("0,2,4,6,8\n")  # without names
+    assert len(read([tmp_path / one for one in ("c0.csv", "c2.csv", "c1.parquet")])[2]) == 5
+    for ends in ((".csv", ".csv"), (".parquet", ".parquet"), (".csv", ".parquet")):
+        with refusal("a1.* has 'C2' where .*a0.* has 'C1'.* one order"):
+            read([tmp_path / f"a{place}{end}" for place, end in enumerate(ends)])
+
+
 @pytest.mark.parametrize("given", [pd.DataFrame({"label": [1]}), None, b"a.tsv", 3, [["a.tsv"]]], ids=str)
 @brought("logs", "pandas", "a `DataFrame` instead of paths", refused=True)
 def test_what_is_no_path_is_refused(given: Any) -> None:

@@ -227,8 +227,8 @@ def test_a_storage_that_cannot_be_used_is_refused(
     pytest.param(peers.no_value, "give a number", marks=brought(
         "searches", "Optuna", "`report(None, step)`", refused=True)),
     pytest.param(peers.user_attribute, r"trial.set_user_attr .*trial\.report", marks=brought(
-        "searches", "Optuna", "`set_user_attr` and other attributes of a trial or its study", refused=True)),
-    pytest.param(peers.old_range, r"suggest_float\(name, low, high, log=True\)", marks=brought(
+        "searches", "Optuna", "`set_user_attr`, `trial.study`", refused=True)),
+    pytest.param(peers.old_range, r"suggest_float\(…\), with log=True", marks=brought(
         "searches", "Optuna", "`suggest_uniform`, `suggest_loguniform`, `suggest_discrete_uniform`", refused=True)),
     pytest.param(peers.by_get, "trial.params is the dictionary", marks=brought(
         "searches", "Ray Tune", "`config.get(…)`, `config.items()`", refused=True)),
