@@ -63,7 +63,7 @@ class ClickLog:
     ) -> None:
         self.columns = columns or Columns()
         several = isinstance(files, Iterable) and not isinstance(files, str) and not hasattr(files, "columns")
-        given: list[Any] = list(files) if several else [files]
+        given: list[Any] = list(files) if several else [files]  # type: ignore[arg-type]
         if wrong := [type(one).__name__ for one in given if not isinstance(one, str | os.PathLike)]:
             raise ConfigError(f"ClickLog of a {wrong[0]}: give paths; frame.to_parquet(path) writes a frame")
         paths = [Path(one) for one in given]
