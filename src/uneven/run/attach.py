@@ -180,7 +180,8 @@ def attach(
     undo.add(keep_out_of_copies(model))
     alone = len(context.members) == 1
     warn = partial(context.scribe.event, "gradient hook", warn=context.scribe.speaks)
-    watch = Unwatched() if alone or sharded else ModelWatch(model, warn)
+    watched = partial(ModelWatch, warn=warn) if gradients.carrier is not None else ModelWatch
+    watch = Unwatched() if alone or sharded else watched(model)
     if isinstance(watch, ModelWatch):
         undo.add(watch.close)
 
