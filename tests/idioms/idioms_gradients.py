@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from idiom_base import (
     EPOCHS,
+    Agrees,
     Differs,
     Equal,
     Refused,
@@ -174,6 +175,28 @@ def sharpness_aware(session: Any) -> nn.Module:
                     one -= 0.05 * ascent  # type: ignore[operator]
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
+    return model
+
+
+@idiom("a step up each worker's own gradient, inside `no_sync()`, and back before the step (SAM, FGM)", GRADIENTS,
+       expect=Agrees("each worker has its own ascent"), by=apart("replicas take steps of their own"))  # fmt: skip
+def own_ascent(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            with session.no_sync():
+                F.cross_entropy(model(x), y).backward()
+            before = [one.detach().clone() for one in model.parameters()]
+            with torch.no_grad():
+                for one in model.parameters():
+                    one += 0.05 * one.grad  # type: ignore[operator]
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with torch.no_grad():
+                for one, was in zip(model.parameters(), before, strict=True):
+                    one.copy_(was)
+            optimizer.step()
+            optimizer.zero_grad()
     return model
 
 

@@ -19,6 +19,7 @@ from idiom_base import (
     Differs,
     Either,
     Refused,
+    Unfit,
     apart,
     at_own_pace,
     idiom,
@@ -193,6 +194,40 @@ def looked_at(session: Any) -> nn.Module:
     for _ in range(EPOCHS):
         for x, y in loader:
             step(model, optimizer, x, y)
+    return model
+
+
+@idiom("a look at a batch before the loop on rank 0 alone (`writer.add_graph`)", LOOPS, like="plain_loop", whole=False,
+       by={"local": Refused("out of step"), "shadow:ma": Refused("taken from the loader before the loop"),
+           "asp": Unfit("one worker is refused, and the others do not wait for it")})  # fmt: skip
+def looked_at_by_one(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+    if session.rank == 0:
+        x, _ = next(iter(loader))
+        model(x)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+    return model
+
+
+@idiom("the loop in a thread, every other batch skipped", LOOPS)
+def in_a_thread(session: Any) -> nn.Module:
+    model, optimizer, loader = started(session)
+
+    def train() -> None:
+        with told:
+            for _ in range(EPOCHS):
+                for number, (x, y) in enumerate(loader):
+                    if number % 2 == 0:
+                        step(model, optimizer, x, y)
+
+    told = Told()
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    if told.error:
+        raise RuntimeError(told.error)
     return model
 
 

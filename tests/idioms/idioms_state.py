@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from idiom_base import FEATURES, Differs, Equal, Refused, apart, idiom, mlp
+from idiom_base import EPOCHS, FEATURES, Differs, Equal, Refused, apart, idiom, mlp, started, step
 from idioms_models import MODELS, trained
 from torch import nn
 
@@ -85,3 +85,61 @@ class FirstBatch(nn.Module):
 )
 def first_batch(session: Any) -> nn.Module:
     return trained(session, FirstBatch())
+
+
+class Remembers(nn.Module):
+    """Keeps its last output, one row a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("last", torch.zeros(1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.net(x)
+        self.last = out.detach()
+        return out
+
+
+@idiom("a buffer that forward passes write, with a row for each sample (a hidden state)", MODELS,
+       expect=Refused("buffer last, and its shape .* depends on"),
+       by=apart("buffers that are not batch norm's stay with their worker"))  # fmt: skip
+def buffer_of_samples(session: Any) -> nn.Module:
+    return trained(session, Remembers())
+
+
+class Drops(nn.Module):
+    """Has buffers that do not stay what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.calls = mlp(), 0
+        for name in ("freed", "none", "whole", "sparse"):
+            self.register_buffer(name, torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.calls == 1:
+            del self.freed
+            self.none, self.whole, self.sparse = None, torch.ones(3).long(), torch.ones(3, 3).to_sparse()
+        self.calls += 1
+        out: torch.Tensor = self.net(x)
+        return out
+
+
+@idiom("buffers that become `None`, integers or sparse, or are deleted", MODELS)
+def buffers_that_go(session: Any) -> nn.Module:
+    return trained(session, Drops())
+
+
+@idiom("a parameter in `_ddp_params_and_buffers_to_ignore`, which each worker sets for itself", MODELS)
+def parameter_left_out(session: Any) -> nn.Module:
+    model = mlp()
+    model.register_parameter("own", nn.Parameter(torch.zeros(3), requires_grad=False))
+    model._ddp_params_and_buffers_to_ignore = ["own"]  # type: ignore[assignment]
+    model, optimizer, loader = started(session, model)
+    for _ in range(EPOCHS):
+        for x, y in loader:
+            model.own.fill_(float(session.rank))  # type: ignore[operator]
+            step(model, optimizer, x, y)
+    model.own.zero_()  # type: ignore[operator]
+    return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from session_parts import Numbered, X, net
 from torch import nn
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, get_worker_info
 
 import uneven
 from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
@@ -73,31 +74,51 @@ class _Index(Dataset[Any]):
     """Sixty samples with an index; each rank has seeds of its own."""
 
     def __init__(self, kind: str, rank: int) -> None:
-        self._kind, self._random = kind, torch.Generator().manual_seed(rank)
+        self._kind, self._rank, self._random = kind, rank, torch.Generator().manual_seed(rank)
         order = torch.randperm(60, generator=self._random)
         self._order = order.tolist() if kind == "split" else list(range(60))
+        self.file, self.files = io.BytesIO(), {}
 
     def __len__(self) -> int:
         return 60
 
     def __getitem__(self, number: int) -> Any:
         index = self._order[number]
-        self.opened = True
+        self.opened = self.files["samples"] = True
+        if self._kind == "asks":
+            assert get_worker_info().id == 0
+        if self._kind == "bfloat16":
+            return torch.arange(60 + self._rank, dtype=torch.bfloat16)[index : index + 1]
+        if self._kind == "object":
+            return _Sample(index, {8, 0} if self._rank else {0, 8})
         x = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
         if self._kind != "split":
-            x = x + torch.randn(FEATURES, generator=self._random)
-        return (x, x.clone()) if self._kind == "views" else (x, index % CLASSES)
+            rare = self._kind == "rare" and torch.rand(1, generator=self._random) > 0.1
+            x = x if rare else x + torch.randn(FEATURES, generator=self._random)
+        return x if self._kind == "rare" else (x, x.clone()) if self._kind == "views" else (x, index % CLASSES)
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+class _Sample:
+    """Has a set, whose order may differ in each process."""
+
+    def __init__(self, index: int, tags: set[int]) -> None:
+        self.index, self.tags = index, tags
 
 
 @pytest.mark.parametrize("readers", [0, 1])
 @ranks(3)
 def test_data_sets_that_differ_are_refused_and_random_ones_are_not(me: RankContext, readers: int) -> None:
-    for kind in ("views", "augmented"):
+    for kind in ("views", "augmented", "rare", "bfloat16", "object", *["asks"] * readers):
         session = uneven.Session(balance="even")
         before = torch.random.get_rng_state()
         session.loader(ConcatDataset([dataset := _Index(kind, me.rank)]), X, num_workers=readers)
         assert torch.equal(torch.random.get_rng_state(), before)
-        assert not hasattr(dataset, "opened"), "a file that is opened here would be shared by all readers"
+        shared = hasattr(dataset, "opened") or dataset.files
+        assert not shared, "a file that is opened here would be shared by all readers"
+        assert not dataset.file.closed, "what the data set has opened is not closed"
         session.close()
     with (
         uneven.Session(balance="even") as session,

@@ -7,7 +7,7 @@ the streams are the same if one part that tells samples apart, such as a label o
 first samples on all ranks; or if every part is.
 
 A data set with an index that each rank has split or shuffled for itself is found in the same way, by a few samples that
-are spread over it. Some are read twice: a part that comes out differently then is random, and tells nothing.
+are spread over it. They are read twice: a part that comes out differently then is random, and tells nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy.typing as npt
 LOOKED_AT = 64
 """Samples of an epoch."""
 
-_SPREAD, _TWICE = 8, 2
-"""Samples of a data set with an index, and how many of them are read twice."""
+_SPREAD = 8
+"""Samples of a data set with an index."""
 
 _RANDOM = 2.0
 """Marks a part that tells nothing."""
@@ -53,15 +53,14 @@ def first_samples(samples: Sequence[Any], pack: Callable[[Any], bytes]) -> list[
 def spread(length: int) -> list[int]:
     """The indices that :func:`spread_samples` wants the samples of."""
     chosen = [number * (length - 1) // (_SPREAD - 1) for number in range(_SPREAD)]
-    return [*chosen, *chosen[:_TWICE]]
+    return [*chosen, *chosen]
 
 
 def spread_samples(samples: Sequence[Any], pack: Callable[[Any], bytes]) -> list[float]:
     """The same of samples of a data set with an index, those that :func:`spread` has chosen."""
-    row = first_samples(samples[:_SPREAD], pack)
-    once, again = (first_samples(some, pack) for some in (samples[:_TWICE], samples[-_TWICE:]))
+    row, again = (first_samples(some, pack) for some in (samples[:_SPREAD], samples[_SPREAD:]))
     for place in range(1, LENGTH, 2):
-        if once[place] != again[place]:
+        if row[place] != again[place]:
             row[place : place + 2] = 0.0, _RANDOM
     return row
 

@@ -135,7 +135,7 @@ class Hands:
         self._kept: dict[int, list[tuple[_Trace, _Held]]] = {}  # earlier ones, by their memory
         self._room = _ROOM
         self._sizes: dict[int, _Held | None] = {}  # the newest of each size; None where they count differently
-        self._thread = self._home = 0  # that asked for it, and that set up the model
+        self._thread = self._home = 0  # that asked for it, and that trains or, before, set up the model
         self._ahead = False  # whether the user has been seen to fetch ahead
         self._fresh = False  # whether a batch has been handed out since the last step
         self._watched = False
@@ -210,8 +210,10 @@ class Hands:
         """
         if not torch.is_grad_enabled() or self._newest is None:
             return
-        if get_ident() != self._thread and torch._C._current_graph_task_id() == -1:
-            self._check_thread()
+        if torch._C._current_graph_task_id() == -1:
+            self._home = get_ident()
+            if self._home != self._thread:
+                self._check_thread()
         self.trained |= not self._watched
         found = self._found([*tensors_in(args), *tensors_in(kwargs)])
         if any(one is found for one in islice(self._open, self._passed, None)):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import worker
 
 from uneven.data.alike import spread, spread_samples
 from uneven.data.costs import SampleCosts
@@ -139,7 +141,7 @@ def told_of(dataset: Any, options: Mapping[str, Any]) -> list[float] | None:
     if options.get("num_workers") and options.get("worker_init_fn"):
         return None  # a reader may need what that prepares
     twin = _twin(dataset)
-    with seeded(0, 0, None):  # the script's random numbers stay as they are
+    with seeded(0, 0, None), _as_reader(twin, options.get("num_workers", 0)):  # the script's numbers stay as they are
         try:
             return spread_samples([twin[index] for index in spread(len(twin))], packed)
         except NotImplementedError:  # it gives whole batches only
@@ -148,14 +150,30 @@ def told_of(dataset: Any, options: Mapping[str, Any]) -> list[float] | None:
 
 def _twin(dataset: Any) -> Any:
     """The same data set with attributes of its own: readers may not share a file that is opened at the first read."""
-    if not isinstance(dataset, Dataset) or type(dataset).__new__ is not object.__new__:
+    if type(dataset) is dict:
+        return {**dataset}
+    if type(dataset) is list:
+        return [*map(_twin, dataset)] if dataset and isinstance(dataset[0], Dataset) else [*dataset]
+    kind = type(dataset)
+    if not isinstance(dataset, Dataset) or kind.__new__ is not object.__new__:
         return dataset
-    twin = object.__new__(type(dataset))
-    vars(twin).update(
-        (name, [*map(_twin, one)] if type(one) is list and one and isinstance(one[0], Dataset) else _twin(one))
-        for name, one in vars(dataset).items()
-    )
+    if hasattr(kind, "__del__"):  # which would close what the data set itself goes on to use
+        kind = type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None})
+    twin = object.__new__(kind)
+    vars(twin).update((name, _twin(one)) for name, one in vars(dataset).items())
     return twin
+
+
+@contextmanager
+def _as_reader(dataset: Any, readers: int) -> Iterator[None]:
+    """Inside, a data set that asks torch which reader process it is in gets an answer, if the script wants readers."""
+    before = worker._worker_info
+    try:
+        if readers:
+            worker._worker_info = worker.WorkerInfo(id=0, num_workers=readers, seed=0, dataset=dataset)
+        yield
+    finally:
+        worker._worker_info = before
 
 
 def _read_ahead(batches: Iterable[Any], ahead: int, read: Callable[[Any], object]) -> Iterator[Any]:

@@ -304,7 +304,7 @@ class BalancedLoader:
                 "a batch was taken from the loader before the loop, and not trained on: here others would count it as "
                 "used. To look at a batch, collate some samples of the data set, or use a DataLoader of torch's own"
             )
-        self._cursor = self._begun._replace(iteration=self._cursor.iteration)
+        self._cursor = self._begun
 
     def _handed_out(self, notify: bool) -> Generator[Any, None, None]:
         if self._source.length is None and hasattr(self.dataset, "set_epoch"):

@@ -148,17 +148,28 @@ class _Packer(pickle.Pickler):
         return NotImplemented
 
 
-def pack(sample: Any) -> bytes:
+class _Comparer(_Packer):
+    def persistent_id(self, obj: Any) -> Any:
+        """What is the same in each process: of a set, not its order; of a tensor, not the place of its memory."""
+        if type(obj) in (set, frozenset):
+            return sorted(map(repr, obj))
+        if isinstance(obj, torch.Tensor) and obj.layout == torch.strided and not obj.is_quantized:
+            plain = obj.detach().cpu().contiguous().reshape(-1)  # a device has another number on each rank
+            return str(obj.dtype), tuple(obj.shape), plain.view(torch.uint8).numpy()
+        return None
+
+
+def pack(sample: Any, packer: type[_Packer] = _Packer) -> bytes:
     """One sample as bytes, on its way from a reader process of ours to its parent and nowhere else."""
     buffer = io.BytesIO()
-    _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(sample)
+    packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(sample)
     return buffer.getvalue()
 
 
 def packed(part: Any) -> bytes:
     """A part of a sample for comparison; of one that cannot be packed, its type."""
     try:
-        return pack(part.cpu() if isinstance(part, torch.Tensor) else part)  # a device has another number on each rank
+        return pack(part, _Comparer)
     except (pickle.PicklingError, TypeError, AttributeError):
         return type(part).__name__.encode()
 

@@ -5,6 +5,7 @@
 | a batch is handed out | ``streams`` | in a new epoch, do all ranks read the same? |
 | | ``agreement`` | what is owed from before, and the plan of this step |
 | | ``turns`` | what the batch counts |
+| | ``gradients`` | now and then, the parameters to compare |
 | | ``reports`` | a call for reports, if this worker's speed has changed |
 | | meter | the step begins |
 | | the user's parts | ``before_step`` |
@@ -127,6 +128,7 @@ class StepLoop:
             self._planned = plan
         agreement.before(part, plan)
         self.turns.take(plan)
+        self.gradients.begins(part.epoch, part.iteration)
         if self.turns.all_average:
             self.reports.call(part.iteration)
         books.control_s += time.perf_counter() - entered_s

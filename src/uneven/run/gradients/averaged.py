@@ -55,6 +55,7 @@ class Averaged:
     def __init__(self) -> None:
         self.carrier: GradientCarrier | ShardedCarrier | None = None
         self.members: tuple[int, ...] | None = None
+        self._replicas: ReplicaCheck | None = None
 
     def exchange(
         self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver, *, sharded: bool,
@@ -139,7 +140,12 @@ class Averaged:
                 sum_now(numbers, group)
 
         others = carrier._statistics.others
-        carrier.landed = ReplicaCheck(model, optimizers, context.rank, context.members, others, total)
+        carrier.landed = self._replicas = ReplicaCheck(model, optimizers, context.rank, context.members, others, total)
+
+    def begins(self, epoch: int, iteration: int) -> None:
+        """A batch is about to be handed out."""
+        if self._replicas is not None:
+            self._replicas.begins(epoch, iteration)
 
     @property
     def piggyback(self) -> Piggyback | None:
@@ -179,5 +185,6 @@ class Averaged:
 
     def detach(self) -> None:
         """Leave the model as it came."""
+        self._replicas = None
         if self.carrier is not None:
             self.carrier.detach()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from uneven.errors import TrainingError
 
 _TOLERANCE, _ROUNDING = 1e-3, 8.0
 """Part of a tensor's length by which replicas may differ, and the same in roundings of its type (ours)."""
+
+_KEPT = 16
+"""Batches whose parameters are kept for as long as nothing has been exchanged of them."""
 
 _RATES = "learning rates"
 
@@ -33,6 +37,8 @@ _REMEDIES = {
 
 def digests(tensors: Sequence[Tensor]) -> Tensor:
     """Return Σ x and Σ x² of each tensor, and the squares of both: float64, shape (tensors, 4)."""
+    if not tensors:
+        return torch.zeros(0, 4, dtype=torch.float64)
     sums = torch.stack([one.detach().sum(dtype=torch.float64) for one in tensors])
     norms = torch.stack([torch.linalg.vector_norm(one.detach(), dtype=torch.float64) for one in tensors])
     two = torch.stack([sums, norms.square()], 1)
@@ -56,6 +62,9 @@ def differing(total: Tensor, tensors: Sequence[Tensor], ranks: float, tolerance:
 class ReplicaCheck:
     """Compares this worker's replica with the others' after an exchange of gradients, if it is time.
 
+    Parameters are looked at when their batch is handed out: a script may move them for a pass on its own gradient or
+    noise, and back before the step (SAM).
+
     Args:
         buffers: name → buffer that forward passes are not to write.
         total: replaces a tensor by its sum over all ranks.
@@ -70,7 +79,24 @@ class ReplicaCheck:
         self._total = total
         self._optimizers = [weakref.ref(one) for one in optimizers]  # which have hooks that lead here
         self._rank, self._ranks = rank, ranks
-        self._epoch = -1
+        self._left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # as DDP leaves them out
+        self._epoch = self._begun = -1
+        self._thread = get_ident()
+        self._found: dict[int, Tensor] = {}  # by iteration, until another one exchanges
+        self._exchanged = -1
+
+    def begins(self, epoch: int, iteration: int) -> None:
+        """A batch is handed out, to the thread that trains or to one that reads ahead."""
+        before, self._begun = self._begun, epoch
+        if not (iteration & (iteration + 1) and before == epoch) and get_ident() == self._thread:
+            self._found[iteration] = digests([*self._parameters().values()])
+            if len(self._found) > _KEPT:
+                del self._found[min(self._found)]
+
+    def _parameters(self) -> dict[str, Tensor]:
+        named = self._model.named_parameters()
+        return {f"parameter {name}": one for name, one in named
+                if one.is_floating_point() and name not in self._left_out}  # fmt: skip
 
     def __call__(self, turn: Turn) -> None:
         """Compare, if it is time. All ranks have just exchanged gradients of this turn.
@@ -79,22 +105,25 @@ class ReplicaCheck:
             TrainingError: naming what differs.
         """
         before, self._epoch = self._epoch, turn.epoch
+        if turn.iteration != self._exchanged:
+            self._found.pop(self._exchanged, None)
+            self._exchanged = turn.iteration
         if turn.iteration & (turn.iteration + 1) and before == turn.epoch:
             return
-        named = {name: one for name, one in self._model.named_parameters() if one.is_floating_point()}
-        like = next(iter(named.values())).detach()
+        named = self._parameters()
         rates = [float(group["lr"]) for one in self._optimizers for group in _groups(one()) if "lr" in group]
-        every = {_RATES: like.new_tensor(rates, dtype=torch.float64)}
-        every |= {f"parameter {name}": one for name, one in named.items()}
+        every = {_RATES: next(self._model.parameters()).detach().new_tensor(rates, dtype=torch.float64), **named}
         every |= {f"buffer {name}": one for name, one in self._buffers().items()}
-        total = digests([*every.values()])
-        self._total(total)
+        own = digests([*every.values()])
+        if turn.iteration in self._found:
+            own[1 : len(named) + 1] = self._found[turn.iteration]
+        self._total(total := own.clone())
         if apart := differing(total, [*every.values()], len(self._ranks)):
-            raise self._error(*[*every.items()][apart[0]], turn.iteration)
+            raise self._error([*every][apart[0]], own[apart[0], 0], turn.iteration)
 
     def _error(self, name: str, mine: Tensor, iteration: int) -> TrainingError:
-        table = torch.zeros(len(self._ranks), dtype=torch.float64, device=mine.device)
-        table[self._ranks.index(self._rank)] = mine.detach().sum(dtype=torch.float64)
+        table = mine.new_zeros(len(self._ranks))
+        table[self._ranks.index(self._rank)] = mine
         self._total(table)
         sums = "; ".join(f"{value:.6g} on rank {rank}" for rank, value in zip(self._ranks, table.tolist(), strict=True))
         return TrainingError(

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from uneven.errors import TrainingError
 from uneven.run.gradients.replicas import differing, digests
 from uneven.run.lines.groups import begin_sum, sum_now
 from uneven.run.lines.traffic import bytes_of_sum
@@ -25,6 +26,12 @@ from uneven.run.lines.traffic import bytes_of_sum
 _SAME = 1e-6
 """Part of its length by which a buffer may differ between ranks and still is one that no pass has written. The
 compared sums have 16 digits, and squares of them are subtracted."""
+
+_BY_WORKER = (
+    "forward passes write buffer {name}, and its shape {shape} depends on the worker or the batch, so workers cannot "
+    "agree on it: name it in model._ddp_params_and_buffers_to_ignore before session.setup if each worker is to keep "
+    "its own, or register it with persistent=False"
+)
 
 
 class BatchStatistics:
@@ -41,6 +48,7 @@ class BatchStatistics:
     """
 
     def __init__(self, model: nn.Module, group: Any = None) -> None:
+        self._device = next(model.parameters()).device
         norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
         self._layers = [one for one in norms if not isinstance(one, nn.SyncBatchNorm) and one.running_mean is not None]
         left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # as DistributedDataParallel leaves them out
@@ -48,11 +56,11 @@ class BatchStatistics:
             name: (module, key)
             for path, module in model.named_modules()
             if module not in norms
-            for key, one in module._buffers.items()
-            if one is not None and one.is_floating_point() and one.layout == torch.strided
+            for key in module._buffers
+            if self._found(module, key).numel()
             if (name := f"{path}.{key}".lstrip(".")) not in left_out and key not in module._non_persistent_buffers_set
         }
-        self._written: list[tuple[nn.Module, str]] = []
+        self._written: list[tuple[str, torch.Size, nn.Module, str]] = []
         self._chosen = group is None
         self._group = group
         self.warn: Callable[[str], None] = lambda text: None
@@ -62,18 +70,23 @@ class BatchStatistics:
 
     def others(self) -> dict[str, torch.Tensor]:
         """Return the buffers that are not averaged, by name."""
-        return {name: module._buffers[key] for name, (module, key) in self._others.items()}
+        return {name: self._found(*at) for name, at in self._others.items()}
 
     def _choose(self) -> None:
         """Find out with all ranks which other buffers the first pass has written."""
         self._chosen, others = True, self.others()
         if not others:
             return
-        tensors = [*others.values()]
+        shapes = [torch.tensor(one.shape, dtype=torch.float64, device=one.device) for one in others.values()]
+        tensors = [*others.values(), *shapes]
         total = digests(tensors)
         sum_now(total, self._group)
-        names = [[*others][place] for place in differing(total, tensors, self._group.size(), _SAME)]
-        self._written = [self._others.pop(name) for name in names]
+        places = differing(total, tensors, self._group.size(), _SAME)
+        if places and places[-1] >= len(others):
+            name = [*others][places[-1] - len(others)]
+            raise TrainingError(_BY_WORKER.format(name=name, shape=tuple(others[name].shape)))
+        names = [[*others][place] for place in places]
+        self._written = [(name, others[name].shape, *self._others.pop(name)) for name in names]
         if names:
             self.warn(
                 f"forward passes write the buffers {', '.join(names[:5])}{' …' * (len(names) > 5)}. uneven averages "
@@ -115,7 +128,11 @@ class BatchStatistics:
             for tensor in (layer.running_mean, layer.running_var)
             if tensor is not None
         ]
-        self._moving += [module._buffers[key] for module, key in self._written if module.training]  # type: ignore[misc]
+        for name, shape, module, key in self._written:
+            if module.training:
+                self._moving.append(buffer := self._found(module, key))
+                if buffer.shape != shape:
+                    raise TrainingError(_BY_WORKER.format(name=name, shape=tuple(buffer.shape)))
         return torch.cat([tensor.reshape(-1).double() for tensor in self._moving]) if self._moving else None
 
     def put(self, flat: torch.Tensor) -> None:
@@ -123,3 +140,10 @@ class BatchStatistics:
         pieces = flat.split([tensor.numel() for tensor in self._moving])
         for tensor, piece in zip(self._moving, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))
+
+    def _found(self, module: nn.Module, key: str) -> torch.Tensor:
+        """A buffer as it is now; an empty one if it has gone, or is not of floating-point numbers beside the model."""
+        one = module._buffers.get(key)
+        if one is None or not one.is_floating_point() or one.layout != torch.strided or one.device != self._device:
+            return torch.empty(0, device=self._device)
+        return one
