@@ -158,7 +158,7 @@ def _twin(dataset: Any) -> Any:
     if not isinstance(dataset, Dataset) or kind.__new__ is not object.__new__:
         return dataset
     if hasattr(kind, "__del__"):  # which would close what the data set itself goes on to use
-        kind = type(kind)(kind.__name__, (kind,), {"__del__": lambda self: None})
+        kind = type(kind.__name__, (kind,), {"__del__": lambda self: None})
     twin = object.__new__(kind)
     vars(twin).update((name, _twin(one)) for name, one in vars(dataset).items())
     return twin

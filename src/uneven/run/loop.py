@@ -128,7 +128,8 @@ class StepLoop:
             self._planned = plan
         agreement.before(part, plan)
         self.turns.take(plan)
-        self.gradients.begins(part.epoch, part.iteration)
+        if self.gradients.replicas is not None:
+            self.gradients.replicas.begins(part.epoch, part.iteration)
         if self.turns.all_average:
             self.reports.call(part.iteration)
         books.control_s += time.perf_counter() - entered_s

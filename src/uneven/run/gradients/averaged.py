@@ -50,12 +50,13 @@ class Averaged:
     Attributes:
         carrier: None where no gradients are exchanged.
         members: whose gradients are averaged with this worker's; None where nobody's are.
+        replicas: compares them now and then, where they are to be the same.
     """
 
     def __init__(self) -> None:
         self.carrier: GradientCarrier | ShardedCarrier | None = None
         self.members: tuple[int, ...] | None = None
-        self._replicas: ReplicaCheck | None = None
+        self.replicas: ReplicaCheck | None = None
 
     def exchange(
         self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver, *, sharded: bool,
@@ -140,12 +141,7 @@ class Averaged:
                 sum_now(numbers, group)
 
         others = carrier._statistics.others
-        carrier.landed = self._replicas = ReplicaCheck(model, optimizers, context.rank, context.members, others, total)
-
-    def begins(self, epoch: int, iteration: int) -> None:
-        """A batch is about to be handed out."""
-        if self._replicas is not None:
-            self._replicas.begins(epoch, iteration)
+        carrier.landed = self.replicas = ReplicaCheck(model, optimizers, context.rank, context.members, others, total)
 
     @property
     def piggyback(self) -> Piggyback | None:
@@ -185,6 +181,6 @@ class Averaged:
 
     def detach(self) -> None:
         """Leave the model as it came."""
-        self._replicas = None
+        self.replicas = None
         if self.carrier is not None:
             self.carrier.detach()

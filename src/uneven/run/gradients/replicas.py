@@ -21,9 +21,6 @@ from uneven.errors import TrainingError
 _TOLERANCE, _ROUNDING = 1e-3, 8.0
 """Part of a tensor's length by which replicas may differ, and the same in roundings of its type (ours)."""
 
-_KEPT = 16
-"""Batches whose parameters are kept for as long as nothing has been exchanged of them."""
-
 _RATES = "learning rates"
 
 _REMEDIES = {
@@ -82,16 +79,13 @@ class ReplicaCheck:
         self._left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # as DDP leaves them out
         self._epoch = self._begun = -1
         self._thread = get_ident()
-        self._found: dict[int, Tensor] = {}  # by iteration, until another one exchanges
-        self._exchanged = -1
+        self._found: dict[int, Tensor] = {}  # by iteration, until a later one exchanges
 
     def begins(self, epoch: int, iteration: int) -> None:
         """A batch is handed out, to the thread that trains or to one that reads ahead."""
         before, self._begun = self._begun, epoch
         if not (iteration & (iteration + 1) and before == epoch) and get_ident() == self._thread:
             self._found[iteration] = digests([*self._parameters().values()])
-            if len(self._found) > _KEPT:
-                del self._found[min(self._found)]
 
     def _parameters(self) -> dict[str, Tensor]:
         named = self._model.named_parameters()
@@ -105,9 +99,8 @@ class ReplicaCheck:
             TrainingError: naming what differs.
         """
         before, self._epoch = self._epoch, turn.epoch
-        if turn.iteration != self._exchanged:
-            self._found.pop(self._exchanged, None)
-            self._exchanged = turn.iteration
+        if self._found and min(self._found) < turn.iteration:
+            self._found = {at: one for at, one in self._found.items() if at >= turn.iteration}
         if turn.iteration & (turn.iteration + 1) and before == turn.epoch:
             return
         named = self._parameters()
