@@ -155,7 +155,7 @@ class _Comparer(_Packer):
             return sorted(map(repr, obj))
         if isinstance(obj, torch.Tensor) and obj.layout == torch.strided and not obj.is_quantized:
             plain = obj.detach().cpu().contiguous().reshape(-1)  # a device has another number on each rank
-            return str(obj.dtype), tuple(obj.shape), plain.view(torch.uint8).numpy()
+            return str(obj.dtype), tuple(obj.shape), plain.as_strided(plain.shape, (1,)).view(torch.uint8).numpy()
         return None
 
 

@@ -142,7 +142,7 @@ def test_halving_comes_to_the_same_as_newton(problem: tuple[int, int, Limits], d
     n, total, limits = problem
     slopes = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=n, max_size=n))
     lower, upper, slope = column(limits.lower), column(limits.upper), column(slopes)
-    lines = apportion.Lines(slope, np.zeros(n), lower, upper, total)
+    lines = apportion.SpeedLines(slope, np.zeros(n), lower, upper, total)
     corners = lower / slope, upper / slope
     found = [lines.newton(*corners, total / math.fsum(slopes)), lines.halve(*corners)]
     for level in found:
