@@ -52,7 +52,7 @@ def judged(
     same: Callable[[Any, Any], bool] = lambda a, b: bool(a == b),
 ) -> Counter[str]:
     """Read each file with both; raise an AssertionError if ours reads what the reference reads otherwise or not at all,
-    and whatever ours raises that is not an error of uneven.
+    and every error of ours that is not one of uneven's.
 
     Args:
         path: where each file is written in turn.

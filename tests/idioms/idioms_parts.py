@@ -36,7 +36,7 @@ def gan_of_parts(session: Any) -> nn.Module:
 
 
 class Margins(nn.Module):
-    """A loss with weights of its own."""
+    """A loss with weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ def with_criterion(session: Any, *, known: bool, late: bool = False) -> Any:
     return nn.ModuleList([model, criterion])
 
 
-@idiom("a loss with parameters of its own, in the optimizer and not in `setup`", OPTIMIZERS, whole=False,
+@idiom("a loss with parameters, in the optimizer and not in `setup`", OPTIMIZERS, whole=False,
        expect=Refused("not in the model"))  # fmt: skip
 def criterion_unknown(session: Any) -> Any:
     return with_criterion(session, known=False)
 
 
-@idiom("a loss with parameters of its own: `setup(nn.ModuleList([model, criterion]), optimizer)`", OPTIMIZERS)
+@idiom("a loss with parameters: `setup(nn.ModuleList([model, criterion]), optimizer)`", OPTIMIZERS)
 def criterion_known(session: Any) -> Any:
     return with_criterion(session, known=True)
 

@@ -40,7 +40,7 @@ WarmStart = Annotated[
     typer.Option(
         "--warm-start",
         metavar="RUN",
-        help="An earlier search, or a storage of Optuna (its URL), whose results the searcher is told first; may be "
+        help="An earlier search, or a storage of Optuna (its URL), whose results the searcher gets first; may be "
         "given several times.",
         show_default=False,
     ),

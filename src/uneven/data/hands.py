@@ -280,7 +280,7 @@ class Hands:
         return [self._refused(_ONCE)] if found and self.once else found
 
     def _again(self, tensors: list[Tensor], last: Any) -> _Held:
-        """What a pass is on that has memory of its own, while all batches have had theirs: ``last``, or a copy."""
+        """Return the batch of a pass whose tensors are in no batch's memory: ``last``, or the batch that they copy."""
         if last.turn is None or not last.turn.exchanging or not self._down:
             return last
         sizes = {size for one in tensors for size in one.shape[:2]}

@@ -149,7 +149,7 @@ def told_of(dataset: Any, options: Mapping[str, Any]) -> list[float] | None:
 
 
 def _twin(dataset: Any) -> Any:
-    """The same data set with attributes of its own: readers may not share a file that is opened at the first read."""
+    """Return a copy of the data set with copied attributes: readers may not share a file that the first read opens."""
     if type(dataset) is dict:
         return {**dataset}
     if type(dataset) is list:
@@ -157,7 +157,7 @@ def _twin(dataset: Any) -> Any:
     kind = type(dataset)
     if not isinstance(dataset, Dataset) or kind.__new__ is not object.__new__:
         return dataset
-    if hasattr(kind, "__del__"):  # which would close what the data set itself goes on to use
+    if hasattr(kind, "__del__"):  # which would close files that the data set still uses
         kind = type(kind.__name__, (kind,), {"__del__": lambda self: None})
     twin = object.__new__(kind)
     vars(twin).update((name, _twin(one)) for name, one in vars(dataset).items())

@@ -228,7 +228,7 @@ class BalancedLoader:
         """
         if self._division.workers > 1 and sys._getframe(1).f_code is _UPDATES_BATCH_NORM:
             raise DataError(
-                "update_bn over the session's loader: each worker would take the statistics of its own part of each "
+                "update_bn over the session's loader: each worker would take the statistics of its part of each "
                 "batch; give it a torch DataLoader over the whole data set, on every worker"
             )
         return self._started(notify=True)
@@ -254,7 +254,7 @@ class BalancedLoader:
                 self._hands.put_down(whole)
         if not whole and not self._closed:
             raise DataError(
-                "a loop over the session's loader goes on after another one has begun: a loader has one place in the "
+                "a loop over the session's loader continues after another one has begun: a loader has one place in the "
                 "run, and the second loop took it. To evaluate on the training data, iterate over a DataLoader of "
                 "torch's own, or use session.evaluate(dataset, …); to start again, drop the first iterator"
             )

@@ -100,7 +100,7 @@ def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: 
         divider: of fields.
 
     Raises:
-        DataError: a row of another number of fields, or a field that is no such value.
+        DataError: a row of another number of fields, or a field that is not such a value.
     """
     try:
         text = divider.join(lines)

@@ -5,7 +5,7 @@
   with offsets as ``torch.nn.EmbeddingBag`` takes them without ``include_last_offset``: where each
   bag begins;
 * ``torch.nested`` tensors as entries of a dictionary, one bag in each component;
-* whatever answers ``keys()``, ``values()`` and ``lengths()`` as TorchRec's ``KeyedJaggedTensor`` does, with
+* any object that has ``keys()``, ``values()`` and ``lengths()`` as TorchRec's ``KeyedJaggedTensor`` does, with
   ``inverse_indices`` if its features have different numbers of bags.
 """
 

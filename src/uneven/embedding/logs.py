@@ -328,7 +328,7 @@ class _ParquetFile(_LogFile):
         self.names = tuple(wanted.column_names)
         if twice := next((one for one in wanted.column_names if self._names.count(one) > 1), None):
             raise DataError(f"{path}: {self._names.count(twice)} columns have the name {twice!r}: rename them")
-        self._rows_of(wanted)  # a type that is no such column is refused here
+        self._rows_of(wanted)  # a type that cannot be such a column is refused here
         self._ends = list(accumulate(groups))
         self.rows = self._ends[-1] if groups else 0
         self._held: tuple[int, LogRows] | None = None
@@ -367,7 +367,7 @@ class _ParquetFile(_LogFile):
         clicked = np.full(rows, np.nan, np.float32)
         if c.clicked is not None:
             clicked = read(c.clicked, partial(as_floats, labels=True))
-        return LogRows(_beside(ids, np.int64, rows), _beside(numbers, np.float32, rows), clicked)
+        return LogRows(_stacked(ids, np.int64, rows), _stacked(numbers, np.float32, rows), clicked)
 
 
 def _values(column: Any, exact: bool) -> Any:
@@ -392,5 +392,5 @@ def _values(column: Any, exact: bool) -> Any:
     return np.array(texts, np.bytes_)
 
 
-def _beside(columns: list[Any], dtype: Any, rows: int) -> Any:
+def _stacked(columns: list[Any], dtype: Any, rows: int) -> Any:
     return np.stack(columns, 1) if columns else np.zeros((rows, 0), dtype)

@@ -56,7 +56,7 @@ class Counts:
     """What has been taken in so far, as the index keeps it.
 
     Attributes:
-        at_s: Unix time of the last writing; a live stream that is taken in again later goes on that much later.
+        at_s: Unix time of the last writing; a live stream that is taken in again later continues that much later.
         seconds: processor time of each stage; decoding, which uses threads of its own, is what is left of the process.
     """
 

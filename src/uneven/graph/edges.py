@@ -292,7 +292,7 @@ def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[
     """What is kept beside a cut graph, as files have it: each name becomes a file's, each array has a row a vertex.
 
     Raises:
-        ConfigError: a name that is no file's, or of edges; another number of rows, or numbers that NumPy has not.
+        ConfigError: a name that is not a file's, or is an edge's; another number of rows; an unknown type of number.
     """
     found = {}
     for name, given in tensors.items():

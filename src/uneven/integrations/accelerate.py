@@ -18,7 +18,7 @@ def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *state
     The loader stays the session's. Several passes for a step are ``session.no_sync()``, not ``accelerator.accumulate``.
 
     Args:
-        stateful: the model's optimizers, and their schedulers, which go on by one in each step.
+        stateful: the model's optimizers, and their schedulers, which take one step in each.
 
     Returns:
         The model and what was given with it, to use in the loop.
@@ -39,7 +39,7 @@ def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *state
 
     def prepare_scheduler(scheduler: LRScheduler) -> Any:
         made = prepared(scheduler)
-        made.split_batches = True  # Accelerate's word for global batches; else it goes on once for each worker
+        made.split_batches = True  # Accelerate's word for global batches; else it takes a step for each worker
         return made
 
     accelerator.prepare_scheduler = prepare_scheduler

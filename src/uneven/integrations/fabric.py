@@ -43,7 +43,7 @@ def prepare(session: Session, fabric: Fabric, model: nn.Module, *optimizers: tor
     strategy: Any = fabric.strategy
     if type(strategy) not in (SingleDeviceStrategy, _OfSession):
         raise ConfigError(
-            f"Fabric has {fabric.world_size} workers of its own in {type(strategy).__name__}, and would average "
+            f"Fabric has {fabric.world_size} workers in {type(strategy).__name__}, and would average "
             f"gradients as if parts were equal: make it with Fabric(devices=1, num_nodes=1) and without strategy=…, "
             f"and start the workers with `uneven run`"
         )

@@ -128,7 +128,7 @@ def attach(
     """
     refuse_shared(model)
     known = {id(one) for one in model.parameters()}
-    for optimizer in optimizers:  # one worker alone trains whatever its optimizer holds
+    for optimizer in optimizers:  # a worker that is alone trains all that its optimizer holds
         check_optimizer(optimizer, lambda one: len(context.members) == 1 or id(one) in known)
     check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
     parts.adopt(model, context.config.threads)

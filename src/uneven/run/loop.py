@@ -76,7 +76,7 @@ class StepLoop:
         self.hands = Hands(self.turns.of)
         self.hands.once = context.elastic is not None
         self.counting = PassCounts(self.hands)
-        decides = weakref.WeakMethod(self._decides)  # what looks at hands outlives a session that nobody closes
+        decides = weakref.WeakMethod(self._decides)  # hooks keep hands of sessions that were dropped
         self.hands.one_thread = lambda: (call := decides()) is not None and call()
         self.hands.fewer = partial(_warn_of_fewer, self.counting, context)
         self.part: Portion | None = None

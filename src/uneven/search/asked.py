@@ -56,13 +56,13 @@ class SearchOptions(TypedDict, total=False):
             devices that no trial waits for help those who train.
         engine: "local", the default, or "ray" for the devices of a Ray cluster.
         warm_start: directories of earlier searches for the same metric, studies of Optuna, or URLs of its storages; a
-            searcher that learns, such as "optuna:tpe", is told the results of their trials that lie in this space.
+            searcher that learns, such as "optuna:tpe", gets the results of their trials that lie in this space.
         points_to_evaluate: settings that are tried first, such as ``[{"lr": 0.1}]``; they count among ``trials``.
         directory: for events and states; by default ``runs/`` and the function's name, with a number behind it if other
             code has finished a search there.
         timeout_s: a trial that reports nothing for so long hangs, and has failed; by default it is waited for.
         time_budget_s: the search ends after so many seconds, and trials that run then end with it. A later call with
-            another budget goes on.
+            another budget continues it.
         progress: show on the terminal what goes on, the default.
     """
 

@@ -36,7 +36,7 @@ Train = Callable[[Trial], Any] | type[Trainable]
 
 
 def run(
-    train: Train, space: Mapping[str, Domain | Plain], *, metric: str, **asked: Unpack[SearchOptions]
+    train: Train, space: Mapping[str, Domain | Plain] | None = None, *, metric: str, **asked: Unpack[SearchOptions]
 ) -> SearchResult:
     """Find out which settings are worth training.
 
@@ -48,7 +48,8 @@ def run(
         train: a function of a :class:`~uneven.search.trial.Trial` that reports, or a
             :class:`~uneven.search.trial.Trainable` that is stepped. It is called in other processes, so it lies at the
             top level of a module.
-        space: name → ``search.uniform``, ``log``, ``integer``, ``choice`` or ``grid``, or a plain value that stays.
+        space: name → ``search.uniform``, ``log``, ``integer``, ``choice`` or ``grid``, or a plain value that stays;
+            None if the function asks for all settings itself (``trial.suggest_float``).
         metric: what trials report and the search optimizes.
         asked: see :class:`~uneven.search.asked.SearchOptions`.
 
@@ -67,7 +68,7 @@ def run(
     read, plan = part_of(TrialData, asked), part_of(SearchPlan, asked)
     if plan.placing == Placing.FLOTILLAS.value:
         _check_several(plan, read)
-    core = SearchCore(terms, Space(space), schedulers.resolve(plan.scheduler), searchers.resolve(plan.searcher))
+    core = SearchCore(terms, Space(space or {}), schedulers.resolve(plan.scheduler), searchers.resolve(plan.searcher))
     function = named(train)
     same = {"space": core.space.to_plain(), "train": f"{function.__module__}.{function.__qualname__}"}
     code, limits = code_of({"train": train, **read.code()}, train), {"trials": terms.trials, "target": terms.target}

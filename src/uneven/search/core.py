@@ -200,7 +200,7 @@ class SearchCore:
         return ruling
 
     def _decided(self, one: TrialRecord) -> Ruling | None:
-        """What becomes of it whatever the scheduler says."""
+        """Return the status that it gets regardless of the scheduler."""
         if self.target_by is not None:
             return Ruling(Move.STOP, f"trial {self.target_by} has reached the target")
         if self._diverged(one):
@@ -276,7 +276,7 @@ class SearchCore:
         """A running trial's function has returned.
 
         Args:
-            metric: what it has returned, which counts instead of what it has reported; None if that is nothing.
+            metric: what it has returned, which counts instead of its reports; None if it has returned nothing.
             more: what else is to be noted.
         """
         one, ruling, failed = self.trials[trial], None, False

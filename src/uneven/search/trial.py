@@ -238,7 +238,7 @@ class Trial:
             metrics: by name.
 
         Raises:
-            ConfigError: a value that is no number, a second report in one step, or a step before the last one.
+            ConfigError: a value that is not a number, a second report in one step, or a step before the last one.
         """
         if value is None and "value" in metrics and self._job.metric not in metrics:
             value = metrics.pop("value")
@@ -367,7 +367,7 @@ def checked_metrics(what: str, metrics: dict[str, Any]) -> dict[str, float]:
     """The same metrics.
 
     Raises:
-        ConfigError: one that is no number, or has no name.
+        ConfigError: one that is not a number, or has no name.
     """
     for name, value in metrics.items():
         if isinstance(value, tuple | list):

@@ -20,7 +20,7 @@ class WorkPhase:
     Attributes:
         core_s: of each worker, seconds of one core.
         sent_bytes: [from][to]; empty for none. Who is sent something waits for it before the next phase.
-        late: whether nobody waits for it.
+        late: whether no worker waits for it.
         ring_bytes: of a sum over all workers at the end of the phase, which all wait for.
     """
 

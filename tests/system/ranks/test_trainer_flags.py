@@ -135,7 +135,7 @@ def one_refusal(said: list[str]) -> None:
         raise ConfigError(said[0])
 
 
-@brought("loops", "Lightning", "a second training loader beside the session's", refused=True)
+@brought("loops", "Lightning", "a second training loader", refused=True)
 @needs("lightning")
 @ranks(2, fresh=True, check=one_refusal)
 def test_a_loader_beside_the_sessions(me: RankContext, tmp_path: str) -> str:

@@ -160,7 +160,7 @@ def test_missing_values(tmp_path: Path, kind: str, id_text: str) -> None:
         (b"PK\3\4", "cannot read", "zip"),
         (packed("tar", "train.txt"), "unpack an archive", "DLRM: `dac.tar.gz`"),
         (packed("zip", "train.txt"), "unpack a zip", "pandas: `.zip`"),
-        (arrays(X_int=np.ones((2, 2)), y=np.ones(2)), "write arrays with it", "DLRM: `.npz` of its own"),
+        (arrays(X_int=np.ones((2, 2)), y=np.ones(2)), "write arrays with it", "DLRM: its `.npz`"),
         (arrays(np.ones((2, 2))), "write arrays with write_log", "TorchRec: `.npy`"),
         refused=True,
     ),

@@ -326,7 +326,7 @@ def test_a_camera_without_time_stamps_goes_by_the_clock(
     assert [frame.time_s for frame in taken] == [number / 2 for number in range(30)]
 
 
-@video("a camera that is taken in again later goes on with its newest picture")
+@video("a camera that is taken in again later continues with its newest picture")
 def test_a_camera_that_is_taken_in_again_shows_its_first_picture_at_once(tmp_path: Path) -> None:
     (_, two), number = shown(tmp_path)
     with camera(two) as address:

@@ -43,7 +43,7 @@ class Scaled(nn.Linear):
 def test_layers_whose_weight_is_computed_keep_their_plain_gradient() -> None:
     notes, layers = train(1, Computed, KFAC, lambda w: (w.part.notes, w.part.layers))[0]
     assert [one.name for one in layers] == ["taken"]
-    assert "forward() of its own" in notes.pop("scaled")
+    assert "overrides forward()" in notes.pop("scaled")
     assert list(notes) == ["normed", "spectral", "straight", "old", "pruned", "shifted"]
     assert all("computed from other parameters" in why for why in notes.values())
 

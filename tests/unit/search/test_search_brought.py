@@ -102,7 +102,7 @@ def test_a_pruner_stops_the_trials_that_it_stops_in_optuna(name: str, pruner: An
 
 
 @pytest.mark.parametrize(("train", "space"), [
-    pytest.param(peers.two, {}, marks=brought("searches", "Optuna", "`enqueue_trial`, as `points_to_evaluate=[…]`")),
+    pytest.param(peers.two, None, marks=brought("searches", "Optuna", "`enqueue_trial`, as `points_to_evaluate=[…]`")),
     pytest.param(peers.takes_two, TWO, marks=brought("searches", "Ray Tune, FLAML, Syne Tune", "`points_to_evaluate`")),
 ])  # fmt: skip
 def test_known_settings_are_tried_first(train: Any, space: dict[str, Any], tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def _plain(module: nn.Module, weights: list[nn.Parameter], uses: Counter[int], s
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention uses its weight without calling it"
     if type(module).forward not in (nn.Linear.forward, nn.Conv2d.forward):
-        return f"{kind} has a forward() of its own, which may use the weight in another way"
+        return f"{kind} overrides forward(), which may use the weight in another way"
     if not module.weight.requires_grad:
         return "its weight is frozen"
     if any(uses[id(one)] > 1 for one in weights):

@@ -142,7 +142,7 @@ class BatchStatistics:
             tensor.copy_(piece.view_as(tensor))
 
     def _found(self, module: nn.Module, key: str) -> torch.Tensor:
-        """A buffer as it is now; an empty one if it has gone, or is not of floating-point numbers beside the model."""
+        """Return a buffer; an empty one if it is gone, or has no floating-point numbers on the model's device."""
         one = module._buffers.get(key)
         if one is None or not one.is_floating_point() or one.layout != torch.strided or one.device != self._device:
             return torch.empty(0, device=self._device)

@@ -112,7 +112,7 @@ class ModelWatch:
         """An optimizer is about to step, perhaps one that was made after the model was set up.
 
         Raises:
-            ConfigError: it holds parameters of this model, and others that nobody exchanges.
+            ConfigError: it holds parameters of this model, and others that no worker exchanges.
         """
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._groups.get(optimizer) == count:
