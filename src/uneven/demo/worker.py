@@ -88,7 +88,7 @@ def balanced(data: ImageData, run: Path, epochs: int) -> None:
     """The same loop with the three lines that uneven needs."""
     session = uneven.Session(journal=run)
     model = network(data, WIDTH)
-    model, optimizer = session.setup(model, make_optimizer(model))
+    model, optimizer = session.setup(model, make_optimizer(model), gradient_as_bucket_view=True)
     samples = len(data.train) // GLOBAL_BATCH * GLOBAL_BATCH
     dataset = torch.utils.data.Subset(data.train, range(samples))
     loader = session.loader(dataset, batch_size=GLOBAL_BATCH, epochs=epochs)

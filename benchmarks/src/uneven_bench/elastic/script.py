@@ -31,7 +31,7 @@ def ours(task: ElasticTask) -> None:
     worker = LoggedWorker(task)
     own_pace = at_own_pace(task.told["sync"])
     session = uneven.Session(sync=task.told["sync"], balance="even" if own_pace else None)
-    model, optimizer = session.setup(worker.model, worker.optimizer)
+    model, optimizer = session.setup(worker.model, worker.optimizer, gradient_as_bucket_view=True)
     worker.hooked()
     loader = session.loader(worker.workload.data(), worker.workload.global_batch, collate_fn=as_it_is)
     book: MergeBook | UpdateBook | None = None

@@ -147,7 +147,7 @@ class DDPArm(LoopArm):
 
     With unequal shares the loss is scaled by n x_i / X before ``backward``, which is how the mean that DDP
     takes is made right by hand. This is also the oracle's arm: no code of uneven's runs in its steps.
-    ``gradient_as_bucket_view`` is on, as it is in our carrier: it saves a copy, and DDP shall have it too.
+    ``gradient_as_bucket_view`` is on, as in our arm: it saves a copy of the gradients.
     """
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int) -> None:
@@ -193,7 +193,9 @@ class SessionArm(LoopArm):
         super().__init__(model, work, total, block)
         self._balance = balance
         self.session = uneven.Session(balance=balance, journal=journal)
-        self.model, self.optimizer = self.session.setup(model, work.optimizer(model.parameters()))
+        self.model, self.optimizer = self.session.setup(
+            model, work.optimizer(model.parameters()), gradient_as_bucket_view=True
+        )
         self._loader = self.session.loader(self.data, batch_size=total, together=self.together, **self.loading)
 
     @property

@@ -163,7 +163,8 @@ class PartArm(StepArm):
         self.part, self._batch = part, batch
         self.session = uneven.Session(parts=[part] if part else [], balance=balance, sync=sync)
         momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
-        _, self.optimizer = self.session.setup(model, torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum))
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+        _, self.optimizer = self.session.setup(model, optimizer, gradient_as_bucket_view=True)
 
     def due(self, kind: str) -> None:
         """Set the part's clock."""

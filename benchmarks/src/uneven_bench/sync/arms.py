@@ -139,7 +139,7 @@ class Ours(SyncArm):
         assert facts is not None, "every policy that ships states its facts"
         self.own_pace, self.every = facts.pace is Pace.OWN, facts.every
         self.session = uneven.Session(balance=balance, sync=sync, seed=seed, journal=journal)
-        self.net, self.optimizer = self.session.setup(model, self.optimizer)
+        self.net, self.optimizer = self.session.setup(model, self.optimizer, gradient_as_bucket_view=True)
         total = batch * dist.get_world_size()
         self._loader = self.session.loader(Images(data), batch_size=total, drop_last=True, collate_fn=whole)
         self._begin()

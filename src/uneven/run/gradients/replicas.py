@@ -1,4 +1,4 @@
-"""Do the replicas still agree? A few numbers of each tensor tell, at the start of an epoch and in steps 1, 2, 4, 8, …
+"""Do the replicas still agree? A few numbers of each tensor tell, in steps 1, 2, 4, 8, … and when an epoch starts.
 
 Where gradients are averaged in every step, replicas stay the same if all workers change them alike. A layer that its
 first batch initializes, a scheduler that follows a worker's own loss, or a step that one rank makes alone parts them,
@@ -20,6 +20,9 @@ from uneven.errors import TrainingError
 
 _TOLERANCE, _ROUNDING = 1e-3, 8.0
 """Part of a tensor's length by which replicas may differ, and the same in roundings of its type (ours)."""
+
+_APART = 100
+"""Iterations between two comparisons at the start of an epoch, so that short epochs do not pay for each (ours)."""
 
 _RATES = "learning rates"
 
@@ -56,6 +59,20 @@ def differing(total: Tensor, tensors: Sequence[Tensor], ranks: float, tolerance:
     return [*map(int, (ranks * variance > allowed[:, None] * most).any(1).nonzero())]
 
 
+class _Due:
+    """Tells the iterations in which replicas are compared, the same on all ranks."""
+
+    def __init__(self) -> None:
+        self._epoch, self._last = -1, 0
+
+    def at(self, epoch: int, iteration: int) -> bool:
+        """Whether it is time; asked about all iterations in order."""
+        fresh, self._epoch = epoch != self._epoch, epoch
+        due = not iteration & (iteration + 1) or (fresh and iteration - self._last >= _APART)
+        self._last = iteration if due else self._last
+        return due
+
+
 class ReplicaCheck:
     """Compares this worker's replica with the others' after an exchange of gradients, if it is time.
 
@@ -77,14 +94,13 @@ class ReplicaCheck:
         self._optimizers = [weakref.ref(one) for one in optimizers]  # which have hooks that lead here
         self._rank, self._ranks = rank, ranks
         self._left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # as DDP leaves them out
-        self._epoch = self._begun = -1
+        self._handed, self._exchanged = _Due(), _Due()
         self._thread = get_ident()
         self._found: dict[int, Tensor] = {}  # by iteration, until a later one exchanges
 
     def begins(self, epoch: int, iteration: int) -> None:
         """A batch is handed out, to the thread that trains or to one that reads ahead."""
-        before, self._begun = self._begun, epoch
-        if not (iteration & (iteration + 1) and before == epoch) and get_ident() == self._thread:
+        if self._handed.at(epoch, iteration) and get_ident() == self._thread:
             self._found[iteration] = digests([*self._parameters().values()])
 
     def _parameters(self) -> dict[str, Tensor]:
@@ -98,10 +114,9 @@ class ReplicaCheck:
         Raises:
             TrainingError: naming what differs.
         """
-        before, self._epoch = self._epoch, turn.epoch
         if self._found and min(self._found) < turn.iteration:
             self._found = {at: one for at, one in self._found.items() if at >= turn.iteration}
-        if turn.iteration & (turn.iteration + 1) and before == turn.epoch:
+        if not self._exchanged.at(turn.epoch, turn.iteration):
             return
         named = self._parameters()
         rates = [float(group["lr"]) for one in self._optimizers for group in _groups(one()) if "lr" in group]
