@@ -179,7 +179,7 @@ def attach(
         undo.add(one.register_forward_pre_hook(following, with_kwargs=True, prepend=True).remove)
     undo.add(keep_out_of_copies(model))
     alone = len(context.members) == 1
-    warn = partial(context.scribe.event, "gradient hook", warn=context.scribe.speaks)
+    warn = partial(context.scribe.event, "gradients", warn=context.scribe.speaks)
     watched = partial(ModelWatch, warn=warn) if gradients.carrier is not None else ModelWatch
     watch = Unwatched() if alone or sharded else watched(model)
     if isinstance(watch, ModelWatch):

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler
 
 from uneven.errors import ConfigError
 from uneven.run.model.check import check_optimizer, parts_called, refuse_wrapped
@@ -64,6 +65,7 @@ class ModelWatch:
     def __init__(self, model: nn.Module, warn: Callable[[str], None] = lambda text: None) -> None:
         self.epoch, self._warn = -1, warn
         self._within = False  # the epoch
+        self._sampled = False  # whether a DistributedSampler has been told of
         self._tried = False
         # Whoever closes this when the session is gone holds it, so nothing here may lead to the session, as the model
         # and the parameters do by their hooks.
@@ -78,6 +80,7 @@ class ModelWatch:
         self._undo = [*(one.remove for one in handles), keep_out_of_copies(model)]
         self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()  # parameters at the last look
         _see_steps()
+        _see_samplers()
         _open.add(self)
 
     def close(self) -> None:
@@ -122,6 +125,16 @@ class ModelWatch:
             self._compare(model)
             check_optimizer(optimizer, self._find)
         self._groups[optimizer] = count
+
+    def before_sampling(self) -> None:
+        """A ``DistributedSampler`` begins. Within the loop and with gradients, its samples train the model too."""
+        if self._within and torch.is_grad_enabled() and not self._sampled:
+            self._sampled = True
+            self._warn(
+                "a DistributedSampler begins inside the loop over the session's loader. It gives equal parts, and the "
+                "gradient weights them as the parts of the session's batch. Read the same samples on every worker with "
+                "a DataLoader of torch's own, see docs/how-to/what-works.md"
+            )
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -240,3 +253,16 @@ def _synchronised(model: nn.Module) -> set[int]:
 
 def _some(names: list[str]) -> str:
     return f"parameter {names[0]}" if len(names) == 1 else f"parameters {', '.join(names[:3])}{' …' * (len(names) > 3)}"
+
+
+@cache
+def _see_samplers() -> None:
+    """Once in a process, and for good, as torch has no hook there."""
+    plain = DistributedSampler.__iter__
+
+    def begins(sampler: DistributedSampler[Any]) -> Iterator[Any]:
+        for watch in tuple(_open):
+            watch.before_sampling()
+        return plain(sampler)
+
+    DistributedSampler.__iter__ = begins  # type: ignore[method-assign]
