@@ -68,22 +68,22 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "begin": ("Update", "ingest", "open", "retune"),
-    "cameras": ("place",),
-    "clusters": ("Clusters",),
-    "drift": ("Drift", "drifted"),
-    "taking": ("IngestOptions",),
-    "moving": ("Moving", "MovingOptions"),
-    "networks": ("LadderRung",),
-    "query": ("Hit", "VideoIndex"),
-    "sprites": ("Sprites",),
-    "sweep": ("SweepGrid", "Policy"),
-    "truth": ("Truth",),
-    "tune": ("Wanted",),
-    "video": ("Frame", "VideoSource", "Video"),
-    "words": ("Embedding",),
+    "uneven.focus.begin": ("Update", "ingest", "open", "retune"),
+    "uneven.focus.cameras": ("place",),
+    "uneven.focus.clusters": ("Clusters",),
+    "uneven.focus.drift": ("Drift", "drifted"),
+    "uneven.focus.taking": ("IngestOptions",),
+    "uneven.focus.moving": ("Moving", "MovingOptions"),
+    "uneven.focus.networks": ("LadderRung",),
+    "uneven.focus.query": ("Hit", "VideoIndex"),
+    "uneven.focus.sprites": ("Sprites",),
+    "uneven.focus.sweep": ("SweepGrid", "Policy"),
+    "uneven.focus.truth": ("Truth",),
+    "uneven.focus.tune": ("Wanted",),
+    "uneven.focus.video": ("Frame", "VideoSource", "Video"),
+    "uneven.focus.words": ("Embedding",),
 }
-__getattr__ = late(__name__, {f"uneven.focus.{module}": names for module, names in _HOMES.items()})
+__getattr__ = late(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
