@@ -40,6 +40,9 @@ MOST_WITHOUT_METRIC = 10
 MOST_QUICK_DEATHS = 3
 """So many processes in a row may end before they have said anything; then none will."""
 
+START_S = 120.0
+"""Seconds that a process has for its start, if ``timeout_s`` is shorter."""
+
 
 @dataclass(frozen=True, slots=True)
 class SearchSnapshot:
@@ -372,7 +375,9 @@ class Pool:
 
     def _end_hanging(self, now_s: float) -> None:
         for slot in list(self.slots.all):
-            if slot.trial is not None and slot.process.quiet_s > self.timeout_s:
+            # A process that starts imports torch first, which takes long on a busy machine.
+            limit_s = self.timeout_s if slot.spoke else max(self.timeout_s, START_S)
+            if slot.trial is not None and slot.process.quiet_s > limit_s:
                 slot.process.kill(hung=f"nothing was heard of trial {slot.trial} for {self.timeout_s:g} s")
                 self._died(slot.process)
 
