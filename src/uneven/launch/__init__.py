@@ -1,8 +1,7 @@
-"""Start workers through torch's own elastic launcher, which ends all when one dies that they cannot do without.
+"""Start workers through torch's elastic launcher, which ends all workers when an indispensable one dies.
 
-:func:`run` is the launcher itself and stays until the workers have ended; :func:`start` runs it in a process of its
-own, for a program that wants to go on meanwhile (the demo, the benchmarks). torch is imported only when workers are
-started.
+:func:`run` launches and waits for the workers; :func:`start` does the same in a separate process. torch is imported
+only when workers are started.
 """
 
 from uneven.launch.local import LocalRun, run, start

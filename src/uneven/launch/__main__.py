@@ -1,4 +1,4 @@
-"""The launcher in a process of its own: ``python -m uneven.launch TASK``, TASK in JSON, see ``local.start``."""
+"""Run the launcher in a separate process: ``python -m uneven.launch TASK``, TASK in JSON, see ``local.start``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _LOOK_EVERY_S = 0.2
 
 
 def _end_with(parent: int) -> None:
-    """Ask this launcher to end, workers first, when the program that started it has ended without doing so."""
+    """Stop this launcher, workers first, when its parent process has ended."""
+    # Not PR_SET_PDEATHSIG as in jobs/bound.py: that would kill this launcher before it could end its workers.
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)

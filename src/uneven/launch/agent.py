@@ -1,4 +1,4 @@
-"""The launcher proper: torch's elastic agent, its workers watched, its failures reported in one line."""
+"""The launcher built on torch's elastic agent. It watches the workers and reports failures in one line."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def run(launch: Launch, run_directory: Path | None) -> None:
         run_directory = run_directory.absolute()  # a worker may change its working directory
     with ExitStack() as stack:
         try:
-            folder = TemporaryFolder("uneven-launch-")  # for what a worker writes about its own end
+            folder = TemporaryFolder("uneven-launch-")  # for the workers' error files
         except OSError as error:
             raise _no_room(error) from error
         stack.callback(folder.remove)
-        stack.callback(remove_left, SHARD_FOLDER)  # of a rank 0 that was ended by a signal
+        stack.callback(remove_left, SHARD_FOLDER)  # left behind if a signal killed rank 0
         config = _config(launch, count, _output(launch.output, count, run_directory, folder.path))
         stack.enter_context(environment(variables(launch, count, run_directory)))
         stack.enter_context(_quiet_logs(launch.max_restarts))
@@ -78,7 +78,7 @@ def run(launch: Launch, run_directory: Path | None) -> None:
             number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
             name = signal.Signals(number).name
             raise LaunchError(f"stopped by {name}; all workers have ended", 128 + number) from None
-        except OSError as error:  # of torch's launcher: it makes folders below this one
+        except OSError as error:  # torch's launcher creates folders below this one
             raise _no_room(error) from error
         except (RendezvousError, DistNetworkError, DistStoreError) as error:
             raise LaunchError(
@@ -88,7 +88,6 @@ def run(launch: Launch, run_directory: Path | None) -> None:
 
 
 def _no_room(error: OSError) -> LaunchError:
-    """What a launcher says that cannot write what it needs."""
     where = f" {error.filename}" if error.filename else ""
     return LaunchError(
         f"the launcher cannot use{where or ' its temporary folder'}: {error.strerror or error}; make room there (space "
@@ -108,18 +107,18 @@ def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchC
         "rdzv_configs": {"rank": launch.node_rank} if backend == "static" else {},
         "max_restarts": launch.max_restarts,
         "local_addr": launch.local_addr,
-        "logs_specs": logs_specs,  # or the configuration makes an empty folder of its own
+        "logs_specs": logs_specs,  # without it, LaunchConfig creates an empty temporary folder
         "shutdown_timeout": shutdown_within_s(),
     }
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}  # shutdown_timeout is younger than 2.9
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}  # torch 2.9 lacks shutdown_timeout
     return LaunchConfig(**{key: value for key, value in values.items() if key in known})
 
 
 def _output(output: WorkerOutput, count: int, run_directory: Path | None, temporary: Path) -> DefaultLogsSpecs:
-    """torch's own; without files that are asked for, what a worker writes about its end is all that lies there.
+    """Return torch's log specification; without requested files, only the workers' error files go to ``temporary``.
 
     Raises:
-        ConfigError: it names a worker that this machine does not have.
+        ConfigError: `output` names a worker that this machine does not have.
     """
     output.check(count)
     folder = temporary
@@ -133,7 +132,7 @@ def _output(output: WorkerOutput, count: int, run_directory: Path | None, tempor
 
 @contextmanager
 def _quiet_logs(max_restarts: int) -> Iterator[None]:
-    """Nothing from torch's launcher that our own message says better; restarts are still reported."""
+    """Silence torch's launcher, whose errors this launcher reports more briefly; keep its messages about restarts."""
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
     loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", *names)]
     before = [logger.level for logger in loggers]
@@ -147,13 +146,14 @@ def _quiet_logs(max_restarts: int) -> Iterator[None]:
 
 
 def _end(ends: Mapping[int, Death], expendable: ExpendableWorkers, ended_s: Mapping[int, float], count: int) -> None:
-    """How it ended, in one line instead of torch's sixty, about the worker that died first.
+    """Report in one line, instead of torch's sixty, which worker died first.
 
     Raises:
-        LaunchError: a worker died without whom the others could not go on; or all did; or rank 0.
+        LaunchError: an indispensable worker, all workers, or rank 0 died.
     """
     lost, left = tuple(expendable.lost.values()), tuple(expendable.left.values())
     if deaths := [one for rank, one in ends.items() if rank not in expendable.lost]:
+        # The workers in `lost` were survived, so their earlier ends are not the cause of this failure.
         lost_pids = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in lost_pids), default=0.0)
         raise blame(deaths, first_s=first_s, shutdown_within_s=shutdown_within_s(), lost=lost, left=left)

@@ -1,4 +1,4 @@
-"""What can be found out before any worker starts."""
+"""Checks that run before any worker starts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from uneven.launch.spec import Launch, address
 
 _REACHED_WITHIN_S = 5.0
 _AGAIN_AFTER_S = 0.1
-JOINED_WITHIN_S = 10.0
-"""How long a launcher that joins a run looks for the one that keeps its store."""
+JOINED_WITHIN_S = 10.0  # a joining launcher may start before the process that keeps the store
 
 
 def check(launch: Launch) -> None:
-    """See that the workers can meet at the address that they were given, as far as this machine can tell.
+    """Check that the workers can meet at the given address, as far as this machine can tell.
 
     Raises:
-        ConfigError: that is no address, or not one of this machine, or of none.
-        LaunchError: its port is in use, or nobody keeps the run that is to be joined.
+        ConfigError: it is not a valid address, or not one of this machine.
+        LaunchError: its port is in use, or no process keeps the run to join.
     """
     if launch.local_addr is not None:
         _refuse_foreign_address(launch.local_addr)
@@ -32,16 +31,16 @@ def check(launch: Launch) -> None:
 
 
 def local_workers(launch: Launch) -> int:
-    """How many workers this machine starts.
+    """Return the number of workers to start on this machine.
 
     Raises:
-        ConfigError: not as many as there are shares of a core, or a device for each where there is none.
+        ConfigError: it differs from the number of shares, or GPUs are requested and there are none.
     """
     if launch.nproc is not None and launch.nproc.isdigit():
         return int(launch.nproc)
     if launch.nproc is None and launch.shares:
         return len(launch.shares)
-    import torch  # takes long, and only the devices are asked for
+    import torch  # slow to import, so only when devices must be counted
 
     match launch.nproc:
         case None:
@@ -60,16 +59,16 @@ def local_workers(launch: Launch) -> int:
 
 
 def _refuse_used_port(launch: Launch) -> None:
-    """The launcher of the first machine opens this port; say so before torch waits for it in vain."""
     host, port = address(launch.endpoint, repr(launch.endpoint))
     join = f"; workers for the elastic run whose store is there need --join {host}:{port}" if launch.elastic else ""
+    # Only the first machine's launcher listens here. torch would wait minutes for a port that is in use.
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                return  # not an address of this machine, or one of another family: torch knows better
+                return  # another machine's address or another address family: torch reports that itself
             raise LaunchError(
                 f"port {port} on {host} is in use, by another run perhaps: give another one with "
                 f"--master-port or --rdzv-endpoint, or leave both out and a free one is taken"
@@ -78,7 +77,7 @@ def _refuse_used_port(launch: Launch) -> None:
 
 
 def _find_run(endpoint: str) -> None:
-    """Wait until a process listens there: the one that keeps the store may be about to start."""
+    """Wait until a process listens there; the process that keeps the store may start later."""
     host, port = address(endpoint, f"--join {endpoint}")
     until_s = time.monotonic() + JOINED_WITHIN_S
     while True:
@@ -98,13 +97,13 @@ def _find_run(endpoint: str) -> None:
 
 
 def _refuse_foreign_address(address: str) -> None:
-    """The workers of this machine, and others, connect to it; torch would try that for minutes."""
     try:
+        # Connect to ourselves through the address. Otherwise torch would retry a wrong one for minutes.
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server(("", 0), family=family) as listening:
             listening.settimeout(_REACHED_WITHIN_S)
             with socket.create_connection((address, listening.getsockname()[1]), _REACHED_WITHIN_S):
-                listening.accept()[0].close()  # else another machine, or something on the way, has answered
+                listening.accept()[0].close()  # fails if another host answered
     except OSError as error:
         raise ConfigError(
             f"--local-addr {address} does not lead to this machine ({error.strerror or error}): give an address or "

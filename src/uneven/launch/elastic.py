@@ -1,13 +1,10 @@
-"""torch's elastic agent, which lets the others go on without a worker whose policy can do without it.
+"""torch's elastic agent, extended so that a run can continue without an expendable worker.
 
-As long as no worker of this machine has said what its death means (:func:`uneven.rundir.mark_expendable`), torch
-watches the workers by itself, and ends all when one dies. From then on we look, and torch is asked only once somebody
-has died whom the others cannot do without.
+torch watches the workers until one of them marks itself expendable (:func:`uneven.rundir.mark_expendable`). From then
+on this agent watches, and consults torch only after an indispensable worker has died.
 
-These workers are torch's processes, not those of :mod:`uneven.jobs`: its agent starts them, holds the only handles,
-waits for them and starts all anew after a failure, together with the meeting of the machines. A second owner could
-only race with it for their exit codes. So :class:`uneven.launch.workers.Workers` finds them among the children and
-listens to their ends. That they end with the launcher is the promise of :mod:`uneven.jobs.bound`, as for everybody.
+torch's agent owns these processes: it holds their only handles and restarts all of them together with the rendezvous.
+:class:`uneven.launch.workers.Workers` therefore only observes them; a second owner would race for their exit codes.
 """
 
 from __future__ import annotations
@@ -36,18 +33,19 @@ _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
 
 
 class Agent(LocalElasticAgent):
-    """See the module.
+    """The agent described in the module docstring.
 
     Args:
-        expendable: who can be done without, and who has been.
-        on_lost: called with each worker without whom the others go on.
+        expendable: the expendable workers and those lost so far.
+        on_lost: called with each lost worker that the others can do without.
     """
 
     def __init__(
         self, *args: Any, expendable: ExpendableWorkers, on_lost: Callable[[int, ProcessFailure], None], **kw: Any
     ) -> None:
         super().__init__(*args, **kw)
-        self._expendable, self._on_lost = expendable, on_lost
+        self._expendable = expendable
+        self._on_lost = on_lost
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._expendable.begin([one.global_rank for one in worker_group.workers])
@@ -67,6 +65,7 @@ class Agent(LocalElasticAgent):
             if code == 0:
                 self._expendable.leaves(ranks[local], context.subprocess_handlers[local].proc.pid)
         if not self._expendable.spoken:
+            # torch's own verdict, but stopped workers are killed first.
             return self._failed(worker_group, alive) if any(ended.values()) else super()._monitor_workers(worker_group)
         for local, code in ended.items():
             if code == 0 or ranks[local] in self._expendable.lost:
@@ -74,19 +73,20 @@ class Agent(LocalElasticAgent):
             if not self._expendable.bears(ranks[local]):
                 return self._failed(worker_group, alive)
             pid = context.subprocess_handlers[local].proc.pid
-            _kill(pid)  # what it has started and left behind
+            _kill(pid)  # its group: processes that it started and left behind
             self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
-        if len(ranks) > 1 or worker_group.group_world_size != 1:  # nobody waits for one that is alone
+        if len(ranks) > 1 or worker_group.group_world_size != 1:  # no other worker depends on a single one
             for rank in self._expendable.hanging(alive):
-                _kill(alive[rank])  # found dead at the next look, as if somebody had done it by hand
+                _kill(alive[rank])  # the next call finds it dead and reports it
         if alive:
             return RunResult(state=WorkerState.HEALTHY)
         if all(rank in self._expendable.lost for rank in ranks.values()) and worker_group.group_world_size == 1:
-            return super()._monitor_workers(worker_group)  # nobody is left: that is a failure, as of any run
+            return super()._monitor_workers(worker_group)  # no worker is left: torch reports the failure
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
 
     def _failed(self, worker_group: WorkerGroup, alive: Mapping[int, int]) -> RunResult:
-        """torch's verdict on a failure: all others are asked to end, which one that is stopped does not hear."""
+        """Let torch report the failure and end the other workers."""
+        # A stopped process does not react to torch's SIGTERM, and torch would wait for its full grace period.
         for rank in self._expendable.missed(alive):
             _kill(alive[rank])
         result: RunResult = super()._monitor_workers(worker_group)
@@ -94,12 +94,12 @@ class Agent(LocalElasticAgent):
 
 
 def _kill(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+    with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if only zombies are left
         os.killpg(group, signal.SIGKILL)
 
 
 def _meeting(config: LaunchConfig) -> RendezvousHandler:
-    """torch's own, between machines."""
+    """Return torch's rendezvous between machines."""
     meeting = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -121,16 +121,16 @@ def run_agent(
     expendable: ExpendableWorkers,
     on_lost: Callable[[int, ProcessFailure], None],
 ) -> dict[int, ProcessFailure]:
-    """What ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
+    """Do what ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
 
     Args:
-        here: host and port where the workers meet if no other machine takes part, see :class:`Here`.
+        here: host and port of the rendezvous if no other machine takes part, see :class:`Here`.
 
     Returns:
-        Rank → how it ended, of those that the launcher could not do without, or has ended because of them.
+        Rank → failure of each indispensable worker, and of those that were ended because of it.
 
     Raises:
-        SignalException: somebody wants the launcher to end.
+        SignalException: the launcher received a signal to end.
         RendezvousError, DistNetworkError, DistStoreError: the machines do not meet.
     """
     handler = _meeting(config) if here is None else Here(*here, config.run_id)
@@ -138,6 +138,7 @@ def run_agent(
     if config.rdzv_backend == "static" and here is None:
         addr, port = parse_rendezvous_endpoint(config.rdzv_endpoint.strip(), default_port=-1)
     os.environ[_SIGNALS_VARIABLE] = config.signals_to_handle
+    # The two classes share most fields, and which ones depends on torch's version.
     alike = {one.name for one in dataclasses.fields(WorkerSpec)} & {one.name for one in dataclasses.fields(config)}
     spec = WorkerSpec(
         local_world_size=config.nproc_per_node,
@@ -148,7 +149,7 @@ def run_agent(
         master_port=port,
         **{name: getattr(config, name) for name in alike},
     )
-    within = getattr(config, "shutdown_timeout", None)  # younger than torch 2.9
+    within = getattr(config, "shutdown_timeout", None)  # torch 2.9 lacks it
     agent = Agent(
         spec=spec,
         logs_specs=config.logs_specs,
@@ -161,7 +162,7 @@ def run_agent(
     try:
         return dict(agent.run().failures)
     except SignalException:
-        stopped = True  # the machines may still meet under this name
+        stopped = True  # keep the rendezvous open: other machines may still use it
         raise
     finally:
         if not stopped:

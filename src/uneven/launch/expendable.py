@@ -1,4 +1,4 @@
-"""Which workers the others can do without, as these have said themselves. Imports no torch."""
+"""The workers that the others can do without, as they have declared themselves. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from uneven.rundir import Expendable, clear_expendable, expendable_of
 
 
 class ExpendableWorkers:
-    """The workers of this machine: which are expendable, which have died.
+    """The expendable and the dead workers of this machine.
 
     Args:
-        run_directory: where they say it; without one nobody does.
-        throttled: workers are stopped and continued by the launcher, so that it means nothing.
+        run_directory: where workers mark themselves expendable; without it, none does.
+        throttled: the throttle stops and continues workers, so a stopped state means nothing.
 
     Attributes:
-        lost: rank → its end, of those without whom the others go on.
-        silent: rank → what is known of it, of those that were killed because they hung.
-        stopped: ranks that somebody had stopped when the newest failure was found.
-        left: rank → its end, of those that have ended with exit code 0.
+        lost: rank → end of each worker that the others do without.
+        silent: rank → description of each worker killed because it hung.
+        stopped: ranks that were stopped (SIGSTOP) when the newest failure was found.
+        left: rank → end of each worker with exit code 0.
     """
 
     def __init__(self, run_directory: Path | None, *, throttled: bool = False) -> None:
@@ -37,7 +37,7 @@ class ExpendableWorkers:
         self._ranks: tuple[int, ...] = ()
 
     def begin(self, ranks: Sequence[int]) -> None:
-        """These are about to be started, perhaps once more."""
+        """Reset all records because these ranks are about to be started or restarted."""
         for memory in (self.lost, self.silent, self.left, self._told):
             memory.clear()
         self._ranks = tuple(ranks)
@@ -47,33 +47,35 @@ class ExpendableWorkers:
 
     @property
     def spoken(self) -> bool:
-        """Whether any worker has said what its death means."""
+        """True if any worker has declared whether it is expendable."""
         return bool(self.lost) or any(self._said(rank) is not None for rank in self._ranks)
 
     def bears(self, rank: int) -> bool:
-        """Whether the others can go on without this worker, as it has said."""
+        """Return whether the others can continue without this worker."""
         said = self._said(rank)
         return said is not None and said.training and not said.stops
 
     def leaves(self, rank: int, pid: int) -> None:
-        """It has ended with exit code 0. Its session is closed by then, unless Python has not ended in order."""
+        """Record that a worker ended with exit code 0."""
         if rank not in self.left:
             said = self._said(rank)
             begun = said is None or said.training or said.idles
+            # An orderly end of Python closes the session and removes its mark. A remaining mark shows os._exit or
+            # similar.
             self.left[rank] = Left(rank=rank, pid=pid, unclosed=said is not None, begun=begun)
 
     def stops(self, rank: int) -> str:
-        """Why they cannot, where it has said so."""
+        """Return the declared reason why the others cannot continue without it, or ""."""
         said = self._said(rank)
         return "" if said is None else said.stops
 
     def hanging(self, alive: Mapping[int, int]) -> list[int]:
-        """Ranks that hang while all others here have ended, so that nobody else would ever end the run.
+        """Return the ranks to kill: those that hang after all other workers here have ended.
 
-        One that hangs while others train is reported once: they go on without it, and it may go on later.
+        Report a worker that hangs while others train only once: they continue without it, and it may recover.
 
         Args:
-            alive: rank → process, of all that have not ended.
+            alive: rank → process id of all workers that still run.
         """
         saids = {rank: said for rank in alive if (said := self._said(rank)) is not None}
         silent = {
@@ -82,22 +84,23 @@ class ExpendableWorkers:
             if (silent_s := self._pulse.silent_s(alive[rank], said.timeout_s)) > said.timeout_s
             and (not said.idles or stopped(alive[rank]))
         }
+        # Only hanging workers are left, so no event would ever end the run.
         if silent and len(silent) == len(alive):
             self.silent = silent | self.silent
             return list(silent)
         for rank in silent.keys() - self._told:
             if not saids[rank].training:
-                continue  # the others wait for it, and say so when their time is over
+                continue  # the others wait for it and report that when their timeout expires
             self._told.add(rank)
             then = "the others go on without it, and once they have ended it is killed"
             print(f"uneven: rank {rank} (process {alive[rank]}) {silent[rank]}; {then}", file=sys.stderr)
         return []
 
     def missed(self, alive: Mapping[int, int]) -> tuple[int, ...]:
-        """Somebody has failed: who of the others was stopped, and so may be what it has missed.
+        """Return the ranks that are stopped, each a possible cause of the failure just found.
 
         Args:
-            alive: rank → process.
+            alive: rank → process id.
         """
         self.stopped = () if self._throttled else tuple(rank for rank, pid in alive.items() if stopped(pid))
         return self.stopped

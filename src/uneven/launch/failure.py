@@ -1,4 +1,4 @@
-"""Which worker to blame when several have ended, and how to say it. Imports no torch."""
+"""Find the worker that caused a failure and describe it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A worker that did not end well.
+    """A worker's abnormal end.
 
     Attributes:
-        where: its node, where it has a name.
+        where: the name of its node, if it has one.
         exit_code: −n for signal n.
         ended_s: when its end was noticed, Unix time; infinite if it had ended before it was found.
-        told: what it wrote about its end itself, see :func:`uneven.world.report_failures`.
-        killed_by: why somebody or something killed it, where that is known.
-        stops: why the others cannot go on without it, where their policy would else let them.
-        silent: that it was stopped or hung, and was killed for that.
-        shown: whether what it printed is on this console.
+        told: its own report about its end, see :func:`uneven.world.report_failures`.
+        killed_by: the reason why it was killed, if known.
+        stops: the reason why the others cannot continue without it although their policy allows that.
+        silent: the observation (stopped or hanging) for which it was killed.
+        shown: True if its output is on this console.
     """
 
     rank: int
@@ -45,11 +45,11 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A worker that ended with exit code 0, perhaps before the others were through.
+    """A worker's end with exit code 0, possibly before the others finished.
 
     Attributes:
-        unclosed: that its session was open still, so that Python cannot have ended in order.
-        begun: False where it had said that it was to train through the parameter server, and not that it does.
+        unclosed: its session was still open, so Python did not end in order.
+        begun: False if it had announced training with the parameter server and not started it.
     """
 
     rank: int
@@ -67,14 +67,14 @@ def blame(
     left: Sequence[Left] = (),
     goes_on: bool = False,
 ) -> LaunchError:
-    """One line, about the worker that died first.
+    """Return the error for the worker that died first.
 
     Args:
         first_s: when the first end of any worker was noticed, Unix time.
-        shutdown_within_s: how long workers may take to end when the launcher asks them to.
-        lost: those without whom the others had gone on before.
-        left: those that had ended before with exit code 0, and may be whom the others have missed.
-        goes_on: whether the run does, with workers of other launchers.
+        shutdown_within_s: grace period after the launcher asks workers to end.
+        lost: workers that died before and that the others could do without.
+        left: workers that ended before with exit code 0, whose absence may be the cause.
+        goes_on: the run continues with workers of other launchers.
     """
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
     error = _said(first, goes_on)
@@ -86,13 +86,13 @@ def blame(
 
 
 def gone(death: Death) -> str:
-    """The line at the death of a worker without whom the others go on."""
+    """Return the message for the death of an expendable worker."""
     then = "nobody else was left here" if death.silent else "the others go on without it"
     return f"{_who(death)} {_how(death)[0]}; {then}{_cause(death)}"
 
 
 def all_gone(lost: Sequence[Death]) -> LaunchError:
-    """The others had gone on without each of these, and now nobody is left."""
+    """Return the error for a run in which each death was tolerated until no worker was left."""
     last = lost[-1]
     how, code = _how(last)
     message = f"{_who(last)} {how}, and nobody is left{_cause(last)}"
@@ -100,7 +100,7 @@ def all_gone(lost: Sequence[Death]) -> LaunchError:
 
 
 def left_alone(lost: Sequence[Death], left: Sequence[Left]) -> LaunchError | None:
-    """For one whose process ended with exit code 0 in the midst of its session, and who was missed or never trained."""
+    """Return an error if a worker ended with exit code 0 during its session and was missed or never trained."""
     quitters = [_leaver(one) for one in left if one.unclosed]
     if quitters and any(one.silent or _complains(one) for one in lost):
         return LaunchError(f"{', '.join(quitters)}, and the others have missed it\n{_before(lost)}")
@@ -110,10 +110,9 @@ def left_alone(lost: Sequence[Death], left: Sequence[Left]) -> LaunchError | Non
 
 
 def through_without(lost: Sequence[Death]) -> tuple[str, int]:
-    """What to say, and to exit with, when the workers that were left have come to the end of the script.
+    """Return the message and the exit code of a run that finished without the `lost` workers.
 
-    The code is 0: nothing has to be done again. It is that of rank 0 if that one was lost, for scripts evaluate and
-    save there, so what was to be kept may be missing.
+    The code is 0 unless rank 0 was lost: scripts evaluate and save on rank 0, so results may be missing.
     """
     first = next((one for one in lost if one.rank == 0), None)
     code = 0 if first is None else _how(first)[1]
@@ -122,17 +121,17 @@ def through_without(lost: Sequence[Death]) -> tuple[str, int]:
 
 
 def told_in(path: Path) -> dict[str, Any]:
-    """What a worker wrote about its end into this file; empty if there is none, or it cannot be understood."""
+    """Return a worker's own report about its end from this file; empty if missing or incomplete."""
     try:
         data = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
-        return {}  # it was killed while it wrote
+        return {}  # also if it was killed while it wrote
     message = data.get("message") if isinstance(data, dict) else None
     return told_by(message)
 
 
 def told_by(message: Any) -> dict[str, Any]:
-    """The part that :func:`uneven.world.report_failures` adds to torch's message."""
+    """Return the part that :func:`uneven.world.report_failures` adds to torch's message."""
     extra = message.get("extraInfo") if isinstance(message, dict) else None
     return extra if isinstance(extra, dict) else {}
 
@@ -148,7 +147,7 @@ def _said(death: Death, goes_on: bool) -> LaunchError:
 
 def _cause(death: Death) -> str:
     if trace := _trace(death):
-        refused = _last_line(death).startswith(": uneven.errors.") and not _complains(death)  # a message of its own
+        refused = _last_line(death).startswith(": uneven.errors.") and not _complains(death)  # its text explains itself
         above = "; its error is above" if refused else f"{_last_line(death)} (see above)"
         return above if death.shown else f"; its traceback:\n{trace}"
     if death.killed_by:
@@ -161,11 +160,11 @@ def _cause(death: Death) -> str:
 
 
 def _how(death: Death) -> tuple[str, int]:
-    """In words, and as an exit code."""
+    """Return the end in words and as an exit code."""
     if death.silent:
         return f"{death.silent}, and was killed for that", 128 + signal.SIGKILL
     if death.exit_code < 0 and _trace(death):
-        # Its end after the exception took long, so that the launcher ended it, or gloo's threads aborted it.
+        # After the exception, its exit was slow and the launcher killed it, or gloo's threads aborted it.
         return "ended with an uncaught exception", 1
     if death.exit_code < 0:
         return f"was killed by {signal_name(-death.exit_code)}", 128 - death.exit_code
@@ -183,7 +182,7 @@ def _leaver(one: Left) -> str:
 
 
 def _complains(death: Death) -> bool:
-    """Whether it ended because of somebody else."""
+    """Return whether it ended because a peer failed."""
     return death.told.get("error") == PeerError.__name__
 
 
@@ -205,17 +204,14 @@ def _last_line(death: Death) -> str:
 
 
 def _cause_first(death: Death, first_s: float, shutdown_within_s: float) -> tuple[bool, bool, bool, float, bool]:
-    """Sorts the deaths of one run so that the cause of the others comes first.
-
-    Who was stopped comes before those that have missed it. Whoever complains about a peer is a consequence, and so is
-    whoever was asked to end after somebody else had, with nothing to tell itself; whoever crashed or was killed is
-    not, unless the launcher itself killed it, much later. Then the time counts: that of the exception if the worker
-    wrote it down, else that of its end. Who ended before it had been found was the first; among those whose ends were
-    noticed together, who was asked to end comes last.
-    """
+    """Return the sort key that puts the cause of a failure before its consequences."""
+    # Order: stopped workers first. An error about a peer is a consequence, and so is a worker ended by SIGTERM after
+    # the first death without a traceback. A crash is a cause, unless the launcher's late SIGKILL looks like one.
     crashed = -death.exit_code in _CRASHES and death.ended_s - first_s < shutdown_within_s / 2
     asked = death.exit_code == -signal.SIGTERM
     ended_s = 0.0 if math.isinf(death.ended_s) and not asked else death.ended_s
+    # Then the time decides: that of the exception if the worker wrote it, otherwise that of its end. An end before
+    # the worker was found (infinite) was the first; of ends noticed together, a SIGTERM is the last.
     began_s = min(float(death.told.get("timestamp", death.ended_s)), ended_s)
     consequence = _complains(death) or (asked and ended_s > first_s and not _trace(death))
     return not death.silent, consequence, not crashed, began_s, asked

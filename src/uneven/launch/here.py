@@ -1,7 +1,4 @@
-"""Where the workers of one machine meet if nobody else is to come: a store that listens on one address only.
-
-torch's own rendezvous opens its stores on every interface, whatever address they are given.
-"""
+"""The rendezvous of workers on a single machine: a store that listens on one address only."""
 
 from __future__ import annotations
 
@@ -19,18 +16,19 @@ from uneven.errors import ConfigError
 def keep_store(
     host: str, port: int, remedy: str = "Leave --local-addr, --master-addr and --rdzv-endpoint out to use the loopback"
 ) -> tuple[TCPStore, int]:
-    """A store that this process keeps, and its port.
+    """Create a store in this process; return it and its port.
 
     Args:
         host: address to listen on.
-        port: 0 for any that is free.
-        remedy: the way out, for the error.
+        port: 0 for any free port.
+        remedy: advice for the error message.
 
     Raises:
-        ConfigError: it is not an address of this machine, or the port cannot be had.
+        ConfigError: it is not an address of this machine, or the port is not available.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # Bind ourselves: torch's TCPStore would listen on every interface, regardless of `host`.
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(
@@ -43,24 +41,16 @@ def keep_store(
 
 
 def towards(host: str, port: int) -> str:
-    """The address of this machine that is seen there; nothing is sent."""
+    """Return the address of this machine from which it reaches `host`."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as line:
+        # A UDP connect only chooses the route; it sends nothing.
         line.connect(address)
         return str(line.getsockname()[0])
 
 
 class Here(RendezvousHandler):
-    """The rendezvous of a single launcher, with itself.
-
-    Args:
-        host: address to listen on.
-        port: 0 for any that is free.
-        run_id: name of the run.
-
-    Raises:
-        ConfigError: it is not an address of this machine, or the port cannot be had.
-    """
+    """The rendezvous of a single launcher with itself. Arguments and errors are those of :func:`keep_store`."""
 
     def __init__(self, host: str, port: int, run_id: str) -> None:
         self._store, port = keep_store(host, port)
@@ -68,33 +58,26 @@ class Here(RendezvousHandler):
         self._run_id = run_id
 
     def get_backend(self) -> str:
-        """For torch's log."""
         return "here"
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers meet at this store, too."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """At once."""
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, self._info)
 
     def is_closed(self) -> bool:
-        """Never."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody else needs to know."""
+        """Do nothing: no other launcher takes part."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody can."""
         return 0
 
     def get_run_id(self) -> str:
-        """As given."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """The store ends with this object."""
         return True

@@ -1,4 +1,4 @@
-"""Start workers on this machine and wait for them, here or in a process of its own."""
+"""Start workers on this machine and wait for them, in this process or a separate one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,19 @@ _STOP_WITHIN_S = 15.0
 
 
 def run(launch: Launch, *, run_directory: Path | None = None) -> None:
-    """Start the workers and stay until they have ended.
+    """Start the workers and wait until they have ended.
 
-    Call it in the main thread: torch's launcher takes over the signals while it works.
+    Call it in the main thread: torch's launcher installs signal handlers. The run continues after the death of a worker
+    that marked itself with :func:`uneven.rundir.mark_expendable`.
 
     Args:
         launch: what to start.
         run_directory: given to the workers in ``UNEVEN_RUN``.
 
-    A worker that has said with :func:`uneven.rundir.mark_expendable` that the others can do without it may die: that is
-    printed, and they go on.
-
     Raises:
-        LaunchError: another worker died, naming its rank and exit code or signal; nobody is left, or all but rank 0
-            have come to their end; the workers could not be started; or the run was interrupted. All workers have
-            ended by then.
+        LaunchError: another worker died (the message names its rank and exit code or signal), no worker is left, only
+            rank 0 was lost, the workers could not be started, or the run was interrupted. All workers have ended by
+            then.
     """
     if launch.members_change:
         from uneven.launch import members  # imports torch
@@ -48,13 +46,10 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
 
 
 class LocalRun:
-    """A launcher in a process of its own, with its workers below it; a ``with`` block stops it at the end.
-
-    No :class:`uneven.jobs.Command`: it shares this program's terminal, so that Ctrl-C reaches it, and when its
-    program is killed it ends its workers and tidies up first.
+    """A launcher in a separate process, with its workers below it; a ``with`` block stops it at the end.
 
     Attributes:
-        pid: of the launcher.
+        pid: process id of the launcher.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -62,14 +57,14 @@ class LocalRun:
         self.pid = process.pid
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the end; the exit code, that of the worker that died first if one did.
+        """Wait for the end and return the exit code, that of the worker that died first if one did.
 
         Raises:
-            LaunchError: it still runs after ``timeout_s``. It is not stopped by that.
+            LaunchError: it still runs after ``timeout_s``; it continues to run.
         """
         try:
             return self._process.wait(timeout_s)
@@ -77,8 +72,9 @@ class LocalRun:
             raise LaunchError(f"the run (process {self.pid}) has not ended within {timeout_s} s") from None
 
     def stop(self) -> int:
-        """End the launcher and every worker, gently first; the exit code."""
+        """End the launcher and every worker, with SIGTERM first, and return the exit code."""
         if self._process.poll() is None:
+            # Before the signal: orphans of a dead launcher are no longer its descendants.
             workers = descendants(self.pid)
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -105,13 +101,13 @@ def start(
     env: Mapping[str, str] | None = None,
     output: Path | None = None,
 ) -> LocalRun:
-    """Start the launcher in a process of its own and come back at once. It ends when this process does.
+    """Start the launcher in a separate process and return immediately. It ends when this process does.
 
     Args:
         launch: what to start.
         run_directory: given to the workers in ``UNEVEN_RUN``.
-        env: variables on top of this process's own.
-        output: file for everything that launcher and workers print; None shows it here.
+        env: variables on top of this process's environment.
+        output: file for all output of launcher and workers; None shows it here.
     """
     task = {
         "launch": dataclasses.asdict(launch),
@@ -126,6 +122,8 @@ def start(
     environment = {**os.environ, "PYTHONPATH": import_path(), **(env or {})}
     sink = None if output is None else output.open("ab")
     try:
+        # Not a uneven.jobs.Command: the launcher shares this terminal, so Ctrl-C reaches it. If this program is killed,
+        # it ends its workers and cleans up first.
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink and subprocess.STDOUT
         )

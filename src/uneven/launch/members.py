@@ -1,7 +1,8 @@
-"""The launcher of workers that may leave and join: it writes into the run's store at once which of them has died.
+"""The launcher of an elastic run, whose workers may leave and join. It reports each death in the run's store
+immediately.
 
-Workers are not torch's elastic agent's here, which ends all when one dies. A launcher with ``--join`` starts workers at
-a store that another process keeps: ``uneven store``, or the launcher with ``--elastic``, until all workers have ended.
+It does not use torch's elastic agent, which ends all workers when one dies. With ``--join``, another process keeps the
+store: ``uneven store``, or the launcher with ``--elastic``.
 """
 
 from __future__ import annotations
@@ -39,22 +40,27 @@ _GIVEN_UP_EVERY_S = 1.0
 
 
 class Members:
-    """The workers of this launcher, while they come and go.
+    """The workers of this launcher in an elastic run.
 
     Args:
-        board: of the run.
-        variables: local rank → what its worker finds in its environment.
+        board: the run's board in the store.
         line: program and arguments of a worker.
-        on_lost: told of each worker that did not end well.
+        variables: (worker, local rank) → environment variables.
+        on_lost: called with each worker that ended abnormally.
 
     Attributes:
-        cut: whether the store has ended.
+        cut: the store has ended.
     """
 
     def __init__(
-        self, board: Board, line: list[str], variables: Callable[[int, int], dict[str, str]], folder: Path,
-        events: Events, on_lost: Callable[[Death], None],
-    ) -> None:  # fmt: skip
+        self,
+        board: Board,
+        line: list[str],
+        variables: Callable[[int, int], dict[str, str]],
+        folder: Path,
+        events: Events,
+        on_lost: Callable[[Death], None],
+    ) -> None:
         self.running: dict[int, Command] = {}
         self.lost: list[Death] = []
         self.finished: list[int] = []
@@ -70,7 +76,7 @@ class Members:
         self._killed_by: dict[int, str] = {}
 
     def end_overdue(self, now_s: float) -> None:
-        """Kill those that the others have given up and that have not ended by themselves."""
+        """Kill workers that the membership has removed and that have not ended themselves."""
         for worker in self._given_up.overdue(list(self.running), now_s):
             process = self.running[worker]
             how = f"it {STOPPED}" if stopped(process.pid) else "it did not end by itself"
@@ -78,7 +84,7 @@ class Members:
             process.signal(signal.SIGKILL)
 
     def start(self, worker: int) -> None:
-        """Start a worker, with the lowest local rank that is free."""
+        # The lowest free local rank: it selects the device, and a replacement takes the one that became free.
         place = next(one for one in range(len(self._places) + 1) if one not in self._places.values())
         self._places[worker] = place
         env = {**os.environ, **self._variables(worker, place), "TORCHELASTIC_ERROR_FILE": str(self._error_file(worker))}
@@ -95,7 +101,7 @@ class Members:
             if self._in_order(worker, ending):
                 return
         except RuntimeError:
-            self.cut = True  # the store has ended, with the process that kept it; the worker says so, if it is lost
+            self.cut = True  # the store has ended with the process that kept it; a lost worker reports that itself
             if ending.how is How.ENDED:
                 self.finished.append(worker)
                 return
@@ -112,9 +118,9 @@ class Members:
         self._on_lost(self.lost[-1])
 
     def _in_order(self, worker: int, ending: Ending) -> bool:
-        """Whether a worker that has ended is not missed; of one that is, all hear."""
+        """Return whether an ended worker is not missed; otherwise report its death to all members."""
         end = self._given_up.closed.get(worker, "") if ending.how is How.ENDED else ""
-        end = end or settled(self._board, worker, ending)  # the store may have ended since a session was closed
+        end = end or settled(self._board, worker, ending)  # `closed` first: the store may have ended since
         if end == THROUGH:
             self.finished.append(worker)
         return bool(end)
@@ -124,10 +130,10 @@ class Members:
 
 
 def run_members(launch: Launch, run_directory: Path | None) -> None:
-    """See :func:`uneven.launch.run`, for ``launch.elastic`` and ``launch.join``.
+    """Run workers for ``launch.elastic`` or ``launch.join``, see :func:`uneven.launch.run`.
 
     Raises:
-        LaunchError: too few workers are left, or all have failed; or the run was interrupted.
+        LaunchError: too few workers are left, all have failed, or the run was interrupted.
     """
     check(launch)
     with ExitStack() as stack:
@@ -137,7 +143,7 @@ def run_members(launch: Launch, run_directory: Path | None) -> None:
         try:
             store, host, port, run = _join(launch) if launch.join else _open(launch, count)
         except (DistNetworkError, DistStoreError, RuntimeError, TimeoutError) as error:
-            short = str(error).strip().partition("\n")[0]  # below it torch has its own stack
+            short = str(error).strip().partition("\n")[0]  # torch appends its C++ stack
             raise LaunchError(f"there is no run at {launch.join or launch.endpoint} ({short})") from error
         name = run_id(launch)
         own_address = launch.local_addr or towards(host, port)
@@ -199,7 +205,7 @@ def _supervise(members: Members, events: Events, stop: Stop) -> None:
 
 
 def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) -> None:
-    """Workers of other launchers need the store until they have come to their end."""
+    """Keep the store until the workers of other launchers, which need it, have ended."""
     others, said = Others(board, silence_s), False
     while not stop.requests and (there := others.there(time.monotonic())):
         if not said and board.look("over") is None:
@@ -210,12 +216,12 @@ def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) ->
 
 
 def _silence_of(run: Mapping[str, Any]) -> float:
-    """How long members may be silent, in seconds; 0 is for ever."""
+    """Return how long a member may send no heartbeat, in seconds; 0 is forever."""
     return float(run["elastic"].split(":")[2])
 
 
 def _over(board: Board) -> bool | None:
-    """Whether workers have come to the end of the training; None where the store has ended."""
+    """Return whether workers have finished the training; None if the store has ended."""
     try:
         return board.look("over") is not None
     except RuntimeError:
@@ -223,14 +229,11 @@ def _over(board: Board) -> bool | None:
 
 
 def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
-    """How it ended.
+    """Report how the run ended; see :func:`run_members` for errors.
 
     Args:
-        through: whether workers have come to the end of the training, whosoever they are.
-        goes_on: whether the training does, without workers of this launcher.
-
-    Raises:
-        LaunchError: see :func:`run_members`.
+        through: workers, of any launcher, have finished the training.
+        goes_on: the training continues without workers of this launcher.
     """
     if stop.requests:
         name = signal.Signals(stop.number).name
@@ -239,6 +242,7 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
         if members.lost:
             print(f"uneven: the run has come to its end; {len(members.lost)} of its workers were lost", file=sys.stderr)
         return
+    # The same signal ended all workers, so the order of their deaths says nothing about the cause.
     if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
         raise all_gone(members.lost)
     first_s = min(one.ended_s for one in members.lost)
@@ -246,10 +250,9 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
 
 
 def _open(launch: Launch, count: int) -> tuple[Any, str, int, dict[str, Any]]:
-    """Keep the store of a new run."""
     host, port = launch.meeting
     store, port = keep_store(host, port)
-    store.add(WORKERS, count)  # before others can join, whose numbers follow
+    store.add(WORKERS, count)  # before others can join: their numbers follow
     run = open_run(store, count, launch.bounds, launch.silence_s)
     if not launch.alone:
         print(f"uneven: others join with `uneven run --join {host}:{port} {launch.target[0]}`", file=sys.stderr)
@@ -257,12 +260,13 @@ def _open(launch: Launch, count: int) -> tuple[Any, str, int, dict[str, Any]]:
 
 
 def _join(launch: Launch) -> tuple[Any, str, int, dict[str, Any]]:
-    """Reach the store of a run that has begun."""
     assert launch.join is not None
     host, port = address(launch.join, launch.join)
-    # The time-out is not heeded where somebody has answered who says nothing more.
+    # TCPStore ignores its timeout if a foreign server accepts the connection and sends nothing, hence `within`.
     run = json.loads(within(JOINED_WITHIN_S, lambda: reach(host, port, JOINED_WITHIN_S)).get(RUN))
-    store = reach(host, port, JOINED_WITHIN_S, _silence_of(run))  # a line that is cut says nothing
+    store = reach(
+        host, port, JOINED_WITHIN_S, _silence_of(run)
+    )  # a cut connection raises no error, so requests need this limit
     if store.check(["over"]):
         raise LaunchError(f"--join {launch.join}: the run has come to its end")
     own = [store.add(WORKERS, 1) - 1 for _ in range(local_workers(launch))]

@@ -1,4 +1,4 @@
-"""What a launcher reads in the store: whose end counts as what, who still needs the store, who has been given up."""
+"""The launcher's view of the store: how each worker ended, which ones still need the store, which were removed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable
 from uneven.board import CLOSED, DEAD, MISSED, OPEN, RELEASED, SESSION, STARTS_WITHIN_S, WORKERS, Board
 from uneven.jobs import Ending, How
 
-THROUGH, LEFT = ENDS = ("through", "left")
-"""What a worker writes when it has come to its end, and when it has left."""
+THROUGH, LEFT = ENDS = ("through", "left")  # a worker writes the first when it has finished, the second when it leaves
 
 
 def settled(board: Board, worker: int, ending: Ending) -> str:
-    """Let the members know of a worker whose process has ended.
+    """Report the end of a worker's process to the members.
 
     Returns:
-        ``LEFT``, or ``THROUGH`` where it has come to its end, with or without training; else "", and it counts as dead.
+        ``LEFT``, or ``THROUGH`` if it has finished, with or without training; "" if it counts as dead.
 
     Raises:
         RuntimeError: the store has ended.
     """
     if ending.how is not How.ENDED or board.look(f"{SESSION}/{worker}") == OPEN:
+        # An open session means that Python did not end in order, even with exit code 0.
         board.bury(worker, f"it {ending.words}")
         return ""
     if not board.any_of(ENDS, worker):
@@ -30,29 +30,30 @@ def settled(board: Board, worker: int, ending: Ending) -> str:
 
 
 def _closed(board: Board, worker: int) -> str:
-    """How a worker has come to its end whose session is closed, as :func:`settled` has it; "" while it has not."""
+    """Return the end (``LEFT`` or ``THROUGH``) of a worker that has closed its session, or ""."""
     ends = (end for end in (LEFT, THROUGH) if board.any_of([end], worker))
     return next(ends, "") if board.look(f"{SESSION}/{worker}") == CLOSED else ""
 
 
 class GivenUp:
-    """Workers that the others have given up, and that do not end by themselves: stopped ones, and such as hang.
+    """The workers that the membership has removed and that have not ended: stopped or hanging ones.
 
     Args:
-        grace_s: how long one may take to find that out and end.
+        grace_s: how long a worker may take to notice its removal and end.
 
     Attributes:
-        closed: worker → how it ended; its script may still run after its session, and needs no store.
+        closed: worker → its end; its script may still run after its session and needs no store.
     """
 
     def __init__(self, board: Board, grace_s: float) -> None:
-        self._board, self._grace_s = board, grace_s
+        self._board = board
+        self._grace_s = grace_s
         self._since_s: dict[int, float] = {}
         self.closed: dict[int, str] = {}
-        self._cut = False  # whether the store has ended: torch would print its stack at each request
+        self._cut = False  # the store has ended: torch would print its stack at each further request
 
     def overdue(self, workers: Iterable[int], now_s: float) -> list[int]:
-        """Those of these, which all run, that have had their time."""
+        """Return the workers, of those that run, whose grace period is over."""
         those = [one for one in workers if one in self._since_s or self._is(one)]
         self._since_s = {one: self._since_s.get(one, now_s) for one in those}
         return [one for one in those if now_s - self._since_s[one] > self._grace_s]
@@ -71,11 +72,10 @@ class GivenUp:
 
 
 class Others:
-    """Workers of other launchers, which still need the store.
+    """The workers of other launchers, which still need the store.
 
     Args:
-        silence_s: how long one may give no sign of life before it counts as gone; 0 is for ever. While a member is
-            there it sees to that; when the last of them is gone, nobody else does.
+        silence_s: seconds without a heartbeat after which a worker counts as dead; 0 is forever.
     """
 
     def __init__(self, board: Board, silence_s: float) -> None:
@@ -85,13 +85,14 @@ class Others:
         self._closed: set[int] = set()
 
     def there(self, now_s: float) -> tuple[int, ...]:
-        """Workers that need the store. Where all of them only wait for somebody to let them in, the run is over."""
+        """Return the workers that need the store; end the run if all of them only wait to be admitted."""
         board = self._board
         there = [one for one in range(board.count(WORKERS)) if one not in self._closed and not self._done(one)]
         for one in there:
+            # Members watch each other's heartbeats. After the last member has ended, only this process does.
             self._look_after(one, now_s)
         asking = board.asking()
-        if board.look("over") is not None:  # who has not asked yet will see that there is nothing to join
+        if board.look("over") is not None:  # a worker that has not asked yet will find nothing to join
             return tuple(one for one in there if one in asking or board.any_of(ENDS, one))
         if there and set(there) <= set(asking):
             board.write("over", "nobody is left who could let them in")
@@ -107,10 +108,11 @@ class Others:
         if worker not in self._beats or self._beats[worker][0] != count:
             self._beats[worker] = count, now_s
             return
+        # Before its first heartbeat a worker still imports torch and builds its session.
         limit_s = self._silence_s if count else max(self._silence_s, STARTS_WITHIN_S)
         if self._silence_s == 0.0 or now_s - self._beats[worker][1] <= limit_s:
             return
         if self._board.look(f"{SESSION}/{worker}") == CLOSED:
-            self._closed.add(worker)  # its launcher has ended, too, before it could release the worker
+            self._closed.add(worker)  # its launcher also ended, before it released the worker
         else:
             self._board.bury_silent(worker, limit_s)

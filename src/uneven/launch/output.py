@@ -1,4 +1,4 @@
-"""What becomes of what workers print, in torchrun's words. Imports no torch."""
+"""The destinations of the workers' output, with torchrun's options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _RANKS = re.compile(r"\d+(,\d+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutput:
-    """Which streams of which workers go into files, and which are shown.
+    """The streams that are written to files and those that are shown.
 
-    A stream is 0 for none, 1 for stdout, 2 for stderr, 3 for both; for all workers, as in "3", or by local rank, as in
-    "0:1,1:2", where those that are not named keep both.
+    A stream is 0 for none, 1 for stdout, 2 for stderr, 3 for both; for all workers ("3") or by local rank ("0:1,1:2";
+    other ranks keep both).
 
     Attributes:
-        redirects: streams that go into files instead of the console.
-        tee: streams that go into files and to the console, each line with its rank.
-        ranks: local ranks whose output is shown, as in "0,2"; empty shows all. Files get everybody's.
-        directory: of the files; empty is ``logs`` in the run directory.
+        redirects: streams written to files instead of the console.
+        tee: streams written to files and to the console, each line with its rank.
+        ranks: local ranks whose output is shown, as in "0,2"; empty shows all. Files get the output of all ranks.
+        directory: folder of the files; empty is ``logs`` in the run directory.
 
     Raises:
         ConfigError: a value has another form.
@@ -46,31 +46,28 @@ class WorkerOutput:
 
     @property
     def asked(self) -> bool:
-        """Whether anything is to be other than usual."""
+        """True if any option differs from its default."""
         return self != WorkerOutput()
 
     @property
     def in_files(self) -> bool:
-        """Whether anything is to be kept in files."""
+        """True if any stream is written to files."""
         return any(streams for text in (self.redirects, self.tee) for streams in _by_rank(text, 1).values())
 
     def streams(self, count: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Local rank → streams into files only, and those into files and to the console; 0 to 3.
-
-        Args:
-            count: workers of this machine.
+        """Return local rank → streams into files only, and local rank → streams into files and console, of `count`
+        workers.
         """
         usual = dict.fromkeys(range(count), 0)
         return usual | _by_rank(self.redirects, count), usual | _by_rank(self.tee, count)
 
     def check(self, count: int) -> None:
-        """See that all local ranks are below ``count``.
-
-        Raises:
-            ConfigError: one is not.
-        """
-        named = {"--redirects": _by_rank(self.redirects, 0), "--tee": _by_rank(self.tee, 0),
-                 "--log-rank": self.shown or ()}  # fmt: skip
+        """Raise ConfigError unless all local ranks are below ``count``."""
+        named = {
+            "--redirects": _by_rank(self.redirects, 0),
+            "--tee": _by_rank(self.tee, 0),
+            "--log-rank": self.shown or (),
+        }
         for option, ranks in named.items():
             if ranks and max(ranks) >= count:
                 raise ConfigError(
@@ -79,15 +76,11 @@ class WorkerOutput:
 
     @property
     def shown(self) -> set[int] | None:
-        """Local ranks whose output is shown; None is everybody's."""
+        """The local ranks whose output is shown; None shows all."""
         return {int(rank) for rank in self.ranks.split(",")} if self.ranks else None
 
     def folder(self, run_directory: Path | None) -> Path:
-        """Where the files lie.
-
-        Raises:
-            ConfigError: nobody says.
-        """
+        """Return the folder of the files; raise ConfigError if neither `directory` nor the run names one."""
         if self.directory:
             return Path(self.directory)
         if run_directory is None:
@@ -96,7 +89,7 @@ class WorkerOutput:
 
 
 def _by_rank(text: str, count: int) -> dict[int, int]:
-    """Local rank → streams; of one value for all, that of the first ``count``."""
+    """Return local rank → streams; a single value applies to the first ``count`` ranks."""
     if ":" not in text:
         return dict.fromkeys(range(count), int(text))
     pairs = (part.split(":") for part in text.split(","))

@@ -1,8 +1,8 @@
-"""From when on a worker has its share of a core: from when it trains, as near as the launcher can tell.
+"""The moment from which a worker is throttled to its share of a core: the start of its training.
 
-A worker with a session says so itself. A script without one, such as a plain ``DistributedDataParallel``, says nothing;
-it counts as training from when it has gone to meet the others, which every process group begins with. Until then
-workers import torch at full speed, which on a tenth of a core takes most of a minute.
+Throttled from the start, a worker on a tenth of a core would import torch for most of a minute. A worker with a session
+reports its start itself. A script without one (plain ``DistributedDataParallel``) counts as training once it connects
+to the rendezvous, because every process group begins with that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,8 @@ from uneven.rundir import is_coming, is_ready
 
 
 class StartedWorker(NamedTuple):
-    """A worker of this machine.
-
-    Attributes:
-        pid: of its process.
-        rank: among all workers.
-        local_rank: among those of this machine.
-        port: where workers meet, at any address; 0 where nobody says.
+    """A worker of this machine: its process id, its rank, its local rank, and the port of the rendezvous (0:
+    unknown).
     """
 
     pid: int
@@ -34,16 +29,16 @@ class StartedWorker(NamedTuple):
 
 
 def always(worker: StartedWorker) -> bool:
-    """From its start."""
+    """Return True: throttle from the start."""
     return True
 
 
 class Readiness:
-    """Tells whether a worker is to be throttled now.
+    """The test of whether a worker is to be throttled now.
 
     Args:
-        run_directory: where workers say that a session will tell, that they train, and that they are through.
-        within_s: a worker that nothing is known of by then is throttled all the same.
+        run_directory: where workers report that a session will start, that they train, and that they have finished.
+        within_s: a worker with no report by then is throttled nevertheless.
     """
 
     def __init__(self, run_directory: Path, within_s: float) -> None:
@@ -55,13 +50,13 @@ class Readiness:
         self._late: set[int] = set()
 
     def __call__(self, worker: StartedWorker) -> bool:
-        """Whether it trains, or has had its time."""
         rank = worker.rank
         if is_ready(self._run_directory, rank):
             self._said.add(rank)
             return True
         if rank in self._said:
-            return False  # it is through
+            return False  # its report has been withdrawn: it has finished
+        # A worker that announced a session connects before it trains, so only its own report counts.
         if not is_coming(self._run_directory, rank) and self._has_met(worker):
             return True
         if time.monotonic() < self._late_s:
@@ -92,5 +87,6 @@ def _connected(worker: StartedWorker) -> bool:
     try:
         lines = psutil.Process(worker.pid).net_connections(kind="tcp")
     except (psutil.Error, OSError):
-        return False  # it has ended, or may not be looked at
+        return False  # it has ended, or we lack the permission
+    # At any address: the store's host name may resolve to several.
     return any(line.raddr and line.raddr.port == worker.port for line in lines)

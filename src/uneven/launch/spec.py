@@ -1,4 +1,4 @@
-"""What to start and how. Imports no torch."""
+"""The specification of a launch. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from uneven.errors import ConfigError, UnknownNameError, access, nearest
 from uneven.launch.output import WorkerOutput
 from uneven.world import is_loopback, signals_named
 
-_MOST = 100_000
-"""Workers or machines; more is a slip of the keyboard."""
+_MOST = 100_000  # workers or machines; more is a typing error
 
 _COUNTS = ("auto", "cpu", "gpu")
 _MEETINGS = ("static", "c10d")
@@ -22,24 +21,24 @@ DEFAULT_PORT = 29500  # torchrun's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to start and how, in ``torchrun``'s words.
+    """The workers to start, in ``torchrun``'s words.
 
     Attributes:
         target: script (or module) and its arguments.
         module: the target is a module, as with ``python -m``.
-        nproc: workers on this machine, or "gpu", "cpu", "auto" for one per device; None stands for one per
-            entry of ``shares``, else one per GPU, else one.
+        nproc: workers on this machine, or "gpu", "cpu", "auto" for one per device; None is one per entry of ``shares``,
+            or one per GPU, or one.
         nnodes: machines, "N" or "MIN:MAX".
-        shares: share of a core for each local rank; empty lets them use what they can get.
+        shares: share of a core for each local rank; empty is no limit.
         throttle_period_s: length of a throttled worker's run-and-stop cycle; shorter is smoother and costs more.
-        wait_ready: throttle a worker only once its training starts: when its session's loader is first used, or it
-            calls ``rundir.mark_ready``; one without a session, when it meets the others.
+        wait_ready: throttle a worker only when its training starts: at the first use of its session's loader, at
+            ``rundir.mark_ready``, or without a session when it connects to the others.
         ready_within_s: throttle it after this time in any case.
-        elastic: least and greatest number of workers that may take part as they leave and join, "MIN:MAX".
-        silence_s: a worker counts as gone there when it has given no sign of life for so long; 0 is never.
+        elastic: minimum and maximum number of workers, which may leave and join, "MIN:MAX".
+        silence_s: seconds without a heartbeat after which such a worker counts as dead; 0 is never.
         join: HOST:PORT of an elastic run that these workers join.
-        output: what becomes of what workers print.
-        leave_on: signals by name on which the workers of such a run leave, as on SIGTERM.
+        output: destinations of the workers' output.
+        leave_on: signals by name on which workers of an elastic run leave, as on SIGTERM.
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
 
     Raises:
@@ -119,17 +118,17 @@ class Launch:
 
     @property
     def members_change(self) -> bool:
-        """Whether workers may leave and join."""
+        """True if workers may leave and join."""
         return self.elastic is not None or self.join is not None
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Least and greatest number of workers of an elastic run."""
+        """The minimum and maximum number of workers of an elastic run."""
         return bounds_of(self.elastic or "1")
 
     @property
     def meeting(self) -> tuple[str, int]:
-        """Host and port where the store of an elastic run listens; port 0 is any that is free."""
+        """The host and port where the store of an elastic run listens; port 0 is any free port."""
         if self.alone:
             return self.local_addr or "127.0.0.1", 0
         host, _, port = self.endpoint.rpartition(":")
@@ -137,22 +136,19 @@ class Launch:
 
     @property
     def nodes(self) -> tuple[int, int]:
-        """Least and greatest number of machines."""
+        """The minimum and maximum number of machines."""
         first, _, last = self.nnodes.partition(":")
         least = _positive("--nnodes", first, "or MIN:MAX")
         return least, _positive("--nnodes", last, "or MIN:MAX") if last else least
 
     @property
     def endpoint(self) -> str:
-        """Where machines that are numbered meet, or what was said; host:port."""
+        """The given rendezvous endpoint, or the address of the first machine; host:port."""
         return self.rdzv_endpoint or f"{self.master_addr}:{self.master_port or DEFAULT_PORT}"
 
     @property
     def here(self) -> tuple[str, int] | None:
-        """Host and port where the workers meet if they are all on this machine and nobody else is to reach it.
-
-        Port 0 is any that is free.
-        """
+        """The host and port of the rendezvous if only workers of this machine take part; port 0 is any free port."""
         if self.alone:
             return self.local_addr or "127.0.0.1", 0
         host, _, port = self.endpoint.rpartition(":")
@@ -163,17 +159,13 @@ class Launch:
 
     @property
     def alone(self) -> bool:
-        """Whether this machine needs nobody else and any free port will do."""
+        """True if this launcher is the only one and any free port will do."""
         named = self.rdzv_backend or self.rdzv_endpoint or self.master_port
         return self.standalone or (self.nodes[1] == 1 and not named)
 
 
 def bounds_of(elastic: str) -> tuple[int, int]:
-    """Return the least and the greatest number of workers of ``--elastic MIN:MAX``.
-
-    Raises:
-        ConfigError: they are not such numbers.
-    """
+    """Return the minimum and maximum number of workers of ``--elastic MIN:MAX``; raise ConfigError if invalid."""
     first, _, last = elastic.partition(":")
     least, most = (_positive("--elastic", one, "as MIN:MAX") for one in (first, last or first))
     if least > most:
@@ -182,28 +174,22 @@ def bounds_of(elastic: str) -> tuple[int, int]:
 
 
 def check_silence(silence_s: float) -> None:
-    """Check the limit of ``--silence``, in seconds.
-
-    Raises:
-        ConfigError: it is negative, or not a number.
-    """
+    """Raise ConfigError if the limit of ``--silence``, in seconds, is negative or not a number."""
+    # Not `silence_s < 0.0`, which is false for NaN.
     if not silence_s >= 0.0:
         raise ConfigError(f"--silence {silence_s}: give seconds, 0 for never")
 
 
 def run_id(launch: Launch) -> str:
-    """Name under which the machines of a run find each other; made up where there is only one."""
+    """Return the name under which the launchers of a run find each other; a random one if there is only one."""
     return str(uuid.uuid4()) if launch.alone else launch.rdzv_id or "none"
 
 
 def address(text: str, what: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; the host of IPv6 may stand in brackets.
-
-    Args:
-        what: what to name in the error.
+    """Return host and port of ``HOST:PORT``; the host may be an IPv6 address in brackets.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it has another form; the message begins with `what`.
     """
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):

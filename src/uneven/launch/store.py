@@ -1,4 +1,4 @@
-"""The store of an elastic run, in a process that starts no workers: ``uneven store``."""
+"""The store of an elastic run in a process that starts no workers: ``uneven store``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: fl
     """Write into a new store the facts that a launcher needs to join, and return them.
 
     Args:
-        founders: workers that the run begins with; those that join later begin with their state.
-        bounds: least and greatest number of workers.
-        silence_s: seconds of silence after which a worker counts as gone; 0 is never.
+        founders: workers at the start; those that join later receive the state of these.
+        bounds: minimum and maximum number of workers.
+        silence_s: seconds without a heartbeat after which a worker counts as dead; 0 is never.
     """
     run = {"founders": founders, "elastic": f"{bounds[0]}:{bounds[1]}:{silence_s:g}"}
     store.set(RUN, json.dumps(run))
@@ -31,18 +31,18 @@ def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: fl
 
 
 def keep(host: str, port: int, bounds: tuple[int, int], silence_s: float) -> None:
-    """Keep the store of one elastic run, until that run ends. Call it in the main thread.
+    """Keep the store of one elastic run until the run ends. Call it in the main thread.
 
-    The run begins when as many workers have joined as it needs at least.
+    The run starts when its minimum number of workers has joined.
 
     Args:
         host: address of this machine to listen on.
-        port: 0 for any that is free.
+        port: 0 for any free port.
         bounds, silence_s: see :func:`open_run`.
 
     Raises:
         ConfigError: the store cannot listen there.
-        LaunchError: all workers have ended before the end of the training, or a signal has ended this process.
+        LaunchError: all workers ended before the end of the training, or a signal ended this process.
     """
     store, port = keep_store(host, port, "Give an address of this machine with --host, and a free port with --port")
     open_run(store, bounds[0], bounds, silence_s)

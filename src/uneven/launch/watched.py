@@ -1,4 +1,4 @@
-"""What every launcher of workers on this machine sees to: environment, throttle, the order of their ends."""
+"""The environment, the throttle and the watching of a launcher's workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHUTDOWN_WITHIN_S = "10"
 
 
 def shutdown_within_s() -> int:
-    """How long a worker may take to end when it is asked to; then it is killed."""
+    """Return the grace period, in seconds, between asking a worker to end and killing it."""
     text = os.environ.get(_SHUTDOWN_VARIABLE, _SHUTDOWN_WITHIN_S)
     if not text.isdigit():
         raise ConfigError(f"{_SHUTDOWN_VARIABLE}={text!r} must be a whole number of seconds")
@@ -29,23 +29,24 @@ def shutdown_within_s() -> int:
 
 
 def variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
-    """What the workers find in their environment on top of the user's own and torch's."""
+    """Return the variables added to a worker's environment, on top of the user's and torch's."""
     variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
     if launch.wait_ready:
         variables[READY_VARIABLE] = "1"
     if launch.shares:
         variables[SHARE_VARIABLE] = ",".join(map(repr, launch.shares))
     if "OMP_NUM_THREADS" not in os.environ:
-        # More threads than cores cost more than they bring.
+        # torch would start one thread per core in each worker; more threads than cores slow all of them down.
         variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
     if launch.here is not None and launch.local_addr is None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        # gloo would resolve the host name otherwise, which may be an address that is unreachable or absent.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return variables
 
 
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
-    touched = [*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torch sets the last one and leaves it
+    touched = [*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torch sets the last one and never removes it
     before = {name: os.environ.get(name) for name in touched}
     os.environ.update(variables)
     try:
@@ -59,7 +60,6 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[StartedWorker], bool]:
-    """Tells whether a worker is to be throttled now."""
     if not launch.wait_ready or run_directory is None:
         return always
     return Readiness(run_directory, launch.ready_within_s)

@@ -1,4 +1,4 @@
-"""Watches the workers of this machine: finds them, throttles them, remembers who ended first."""
+"""The observer of this machine's workers: it finds them, throttles them and records the order of their ends."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ _LOOK_RARELY_S = 0.2  # all workers are known; only a restart brings new ones
 
 
 class Workers:
-    """The children of this process that belong to one run, from the start of the launcher to its end.
+    """The child processes of one run, watched by a background thread from the launcher's start to its end.
 
-    A thread looks for them and waits for their ends. When a worker dies, its peers die of that a moment
-    later; the order of the ends tells the cause from its consequences.
+    When a worker dies, its peers fail a moment later; the order of the ends separates cause from consequence.
 
     Args:
-        run_id: what the launcher calls the run; every worker has it in its environment.
-        count: how many workers there will be on this machine.
-        throttle: the throttle and the share of each local rank, if they are unequal on purpose.
+        run_id: the launcher's name of the run, which every worker has in its environment.
+        count: number of workers on this machine.
+        throttle: the throttle and the share of each local rank, if speeds are made unequal.
         ready: whether a worker is to be throttled now.
     """
 
@@ -57,15 +56,15 @@ class Workers:
 
     @property
     def ended_s(self) -> dict[int, float]:
-        """Process id of each worker that has ended → when that was noticed, Unix time."""
+        """The process id of each ended worker → when its end was noticed, Unix time."""
         return dict(self._ended_s)
 
     def close(self, *, kill: bool) -> None:
-        """Stop watching; with ``kill``, end what is left of every worker's process group first."""
+        """Stop watching; with ``kill``, kill the rest of every worker's process group first."""
         self._over.set()
         self._thread.join()
         for pid in self._seen if kill else ():
-            with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+            with suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if only zombies are left
                 os.killpg(pid, signal.SIGKILL)
         for process in self._alive.values():
             process.close()
@@ -78,7 +77,7 @@ class Workers:
             if not self._alive:
                 self._over.wait(_LOOK_EVERY_S)
                 continue
-            complete = len(self._seen) % self._count == 0 and not self._unthrottled  # a restart brings all anew
+            complete = len(self._seen) % self._count == 0 and not self._unthrottled  # a restart replaces all
             self._bury(_LOOK_RARELY_S if complete else _LOOK_EVERY_S)
         self._bury(0.0)
 
@@ -89,7 +88,7 @@ class Workers:
             try:
                 environment = child.environ()
                 if environment.get("TORCHELASTIC_RUN_ID") != self._run_id:
-                    continue  # not ours, or not yet: between fork and exec it has the launcher's environment
+                    continue  # not ours, or not yet: it has the launcher's environment until exec
                 self._alive[child.pid] = HeldProcess(child.pid)
             except (psutil.Error, OSError):
                 continue
@@ -113,20 +112,21 @@ class Workers:
             try:
                 throttle.limit(pid, shares[worker.local_rank])
             except ConfigError:
-                continue  # it has ended in between
+                continue  # it has ended in the meantime
             except LaunchError as error:
                 print(f"uneven: {error}", file=sys.stderr)
+                # The throttle's process has died, so all workers run at full speed from now on.
                 self._throttle = None
                 return
 
     def _let_go(self) -> None:
-        """A worker that says it is through, or that its training is still to come, may use what it can get."""
         if self._throttle is None:
             return
         for pid, worker in list(self._throttled.items()):
             if not self._ready(worker):
+                # It has finished, or announces training that has not started: full speed until it is ready (again).
                 self._unthrottled[pid] = self._throttled.pop(pid)
-                with suppress(LaunchError):  # the throttle has died, so nobody is throttled any more
+                with suppress(LaunchError):  # the throttle has died and no longer limits any worker
                     self._throttle[0].release(pid)
 
     def _bury(self, wait_s: float) -> None:
@@ -140,7 +140,7 @@ class Workers:
 
 
 def _wait(processes: dict[int, HeldProcess], wait_s: float, over: threading.Event) -> list[int]:
-    """Those that end within ``wait_s``, as soon as there is one."""
+    """Return the processes that end within ``wait_s``, as soon as there is at least one."""
     if not processes:
         return []
     if sys.platform != "linux":
