@@ -115,11 +115,7 @@ def _config(launch: Launch, count: int, logs_specs: DefaultLogsSpecs) -> LaunchC
 
 
 def _output(output: WorkerOutput, count: int, run_directory: Path | None, temporary: Path) -> DefaultLogsSpecs:
-    """Return torch's log specification; without requested files, only the workers' error files go to ``temporary``.
-
-    Raises:
-        ConfigError: `output` names a worker that this machine does not have.
-    """
+    """Return torch's log specification; without requested files, only workers' error files go to ``temporary``."""
     output.check(count)
     folder = temporary
     if output.in_files:
@@ -146,10 +142,8 @@ def _quiet_logs(max_restarts: int) -> Iterator[None]:
 
 
 def _end(ends: Mapping[int, Death], expendable: ExpendableWorkers, ended_s: Mapping[int, float], count: int) -> None:
-    """Report in one line, instead of torch's sixty, which worker died first.
-
-    Raises:
-        LaunchError: an indispensable worker, all workers, or rank 0 died.
+    """Report the worker that died first in one line, not torch's sixty; raise LaunchError unless the run could
+    finish.
     """
     lost, left = tuple(expendable.lost.values()), tuple(expendable.left.values())
     if deaths := [one for rank, one in ends.items() if rank not in expendable.lost]:

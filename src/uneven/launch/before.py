@@ -16,11 +16,8 @@ JOINED_WITHIN_S = 10.0  # a joining launcher may start before the process that k
 
 
 def check(launch: Launch) -> None:
-    """Check that the workers can meet at the given address, as far as this machine can tell.
-
-    Raises:
-        ConfigError: it is not a valid address, or not one of this machine.
-        LaunchError: its port is in use, or no process keeps the run to join.
+    """Raise ConfigError or LaunchError if the workers cannot meet at the given address, as far as this machine can
+    tell.
     """
     if launch.local_addr is not None:
         _refuse_foreign_address(launch.local_addr)
@@ -31,10 +28,8 @@ def check(launch: Launch) -> None:
 
 
 def local_workers(launch: Launch) -> int:
-    """Return the number of workers to start on this machine.
-
-    Raises:
-        ConfigError: it differs from the number of shares, or GPUs are requested and there are none.
+    """Return the number of workers to start here; raise ConfigError if it contradicts the shares or this machine's
+    GPUs.
     """
     if launch.nproc is not None and launch.nproc.isdigit():
         return int(launch.nproc)

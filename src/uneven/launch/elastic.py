@@ -33,11 +33,8 @@ _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
 
 
 class Agent(LocalElasticAgent):
-    """The agent described in the module docstring.
-
-    Args:
-        expendable: the expendable workers and those lost so far.
-        on_lost: called with each lost worker that the others can do without.
+    """torch's agent with the `expendable` workers; it calls `on_lost` with each lost one that the others can do
+    without.
     """
 
     def __init__(
@@ -123,15 +120,9 @@ def run_agent(
 ) -> dict[int, ProcessFailure]:
     """Do what ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
 
-    Args:
-        here: host and port of the rendezvous if no other machine takes part, see :class:`Here`.
-
-    Returns:
-        Rank → failure of each indispensable worker, and of those that were ended because of it.
-
-    Raises:
-        SignalException: the launcher received a signal to end.
-        RendezvousError, DistNetworkError, DistStoreError: the machines do not meet.
+    Without other machines, the workers meet at `here` (host, port). Return rank → failure of each indispensable worker
+    and of those ended because of it. Raise SignalException if the launcher receives a signal, and RendezvousError,
+    DistNetworkError or DistStoreError if the machines do not meet.
     """
     handler = _meeting(config) if here is None else Here(*here, config.run_id)
     addr, port = None, None

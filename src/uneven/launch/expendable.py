@@ -12,11 +12,7 @@ from uneven.rundir import Expendable, clear_expendable, expendable_of
 
 
 class ExpendableWorkers:
-    """The expendable and the dead workers of this machine.
-
-    Args:
-        run_directory: where workers mark themselves expendable; without it, none does.
-        throttled: the throttle stops and continues workers, so a stopped state means nothing.
+    """The expendable and the dead workers of this machine; workers mark themselves in ``run_directory``.
 
     Attributes:
         lost: rank → end of each worker that the others do without.
@@ -70,12 +66,10 @@ class ExpendableWorkers:
         return "" if said is None else said.stops
 
     def hanging(self, alive: Mapping[int, int]) -> list[int]:
-        """Return the ranks to kill: those that hang after all other workers here have ended.
+        """Return the ranks to kill, of those `alive` (rank → process id): they hang after all other workers here have
+        ended.
 
         Report a worker that hangs while others train only once: they continue without it, and it may recover.
-
-        Args:
-            alive: rank → process id of all workers that still run.
         """
         saids = {rank: said for rank in alive if (said := self._said(rank)) is not None}
         silent = {
@@ -97,11 +91,10 @@ class ExpendableWorkers:
         return []
 
     def missed(self, alive: Mapping[int, int]) -> tuple[int, ...]:
-        """Return the ranks that are stopped, each a possible cause of the failure just found.
-
-        Args:
-            alive: rank → process id.
+        """Return the ranks of `alive` (rank → process id) that are stopped: possible causes of the failure just
+        found.
         """
+        # The throttle stops and continues workers all the time, so a stopped one means nothing.
         self.stopped = () if self._throttled else tuple(rank for rank, pid in alive.items() if stopped(pid))
         return self.stopped
 

@@ -47,9 +47,8 @@ class Death:
 class Left:
     """A worker's end with exit code 0, possibly before the others finished.
 
-    Attributes:
-        unclosed: its session was still open, so Python did not end in order.
-        begun: False if it had announced training with the parameter server and not started it.
+    ``unclosed``: its session was still open, so Python did not end in order. ``begun`` is False if it had announced
+    training with the parameter server and not started it.
     """
 
     rank: int
@@ -67,14 +66,11 @@ def blame(
     left: Sequence[Left] = (),
     goes_on: bool = False,
 ) -> LaunchError:
-    """Return the error for the worker that died first.
+    """Return the error for the worker that died first; ``first_s`` (Unix time) is when the first end of any was
+    noticed.
 
-    Args:
-        first_s: when the first end of any worker was noticed, Unix time.
-        shutdown_within_s: grace period after the launcher asks workers to end.
-        lost: workers that died before and that the others could do without.
-        left: workers that ended before with exit code 0, whose absence may be the cause.
-        goes_on: the run continues with workers of other launchers.
+    ``lost`` died before and could be done without; ``left`` ended with exit code 0, and its absence may be the cause.
+    ``goes_on``: the run continues with workers of other launchers.
     """
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
     error = _said(first, goes_on)

@@ -16,15 +16,11 @@ from uneven.errors import ConfigError
 def keep_store(
     host: str, port: int, remedy: str = "Leave --local-addr, --master-addr and --rdzv-endpoint out to use the loopback"
 ) -> tuple[TCPStore, int]:
-    """Create a store in this process; return it and its port.
-
-    Args:
-        host: address to listen on.
-        port: 0 for any free port.
-        remedy: advice for the error message.
+    """Create a store that listens on ``host`` and ``port`` (0: any free port); return it and its port.
 
     Raises:
-        ConfigError: it is not an address of this machine, or the port is not available.
+        ConfigError: it is not an address of this machine, or the port is not available; the message ends with
+            ``remedy``.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -46,11 +46,7 @@ def run(launch: Launch, *, run_directory: Path | None = None) -> None:
 
 
 class LocalRun:
-    """A launcher in a separate process, with its workers below it; a ``with`` block stops it at the end.
-
-    Attributes:
-        pid: process id of the launcher.
-    """
+    """A launcher in a separate process (``pid``), with its workers below it; a ``with`` block stops it at the end."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -61,10 +57,8 @@ class LocalRun:
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the end and return the exit code, that of the worker that died first if one did.
-
-        Raises:
-            LaunchError: it still runs after ``timeout_s``; it continues to run.
+        """Wait for the end; return the exit code, that of the worker that died first. Raise LaunchError after
+        ``timeout_s``.
         """
         try:
             return self._process.wait(timeout_s)
@@ -104,7 +98,6 @@ def start(
     """Start the launcher in a separate process and return immediately. It ends when this process does.
 
     Args:
-        launch: what to start.
         run_directory: given to the workers in ``UNEVEN_RUN``.
         env: variables on top of this process's environment.
         output: file for all output of launcher and workers; None shows it here.

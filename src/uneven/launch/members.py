@@ -40,16 +40,12 @@ _GIVEN_UP_EVERY_S = 1.0
 
 
 class Members:
-    """The workers of this launcher in an elastic run.
+    """The workers of this launcher in an elastic run. ``cut`` is True when the store has ended.
 
     Args:
-        board: the run's board in the store.
         line: program and arguments of a worker.
         variables: (worker, local rank) → environment variables.
         on_lost: called with each worker that ended abnormally.
-
-    Attributes:
-        cut: the store has ended.
     """
 
     def __init__(
@@ -130,11 +126,7 @@ class Members:
 
 
 def run_members(launch: Launch, run_directory: Path | None) -> None:
-    """Run workers for ``launch.elastic`` or ``launch.join``, see :func:`uneven.launch.run`.
-
-    Raises:
-        LaunchError: too few workers are left, all have failed, or the run was interrupted.
-    """
+    """Run the workers of ``launch.elastic`` or ``launch.join``; see :func:`uneven.launch.run`, also for errors."""
     check(launch)
     with ExitStack() as stack:
         folder = TemporaryFolder("uneven-launch-")
@@ -229,11 +221,8 @@ def _over(board: Board) -> bool | None:
 
 
 def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
-    """Report how the run ended; see :func:`run_members` for errors.
-
-    Args:
-        through: workers, of any launcher, have finished the training.
-        goes_on: the training continues without workers of this launcher.
+    """Report how the run ended: workers of any launcher are ``through``, or training ``goes_on`` elsewhere, or an
+    error.
     """
     if stop.requests:
         name = signal.Signals(stop.number).name

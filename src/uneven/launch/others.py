@@ -11,13 +11,9 @@ THROUGH, LEFT = ENDS = ("through", "left")  # a worker writes the first when it 
 
 
 def settled(board: Board, worker: int, ending: Ending) -> str:
-    """Report the end of a worker's process to the members.
+    """Report the end of a worker's process to the members; raise RuntimeError if the store has ended.
 
-    Returns:
-        ``LEFT``, or ``THROUGH`` if it has finished, with or without training; "" if it counts as dead.
-
-    Raises:
-        RuntimeError: the store has ended.
+    Return ``LEFT``, or ``THROUGH`` if it has finished, with or without training; "" if it counts as dead.
     """
     if ending.how is not How.ENDED or board.look(f"{SESSION}/{worker}") == OPEN:
         # An open session means that Python did not end in order, even with exit code 0.
@@ -36,13 +32,9 @@ def _closed(board: Board, worker: int) -> str:
 
 
 class GivenUp:
-    """The workers that the membership has removed and that have not ended: stopped or hanging ones.
+    """The workers that the membership has removed and that have not ended within ``grace_s``: stopped or hanging ones.
 
-    Args:
-        grace_s: how long a worker may take to notice its removal and end.
-
-    Attributes:
-        closed: worker → its end; its script may still run after its session and needs no store.
+    ``closed`` maps a worker to its end; its script may still run after its session and needs no store.
     """
 
     def __init__(self, board: Board, grace_s: float) -> None:
@@ -72,11 +64,7 @@ class GivenUp:
 
 
 class Others:
-    """The workers of other launchers, which still need the store.
-
-    Args:
-        silence_s: seconds without a heartbeat after which a worker counts as dead; 0 is forever.
-    """
+    """The workers of other launchers; one without a heartbeat for ``silence_s`` seconds counts as dead (0: never)."""
 
     def __init__(self, board: Board, silence_s: float) -> None:
         self._board = board

@@ -14,7 +14,7 @@ _RANKS = re.compile(r"\d+(,\d+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutput:
-    """The streams that are written to files and those that are shown.
+    """The streams that are written to files and those that are shown; invalid values raise ConfigError.
 
     A stream is 0 for none, 1 for stdout, 2 for stderr, 3 for both; for all workers ("3") or by local rank ("0:1,1:2";
     other ranks keep both).
@@ -24,9 +24,6 @@ class WorkerOutput:
         tee: streams written to files and to the console, each line with its rank.
         ranks: local ranks whose output is shown, as in "0,2"; empty shows all. Files get the output of all ranks.
         directory: folder of the files; empty is ``logs`` in the run directory.
-
-    Raises:
-        ConfigError: a value has another form.
     """
 
     redirects: str = "0"
@@ -55,7 +52,7 @@ class WorkerOutput:
         return any(streams for text in (self.redirects, self.tee) for streams in _by_rank(text, 1).values())
 
     def streams(self, count: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Return local rank → streams into files only, and local rank → streams into files and console, of `count`
+        """Return local rank → streams (0 to 3) into files only, and the same for files and console, of `count`
         workers.
         """
         usual = dict.fromkeys(range(count), 0)

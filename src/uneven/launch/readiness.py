@@ -1,8 +1,7 @@
 """The moment from which a worker is throttled to its share of a core: the start of its training.
 
-Throttled from the start, a worker on a tenth of a core would import torch for most of a minute. A worker with a session
-reports its start itself. A script without one (plain ``DistributedDataParallel``) counts as training once it connects
-to the rendezvous, because every process group begins with that.
+On a tenth of a core, importing torch takes most of a minute, so it is not throttled. A worker with a session reports
+its start. A script without one counts as training once it connects to the rendezvous, as every process group does.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from uneven.rundir import is_coming, is_ready
 
 
 class StartedWorker(NamedTuple):
-    """A worker of this machine: its process id, its rank, its local rank, and the port of the rendezvous (0:
-    unknown).
-    """
+    """A worker of this machine; ``port`` is that of the rendezvous, 0 if unknown."""
 
     pid: int
     rank: int
@@ -34,11 +31,8 @@ def always(worker: StartedWorker) -> bool:
 
 
 class Readiness:
-    """The test of whether a worker is to be throttled now.
-
-    Args:
-        run_directory: where workers report that a session will start, that they train, and that they have finished.
-        within_s: a worker with no report by then is throttled nevertheless.
+    """The test of whether a worker is to be throttled now: it reports that in ``run_directory``, or ``within_s`` are
+    over.
     """
 
     def __init__(self, run_directory: Path, within_s: float) -> None:

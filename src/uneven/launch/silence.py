@@ -24,8 +24,8 @@ class SilenceMeter:
         self._silent_s: dict[int, float] = {}
 
     def silent_s(self, pid: int, limit_s: float) -> float:
-        """Return for how long it has used less than 0.5 % of a core on average over ``limit_s``, measured from the
-        first call.
+        """Return for how long, since the first call, it has used less than 0.5 % of a core on average over
+        ``limit_s``.
         """
         now_s = time.monotonic()
         # Processes are polled at most twice a second, however often the agent asks.

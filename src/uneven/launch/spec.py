@@ -21,11 +21,9 @@ DEFAULT_PORT = 29500  # torchrun's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The workers to start, in ``torchrun``'s words.
+    """The workers to start, in ``torchrun``'s words; invalid or contradicting values raise ConfigError.
 
     Attributes:
-        target: script (or module) and its arguments.
-        module: the target is a module, as with ``python -m``.
         nproc: workers on this machine, or "gpu", "cpu", "auto" for one per device; None is one per entry of ``shares``,
             or one per GPU, or one.
         nnodes: machines, "N" or "MIN:MAX".
@@ -37,12 +35,8 @@ class Launch:
         elastic: minimum and maximum number of workers, which may leave and join, "MIN:MAX".
         silence_s: seconds without a heartbeat after which such a worker counts as dead; 0 is never.
         join: HOST:PORT of an elastic run that these workers join.
-        output: destinations of the workers' output.
         leave_on: signals by name on which workers of an elastic run leave, as on SIGTERM.
         rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
-
-    Raises:
-        ConfigError: a value is invalid, two values contradict each other, or the script does not exist.
     """
 
     target: tuple[str, ...]
@@ -186,10 +180,8 @@ def run_id(launch: Launch) -> str:
 
 
 def address(text: str, what: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``; the host may be an IPv6 address in brackets.
-
-    Raises:
-        ConfigError: it has another form; the message begins with `what`.
+    """Return host and port of ``HOST:PORT``, with an IPv6 host in brackets; raise ConfigError, which begins with
+    `what`.
     """
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):

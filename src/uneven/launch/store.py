@@ -18,13 +18,8 @@ _LOOK_EVERY_S = 1.0
 
 
 def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: float) -> dict[str, Any]:
-    """Write into a new store the facts that a launcher needs to join, and return them.
-
-    Args:
-        founders: workers at the start; those that join later receive the state of these.
-        bounds: minimum and maximum number of workers.
-        silence_s: seconds without a heartbeat after which a worker counts as dead; 0 is never.
-    """
+    """Write into a new store the facts that a launcher needs to join, and return them; ``silence_s`` 0 is no limit."""
+    # Founders start with equal parameters; workers that join later receive the state of a member.
     run = {"founders": founders, "elastic": f"{bounds[0]}:{bounds[1]}:{silence_s:g}"}
     store.set(RUN, json.dumps(run))
     return run
@@ -33,12 +28,7 @@ def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: fl
 def keep(host: str, port: int, bounds: tuple[int, int], silence_s: float) -> None:
     """Keep the store of one elastic run until the run ends. Call it in the main thread.
 
-    The run starts when its minimum number of workers has joined.
-
-    Args:
-        host: address of this machine to listen on.
-        port: 0 for any free port.
-        bounds, silence_s: see :func:`open_run`.
+    The run starts when its minimum number of workers has joined. Port 0 is any free port; see also :func:`open_run`.
 
     Raises:
         ConfigError: the store cannot listen there.

@@ -28,9 +28,7 @@ class Workers:
 
     Args:
         run_id: the launcher's name of the run, which every worker has in its environment.
-        count: number of workers on this machine.
         throttle: the throttle and the share of each local rank, if speeds are made unequal.
-        ready: whether a worker is to be throttled now.
     """
 
     def __init__(
