@@ -1,16 +1,16 @@
-"""Supervised processes: started, heard, told apart by how they end, and never left behind.
+"""Supervised processes: started, listened to, classified by how they end, and never left behind.
 
 ::
 
-    command.py    a program ───────────────┐                 ┌── ending.py   ended, failed, killed, hung or lost
-    call.py       a function, with a line ─┼──► a Process ──►┤
-    ray.py        the same on a cluster ───┘       │         └── keep.py     started again, under a rule
-                                                   ▼
-                  events.py: one loop hears ends, messages, signs of life and whatever else can be read
+    command.py    a program ──────────────────────┐                 ┌── ending.py   ended, failed, killed, hung or lost
+    call.py       a function, with a connection ──┼──► a Process ──►┤
+    ray.py        the same on a Ray cluster ──────┘       │         └── keep.py     restarted, under a rule
+                                                          ▼
+                  events.py: one loop receives ends, messages, heartbeats and anything else that is readable
 
-    ray_lines.py  programs that a Ray cluster has room for, again when a machine is lost
-    place.py      where functions run, and on which devices: local.py, ray.py
-    bound.py      a program ends with the one that started it, however that ends
+    ray_lines.py  programs on a Ray cluster, restarted when a machine is lost
+    place.py      the machines and devices of functions: local.py, ray.py
+    bound.py      a program ends with its parent process, however that ends
 """
 
 from uneven.jobs.command import Command, end_all

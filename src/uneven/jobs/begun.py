@@ -1,6 +1,6 @@
-"""``code.json`` in a run's directory: the code that the run trains with, and when the run finished.
+"""The file ``code.json`` in a run's directory: the code that the run trains with, and when the run finished.
 
-With it, a start does not take the result of other code for its own, nor continue a run with other code.
+A start can thus detect that a result belongs to other code, or that a run would continue with other code.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class DefaultFolder(str):
 
 @dataclass(slots=True)
 class _CodeNote:
-    """The file: code, Unix time of the end (0 before it), and the limits then, which a later start may raise."""
+    """The file's content; ``finished_s`` is Unix time, 0 before the end. A later start may raise the ``limits``."""
 
     code: Code
     finished_s: Amount = 0.0
     limits: dict[str, Any] = field(default_factory=dict)
 
     def changed(self, code: Code, among: Collection[str]) -> str:
-        """Name the parts that differ; empty if none does."""
+        """Return the names of the parts that differ; empty if none does."""
         pairs = [(self.code.get(one, {}), code.get(one, {})) for one in among]
         names = list(dict.fromkeys(name for a, b in pairs for name in {**a, **b} if a.get(name) != b.get(name)))
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -44,19 +44,15 @@ class _CodeNote:
 
 
 class Begun:
-    """A run in a directory that this process has locked.
+    """A run of some `kind`, such as "search", in a directory that this process has locked.
 
-    Args:
-        kind: such as "search".
-        code: of this start.
-        trained: names in ``code`` with which training has begun; their code must not have changed.
-
-    Raises:
-        CheckpointError: this code has changed, or the file cannot be read or written.
+    ``trained`` are the names in ``code`` for which training has started. Raises CheckpointError if their code has
+    changed, or if the file cannot be read or written.
     """
 
     def __init__(self, directory: Path, kind: str, code: Code, trained: Collection[str]) -> None:
-        self._run, self._path = f"the {kind} in {directory}", directory / FILE
+        self._run = f"the {kind} in {directory}"
+        self._path = directory / FILE
         self._note = (_read(directory) if trained else None) or _CodeNote(code)
         if changed := self._note.changed(code, trained):
             raise CheckpointError(
@@ -67,14 +63,14 @@ class Begun:
         self._write()
 
     def report_finished(self, **limits: Any) -> bool:
-        """Print when the run finished, if it has finished with these limits; return whether it has."""
+        """Return whether the run has finished with these limits; if so, print when."""
         finished = self._note.finished_s > 0 and self._note.limits == limits
         if finished:
             _say(f"{self._run} {self._note}; this is its result. To repeat it, delete the directory or name another")
         return finished
 
     def finish(self, **limits: Any) -> None:
-        """Note that the run has finished, and with which limits."""
+        """Record that the run has finished, and its limits."""
         self._note.finished_s, self._note.limits = time.time(), limits
         self._write()
 
@@ -84,14 +80,14 @@ class Begun:
 
 
 def write_json(path: Path, what: object) -> None:
-    """Write a file of JSON, which is there as a whole or not at all."""
+    """Write a JSON file atomically."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(what, indent=1), encoding="utf-8")
-    part.replace(path)
+    part.replace(path)  # a rename is atomic: a killed run leaves the old file or the new one
 
 
 def folder_for(directory: str | Path, kind: str, code: Code) -> Path:
-    """Choose the directory of a run: a default one, or NAME-2, NAME-3 … if other code has finished a run there."""
+    """Choose the directory of a run: a default one becomes NAME-2, NAME-3 … if other code has finished a run there."""
     path, number, why = Path(directory), 1, ""
     while isinstance(directory, DefaultFolder) and (note := _read(path)) is not None and note.finished_s:
         if not (changed := note.changed(code, {**note.code, **code})):

@@ -1,7 +1,7 @@
-"""A program that ends with the process that started it: ``python bound.py PARENT PROGRAM ARGUMENTS…``.
+"""A wrapper that binds a program's life to its parent's: ``python bound.py PARENT PROGRAM ARGUMENTS…``.
 
-The kernel sees to it, so it holds whatever the program does, also for one that is stopped and for a parent that was
-killed. Run as a file and not as a module, this costs a start of Python without its site packages, 20 ms.
+The kernel kills the program, even a stopped one, however its parent ends. Run as a file with ``-S``, it starts in 20
+ms.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def bound(program: Sequence[str]) -> list[str]:
-    """The command line of ``program``, bound to the thread that starts it; as it is where there is no such thing.
-
-    A process that is started so keeps its number, environment and files when it becomes the program.
-    """
+    """Return the command line of ``program``, bound to the calling *thread*; unchanged on systems other than Linux."""
     if sys.platform != "linux":
         return list(program)
+    # exec keeps the process id, environment and open files, so the caller's handle stays valid.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
 
 
 def _main(parent: int, program: list[str]) -> None:
-    """Let the kernel kill this process when the thread that started it ends, also after ``exec``."""
     libc = ctypes.CDLL(None, use_errno=True)
+    # Set here and not in a preexec_fn, which is not safe in a program with threads. The setting survives exec.
     if libc.prctl(_PARENT_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL)) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+    # The parent may have ended before prctl, which then never fires.
     if os.getppid() != parent:
         sys.exit("uneven: the program that started this process has ended before it could begin")
     try:

@@ -1,4 +1,4 @@
-"""A function in a process of its own, with a line to whoever started it."""
+"""A function in a separate process, connected to the process that started it."""
 
 from __future__ import annotations
 
@@ -29,26 +29,24 @@ from uneven.jobs.ending import Ending, How
 from uneven.jobs.events import Events
 from uneven.jobs.pulse import Watched
 
-_LONGEST_MESSAGE_S = 60
-"""A process that does not take a message, or does not come to the end of one, for so long is ended."""
+_LONGEST_MESSAGE_S = 60  # a process is killed if sending or receiving one message takes longer
 
+# Each process is forked from a server that has only imported torch: it starts in milliseconds and shares that memory.
+# Plain fork would copy the user's process, with its threads' locks and its CUDA context.
 METHOD = "forkserver"
-"""How processes are started: each is forked from one that has imported torch and done nothing else, so it starts in
-milliseconds and shares that memory. It is no copy of the user's process, as with plain ``fork``."""
 
-IMPORTED = ("torch", "torch._dynamo", "numpy")
-"""The second is what torch imports, for a second and a half, when the first optimizer is made."""
+IMPORTED = ("torch", "torch._dynamo", "numpy")  # torch imports the second, in 1.5 s, for the first optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What the function has raised, as it travels."""
+    """The error that the function has raised, as text."""
 
     text: str
 
 
 def starter(imported: Sequence[str] = IMPORTED) -> BaseContext:
-    """The way to start processes. What the server imports beforehand is settled by whoever starts it first."""
+    """Return the context that starts processes. The first call of a program determines the preloaded modules."""
     context = multiprocessing.get_context(METHOD)
     context.set_forkserver_preload(list(imported))
     return context
@@ -58,14 +56,14 @@ class Child(Watched):
     """A function in a process, see :class:`~uneven.jobs.place.Linked`. It ends soon after this process has.
 
     Args:
-        target: called in the process with its end of the line, then ``arguments``.
-        heard: called with this process and each message of it.
-        ended: called with this process once when it has ended, unless it was told to.
-        imported: modules that the process finds imported, if it is the first that this program starts.
+        target: called in the process with its end of the connection, then ``arguments``.
+        heard: called with this process and each of its messages.
+        ended: called once with this process when it has ended, unless it was asked to end.
+        imported: modules to preload, if this is the first process that this program starts.
 
     Raises:
         ConfigError: the arguments cannot be pickled.
-        TrainingError: what starts processes was killed.
+        TrainingError: the fork server was killed.
     """
 
     def __init__(
@@ -109,27 +107,26 @@ class Child(Watched):
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
         return int(self.process.pid)
 
     def send(self, message: Any) -> None:
-        """Say something. To one that has died it is said in vain; its death is heard of by itself."""
+        """Send a message. Sending to a dead process has no effect; its end is reported separately."""
         self.touched()
         try:
             self._line.send(message)
-        except BlockingIOError:
+        except BlockingIOError:  # the time limit set by _limit is over
             self._shoot()
-        except OSError:
+        except OSError:  # it has died; the sentinel reports that
             pass
 
     def ask_to_end(self) -> None:
-        """Close the line, without waiting: it ends when it next listens or speaks."""
+        """Close the connection without waiting; the process ends at its next receive or send."""
         if not self._line.closed:
             self._events.remove(self._line.fileno())
             self._line.close()
 
     def wait(self, within_s: float | None = None) -> Ending | None:
-        """Wait for its end, without listening; None if it still runs then."""
+        """Wait for its end without receiving messages; return None if it still runs after ``within_s``."""
         if self.ending is None:
             self.process.join(within_s)
             if self.process.exitcode is not None:
@@ -141,7 +138,7 @@ class Child(Watched):
         return self.wait(within_s) or self.kill()
 
     def kill(self, *, hung: str = "") -> Ending:
-        """SIGKILL, also for what it has started. Twice is no error."""
+        """Kill it and the processes that it has started. Idempotent."""
         self.ask_to_end()
         self._shoot()
         self.process.join()
@@ -153,11 +150,11 @@ class Child(Watched):
             self.process.kill()
 
     def _end_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it is about to begin, or nothing is left of it
+        with contextlib.suppress(ProcessLookupError):  # it has not called setsid yet, or the group is empty
             os.killpg(self.pid, signal.SIGKILL)
 
     def _note(self, hung: str = "") -> Ending:
-        self._end_group()  # what it has started and left behind
+        self._end_group()  # processes that it started and left behind
         self._events.remove(self.process.sentinel)
         self.ending = Ending.of(self.process.exitcode)
         if hung and self.ending.how is How.KILLED:
@@ -170,7 +167,7 @@ class Child(Watched):
         try:
             message = self._line.recv()
         except (EOFError, ConnectionResetError):
-            self._events.remove(self._line.fileno())  # its end is heard of by the sentinel
+            self._events.remove(self._line.fileno())  # the sentinel reports its end
             return
         except BlockingIOError:
             self._shoot()
@@ -184,6 +181,7 @@ class Child(Watched):
             self._heard(self, message)
 
     def _ended(self) -> None:
+        # Messages that it sent before its end may still be in the pipe; deliver them first.
         while not self._line.closed:
             try:
                 if not self._line.poll():
@@ -199,7 +197,7 @@ class Child(Watched):
 
 
 def unsendable(name: str, error: Exception) -> ConfigError:
-    """What a process needs cannot be pickled."""
+    """Return the error for arguments that cannot be pickled."""
     return ConfigError(
         f"{name}: what it needs cannot be sent to another process ({error}): data sets, transforms and losses must be "
         f"made of classes and functions at the top level of a module"
@@ -207,18 +205,14 @@ def unsendable(name: str, error: Exception) -> ConfigError:
 
 
 def _begin(method: str, target: Callable[..., None], line: Connection, *arguments: Any) -> None:
-    """In the new process: end quietly when the other one is gone, and leave Ctrl-C to it.
-
-    Args:
-        method: how the program that started this process starts others by default.
-    """
-    os.setsid()
-    # A DataLoader in here starts its workers as it does in the user's program; they end with this process group.
-    # The program still counts this process as a daemon, and ends it when it ends.
+    """Run `target` in the new process; end quietly if the parent has ended."""
+    os.setsid()  # so that killpg reaches all processes started here
+    # Daemons may not start processes, so a DataLoader could not start its workers. In the parent, this process still
+    # is a daemon, so multiprocessing ends it there. `method` is the user's: workers start as they do in their program.
     multiprocessing.current_process().daemon = False
     multiprocessing.set_start_method(method, force=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Finalize(None, _end_the_others, exitpriority=-1)  # once it has waited for those that it waits for by itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    Finalize(None, _end_the_others, exitpriority=-1)  # negative: after multiprocessing has joined its own children
     threading.Thread(target=_end_with_the_other, args=(line.fileno(),), daemon=True).start()
     try:
         target(line, *arguments)
@@ -229,41 +223,39 @@ def _begin(method: str, target: Callable[..., None], line: Connection, *argument
     except BaseException as error:
         with contextlib.suppress(OSError):
             line.send(Raised(_words(error)))
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # it has been told; the process ends with it
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # reported already: no second traceback
         raise
 
 
 def _end_with_the_other(line: int) -> None:
-    """When nobody is at the other end any more: give this process time to end by itself, then end it.
-
-    It may be in the user's code and never come out; the run was killed, so nobody else would end it.
-    """
+    """Wait until the parent's end is closed, give this process time to end, then kill its group."""
+    # The user's code may never return, and after a kill of the parent no other process would end this one.
     gone = select.poll()
-    gone.register(line, 0)  # its being closed there, not what can be read
+    gone.register(line, 0)  # no events requested: only POLLHUP and POLLERR, which are always reported
     gone.poll()
     time.sleep(END_WITHIN_S)
     os.killpg(0, signal.SIGKILL)
 
 
 def _end_the_others() -> None:
-    """Kill what this process has started and leaves behind. Who started it would do so too, unless that is gone."""
+    """Kill the processes that this one has started and leaves behind, in case the parent is dead and cannot."""
     group, ended = os.getpgid(0), {os.getpid()}
     while left := [pid for pid in psutil.pids() if pid not in ended and _group_of(pid) == group]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ended.update(left)  # those that are dead already are still listed
+        ended.update(left)  # zombies are still listed
 
 
 def _group_of(pid: int) -> int | None:
     try:
         return os.getpgid(pid)
-    except (ProcessLookupError, PermissionError):  # it has ended, or is none of ours
+    except (ProcessLookupError, PermissionError):  # it has ended, or belongs to another user
         return None
 
 
 def _limit(line: Connection) -> None:
-    """Let reading and writing fail that is not done in time: a process that was stopped must not stop this one."""
+    """Set a timeout for reading and writing, so that a stopped process does not block this one."""
     limit = struct.pack("@ll", _LONGEST_MESSAGE_S, 0)
     with socket.socket(fileno=os.dup(line.fileno())) as end:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
@@ -272,10 +264,10 @@ def _limit(line: Connection) -> None:
 
 @contextlib.contextmanager
 def telling(tell: Callable[[str], None], lost: Callable[[str], None] | None = None) -> Iterator[None]:
-    """What the user's code raises in here is told to the other process in its own way, and ends this one.
+    """Report an error of the user's code with `tell`, then let it end this process.
 
     Args:
-        lost: told instead that a worker beside this one is missing, which says nothing of the user's code here.
+        lost: called instead of `tell` if a peer is missing, which is not an error of the code here.
     """
     try:
         yield
@@ -290,5 +282,5 @@ def telling(tell: Callable[[str], None], lost: Callable[[str], None] | None = No
 
 
 def _words(error: BaseException) -> str:
-    """The message alone of an error of ours; the whole traceback of any other."""
+    """Return only the message of an error of uneven; the whole traceback of any other."""
     return str(error) if isinstance(error, UnevenError) else "".join(traceback.format_exception(error))

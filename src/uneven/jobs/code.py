@@ -6,8 +6,8 @@
                                  ├─► class m.Net         its methods, attributes and bases
                                  └─► m.WIDTH             a global value
 
-The same code has the same digests in every process: no digest depends on lines, comments, docstrings, addresses or the
-order of sets. Installed packages count by name only. Of a large array or list, a sample counts.
+Equal code has equal digests in every process: no digest depends on lines, comments, docstrings, addresses or the order
+of sets. Installed packages count by name only; large arrays and lists by a sample.
 """
 
 from __future__ import annotations
@@ -31,23 +31,22 @@ import numpy as np
 
 from uneven.installed import FOLDER
 
-Code = dict[str, dict[str, str]]
-"""What was given, such as "train" → each part that it depends on → the part's digest."""
+Code = dict[str, dict[str, str]]  # name of an object, such as "train" → each part that it depends on → digest
 
 _MOST_VALUES, _MOST_ELEMENTS, _MOST_CHARACTERS, _DEEPEST = 10_000, 1024, 2**16, 20
 _GLOBAL, _ATTRIBUTE = ("LOAD_GLOBAL", "LOAD_NAME"), ("LOAD_ATTR", "LOAD_METHOD")
 _WRAPPED = ("__wrapped__", "fget", "fset", "fdel")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+# The errors of objects that pickle does not support.
 _CLOSED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.PicklingError)
-"""Errors of objects that pickle cannot send."""
 
 
 def code_of(given: Mapping[str, object], *trained: Any) -> Code:
-    """Read the code of functions, classes and other objects.
+    """Return the digests of functions, classes and other objects.
 
     Args:
         given: name → object.
-        trained: functions whose packages are the user's own, even if they are installed.
+        trained: functions whose packages count as the user's own, even if they are installed.
     """
     own = {str(named(one).__module__).partition(".")[0] for one in trained}
     given = {"Python": sys.implementation.cache_tag, **given}
@@ -55,7 +54,7 @@ def code_of(given: Mapping[str, object], *trained: Any) -> Code:
 
 
 def named(function: Any) -> Any:
-    """Return the function of a partial one, or the class of an object that is called; both have a module and a name."""
+    """Return the function of a ``partial``, or the class of a callable object; both have a module and a name."""
     while isinstance(function, partial):
         function = function.func
     return function if hasattr(function, "__qualname__") else type(function)
@@ -64,12 +63,14 @@ def named(function: Any) -> Any:
 class _CodeReader:
     def __init__(self, own: set[str]) -> None:
         self._packages = own
-        self._alike: dict[str, dict[int, object]] = {}  # functions and classes by name, held so that ids stay theirs
+        self._alike: dict[
+            str, dict[int, object]
+        ] = {}  # functions and classes by name, referenced so that their ids stay unique
         self._parts: dict[str, Callable[[], str]] = {}
         self._left = 0
 
     def parts(self, name: str, value: object) -> dict[str, str]:
-        """Each part that a value depends on, itself by this name → its digest."""
+        """Return the digest of each part that a value depends on, including the value under `name`."""
         self._refer(name, partial(self._text, value))
         found: dict[str, str] = {}
         while todo := [one for one in self._parts if one not in found]:
@@ -79,6 +80,7 @@ class _CodeReader:
         return found
 
     def _refer(self, name: str, text: Callable[[], str], thing: object = None) -> str:
+        # Different objects may have one name (closures); they are numbered in the order in which they are met.
         alike = self._alike.setdefault(name, {})
         alike.setdefault(id(thing), thing)
         place = [*alike].index(id(thing))
@@ -97,7 +99,9 @@ class _CodeReader:
         scope, code = function.__globals__, function.__code__
         name = f"function {scope.get('__name__')}.{code.co_qualname}"
         cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-        if not self._own(str(scope.get("__name__")), scope.get("__file__")):  # a decorator of a package
+        if not self._own(
+            str(scope.get("__name__")), scope.get("__file__")
+        ):  # from a package, e.g. a decorator: only what it wraps
             return f"{name} {self._text(getattr(function, '__wrapped__', cells), depth + 1)}"
         rest = function.__defaults__, function.__kwdefaults__, cells, vars(function)
         return self._refer(name, lambda: f"{self._code(code, scope)}\n{self._text(rest)}", function)
@@ -111,18 +115,19 @@ class _CodeReader:
         return self._refer(name, lambda: self._text((kind.__bases__, members)), kind)
 
     def _code(self, code: CodeType, scope: Mapping[str, Any]) -> str:
-        """Bytecode with the globals that it names, of this module and of the user's other modules."""
+        """Return the bytecode with the values of its globals, and of attributes of the user's other modules."""
         words = [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], code.co_exceptiontable.hex()]
         module: ModuleType | None = None
         past: list[Any] = [0, ()]
         for step in dis.get_instructions(code):
-            if step.opname == "EXTENDED_ARG":  # the upper bits of the next step's argument
+            if step.opname == "EXTENDED_ARG":  # upper bits of the next argument, which dis includes there
                 continue
             value, space = step.argval, scope if step.opname in _GLOBAL else {}
             if module is not None and step.opname in _ATTRIBUTE:
                 space = vars(module)
             module = None
             if step.opname == "IMPORT_NAME":
+                # The two constants loaded before IMPORT_NAME are the level (relative dots) and the imported names.
                 self._imported("." * past[0] + value, past[1] or (), scope.get("__package__"))
             past = [past[1], value]
             if isinstance(value, str) and value in space:
@@ -136,19 +141,21 @@ class _CodeReader:
         return "\n".join(words)
 
     def _imported(self, name: str, items: tuple[str, ...], package: str | None) -> None:
-        """Refer to a module of the user's own that a function imports, as a whole."""
+        """Add a user's module that a function imports, as a whole."""
         with suppress(ImportError, SyntaxError, ValueError):
             name = resolve_name(name, package)
             for one in (name.partition(".")[0], name, *(f"{name}.{item}" for item in items)):
                 spec: Any = find_spec(one)
                 if spec is not None and not self._own(one, spec.origin):
-                    return  # Python would import a package to find its parts
+                    return  # find_spec imports a package to find its submodules; only the user's may be imported
                 if spec is not None and (code := spec.loader.get_code(one)) is not None:
                     self._refer(f"module {one}", partial(self._code, code, {"__package__": spec.parent}))
 
     # ---------------------------------------------------------------- values
     def _text(self, value: Any, depth: int = 0) -> str:
-        """A value in words. A value that lies too deep, or comes after too many others, counts by its type."""
+        """Return a value as text. A value that is nested too deeply, or follows too many others, counts by its type
+        only.
+        """
         self._left -= 1
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         if self._left < 0 or depth > _DEEPEST:
@@ -178,7 +185,7 @@ class _CodeReader:
 
 
 def _inside(value: Any) -> tuple[object, ...]:
-    """Parts of an object: a sample of an array, the functions that it wraps, what pickle would send, or its words."""
+    """Return an object's parts: a sample of an array, wrapped functions, pickle's state, or its repr."""
     if isinstance(value, np.ndarray) or hasattr(value, "numel"):
         shape = [*value.shape]
         if shape and (count := math.prod(shape)):
@@ -189,5 +196,6 @@ def _inside(value: Any) -> tuple[object, ...]:
         return (*wrapped,)
     if not hasattr(value, "__dict__") and not hasattr(type(value), "__slots__"):
         return (_ADDRESS.sub("", repr(value)),)
+    # (constructor, arguments, state) and iterators over list items and dict items.
     made = value.__reduce_ex__(4)
     return *made[:3], *(list(islice(one, _MOST_VALUES)) for one in made[3:5] if one is not None)

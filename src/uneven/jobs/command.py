@@ -1,4 +1,4 @@
-"""A program in a process of its own, which ends with this one; ends are heard of within milliseconds."""
+"""A program in a separate process that ends with this one; its end is noticed within milliseconds."""
 
 from __future__ import annotations
 
@@ -17,62 +17,57 @@ from uneven.jobs.bound import bound
 from uneven.jobs.ending import Ending, How
 from uneven.jobs.events import Events
 
-END_WITHIN_S = 5.0
-"""How long a process may take to end when it is asked to; then it is killed."""
+END_WITHIN_S = 5.0  # grace period of a process that is asked to end; then it is killed
 
 
 class Process(Protocol):
-    """A supervised process, whatever runs in it and wherever."""
+    """A supervised process of any kind, on any machine."""
 
     name: str
 
     @property
     def pid(self) -> int:
-        """Its number on its machine; 0 while it is not known."""
+        """The process id on its machine; 0 while unknown."""
         ...
 
     @property
     def ending(self) -> Ending | None:
-        """How it has ended, once that has been noticed."""
+        """The end of the process, once noticed."""
         ...
 
     def ask_to_end(self) -> None:
-        """Ask it to end, without waiting. Twice is no error."""
+        """Ask it to end, without waiting. Idempotent."""
         ...
 
     def wait(self, within_s: float | None = None) -> Ending | None:
-        """Wait for its end; None if it still runs then."""
+        """Wait for its end; return None if it still runs after ``within_s``."""
         ...
 
     def end(self, within_s: float = END_WITHIN_S) -> Ending:
-        """Let it end, or make it. Twice is no error."""
+        """Ask it to end and kill it after ``within_s``. Idempotent."""
         ...
 
     def kill(self, *, hung: str = "") -> Ending:
-        """End it now, whatever it does. Twice is no error.
-
-        Args:
-            hung: what is known of one that is killed because it hangs.
-        """
+        """Kill it. Idempotent; ``hung`` describes a process that is killed because it hangs."""
         ...
 
 
 class Command:
-    """A program, see :class:`Process`. It leads a session and process group of its own, so Ctrl-C does not reach it.
+    """A program, see :class:`Process`. It leads its own session and process group, so Ctrl-C does not reach it.
 
-    On Linux the kernel kills it when the *thread* that started it ends, in whatever way, also by ``kill -9``. What it
-    has started itself and left behind in its process group is killed when it ends.
+    On Linux the kernel kills it when the *thread* that started it ends, also by ``kill -9``. When it ends, the rest of
+    its process group is killed.
 
     Args:
         line: program and arguments.
-        env: its environment; None gives it this process's own.
-        events: where its end is heard of.
-        ended: called there once with this process when it has ended, unless this program has waited for that.
-        stdin, stdout, stderr: as of :class:`subprocess.Popen`; no input by default.
+        env: its environment; None inherits this process's.
+        events: the loop that notices its end.
+        ended: called once with this process in that loop when it has ended, unless this program has waited for its end.
+        stdin, stdout, stderr: as in :class:`subprocess.Popen`; no input by default.
         files: descriptors that it inherits.
 
     Attributes:
-        began_s: when it was started, of ``time.monotonic``.
+        began_s: its start, of ``time.monotonic``.
     """
 
     def __init__(
@@ -95,32 +90,38 @@ class Command:
         self._told = ended
         self._events = events
         self._popen: Popen[bytes] = Popen(
-            bound(line), env=env, cwd=directory, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=files,
-            start_new_session=True, bufsize=0,
-        )  # fmt: skip
+            bound(line),
+            env=env,
+            cwd=directory,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=files,
+            start_new_session=True,
+            bufsize=0,
+        )
         self._over = _exit_of(self._popen)
         if events is not None:
             events.add(self._over, self._ends)
 
     @property
     def pid(self) -> int:
-        """Its number, which is that of its process group too."""
         return self._popen.pid
 
     @property
     def stdin(self) -> IO[bytes]:
-        """What it reads, where that is a pipe."""
+        """The program's standard input, if it is a pipe."""
         assert self._popen.stdin is not None, f"{self.name} was started without a pipe"
         return self._popen.stdin
 
     def signal(self, number: int, *, group: bool = False) -> None:
-        """Pass a signal on, or with ``group`` also to what it has started; in vain to one that has ended."""
+        """Send a signal, with ``group`` also to the processes that it has started; no effect after its end."""
         if self.ending is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if only zombies are left
                 (os.killpg if group else os.kill)(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """SIGTERM; one that is stopped is continued, or it would not hear that."""
+        """Send SIGTERM, then SIGCONT because a stopped process would not handle the first."""
         for number in (signal.SIGTERM, signal.SIGCONT):
             self.signal(number)
 
@@ -133,13 +134,12 @@ class Command:
         return self.ending
 
     def end(self, within_s: float = END_WITHIN_S) -> Ending:
-        """SIGTERM, and SIGKILL when the time is over."""
+        """Send SIGTERM, and SIGKILL after ``within_s``."""
         self.ask_to_end()
         self.wait(within_s)
         return self.kill()
 
     def kill(self, *, hung: str = "") -> Ending:
-        """SIGKILL."""
         self.signal(signal.SIGKILL)
         if self._popen.stdin is not None:
             self._popen.stdin.close()
@@ -156,8 +156,8 @@ class Command:
         self._told(self)
 
     def _bury(self, hung: str = "") -> Ending:
-        """Wait for its end; its group is ended while it still holds the number of it."""
         select.select([self._over], [], [])
+        # Before the process is reaped: until then, its id cannot become the id of another group.
         self.signal(signal.SIGKILL, group=True)
         ending = Ending.of(self._popen.wait())
         self.ending = Ending(How.HUNG, hung, ending.code) if hung and ending.how is How.KILLED else ending
@@ -168,11 +168,7 @@ class Command:
 
 
 def end_all(processes: Sequence[Process], within_s: float = END_WITHIN_S) -> list[Ending]:
-    """Ask all to end, wait for all together, kill the rest; how they have ended.
-
-    Args:
-        within_s: how long all of them may take, together.
-    """
+    """Ask all processes to end, wait ``within_s`` for all together, kill the rest; return their ends."""
     for process in processes:
         process.ask_to_end()
     until_s = time.monotonic() + within_s
@@ -182,7 +178,7 @@ def end_all(processes: Sequence[Process], within_s: float = END_WITHIN_S) -> lis
 
 
 def _exit_of(process: Popen[bytes]) -> int:
-    """A descriptor that can be read once a child has ended; the kernel's where it has one, else a thread's pipe."""
+    """Return a descriptor that becomes readable when a child ends: a pidfd, or the pipe of a waiting thread."""
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(process.pid)
     ours, theirs = os.pipe()

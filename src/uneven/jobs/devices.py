@@ -1,4 +1,4 @@
-"""What processes compute on: GPUs, or slots of a processor."""
+"""The devices that processes compute on: GPUs, or CPU slots."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Devices = str | int | Sequence[str]
 
 
 def devices_of(asked: Devices) -> tuple[str, ...]:
-    """The devices by name; a CPU slot is a process of one thread, and there may be more slots than cores.
+    """Return the devices by name; a CPU slot is a process with one thread, and there may be more slots than cores.
 
     Args:
-        asked: "auto" for every GPU, or for a slot for each core where there is none; a number of CPU slots; or names,
-            such as ``["cuda:0", "cuda:1"]``.
+        asked: "auto" for every GPU, or one slot per core without GPUs; a number of CPU slots; or names, such as
+            ``["cuda:0", "cuda:1"]``.
 
     Raises:
-        ConfigError: none, or some that are not there.
+        ConfigError: no devices, or devices that do not exist.
     """
     if asked == "auto":
         found = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
@@ -51,15 +51,12 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
 
 
 def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str, int]:
-    """Ray's name of the kind of devices, and how many; which ones is Ray's choice.
+    """Return Ray's name of the kind of devices, and their number; Ray chooses which ones. See also :func:`devices_of`.
 
-    Args:
-        asked: "auto" for every GPU of the cluster, or for every CPU slot where it has none; a number of CPU slots; or
-            ``["cuda"] * 4``.
-        there: what the cluster has, by Ray's names.
+    ``asked`` may be ``["cuda"] * 4`` but not name devices; ``there`` holds the cluster's resources by Ray's names.
 
     Raises:
-        ConfigError: not so many, or not understood.
+        ConfigError: too many devices, or an invalid value.
     """
     gpus = int(there.get("GPU", 0))
     if asked == "auto":

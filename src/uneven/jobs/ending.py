@@ -1,4 +1,4 @@
-"""How a process has ended, and how to say it."""
+"""The end of a process, and its description."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class How(Enum):
-    """What the end of a process says about it."""
+    """The kind of a process's end."""
 
     ENDED = "it came to its end by itself"
     FAILED = "it ended with an error of its own"
@@ -23,8 +23,8 @@ class Ending:
     """The end of a process.
 
     Attributes:
-        cause: in words: "exit code 3", "SIGKILL", a traceback, what is known of one that hung.
-        code: exit code, −n for signal n; None where nobody knows.
+        cause: in words: "exit code 3", "SIGKILL", a traceback, or a description of a hanging process.
+        code: exit code, −n for signal n; None if unknown.
         at_s: when it was noticed, Unix time.
     """
 
@@ -35,14 +35,14 @@ class Ending:
 
     @classmethod
     def of(cls, code: int) -> Ending:
-        """What an exit code says, −n for signal n."""
+        """Return the end that an exit code (−n for signal n) describes."""
         if code < 0:
             return cls(How.KILLED, signal_name(-code), code)
         return cls(How.FAILED if code else How.ENDED, f"exit code {code}", code)
 
     @property
     def words(self) -> str:
-        """A verb for a sentence that begins with the name of the process: "was killed by SIGKILL"."""
+        """The predicate of a sentence about the process: "was killed by SIGKILL"."""
         match self.how:
             case How.KILLED:
                 return f"was killed by {self.cause}"
@@ -57,5 +57,5 @@ class Ending:
 
 
 def signal_name(number: int) -> str:
-    """Such as "SIGKILL"; "signal 40" for one without a name."""
+    """Return a name such as "SIGKILL", or "signal 40" if there is none."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -1,4 +1,4 @@
-"""The places that there are, by name."""
+"""The registry of places by engine name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ ENGINES = ("local", "ray")
 
 
 def place_for(engine: str, devices: Devices, imported: Sequence[str] = IMPORTED) -> Place:
-    """The place that an engine's name stands for.
+    """Return the place of an engine; processes on this machine preload the modules ``imported``.
 
-    Args:
-        imported: modules that processes of this machine find imported.
-
-    Raises:
-        UnknownNameError: there is no such engine.
-        ConfigError: it has no such devices, or needs a package that is not installed.
+    Raise UnknownNameError for another engine, and ConfigError if devices or a package are missing.
     """
     if engine == "local":
         return Local(devices_of(devices), imported)

@@ -1,4 +1,4 @@
-"""The one place where all processes of a program are listened to."""
+"""The loop in which a program receives the events of all its processes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,23 @@ _LONGEST_TICK_S = 1.0
 
 
 class Awake:
-    """Seconds in which this process could have heard of others.
-
-    They stand still while it is stopped itself (Ctrl-Z, a debugger), for then everybody seems to be silent.
-    """
+    """A clock of the seconds in which this process could receive messages."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._last_s = time.monotonic()
 
     def tick(self) -> None:
-        """To be called every time that everybody has been listened to."""
+        """Advance the clock; call it after each round of listening."""
         now_s = time.monotonic()
+        # While this process is stopped (Ctrl-Z, a debugger), every other one seems silent, so that time must not count.
         self.now_s += min(now_s - self._last_s, _LONGEST_TICK_S)
         self._last_s = now_s
 
 
 class Events:
-    """Whom to call when something can be read. One thread listens; :meth:`wake` alone may be called by others.
-
-    Attributes:
-        awake: seconds in which anybody could have been heard.
+    """A loop that calls functions when descriptors become readable. Only :meth:`wake` may be called from other
+    threads.
     """
 
     def __init__(self) -> None:
@@ -46,31 +42,30 @@ class Events:
         self.add(self._woken, self._wakes)
 
     def add(self, source: int, call: Callable[[], None]) -> None:
-        """Call ``call`` whenever the file descriptor ``source`` can be read."""
+        """Call ``call`` whenever the file descriptor ``source`` is readable."""
         self._selector.register(source, selectors.EVENT_READ)
         self._calls[source] = call
 
     def remove(self, source: int) -> None:
-        """No longer; to be said before it is closed. Twice is no error."""
+        """Stop watching ``source``; call this before closing it. Idempotent."""
         if self._calls.pop(source, None) is not None:
             self._selector.unregister(source)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait for the next ones, at most so long (None: for ever), and call."""
+        """Wait for events, at most ``timeout_s`` (None: forever), and call their functions."""
         ready = self._selector.select(timeout_s)
         self.awake.tick()
         for key, _ in ready:
             call = self._calls.get(key.fd)
-            if call is not None:  # an earlier one may have removed it
+            if call is not None:  # an earlier call may have removed it
                 call()
 
     def wake(self) -> None:
-        """Let :meth:`wait` come back; from any thread, or from a signal's handler."""
-        with contextlib.suppress(BlockingIOError):  # full: it will wake up
+        """Make :meth:`wait` return; callable from any thread and from signal handlers."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes it, too
             os.write(self._waker, b"\0")
 
     def close(self) -> None:
-        """Forget all."""
         self._calls.clear()
         self._selector.close()
         for end in (self._woken, self._waker):

@@ -1,4 +1,4 @@
-"""Processes that are started again when they end, under a rule."""
+"""Processes that are restarted when they end, under a rule."""
 
 from __future__ import annotations
 
@@ -15,35 +15,30 @@ P = TypeVar("P", bound=Process)
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """When a process that has ended is started again: unless it ends at once, again and again.
+    """The rule for restarts: a process is restarted unless it repeatedly ends right after its start.
 
     Attributes:
-        most_quick: it is given up after so many quick ends in a row.
-        quick_s: an end is quick that comes sooner after the start.
+        most_quick: number of consecutive quick ends after which it is given up.
+        quick_s: an end within this time after the start is quick.
     """
 
     most_quick: int = 3
     quick_s: float = 1.0
 
     def quick(self, before: int, lived_s: float) -> int:
-        """Quick ends in a row, with one after ``lived_s``, when there were ``before`` of them."""
+        """Return the number of consecutive quick ends after a life of ``lived_s``, given the number ``before``."""
         return before + 1 if lived_s < self.quick_s else 0
 
     def hopeless(self, quick: int) -> bool:
-        """Whether so many quick ends in a row are too many."""
         return quick >= self.most_quick
 
 
 class Kept(Generic[P]):
-    """A process, and those that have taken its place. All happens in the loop in which its ends are heard.
+    """A process and its replacements, counted in ``ends``. All calls happen in the loop that notices the ends.
 
     Args:
-        start: starts one that calls what it is given when it has ended.
-        told: called with how one has ended, and whether it is started again.
-
-    Attributes:
-        process: the newest one.
-        ends: how often one has ended by itself.
+        start: starts a process that calls its argument when it has ended.
+        told: called with each end and whether the process is restarted.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""This machine: processes that share its memory and its devices."""
+"""The local machine as a place: processes that share its memory and its devices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from uneven.jobs.remains import sweep
 
 
 class Local(Events):
-    """See :class:`~uneven.jobs.place.Place`. No device is ever lost, and each process may use any of them.
-
-    Args:
-        imported: modules that processes find imported, if these are the first that this program starts.
+    """The :class:`~uneven.jobs.place.Place` of this machine. No device is ever lost, and each process may use any of
+    them.
     """
 
     address = "127.0.0.1"
@@ -31,24 +29,25 @@ class Local(Events):
         self._imported = imported
 
     def enter(self, directory: Path) -> None:
-        """Take away what an earlier start left behind."""
-        sweep(directory)
+        sweep(directory)  # temporary files of an earlier, killed run
 
     def start(
-        self, name: str, target: Callable[..., None], arguments: tuple[Any, ...], *,
-        heard: Callable[[Any, Any], None], ended: Callable[[Any], None], device: int | None = None,
-    ) -> Child:  # fmt: skip
-        """A process of this machine."""
+        self,
+        name: str,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        *,
+        heard: Callable[[Any, Any], None],
+        ended: Callable[[Any], None],
+        device: int | None = None,
+    ) -> Child:
         return Child(self, name, target, arguments, heard=heard, ended=ended, imported=self._imported)
 
     def seat(self, device: int) -> int:
-        """All of them."""
         return 0
 
     def nodes(self, devices: Sequence[int]) -> list[list[int]]:
-        """This machine."""
         return [list(devices)]
 
     def gone(self) -> frozenset[int]:
-        """None."""
         return frozenset()

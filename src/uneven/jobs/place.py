@@ -1,15 +1,15 @@
-"""Where functions run as processes: this machine, or a Ray cluster; nothing that decides knows which.
+"""The places that run functions as processes: this machine, or a Ray cluster. Decisions do not depend on which it is.
 
 ::
 
     ==================  ==============================  =====================================================
-    of a Place          local.py                        ray.py
+    property            local.py                        ray.py
     ==================  ==============================  =====================================================
-    a process           forked, talks through a pipe    an actor; calls of its methods are the line
+    a process           forked, connected by a pipe     an actor; calls of its methods carry the messages
     a device            a GPU, or a slot of a core      a placement group
-    large objects       lie in memory that all share    lie in the object store: what is read is a copy
+    large objects       in shared memory                in the object store: a read is a copy
     a device is used    by several processes, in turns  by one process at a time
-    lost by itself      processes                       processes, and machines with their devices and objects
+    can be lost         processes                       processes, and machines with their devices and objects
     ==================  ==============================  =====================================================
 """
 
@@ -25,82 +25,74 @@ from uneven.jobs.pulse import Silence
 
 
 class Linked(Process, Protocol):
-    """A process with a line to this one. What runs in it has the :class:`ProcessLine` at the other end."""
+    """A process with a connection to this one; it has the :class:`ProcessLine` at the other end."""
 
     at: str
 
     @property
     def quiet_s(self) -> float:
-        """How long it has been silent; see :class:`~uneven.jobs.pulse.Watched`."""
+        """The seconds since its last message, see :class:`~uneven.jobs.pulse.Watched`."""
         ...
 
     @property
     def silence(self) -> Silence:
-        """The same, with where it was."""
+        """The same, with its last reported position."""
         ...
 
     def send(self, message: Any) -> None:
-        """Say something; to one that has ended in vain."""
+        """Send a message; no effect after its end."""
         ...
 
 
 class ProcessLine(Protocol):
-    """A process's end of the line to whoever started it."""
+    """A process's end of the connection to the process that started it."""
 
     def recv(self) -> Any:
-        """The next message, once it is there.
-
-        Raises:
-            EOFError: nobody is there any more.
-        """
+        """Return the next message, waiting for it; raise EOFError if the other end is closed."""
         ...
 
     def send(self, message: Any) -> None:
-        """Say something."""
+        """Send a message."""
         ...
 
     def poll(self, timeout: float | None) -> Any:
-        """Wait, None for ever, until there is a message, or nobody is there any more."""
+        """Wait until there is a message or the other end is closed; a timeout of None is forever."""
         ...
 
 
 class ObjectLine(ProcessLine, Protocol):
-    """The same in a place without shared memory: large objects are kept by reference, see :class:`Parcel`."""
+    """A connection in a place without shared memory: large objects are references, see :class:`Parcel`."""
 
     def fetch(self, reference: Any) -> Any:
-        """An object.
-
-        Raises:
-            ObjectLostError: it was lost with a machine.
-        """
+        """Return an object; raise ObjectLostError if it was lost with a machine."""
         ...
 
     def expect(self, references: Sequence[Any]) -> None:
-        """Let these be brought to this machine meanwhile."""
+        """Start to transfer these objects to this machine, without waiting."""
         ...
 
 
 class ObjectLostError(LookupError):
-    """An object was lost with the machine that kept it."""
+    """An object was lost with the machine that stored it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A large object, as the last part of a tuple that a process sends; at the other end it is a reference to it."""
+    """A large object, as the last item of a tuple that a process sends; the receiver gets a reference to it."""
 
     value: Any
 
 
 class Place(Protocol):
-    """Where processes run.
+    """A set of devices on which processes run.
 
     Attributes:
         devices: torch's name of each device, in the process that uses it; elsewhere a device is its index here.
-        cores: processor cores.
-        address: under which every process reaches this one.
-        shares_memory: processes can map the same memory; else they have an :class:`ObjectLine`.
-        shares_devices: several processes may use a device, and take turns.
-        room_bytes: what a machine's store of large objects holds.
+        cores: number of processor cores.
+        address: this machine's address for every process.
+        shares_memory: processes can map the same memory; otherwise they have an :class:`ObjectLine`.
+        shares_devices: several processes may take turns on a device.
+        room_bytes: capacity of a machine's store of large objects.
     """
 
     devices: tuple[str, ...]
@@ -110,49 +102,46 @@ class Place(Protocol):
     shares_devices: bool
 
     @property
-    def room_bytes(self) -> float:
-        ...
+    def room_bytes(self) -> float: ...
 
     def enter(self, directory: Path) -> None:
-        """Make ready to work in this directory.
-
-        Raises:
-            ConfigError: it cannot be used from every device.
-        """
+        """Prepare to work in this directory; raise ConfigError if it cannot be used from every device."""
         ...
 
     def start(
-        self, name: str, target: Callable[..., None], arguments: tuple[Any, ...], *,
-        heard: Callable[[Any, Any], None], ended: Callable[[Any], None], device: int | None = None,
-    ) -> Linked:  # fmt: skip
-        """Call ``target`` with its end of a line and the arguments, in a process of its own.
+        self,
+        name: str,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        *,
+        heard: Callable[[Any, Any], None],
+        ended: Callable[[Any], None],
+        device: int | None = None,
+    ) -> Linked:
+        """Call ``target`` with its end of a connection and the arguments, in a separate process.
 
-        Args:
-            heard: called with the process and each message of it.
-            ended: called with the process once when it has ended, unless this program has waited for that.
-            device: where it computes; None for one that needs none.
-
-        Raises:
-            ConfigError: the arguments cannot be sent.
+        ``device`` is None if it needs none. The process and each of its messages are passed to ``heard``, and once to
+        ``ended`` after its end, unless this program has waited for it. Raises ConfigError if the arguments cannot be
+        sent.
         """
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Let everybody speak who has something to say, after at most so long."""
+        """Wait at most ``timeout_s`` for events and deliver them."""
         ...
 
     def seat(self, device: int) -> int:
-        """Processes on devices of the same seat can be used for each other."""
+        """Return the group of a device: processes on devices of one group are interchangeable."""
         ...
 
     def nodes(self, devices: Sequence[int]) -> list[list[int]]:
-        """Devices, by the machine they are in."""
+        """Return the devices grouped by machine."""
         ...
 
     def gone(self) -> frozenset[int]:
-        """Devices that were lost with their machine."""
+        """Return the devices that were lost with their machine."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all devices."""
         ...

@@ -1,4 +1,4 @@
-"""Other processes of this machine: their CPU time, their descendants, signals to them."""
+"""Functions for other processes of this machine: CPU time, descendants, signals."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ _LINUX = sys.platform == "linux"
 
 
 class HeldProcess:
-    """A process that somebody else may have started, to be stopped, continued and measured.
+    """A process, possibly started by another program, to be stopped, continued and measured.
 
-    On Linux it is held by a descriptor, so that a signal can never reach another process that was given the
-    same number. Elsewhere it is held by its number.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-        PermissionError: it belongs to somebody else.
+    Raise ProcessLookupError if there is no such process, PermissionError if it belongs to another user.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        # With a descriptor, a signal can never reach another process that was given the same id.
         self.descriptor = os.pidfd_open(pid) if _LINUX else -1
         self._psutil = None if _LINUX else psutil.Process(pid)
-        self._clock = (~pid << 3) | 2  # Linux: the CPU-time clock of another process, in ns and for everybody
+        self._clock = (~pid << 3) | 2  # Linux: the CPU-time clock of another process, readable by all
         self._schedule = _open_schedule(pid)
         self._batch = False
         self._settles = _LINUX and os.sched_getscheduler(pid) in (os.SCHED_OTHER, os.SCHED_BATCH)
@@ -42,7 +38,7 @@ class HeldProcess:
             raise
 
     def cpu_s(self) -> float | None:
-        """CPU time used by all its threads so far; None when it is gone."""
+        """Return the CPU time used by all its threads so far, in seconds; None after its end."""
         try:
             if self._psutil is None:
                 self._settle()
@@ -53,21 +49,21 @@ class HeldProcess:
             return None
 
     def _settle(self) -> None:
-        """Make the kernel book what the main thread has used up to now.
-
-        The clock of another process is only as new as the last tick of the processor that it runs on: 4 or 10 ms,
-        several times what a small share is worth in a period. Changing a thread between the two ordinary
-        scheduling policies, which mean nearly the same, takes it off the queue and puts it back, and so books it.
-        """
+        """Make the kernel account for the CPU time that the main thread has used until now."""
+        # The clock of another process is updated only at its processor's tick, every 4 or 10 ms: several times what a
+        # small share gets in a period. Toggling the main thread between the two ordinary scheduling policies, which
+        # are nearly equivalent, dequeues and enqueues it, and the kernel updates the clock.
         if self._settles:
             self._batch = not self._batch
             try:
                 os.sched_setscheduler(self.pid, os.SCHED_BATCH if self._batch else os.SCHED_OTHER, os.sched_param(0))
             except (PermissionError, ProcessLookupError):
-                self._settles = False  # a sandbox forbids it, or it has ended; the clock is read as it is
+                self._settles = False  # a sandbox forbids it, or it has ended; read the stale clock
 
     def waited_s(self) -> float:
-        """Time in which its main thread was ready and had no core; 0 where the system does not tell."""
+        """Return the seconds in which its main thread was runnable without a core; 0 if the system does not report
+        them.
+        """
         if self._schedule < 0:
             return 0.0
         try:
@@ -76,19 +72,14 @@ class HeldProcess:
             return 0.0
 
     def send(self, number: int) -> None:
-        """Send a signal.
-
-        Raises:
-            ProcessLookupError: it is gone.
-            PermissionError: it belongs to somebody else.
-        """
+        """Send a signal; raise ProcessLookupError after its end, PermissionError if it belongs to another user."""
         if _LINUX:
             signal.pidfd_send_signal(self.descriptor, number)
         else:
             os.kill(self.pid, number)
 
     def gone(self) -> bool:
-        """Whether it has ended (a process that nobody has reaped yet has)."""
+        """Return whether it has ended, including zombies."""
         if _LINUX:
             poll = select.poll()
             poll.register(self.descriptor, select.POLLIN)
@@ -99,7 +90,7 @@ class HeldProcess:
             return True
 
     def close(self) -> None:
-        """Let go of the descriptors, and leave the process with the policy that it had."""
+        """Close the descriptors and restore the process's scheduling policy."""
         if self._batch:
             self._settle()
         for descriptor in (self.descriptor, self._schedule):
@@ -112,11 +103,11 @@ def _open_schedule(pid: int) -> int:
     try:
         return os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
     except OSError:
-        return -1  # not Linux, or built without it, or another user's
+        return -1  # not Linux, a kernel without it, or another user's process
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of ``pid``, their children and so on; empty when it is gone."""
+    """Return the children of ``pid``, their children and so on; empty after its end."""
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -124,7 +115,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Its parent, the parent of that and so on; empty when it is gone."""
+    """Return its parent, its grandparent and so on; empty after its end."""
     try:
         return [parent.pid for parent in psutil.Process(pid).parents()]
     except psutil.NoSuchProcess:
@@ -132,13 +123,13 @@ def ancestors(pid: int) -> list[int]:
 
 
 class Newborns:
-    """Finds processes that are new on this machine, by asking only those that it has not seen before."""
+    """A finder of new processes on this machine; it queries only those that it has not seen before."""
 
     def __init__(self) -> None:
         self._seen = set(psutil.pids())
 
     def parents(self) -> dict[int, int]:
-        """Every new process → its parent."""
+        """Return every new process → its parent."""
         alive = set(psutil.pids())
         new = sorted(alive - self._seen)
         self._seen = alive
@@ -152,7 +143,7 @@ class Newborns:
 
 
 def adopted(parents: dict[int, int], family: Iterable[int]) -> list[int]:
-    """Those of ``parents`` (process → parent) that descend from ``family``, parents before children."""
+    """Return the processes of ``parents`` (process → parent) that descend from ``family``, parents before children."""
     known = set(family)
     result: list[int] = []
     grown = True
@@ -165,10 +156,10 @@ def adopted(parents: dict[int, int], family: Iterable[int]) -> list[int]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def import_path() -> str:
-    """``PYTHONPATH`` with which a child imports this very copy of uneven, installed or not."""
+    """Return the ``PYTHONPATH`` with which a child imports this copy of uneven, installed or not."""
     return os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]))

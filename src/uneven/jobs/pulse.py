@@ -1,13 +1,13 @@
-"""Signs of life: processes give them, and whoever started them counts how long one that is busy has given none.
+"""Heartbeats: a busy process sends them, and its parent measures the time since the last one.
 
 ::
 
-    a process                        who has started it
-    step 17 of epoch 3 ──At──►       where it is, and when that was heard, wherever it runs
+    a process                        its parent process
+    step 17 of epoch 3 ──At──►       records the position and the time of its arrival
          │                                │
-    nothing more                     quiet_s: it hangs at step 17 of epoch 3, and may be ended
+    no further message               quiet_s: it hangs at step 17 of epoch 3, and may be killed
 
-A process that waits for something to do gives no signs and needs none.
+A process that waits for work sends no heartbeats and needs none.
 """
 
 from __future__ import annotations
@@ -25,20 +25,13 @@ BEAT_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A sign of life, as it travels."""
+    """A heartbeat with the sender's position."""
 
     where: str
 
 
 class Pulse:
-    """Tells now and then where this process is.
-
-    Args:
-        send: says something to whoever started it.
-
-    Attributes:
-        every_s: the shortest time between two signs; 0 gives all of them.
-    """
+    """The sender of a process's heartbeats; ``every_s`` is the shortest time between two, 0 sends all."""
 
     def __init__(self, send: Callable[[Any], None]) -> None:
         self.every_s = BEAT_S
@@ -46,32 +39,29 @@ class Pulse:
         self._last_s = -math.inf
 
     def beat(self, where: str, *numbers: object) -> bool:
-        """The process is at ``where.format(*numbers)`` now; whether that was reported."""
+        """Report the position ``where.format(*numbers)`` if a heartbeat is due; return whether it was."""
         due = time.monotonic() - self._last_s >= self.every_s
         if due:
             self.begin(where, *numbers)
         return due
 
     def begin(self, where: str, *numbers: object) -> None:
-        """The same of something new, which is reported in any case."""
+        """Report the position of a new piece of work, due or not."""
         self._last_s = time.monotonic()
         self._send(At(where.format(*numbers)))
 
 
 class Watched:
-    """A process of which is known how long it has been silent, and where it was.
-
-    Attributes:
-        at: where it was when it gave its last sign.
-    """
+    """A process whose silence is measured; ``at`` is its last reported position."""
 
     def __init__(self, awake: Awake) -> None:
         self.at = ""
-        self._awake, self._since_s = awake, awake.now_s
+        self._awake = awake
+        self._since_s = awake.now_s
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since it said something, or something was said to it."""
+        """The seconds since the last message from or to it."""
         return self._awake.now_s - self._since_s
 
     @property
@@ -79,11 +69,11 @@ class Watched:
         return Silence(self.quiet_s, self.at)
 
     def touched(self) -> None:
-        """Something was said to it."""
+        """Restart the measurement, because a message was sent to it."""
         self._since_s = self._awake.now_s
 
     def signals(self, message: Any) -> bool:
-        """It said something; whether that was no more than a sign of life."""
+        """Record a message from it; return whether it is only a heartbeat."""
         self.touched()
         if isinstance(message, At):
             self.at = message.where
@@ -92,7 +82,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How long a process has been silent, and where it was before that."""
+    """The duration of a process's silence, and its position before that."""
 
     for_s: float
     at: str

@@ -1,11 +1,11 @@
-"""A Ray cluster: its devices, actors in placement groups as processes, large objects in its object store.
+"""A Ray cluster as a place: its devices, actors in placement groups as processes, large objects in its object store.
 
-A line is three methods of an actor, each in a thread of its own: ``work`` runs what a child process would run,
-``tell`` takes messages in, and a call of ``hear`` waits for the next message out. A parcel comes out beside its
-message, as a value of its own, which Ray keeps in its object store until nobody refers to it.
+A connection is three methods of an actor, each with its own thread: ``work`` runs the function, ``tell`` receives
+messages, and a call of ``hear`` waits for the next outgoing message. A parcel is a second return value of ``hear``,
+which Ray keeps in its object store while it is referenced.
 
-Everything that is sent goes through Ray, which pickles it. So whoever can reach the cluster's ports can run code in it,
-with or without this engine; Ray says the same of itself.
+Ray pickles all messages. Whoever can reach the cluster's ports can therefore run code in it, with or without this
+engine, as Ray's documentation states.
 """
 
 from __future__ import annotations
@@ -36,29 +36,22 @@ from uneven.jobs.events import Awake
 from uneven.jobs.place import ObjectLostError, Parcel
 from uneven.jobs.pulse import Watched
 
-PATIENCE_S = 60.0
-"""How long to wait for devices that the cluster has and somebody else may use."""
-
+PATIENCE_S = 60.0  # limit of the wait for devices that other jobs may be using
 _SURVEY_S = 1.0
 _LOOK_S = 0.1
 _MOST_WORDS = 300
 
-_GROUPS = {"work": 1, "tell": 1, "hear": 1}
-"""Threads of an actor; one in each, so that messages keep their order."""
+_GROUPS = {"work": 1, "tell": 1, "hear": 1}  # threads of an actor; one in each, so that messages keep their order
 
 
 class Cluster:
-    """See :class:`~uneven.jobs.place.Place`; a device is a placement group of one bundle.
+    """The :class:`~uneven.jobs.place.Place` of a Ray cluster; a device is a placement group of one bundle.
 
-    One group for all of them could be packed. But what a dead machine takes of a group, Ray 2.60's head process tries
-    to place elsewhere without a pause, at the cost of half a core; the group of a single lost device can be given up.
-
-    Connects to the cluster that ``RAY_ADDRESS`` names, or that runs on this machine; if there is none, Ray starts one
-    here, which ends with this. One that the program is connected to already is used as it is.
+    It connects to the cluster that ``RAY_ADDRESS`` names or that runs here; without one, Ray starts one for this
+    program. An existing connection is reused.
 
     Args:
-        asked: "auto" for every GPU of the cluster, or for every CPU slot where it has none; a number of CPU slots; or
-            ``["cuda"] * 4``.
+        asked: see :func:`~uneven.jobs.devices.devices_of_cluster`.
 
     Raises:
         ConfigError: the cluster has fewer devices, or they do not become free.
@@ -70,7 +63,7 @@ class Cluster:
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
         try:
             kind, count = devices_of_cluster(asked, ray.cluster_resources())
-            self.devices = ("cuda:0" if kind == "GPU" else "cpu",) * count  # Ray shows an actor its own GPUs alone
+            self.devices = ("cuda:0" if kind == "GPU" else "cpu",) * count  # Ray sets CUDA_VISIBLE_DEVICES
             groups = _reserved(kind, count)
         except BaseException:
             self._leave()
@@ -88,16 +81,14 @@ class Cluster:
         self.cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._calls: dict[Any, Actor] = {}
         self._sent: dict[int, tuple[Any, Any]] = {}
-        remote: Any = ray.remote  # its types do not know of groups
+        remote: Any = ray.remote  # Ray's type stubs lack concurrency_groups
         self._actor = remote(concurrency_groups=_GROUPS, max_restarts=0, max_task_retries=0)(ActorProcess)
         several = len(set(self._names.values())) > 1
         self.address = get_node_ip_address() if several else "127.0.0.1"
 
     def enter(self, directory: Path) -> None:
-        """See that each machine finds there what this one writes, and the other way round.
-
-        Raises:
-            ConfigError: one does not, by its address.
+        """Check that each machine reads there what this one writes, and vice versa; raise ConfigError with its address
+        if not.
         """
         word = secrets.token_hex(8)
         here = directory / "reached"
@@ -117,10 +108,15 @@ class Cluster:
             here.unlink()
 
     def start(
-        self, name: str, target: Callable[..., None], arguments: tuple[Any, ...], *,
-        heard: Callable[[Any, Any], None], ended: Callable[[Any], None], device: int | None = None,
-    ) -> Actor:  # fmt: skip
-        """An actor: in a device's bundle, or, for one that needs none, wherever Ray spreads it to."""
+        self,
+        name: str,
+        target: Callable[..., None],
+        arguments: tuple[Any, ...],
+        *,
+        heard: Callable[[Any, Any], None],
+        ended: Callable[[Any], None],
+        device: int | None = None,
+    ) -> Actor:
         if device is None:
             options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         else:
@@ -131,11 +127,10 @@ class Cluster:
             sent = ray.put(what)
         except TypeError as error:
             raise unsendable(name, error) from error
-        handle = self._actor.options(enable_task_events=False, **options).remote()  # each message would be one
+        handle = self._actor.options(enable_task_events=False, **options).remote()  # otherwise an event per message
         return Actor(self, name, handle, sent, heard, ended, device)
 
     def wait(self, timeout_s: float) -> None:
-        """Let everybody speak who has something to say, and see which machines are left."""
         if time.monotonic() - self._surveyed_s > _SURVEY_S:
             self._survey()
         calls = list(self._calls)
@@ -146,34 +141,33 @@ class Cluster:
         ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_s)
         self.awake.tick()
         if ready:
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0.0)
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0.0)  # all that are ready, not only the first
         for call in ready:
             actor = self._calls.pop(call, None)
-            if actor is not None:  # an earlier one may have ended it
+            if actor is not None:  # an earlier call may have ended it
                 actor.listen(call)
 
     @property
     def room_bytes(self) -> float:
-        """Size of the smallest machine's object store, in bytes; Ray writes what does not fit to disk."""
+        """The size of the smallest machine's object store, in bytes; Ray spills the excess to disk."""
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         return min(float(node.get("object_store_memory", 0.0)) for node in alive)
 
     def seat(self, device: int) -> int:
-        """Each device has its own: an actor stays in its bundle."""
-        return device
+        return device  # an actor stays in its bundle, so no device can replace another
 
     def nodes(self, devices: Sequence[int]) -> list[list[int]]:
-        """By the machine of each bundle."""
         homes = sorted({self._homes[device] for device in devices})
         return [[device for device in devices if self._homes[device] == home] for home in homes]
 
     def gone(self) -> frozenset[int]:
-        """Those on machines that Ray says are dead. One that comes back is not used before the next start."""
+        """Return the devices on machines that Ray reports as dead. A machine that returns is not used before the next
+        start.
+        """
         self._survey()
         return self._lost
 
     def close(self) -> None:
-        """Give the devices back."""
         for actor in set(self._calls.values()):
             actor.kill()
         for device, group in enumerate(self._groups):
@@ -182,11 +176,11 @@ class Cluster:
         self._leave()
 
     def call(self, actor: Actor, reference: Any) -> None:
-        """Listen for this on an actor's behalf."""
+        """Listen to this reference on behalf of an actor."""
         self._calls[reference] = actor
 
     def forget(self, actor: Actor) -> None:
-        """Do not listen to an actor any more."""
+        """Stop listening to an actor."""
         self._calls = {call: one for call, one in self._calls.items() if one is not actor}
 
     def _survey(self) -> None:
@@ -197,15 +191,15 @@ class Cluster:
             remove_placement_group(self._groups[device])
         self._lost |= gone
         for actor in set(self._calls.values()):
-            if actor.device in self._lost:  # one whose bundle waits for another machine would never be heard of
+            if actor.device in self._lost:  # Ray would keep its call pending until a machine replaces the lost one
                 actor.lose(Ending(How.LOST, "its machine was lost"))
 
     def _shared(self, argument: Any) -> Any:
-        """What may be large goes into the object store once, not with every process."""
+        """Return a reference to an argument that may be large, stored once instead of once per process."""
         if isinstance(argument, int | str):
             return argument
         if id(argument) not in self._sent:
-            self._sent[id(argument)] = argument, ray.put(argument)
+            self._sent[id(argument)] = argument, ray.put(argument)  # holding the argument keeps its id unique
         return self._sent[id(argument)][1]
 
     def _leave(self) -> None:
@@ -214,12 +208,20 @@ class Cluster:
 
 
 class Actor(Watched):
-    """See :class:`~uneven.jobs.place.Linked`. There is nothing that it would have to put in order, so it is killed."""
+    """A process of the cluster, see :class:`~uneven.jobs.place.Linked`. It has nothing to clean up, so it is always
+    killed.
+    """
 
     def __init__(
-        self, cluster: Cluster, name: str, handle: Any, what: Any,
-        heard: Callable[[Any, Any], None], ended: Callable[[Any], None], device: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Cluster,
+        name: str,
+        handle: Any,
+        what: Any,
+        heard: Callable[[Any, Any], None],
+        ended: Callable[[Any], None],
+        device: int | None,
+    ) -> None:
         super().__init__(cluster.awake)
         self.name = name
         self.device = device
@@ -239,26 +241,22 @@ class Actor(Watched):
             self._handle.tell.remote(message)
 
     def ask_to_end(self) -> None:
-        """End it."""
         self.kill()
 
     def wait(self, within_s: float | None = None) -> Ending | None:
-        """Wait for its end, and listen to everybody meanwhile."""
         until_s = time.monotonic() + (float("inf") if within_s is None else within_s)
         while self.ending is None and time.monotonic() < until_s:
             self._cluster.wait(_LOOK_S)
         return self.ending
 
     def end(self, within_s: float = END_WITHIN_S) -> Ending:
-        """End it. Twice is no error."""
         return self.kill()
 
     def kill(self, *, hung: str = "") -> Ending:
-        """End it now. Twice is no error."""
         return self._over(Ending(How.HUNG, hung) if hung else Ending(How.KILLED, "SIGKILL"))
 
     def listen(self, call: Any) -> None:
-        """What it said is there."""
+        """Handle the result of a call: a message, the end, or an error."""
         try:
             message = ray.get(call)
         except ActorUnavailableError:
@@ -272,7 +270,7 @@ class Actor(Watched):
             return
         if isinstance(message, _Over):
             try:
-                ray.get(self._work)
+                ray.get(self._work)  # raises the error of the user's function, if there was one
                 self.lose(Ending(How.ENDED, "it came to its end"))
             except RayError as error:
                 self.lose(_ending(error))
@@ -289,7 +287,7 @@ class Actor(Watched):
             self._heard(self, message)
 
     def lose(self, ending: Ending) -> None:
-        """It has ended, or cannot be reached."""
+        """Record that it has ended or cannot be reached."""
         if self.ending is None:
             self._over(ending)
             self._told(self)
@@ -302,11 +300,8 @@ class Actor(Watched):
         return self.ending
 
     def _probe(self) -> None:
-        """Ray has lost touch with it and does not know yet whether it, or its machine, is dead.
-
-        What it said meanwhile may be gone, so it is of no use any more. It is asked for until Ray knows, so that the
-        loss of a machine is not taken for the death of a member.
-        """
+        # Ray has lost the connection and does not know yet whether the actor or its machine is dead. Messages may be
+        # lost, so the actor is given up. Ask Ray until it knows, to tell the loss of a machine from that of a process.
         self._adrift = True
         self._cluster.call(self, self._handle.__ray_ready__.remote())
 
@@ -316,6 +311,8 @@ class Actor(Watched):
 
 
 def _reserved(kind: str, count: int) -> list[Any]:
+    # One group per device instead of one for all, which could be packed. If a machine dies, Ray 2.60's head process
+    # retries to place its part of a group without a pause, at half a core; a single device's group can be removed.
     groups = [placement_group([{kind: 1}]) for _ in range(count)]
     until_s = time.monotonic() + PATIENCE_S
     if not all(group.wait(max(0.1, until_s - time.monotonic())) for group in groups):
@@ -330,7 +327,7 @@ def _reserved(kind: str, count: int) -> list[Any]:
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _answer(path: str) -> str:
-    """What another machine reads there; it leaves the same backwards beside it."""
+    """Return what this machine reads there, and write it reversed next to it."""
     here = Path(path)
     with suppress(OSError):
         word = here.read_text(encoding="utf-8")
@@ -340,7 +337,7 @@ def _answer(path: str) -> str:
 
 
 def _ending(error: RayError) -> Ending:
-    """Ray's long messages in one line; what happened stands at the end."""
+    """Return the end that Ray's error describes, with the last part of its long message, which names the cause."""
     words = " ".join(str(error).split())
     short = words if len(words) <= _MOST_WORDS else "… " + words[-_MOST_WORDS:]
     return Ending(How.FAILED if isinstance(error, RayTaskError) else How.KILLED, short)
@@ -348,25 +345,25 @@ def _ending(error: RayError) -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The first word of a process."""
+    """The first message of a process."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """The last word of a process."""
+    """The last message of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    """A message whose last part, a large object, travels beside it."""
+    """A message whose last item, a large object, is a separate return value."""
 
     words: tuple[Any, ...]
 
 
 class ActorConnection:
-    """A process's end of its line, as if it were a :class:`multiprocessing.connection.Connection`."""
+    """A process's end of its connection, with the interface of :class:`multiprocessing.connection.Connection`."""
 
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -382,52 +379,40 @@ class ActorConnection:
             self.outbox.put((message, None))
 
     def poll(self, timeout: float | None) -> None:
-        """Wait; Ray ends a process that is no longer needed."""
-        threading.Event().wait(timeout)
+        threading.Event().wait(timeout)  # no end to wait for: Ray kills a process that is no longer needed
 
     def fetch(self, reference: Any) -> Any:
-        """An object of the store.
-
-        Raises:
-            ObjectLostError: it was lost with a machine.
-        """
         try:
             return ray.get(reference)
         except ray.exceptions.ObjectLostError as error:
             raise ObjectLostError(str(error)) from error
 
     def expect(self, references: Sequence[Any]) -> None:
-        """Let Ray bring these to this machine meanwhile."""
         if references:
-            ray.wait(list(references), num_returns=len(references), timeout=0.0)
+            ray.wait(list(references), num_returns=len(references), timeout=0.0)  # starts the transfers in Ray
 
 
 class ActorProcess:
-    """A process, as Ray makes it."""
+    """The Ray actor that runs a process's function."""
 
     def __init__(self) -> None:
         self._line = ActorConnection()
 
     @ray.method(concurrency_group="work")
     def work(self, what: list[Any]) -> None:
-        """Call a function with its arguments.
-
-        Args:
-            what: a reference to both, in a list, so that they are unpacked here and not before.
-        """
+        """Call a function with its arguments. ``what`` holds one reference to both."""
         self._line.send(_Begun(os.getpid()))
         try:
-            target, arguments = ray.get(what[0])
+            target, arguments = ray.get(what[0])  # in a list: Ray resolves a bare reference before the call
             target(self._line, *[ray.get(one) if isinstance(one, ray.ObjectRef) else one for one in arguments])
         finally:
             self._line.send(_Over())
 
     @ray.method(concurrency_group="tell")
     def tell(self, message: Any) -> None:
-        """A message comes in."""
         self._line.inbox.put(message)
 
     @ray.method(concurrency_group="hear")
     def hear(self) -> tuple[Any, Any]:
-        """The next message that goes out, and the object that goes with it, or None."""
+        """Return the next outgoing message, and the object that belongs to it, or None."""
         return self._line.outbox.get()

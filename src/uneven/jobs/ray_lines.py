@@ -1,4 +1,4 @@
-"""Command lines that Ray runs on machines of its cluster: one that is lost with its machine is asked for anew."""
+"""Programs that Ray runs on machines of its cluster and restarts when they are lost."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ _ENDS_WITHIN_S = 15.0
 
 
 class RayLines:
-    """As many of a command line as there are to be, each on cores that Ray gives it, until it ends well.
+    """A constant number of programs, each on cores that Ray assigns, until each has ended with exit code 0.
 
-    One whose machine or whose Ray process is lost is asked for again; it begins when Ray has a place for it. One that
-    ends with an error is started ``again`` so often at most.
+    A program that is lost with its machine or its Ray process is requested again; it starts when Ray has a place for
+    it.
 
     Args:
-        line: the n-th of them, counted over all that were ever asked for; program and arguments.
-        count: at a time.
-        cores: that Ray reserves for each.
-        again: how many may fail.
-        told: called with what happened, in words.
-
-    Attributes:
-        asked: how many were ever asked for.
+        line: returns program and arguments of the n-th request.
+        cores: cores that Ray reserves for each.
+        again: number of failed programs to replace.
+        told: called with a description of each loss or failure.
     """
 
     def __init__(
-        self, line: Callable[[int], Sequence[str]], count: int, *, cores: float, again: int,
+        self,
+        line: Callable[[int], Sequence[str]],
+        count: int,
+        *,
+        cores: float,
+        again: int,
         told: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.asked = 0
         self._line = line
         self._again = again
@@ -55,12 +56,12 @@ class RayLines:
         self._thread.start()
 
     def close(self, within_s: float = _ENDS_WITHIN_S) -> None:
-        """Wait until those that run have ended, for so long; end the others. Those that have not begun never will."""
+        """Wait at most ``within_s`` for running programs and kill the rest. Requests without a place are cancelled."""
         self._over.set()
         self._thread.join()
         if self._under_way:
             for one in self._under_way:
-                ray.cancel(one, force=False)  # one that runs does not heed it, see _run
+                ray.cancel(one, force=False)  # a running one ignores it, see _run
             _, late = ray.wait(self._under_way, num_returns=len(self._under_way), timeout=within_s)
             for one in late:
                 ray.cancel(one, force=True)
@@ -95,10 +96,10 @@ class RayLines:
 
 
 def _run(line: list[str], directory: str) -> int:
-    """On the other machine; the program ends with Ray's process, and by itself when the run is over."""
-    with suppress(OSError):  # where that folder is not there, the script says what it misses
+    """Run the program on its machine; it ends with Ray's process."""
+    with suppress(OSError):  # without that folder, the script itself reports what is missing
         os.chdir(directory)
-    heeded = signal.signal(signal.SIGINT, lambda number, frame: None)  # what Ray sends where a task is cancelled
+    heeded = signal.signal(signal.SIGINT, lambda number, frame: None)  # Ray's cancel sends it; the program must finish
     try:
         return subprocess.run(bound(line), check=False).returncode
     finally:

@@ -1,7 +1,7 @@
-"""What Python leaves in the temporary directory when a run is killed, taken away by the next start of that run.
+"""Cleanup of a killed run's temporary files by the next start of that run.
 
-``multiprocessing`` keeps the socket of its fork server in a folder ``pymp-…`` and deletes it when the program ends, but
-not when it is killed. The folder is this process's alone, so its name goes into the run directory with who uses it.
+``multiprocessing`` keeps its fork server's socket in a private folder ``pymp-…`` and deletes it at the program's end,
+but not after a kill. So the run directory records the folder and its process.
 """
 
 from __future__ import annotations
@@ -31,17 +31,14 @@ class _Note:
 
 
 def sweep(directory: Path) -> Path | None:
-    """Delete the folder of the start before this one, if that was killed; note the folder of this process instead.
-
-    Called where no other run can be in the directory. Where the note cannot be understood, nothing is deleted.
-
-    Returns:
-        What was deleted, or None.
+    """Delete the folder of the previous start if that was killed, and return it; record this process's folder
+    instead.
     """
+    # Only called while this process has locked the directory. If the note is invalid, nothing is deleted.
     note = directory / NOTE
     left = _left_behind(note)
     if left is not None:
-        shutil.rmtree(left, ignore_errors=True)  # what cannot be deleted does no harm
+        shutil.rmtree(left, ignore_errors=True)  # remaining files do no harm
     write_json(note, asdict(_Note(util.get_temp_dir(), os.getpid(), psutil.Process().create_time())))
     return left
 
@@ -51,8 +48,10 @@ def _left_behind(note: Path) -> Path | None:
         said = read(_Note, json.loads(note.read_bytes()))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
+    # The start time detects that another process has been given the same id.
     if psutil.pid_exists(said.process) and _started_s(said.process) == said.started_s:
         return None
+    # The file may be forged or stale: delete only a real folder of ours that multiprocessing could have made.
     folder = Path(said.folder)
     ours = folder.name.startswith("pymp-") and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink()
     return folder if ours and folder.is_dir() and folder.stat().st_uid == os.getuid() else None

@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C, SIGTERM, a closed terminal. Noted, and acted upon where it is safe."""
+"""Requests to stop: Ctrl-C, SIGTERM, a closed terminal. They are recorded and handled at a safe point."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Counts requests to stop while its ``with`` block runs; main thread only.
-
-    No exception is raised where a request comes, so nothing is left half made.
+    """A counter of requests to stop while its ``with`` block runs; main thread only.
 
     Args:
-        asked: called in the signal's handler with its number, to wake up a loop or to pass the signal on.
-        more: signals that mean the same.
+        asked: called in the signal handler with the signal's number, to wake a loop or to forward the signal.
+        more: further signals with the same meaning.
     """
 
     def __init__(self, asked: Callable[[int], None] = lambda number: None, more: Sequence[int] = ()) -> None:
@@ -29,7 +27,7 @@ class Stop:
 
     def __enter__(self) -> Self:
         for number in self._signals:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's background jobs have it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and background jobs ignore them
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -40,6 +38,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        # No exception, which could leave an operation half done anywhere.
         self.requests += 1
         self.number = self.number or number
         self._asked(number)
