@@ -1,4 +1,4 @@
-"""Find things in recorded video: cheap at ingest, exact at query (Focus, OSDI 2018).
+"""Find objects in recorded video: cheap at ingest, exact at query (Focus, OSDI 2018).
 
 ::
 
@@ -10,13 +10,13 @@
 
 ::
 
-    video.py ─► moving.py ─► networks.py ─► clusters.py ─► store.py        taking.py drives them, in threads (stages.py)
+    video.py ─► moving.py ─► networks.py ─► clusters.py ─► store.py        taking.py runs them in threads (stages.py)
     frames      boxes        a cheap one     incremental    SQLite, crops
     begin.py    chooses the settings (tune.py: sample, train, sweep.py: choose), then a process a stream (supervise.py)
-    cameras.py  which machine takes in which stream
+    cameras.py  assigns streams to machines
     query.py    classes → clusters → truth network on centroids → frames
 
-A name is imported when it is first touched. The extra ``focus`` brings what reads videos.
+A name is imported at its first use. The extra ``focus`` installs the video reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``focus.ingest``: choose the settings of each stream, then take it in, in a process of its own."""
+"""The entry point ``focus.ingest``: choose the settings of each stream, then ingest it in a separate process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from uneven.jobs.processes import usable_cores
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What may be shown while streams are taken in.
+    """A progress report of an ingest.
 
     Attributes:
         step: "tune", "ingest" or "failed".
-        counts: of the stream, while it is taken in.
-        reason: for which the stream failed.
+        counts: of the stream, during its ingest.
+        reason: the reason of the failure.
     """
 
     stream: str
@@ -59,30 +59,31 @@ def ingest(
     engine: str = "local",
     devices: Devices | None = None,
 ) -> VideoIndex:
-    """Take videos in, each in a process of its own, so that they can be asked for what they show.
+    """Ingest videos, each in a separate process, so that they can be queried.
 
-    Stop it at any moment, by Ctrl-C or ``kill -9``: the same call goes on where it was written last, at most a
-    second of work before. A video that has grown since is taken in from where it ended.
-
-    A stream that fails leaves the others alone; ``show`` gets the reason at once, and the error at the end names it.
+    The ingest may be interrupted at any time, by Ctrl-C or ``kill -9``: the same call continues from the last write, at
+    most a second of work earlier. A video that has grown continues from its former end. If a stream fails, the others
+    continue; ``show`` gets the reason immediately, and the error at the end names it.
 
     Args:
         videos: files, addresses, or objects with ``frames``; one or several.
         truth: the expensive network: a :class:`Truth`, or a callable with an attribute ``classes``.
-        into: the folder of the index; a folder in it for each stream.
-        recall, precision: targets, in frames, for every class that counts; see :class:`Wanted` for more.
+        into: the folder of the index, with a folder for each stream.
+        recall, precision: targets, in frames, for every dominant class; see :class:`Wanted` for more.
         policy: "balance", "opt-ingest" or "opt-query".
-        starts: time of day at which the videos begin, for queries by the clock.
-        engine: "local", or "ray" for the machines of a Ray cluster, which all reach ``into`` and the videos: each
-            stream is given one by its measured cost and the machine's measured speed, and another if that is lost.
-        devices: how many take videos in, each a core, and files one at a time; by default all that there are.
+        starts: time of day at which the videos begin, for queries by time of day.
+        engine: "local", or "ray" for the machines of a Ray cluster, which must all reach ``into`` and the videos.
+            Streams are assigned by their measured cost and the machines' measured speeds, and moved if a machine is
+            lost.
+        devices: number of streams ingested at a time, one core each; by default all cores. A device ingests one file at
+            a time.
 
     Raises:
-        ConfigError: settings that cannot be used, targets that cannot be reached, another ingest into the same stream,
-            machines that cannot be, another video under the name of one that was taken in.
-        DataError: a video that cannot be read, a disk that is full; what was written before is kept.
-        TrainingError: some of several streams failed, a process was killed again and again, or a machine's speed could
-            not be measured.
+        ConfigError: invalid settings, targets out of reach, another ingest into the same stream, missing machines, or
+            another video under the name of an ingested one.
+        DataError: a video cannot be read, or a disk is full; earlier writes are kept.
+        TrainingError: some of several streams failed, a process was killed repeatedly, or a machine's speed could not
+            be measured.
     """
     judge = truth if isinstance(truth, Truth) else Truth(truth)
     wishes = wanted or Wanted(recall=recall, precision=precision, policy=policy_named(policy))
@@ -105,7 +106,7 @@ def ingest(
         every: Devices = "auto" if engine == "ray" else usable_cores()
         where = owned.enter_context(contextlib.closing(place_for(engine, every if devices is None else devices)))
         if not where.shares_memory:
-            where.enter(Path(into))  # all machines reach it
+            where.enter(Path(into))  # checks that all machines reach it
         cameras = Cameras(
             sources=sources, folders=folders, options=options or IngestOptions(),
             cost={name: _cost(folders[name]) for name in sources}, failed=failed,
@@ -118,13 +119,13 @@ def ingest(
 
 
 def open(into: str | Path, truth: Truth | Callable[..., Any] | None = None) -> VideoIndex:
-    """An index that was written before.
+    """Open an existing index.
 
     Args:
-        truth: the network that was the truth then; without it only what earlier queries have settled is found.
+        truth: the truth network of the ingest; without it, only results settled by earlier queries are found.
 
     Raises:
-        CheckpointError: there is none, or the network names other classes.
+        CheckpointError: there is no index, or the network has other classes.
     """
     return VideoIndex(Path(into), truth if truth is None or isinstance(truth, Truth) else Truth(truth))
 
@@ -132,13 +133,13 @@ def open(into: str | Path, truth: Truth | Callable[..., Any] | None = None) -> V
 def retune(
     index: VideoIndex, source: VideoSource, wanted: Wanted | None = None, options: IngestOptions | None = None
 ) -> Tuned:
-    """Choose a stream's settings anew, on fresh frames; from now on it is taken in by them, and nothing is rebuilt.
+    """Choose a stream's settings again on fresh frames. They apply to later ingests; the existing index is not rebuilt.
 
     Args:
-        wanted: what may be tried, and how much is looked at; the targets are those of the stream.
+        wanted: the settings to try and the sample's length; the targets remain those of the stream.
 
     Raises:
-        ConfigError: the index was opened without the truth network, the stream is being taken in, or no setting reaches
+        ConfigError: the index was opened without the truth network, the stream is being ingested, or no setting reaches
             the targets.
     """
     store = index.streams[source.name]
@@ -179,13 +180,13 @@ def _prepare(
 
 
 def _check_same(store: StreamStore, source: VideoSource, options: IngestOptions) -> None:
-    """Refuse to mix two videos, or two rates, in one stream."""
+    """Raise ConfigError instead of mixing two videos, or two rates, in one stream."""
     if store.fact("per_s") != options.per_s:
         raise ConfigError(
             f"{store.folder} was taken in with {store.fact('per_s'):g} frames/s, not {options.per_s:g}: give the same "
             f"rate (--per-s), or another --into"
         )
-    known = store.fact("begins")  # older indexes and cameras have none
+    known = store.fact("begins")  # None in older indexes and for cameras
     if known and isinstance(source, Video) and list(source.begins(known[0])) != known:
         raise ConfigError(
             f"{source.at} is not the video that {store.folder} was made from: give it another name, or another --into"
@@ -193,6 +194,7 @@ def _check_same(store: StreamStore, source: VideoSource, options: IngestOptions)
 
 
 def _tuned(source: VideoSource, side: int, truth: Truth, wanted: Wanted, options: IngestOptions) -> Tuned:
+    # Reading and detecting dominate the cost of an ingest, so the sample predicts it before the stream has started.
     began_s = time.process_time()
     learn, check = sampled(source, options.per_s, wanted, side, options.detector)
     spent_s, video_s = time.process_time() - began_s, (learn.frames + check.frames) / options.per_s
@@ -201,7 +203,7 @@ def _tuned(source: VideoSource, side: int, truth: Truth, wanted: Wanted, options
 
 
 def _cost(folder: Path) -> float:
-    """What a second of a stream takes a core: as it was taken in so far, else as the sample was read."""
+    """Return the core seconds that a second of a stream costs: measured during ingest, or else on the sample."""
     with contextlib.closing(StreamStore(folder)) as store:
         counts, _ = store.progress()
         if counts:
@@ -210,11 +212,7 @@ def _cost(folder: Path) -> float:
 
 
 def policy_named(policy: str | Policy) -> Policy:
-    """A policy by its name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return a policy by its name; raise ConfigError if there is none."""
     try:
         return Policy(policy)
     except ValueError:

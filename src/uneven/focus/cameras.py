@@ -1,7 +1,7 @@
-"""Which machine takes in which camera. Pure.
+"""The assignment of streams to machines. Pure.
 
-A stream costs so many seconds of a machine of speed 1 for each second of video; a machine keeps up while the streams on
-it cost at most its speed together. Largest first onto the machine that is then least full.
+A second of video costs a stream a number of seconds on a machine of speed 1. A machine keeps up while its streams cost
+at most its speed in total. Streams are placed in decreasing order of cost, each on the least loaded machine.
 """
 
 from __future__ import annotations
@@ -14,32 +14,27 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where streams are taken in.
+    """The machine of each stream."""
 
-    Attributes:
-        machine: stream → machine.
-        load: machine → its streams' cost ÷ its speed; above 1 it falls behind.
-    """
-
-    machine: Mapping[str, str]
-    load: Mapping[str, float]
+    machine: Mapping[str, str]  # stream → machine
+    load: Mapping[str, float]  # machine → total cost of its streams ÷ its speed; above 1 it falls behind
 
     @property
     def behind(self) -> tuple[str, ...]:
-        """Machines that cannot keep up with a live stream."""
+        """The machines that cannot keep up with live streams."""
         return tuple(name for name, load in self.load.items() if load > 1)
 
 
 def place(cost: Mapping[str, float], speed: Mapping[str, float], stay: Mapping[str, str] | None = None) -> Placed:
-    """Give every stream a machine.
+    """Assign a machine to every stream.
 
     Args:
-        cost: stream → seconds of work of a machine of speed 1 for each second of video.
-        speed: machine → how fast it is.
-        stay: streams that are on a machine and stay there, if it still is one; a machine that died is not in ``speed``.
+        cost: stream → seconds of work on a machine of speed 1 for each second of video.
+        speed: machine → relative speed.
+        stay: stream → machine of running streams, which stay there unless the machine is missing in ``speed``.
 
     Raises:
-        ConfigError: no machine, or a cost or speed that is none.
+        ConfigError: there is no machine, or a cost or speed is not a positive number.
     """
     if not speed:
         raise ConfigError("no machine is left to take in the streams")
@@ -50,6 +45,7 @@ def place(cost: Mapping[str, float], speed: Mapping[str, float], stay: Mapping[s
     for stream, at in machine.items():
         work[at] += cost[stream]
     for stream in sorted(cost.keys() - machine.keys(), key=lambda one: (-cost[one], one)):
+        # The load that the machine would then have: a fast machine may take a stream although it is fuller.
         at = min(speed, key=lambda one: ((work[one] + cost[stream]) / speed[one], one))
         machine[stream] = at
         work[at] += cost[stream]

@@ -1,10 +1,9 @@
-"""Incremental clustering of features, in one pass, with a bound on how many clusters may still grow. Pure.
+"""Incremental clustering of features in one pass, with a bounded number of active clusters. Pure.
 
-Rule (Focus, OSDI 2018, section 2.3 on clustering): an object joins the nearest active cluster if it is at most
-``threshold`` away, else it begins one. When there is one active cluster more than ``most``, the smallest is sealed: it
-stays in the index and takes no more members. The paper leaves open whether a centroid moves and whether the newcomer
-itself may be sealed. Here the centroid is the first object and stays, and the newcomer is spared, for else it would be
-sealed at once whenever all others have two members; of equally small ones, the least recently used is sealed.
+Rule (Focus, OSDI 2018, section 2.3 on clustering): an object joins the nearest active cluster if its distance is at
+most ``threshold``; otherwise it starts a cluster. When more than ``most`` clusters are active, the smallest is sealed:
+it stays in the index without new members. The paper does not specify whether a centroid moves. Here it is the first
+object, fixed.
 """
 
 from __future__ import annotations
@@ -17,36 +16,29 @@ import numpy.typing as npt
 
 from uneven.errors import ConfigError
 
-MOST_ACTIVE = 100
-"""The paper's C; it says that its value has almost no effect."""
+MOST_ACTIVE = 100  # the paper's C; according to the paper its value has almost no effect
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What became of a batch of objects.
+    """The clusters of a batch of n objects."""
 
-    Attributes:
-        cluster: of each object, int64 [n].
-        began: whether the object began its cluster, bool [n]; it is then the cluster's centroid.
-        sealed: clusters that take no more members from now on, in order.
-    """
-
-    cluster: npt.NDArray[np.int64]
-    began: npt.NDArray[np.bool_]
-    sealed: tuple[int, ...]
+    cluster: npt.NDArray[np.int64]  # of each object, (n,) int64
+    began: npt.NDArray[np.bool_]  # whether the object is the first of its cluster and thus its centroid, (n,) bool
+    sealed: tuple[int, ...]  # clusters sealed by this batch, in order
 
 
 class Clusters:
     """The active clusters, and the number of the next one.
 
     Args:
-        threshold: T, the greatest distance (Euclidean) to a centroid of those who join it.
+        threshold: T, the maximum Euclidean distance of a member to its centroid.
         dim: length of a feature.
-        most: C, how many clusters may be active.
-        spare_newcomer: False seals by the rule's letter, the newcomer too.
+        most: C, the maximum number of active clusters.
+        spare_newcomer: False follows the paper literally, so a new cluster may be sealed immediately.
 
     Raises:
-        ConfigError: a threshold below 0, or no cluster may be active.
+        ConfigError: the threshold is below 0, or ``most`` below 1.
     """
 
     def __init__(
@@ -58,19 +50,15 @@ class Clusters:
         self.most = most
         self.next = first
         self._spare = spare_newcomer
-        self._centroids = np.zeros((most + 1, dim), np.float32)  # a row of room for the newcomer
+        self._centroids = np.zeros((most + 1, dim), np.float32)  # one extra row for a new cluster before another is sealed
         self._ids = np.full(most + 1, -1, np.int64)
         self._sizes = np.zeros(most + 1, np.int64)
-        self._used = np.zeros(most + 1, np.int64)  # when it was last joined, in objects
+        self._used = np.zeros(most + 1, np.int64)  # the time of the last join, counted in objects
         self._active = 0
         self._clock = 0
 
     def add(self, features: npt.NDArray[np.float32]) -> Grown:
-        """Take the next objects, in order.
-
-        Args:
-            features: float32 [n, dim].
-        """
+        """Add the next objects, ``features`` (n, dim) float32, in order."""
         count = len(features)
         cluster, began, sealed = np.zeros(count, np.int64), np.zeros(count, bool), []
         for at in range(count):
@@ -87,7 +75,7 @@ class Clusters:
         return Grown(cluster, began, tuple(sealed))
 
     def join(self, cluster: int) -> bool:
-        """One more member for a cluster that is known to be right; False if it takes no more."""
+        """Add a member to a cluster that is known to be the right one; return False if it is sealed."""
         rows = np.flatnonzero(self._ids[: self._active] == cluster)
         if not len(rows):
             return False
@@ -98,11 +86,13 @@ class Clusters:
 
     @property
     def active(self) -> tuple[int, ...]:
-        """Clusters that may still grow."""
+        """The clusters that may still grow."""
         return tuple(int(one) for one in self._ids[: self._active])
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
-        """All that :meth:`load` needs to go on exactly here."""
+        """Return copies of the arrays from which :meth:`load` continues exactly: (active, dim) centroids, and one entry
+        per cluster.
+        """
         count = self._active
         return {
             "centroids": self._centroids[:count].copy(), "ids": self._ids[:count].copy(),
@@ -111,7 +101,7 @@ class Clusters:
         }  # fmt: skip
 
     def load(self, state: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Go on where a state was taken."""
+        """Continue from a state; shapes as in :meth:`state`, for example ids (active,)."""
         self._active = count = len(state["ids"])
         for mine, name in ((self._centroids, "centroids"), (self._ids, "ids"), (self._sizes, "sizes"),
                            (self._used, "used")):  # fmt: skip
@@ -121,7 +111,7 @@ class Clusters:
     def _nearest(self, feature: npt.NDArray[np.float32]) -> tuple[int, float]:
         if not self._active:
             return -1, math.inf
-        apart = self._centroids[: self._active] - feature  # and not by squares: equal features are 0 apart
+        apart = self._centroids[: self._active] - feature  # |a|² - 2ab + |b|² would round: equal features must have distance 0
         squares = np.einsum("cd,cd->c", apart, apart)
         row = int(squares.argmin())
         return row, math.sqrt(squares[row])
@@ -134,10 +124,12 @@ class Clusters:
         return [self._seal()] if self._active > self.most else []
 
     def _seal(self) -> int:
-        """Take the smallest out, of equals the least recently used; the last one takes its row."""
+        # The newcomer is in the last row. It is exempt: it would be sealed immediately whenever all others have two
+        # members (our choice). The order is by size, then by the last join.
         candidates = self._active - (1 if self._spare else 0)
         row = int(np.lexsort((self._used[:candidates], self._sizes[:candidates]))[0])
         gone, last = int(self._ids[row]), self._active - 1
+        # The last cluster moves into the free row, so active rows stay contiguous.
         for column in (self._centroids, self._ids, self._sizes, self._used):
             column[row] = column[last]
         self._active = last

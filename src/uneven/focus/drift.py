@@ -1,4 +1,4 @@
-"""Do the settings of a stream still reach the targets? Asked of fresh video, which the settings were not chosen on."""
+"""A check on fresh video of whether a stream's settings still reach the targets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from uneven.focus.video import VideoSource
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What queries would reach on fresh video.
+    """The results that queries would reach on fresh video.
 
     Attributes:
-        results: by the name of the class, of those that make up 95 % of its objects.
+        results: by class name, for the classes that make up 95 % of the objects.
         recall, precision: the targets.
     """
 
@@ -30,7 +30,7 @@ class Drift:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """Classes that miss a target."""
+        """The classes that miss a target."""
         return tuple(name for name, one in self.results.items() if not one.meets(self.recall, self.precision))
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Drift:
 def drifted(
     index: VideoIndex, source: VideoSource, sample_s: float = 600.0, options: IngestOptions | None = None
 ) -> Drift:
-    """Look at the beginning of fresh video with the truth network, and with the stream's newest settings.
+    """Check the first ``sample_s`` seconds of fresh video with the truth network and the stream's newest settings.
 
     Raises:
         UnknownNameError: the index has no stream of that name.
@@ -67,6 +67,6 @@ def drifted(
     looked = look(*restored(setting, store.weights(number)), objects.crops)
     looked = replace(looked, name=setting["network"])
     grouped = Grouped(seen, looked, setting["threshold"], store.precedents(number))
-    how = setting["k"], setting["skip"], setting.get("spread", 0.0)  # older settings have none
+    how = setting["k"], setting["skip"], setting.get("spread", 0.0)  # missing in older indexes
     results = {index.classes[label]: grouped.ask(label, *how) for label in seen.dominant()}
     return Drift(results, store.fact("recall"), store.fact("precision"))

@@ -1,4 +1,4 @@
-"""Times of a query: seconds since a stream began, or the time of day. Pure."""
+"""Times in queries: seconds since the stream began, or the time of day. Pure."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import re
 
 from uneven.errors import ConfigError
 
-Moment = float | str
-"""Seconds since the stream began, or "HH:MM" or "HH:MM:SS"."""
+Moment = float | str  # seconds since the stream began, or "HH:MM" or "HH:MM:SS"
 
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d+)?))?")
 
 
 def seconds(between: tuple[Moment, Moment] | None, starts: str | None) -> tuple[float, float]:
-    """From and until, in s since the stream began.
+    """Return the start and end of an interval in seconds since the stream began.
 
     Args:
         between: None is the whole stream.
-        starts: the time of day at which the stream began; without it a time of day counts from its beginning.
+        starts: the time of day at which the stream began; without it, a time of day counts from the stream's beginning.
 
     Raises:
-        ConfigError: something is no time, or the end is not after the beginning.
+        ConfigError: a value is not a time, or the end is not after the start.
     """
     if between is None:
         return -math.inf, math.inf
     origin = 0.0 if starts is None else _clock(starts)
     low, high = (_clock(one) - origin if isinstance(one, str) else float(one) for one in between)
     if isinstance(between[1], str) and isinstance(between[0], str) and high <= low:
-        high += 86400.0  # over midnight
+        high += 86400.0  # the interval includes midnight
     if not low < high:
         raise ConfigError(f"between {between[0]} and {between[1]}: the end is not after the beginning")
     return low, high

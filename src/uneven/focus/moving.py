@@ -1,7 +1,8 @@
-"""What moves before a fixed camera: a running background, and boxes around what differs from it.
+"""Detection of moving objects before a fixed camera: a running background, and boxes around differences from it.
 
-The paper subtracts the average of each hour's frames. Here the average runs with every frame, so a stream needs no hour
-to begin, and it learns slowly where something moves, so that what stands for a while is still seen (our choice).
+The paper subtracts the average of each hour's frames. Here the average is updated with every frame, so a stream needs
+no initial hour. It adapts slowly under moving objects, so an object that stops temporarily is still detected (our
+choice).
 """
 
 from __future__ import annotations
@@ -17,29 +18,28 @@ from scipy import ndimage
 
 from uneven.errors import DataError
 
-Boxes = npt.NDArray[np.int32]
-"""[n, 4]: left, top, right, bottom; the last two are the first beyond the object."""
+Boxes = npt.NDArray[np.int32]  # (n, 4): left, top, right, bottom; the last two are exclusive
 
 
 class Detector(Protocol):
-    """Finds the objects of a frame; one of your own serves cameras that move."""
+    """A callable that finds the objects of a frame; a custom one can handle cameras that move."""
 
     def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
-        """The boxes of a frame, uint8 [height, width, 3]."""
+        """Return the boxes (n, 4) of a frame, (height, width, 3) uint8."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MovingOptions:
-    """How a background is kept and differed from ([default]s of ours).
+    """The parameters of the background and of differences from it ([default]s of ours).
 
     Attributes:
-        width: frames are made so narrow first.
-        learns: share of a new frame in the background.
-        learns_under: the same where something moves.
-        differs: by how much brightness differs, of 255.
-        least: of the frame's area, share that an object has.
-        joins: gaps of so many narrow pixels do not part an object.
+        width: frames are reduced to about this width first, in pixels.
+        learns: weight of a new frame in the background.
+        learns_under: the same under moving objects.
+        differs: minimum difference in brightness, of 255.
+        least: minimum area of an object, as a share of the frame.
+        joins: gaps up to this many reduced pixels do not split an object.
     """
 
     width: int = 320
@@ -51,17 +51,17 @@ class MovingOptions:
 
 
 class Moving:
-    """A :class:`Detector` that keeps the background; its frames come in order."""
+    """A :class:`Detector` with a running background; it takes frames in order."""
 
     def __init__(self, options: MovingOptions = MovingOptions()) -> None:
         self._options = options
         self._background: npt.NDArray[np.float32] | None = None
 
     def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
-        """Boxes in the frame's own pixels, from the top down.
+        """Return the boxes (n, 4) in pixels of the frame, (height, width, 3) uint8, from top to bottom.
 
         Raises:
-            DataError: the frame has another size than those before.
+            DataError: the frame differs in size from earlier ones.
         """
         step = self._step(pixels)
         grey = _narrow(pixels, step)
@@ -70,17 +70,20 @@ class Moving:
         if not self.fits(pixels):
             raise DataError(f"a frame of {pixels.shape[1]} x {pixels.shape[0]} follows smaller or larger ones")
         moves = np.abs(grey - self._background) > self._options.differs
+        # Opening removes spots narrower than two pixels, mostly camera noise.
         moves = ndimage.binary_opening(moves, structure=np.ones((2, 2), bool))
         self._learn(grey, moves)
         return self._boxes(moves, step, pixels.shape[:2])
 
     def begin(self, frames: list[npt.NDArray[np.uint8]]) -> None:
-        """Take the median of frames as the background, so that nothing in the first one is part of it."""
+        """Use the median of frames, each (height, width, 3), as background, so objects that move through them are not
+        in it.
+        """
         step = self._step(frames[0])
         self._background = np.median(np.stack([_narrow(one, step) for one in frames]), axis=0).astype(np.float32)
 
     def fits(self, pixels: npt.NDArray[np.uint8]) -> bool:
-        """Return whether there is a background, of this frame's size."""
+        """Return whether there is a background of the size of this frame, (height, width, 3)."""
         size = tuple(edge // self._step(pixels) for edge in pixels.shape[:2])
         return self._background is not None and self._background.shape == size
 
@@ -88,17 +91,15 @@ class Moving:
         return max(1, round(pixels.shape[1] / self._options.width))
 
     def state(self) -> npt.NDArray[np.float32] | None:
-        """The background."""
         return self._background
 
     def load(self, state: npt.NDArray[np.float32] | None) -> None:
-        """Go on with a background."""
         self._background = state
 
     def _learn(self, grey: npt.NDArray[np.float32], moves: npt.NDArray[np.bool_]) -> None:
         assert self._background is not None
         rate = np.where(moves, np.float32(self._options.learns_under), np.float32(self._options.learns))
-        self._background = self._background + rate * (grey - self._background)  # not in place: states are kept
+        self._background = self._background + rate * (grey - self._background)  # not in place: returned states refer to it
 
     def _boxes(self, moves: npt.NDArray[np.bool_], step: int, size: tuple[int, ...]) -> Boxes:
         joined = ndimage.binary_dilation(moves, iterations=self._options.joins) if self._options.joins else moves
@@ -109,26 +110,25 @@ class Moving:
         large = areas >= self._options.least * moves.size
         found = [where for where, keep in zip(ndimage.find_objects(labels), large, strict=True) if keep]
         boxes = [(x.start, y.start, x.stop, y.stop) for y, x in found]
+        # Dilation has joined parts and enlarged the boxes by `joins`; undo the latter.
         shrunk = np.array(boxes, np.int32).reshape(-1, 4) + np.array([1, 1, -1, -1], np.int32) * self._options.joins
         return np.clip(shrunk * step, 0, [size[1], size[0], size[1], size[0]]).astype(np.int32)
 
 
 def _narrow(pixels: npt.NDArray[np.uint8], step: int) -> npt.NDArray[np.float32]:
-    """Brightness, each ``step`` x ``step`` pixels by their mean."""
+    """Return the brightness, the mean of each ``step`` x ``step`` block."""
     height, width = pixels.shape[0] // step * step, pixels.shape[1] // step * step
-    green = pixels[:height, :width, 1]  # most of brightness, and a third of the work
+    green = pixels[:height, :width, 1]  # dominates brightness, at a third of the work
     return green.reshape(height // step, step, width // step, step).mean(axis=(1, 3), dtype=np.float32)
 
 
 def cut_out(pixels: npt.NDArray[np.uint8], boxes: Boxes, side: int, margin: float = 0.1) -> npt.NDArray[np.uint8]:
-    """The objects of a frame, each in a square around its box.
+    """Return the objects of a frame, each in a square around its box, (n, side, side, 3) uint8.
 
     Args:
-        boxes: int32 [n, 4].
-        margin: of the box's longer side, shown around it.
-
-    Returns:
-        uint8 [n, side, side, 3].
+        pixels: the frame, (height, width, 3) uint8.
+        boxes: (n, 4) int32.
+        margin: width of the border around the box, as a share of its longer side.
     """
     result = np.zeros((len(boxes), side, side, 3), np.uint8)
     frame = torch.from_numpy(pixels)
@@ -144,7 +144,7 @@ def cut_out(pixels: npt.NDArray[np.uint8], boxes: Boxes, side: int, margin: floa
 
 
 def overlaps(boxes: Boxes, before: Boxes) -> npt.NDArray[np.float64]:
-    """Intersection over union of each box with each of another frame, [n, m]."""
+    """Return the intersection over union of ``boxes`` (n, 4) with those of another frame (m, 4), as (n, m) float64."""
     low = np.maximum(boxes[:, None, :2], before[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], before[None, :, 2:])
     shared = np.clip(high - low, 0, None).prod(axis=2)

@@ -1,4 +1,4 @@
-"""Cheap networks: a ladder of ever smaller ones, each for few classes and OTHER."""
+"""The cheap networks: a ladder of decreasing size, each for a few classes and OTHER."""
 
 from __future__ import annotations
 
@@ -18,35 +18,33 @@ from uneven.errors import ConfigError
 from uneven.focus.sweep import Looked
 from uneven.focus.truth import Crops, as_input, work
 
+# Channels and stride of the full network's convolutions; smaller networks lack the last ones.
 _LAYERS = ((16, 1), (16, 1), (32, 2), (32, 1), (48, 2), (48, 1), (64, 2), (64, 1))
-"""Channels and stride of the full network's convolutions; those removed are the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class LadderRung:
-    """One step of the ladder.
+    """A step of the ladder.
 
     Attributes:
-        removed: how many of the eight convolutions are left out.
-        side: the size of its input, in pixels; a crop is made so small first.
+        removed: number of convolutions left out, of eight.
+        side: side of the input in pixels; crops are reduced to it.
     """
 
     removed: int
     side: int
 
 
+# [default] of ours; the paper removes layers one by one and shrinks the input.
 LADDER = (LadderRung(0, 32), LadderRung(2, 24), LadderRung(4, 16), LadderRung(6, 16))
-"""What is tried ([default] of ours; the paper removes layers one by one and shrinks the input)."""
 
-NAMED = (2, 5, 1000)
-"""L_s that are tried: the most frequent classes that have an output of their own; the last means all."""
+NAMED = (2, 5, 1000)  # the paper's L_s: numbers of most frequent classes with their own output; the last means all
 
 
 class Cheap(nn.Module):
-    """Convolutions, a mean over the picture, one linear layer. Its feature is what the last one reads.
+    """A network of convolutions, a mean over the picture, and one linear layer, whose input is the feature.
 
-    Args:
-        outputs: named classes, and one for OTHER.
+    Its ``outputs`` are the named classes and OTHER.
     """
 
     def __init__(self, rung: LadderRung, outputs: int) -> None:
@@ -61,45 +59,38 @@ class Cheap(nn.Module):
         self.side = rung.side
 
     def feature(self, crops: torch.Tensor) -> torch.Tensor:
-        """[n, 3, any, any] → [n, dim]."""
+        """Return the features (n, dim) of crops (n, 3, any, any)."""
         return self.body(smaller(crops, self.side)).mean((2, 3))
 
     def forward(self, crops: torch.Tensor) -> torch.Tensor:
-        """[n, 3, any, any] → logits [n, outputs]."""
+        """Return the logits (n, outputs) of crops (n, 3, any, any)."""
         return self.head(self.feature(crops))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A rung for certain classes.
-
-    Attributes:
-        named: classes with an output of their own, most frequent first.
-        classes: how many the truth network has.
-    """
+    """A rung for certain classes."""
 
     rung: LadderRung
-    named: tuple[int, ...]
-    classes: int
+    named: tuple[int, ...]  # classes with their own output, most frequent first
+    classes: int  # number of the truth network's classes
 
     @property
     def name(self) -> str:
-        """For people, and for the fleet."""
         return f"{len(_LAYERS) - self.rung.removed} layers, {self.rung.side} px, {len(self.named)} classes"
 
     def outputs(self) -> npt.NDArray[np.int64]:
-        """Class of the truth network → output, [classes]."""
+        """Return the output for each class of the truth network, (classes,) int64."""
         result = np.full(self.classes, len(self.named))
         result[list(self.named)] = np.arange(len(self.named))
         return result
 
     def build(self) -> Cheap:
-        """Untrained."""
         return Cheap(self.rung, len(self.named) + 1)
 
 
 class BalancedLoss:
-    """Cross-entropy on a candidate's outputs in which every output counts alike, OTHER too."""
+    """The cross-entropy on a candidate's outputs in which every output, including OTHER, has equal total weight."""
 
     def __init__(self, outputs: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
         self._outputs = torch.from_numpy(outputs)
@@ -109,7 +100,9 @@ class BalancedLoss:
         self._weights = torch.tensor(weights, dtype=torch.float32)
 
     def __call__(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        """Mean over the batch; ``label`` is the truth network's."""
+        """Return the mean over the batch, a scalar; ``label`` (n,) holds the truth network's classes, ``logits`` is (n,
+        outputs).
+        """
         weights = self._weights
         if len(weights) < logits.shape[1]:  # all classes are named: OTHER never occurs
             weights = F.pad(weights, (0, logits.shape[1] - len(weights)))
@@ -120,11 +113,11 @@ class BalancedLoss:
 def candidates(
     labels: npt.NDArray[np.int64], classes: int, ladder: Sequence[LadderRung] = LADDER, named: Sequence[int] = NAMED
 ) -> tuple[Candidate, ...]:
-    """Every rung with every L_s that differs.
+    """Return every rung with every distinct L_s.
 
     Args:
-        labels: of the sampled objects, int64 [n].
-        classes: how many the truth network has.
+        labels: of the sampled objects, (n,) int64.
+        classes: number of the truth network's classes.
 
     Raises:
         ConfigError: there are no objects to learn from, or nothing to try.
@@ -135,15 +128,17 @@ def candidates(
         raise ConfigError(f"ladder={ladder}, named={named}: give at least one network and one number of classes")
     counts = np.bincount(labels, minlength=classes)
     order = [int(one) for one in np.argsort(-counts, kind="stable") if counts[one]]
+    # With few classes in the sample, different L_s name the same ones; a dict keeps each set once, in order.
     sets = dict.fromkeys(tuple(order[:most]) for most in named)
     return tuple(Candidate(rung, one, classes) for rung in ladder for one in sets)
 
 
 class Labelled:
-    """Crops and what the truth network said of them, as a fleet reads data."""
+    """A data set of crops and the truth network's labels."""
 
     def __init__(self, crops: Crops, labels: npt.NDArray[np.int64]) -> None:
-        self._crops, self._labels = crops, labels
+        self._crops = crops
+        self._labels = labels
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -153,7 +148,7 @@ class Labelled:
 
 
 def flipped(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
-    """Half of the crops mirrored, all a little brighter or darker."""
+    """Augment a sample, a crop (3, side, side): mirror every second one, and change the brightness."""
     crop, label = sample
     if torch.rand(()) < 0.5:
         crop = crop.flip(-1)
@@ -161,7 +156,7 @@ def flipped(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
 
 
 def member(candidate: Candidate, loss: BalancedLoss) -> fleet.Member:
-    """A candidate as a fleet trains it."""
+    """Return a candidate as a fleet member."""
     model = candidate.build()
     return fleet.Member(model, torch.optim.AdamW(model.parameters(), lr=3e-3), batch_size=64, loss=loss)
 
@@ -169,7 +164,8 @@ def member(candidate: Candidate, loss: BalancedLoss) -> fleet.Member:
 def ensemble(
     wanted: Sequence[Candidate], crops: Crops, labels: npt.NDArray[np.int64], epochs: int, seed: int = 0
 ) -> fleet.Ensemble:
-    """All candidates on the same data: each crop is prepared once for all of them."""
+    """Return the fleet of all candidates on the same crops (n, side, side, 3) and labels (n,)."""
+    # One ensemble, so each crop is loaded and augmented once for all candidates.
     return fleet.Ensemble(
         members={one.name: partial(member, one, BalancedLoss(one.outputs(), labels)) for one in wanted},
         dataset=Labelled(crops, labels), transform=flipped, max_epochs=epochs, seed=seed,
@@ -177,17 +173,18 @@ def ensemble(
 
 
 def look(candidate: Candidate, model: Cheap, crops: Crops, batch: int = 256) -> Looked:
-    """What a trained candidate says of crops."""
+    """Return a trained candidate's outputs for crops (n, side, side, 3)."""
     confidence, feature = run(model, crops, batch)
     return Looked(candidate.name, candidate.named, confidence, feature, cost(model, crops.shape[1]))
 
 
 def run(model: Cheap, crops: Crops, batch: int = 256) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Confidences float32 [n, outputs] and features float32 [n, dim]."""
+    """Return confidences (n, outputs) and features (n, dim) of crops (n, side, side, 3), both float32."""
     outputs, dim = model.head.out_features, model.head.in_features
     confidences, features = [np.zeros((0, outputs), np.float32)], [np.zeros((0, dim), np.float32)]
     with torch.inference_mode():
         for at in range(0, len(crops), batch):
+            # Reduce before the conversion to float: on uint8 interpolation is several times as fast.
             small = smaller(torch.from_numpy(crops[at : at + batch]).permute(0, 3, 1, 2), model.side)
             feature = model.feature(small.float().div_(255))
             features.append(feature.numpy())
@@ -196,14 +193,14 @@ def run(model: Cheap, crops: Crops, batch: int = 256) -> tuple[npt.NDArray[np.fl
 
 
 def smaller(crops: torch.Tensor, side: int) -> torch.Tensor:
-    """[n, 3, any, any] → [n, 3, side, side]; of whole numbers it is several times as fast."""
+    """Return crops (n, 3, any, any) reduced to (n, 3, side, side)."""
     if crops.shape[-1] == side:
         return crops
     return F.interpolate(crops, (side, side), mode="bilinear", antialias=True)
 
 
 def fused(model: Cheap) -> Cheap:
-    """The same function, with each normalization inside the convolution before it. For a trained one."""
+    """Merge each normalization of a trained network into the convolution before it; the function stays the same."""
     layers: list[nn.Module] = []
     parts = list(model.eval().body)
     for conv, norm in zip(parts[::3], parts[1::3], strict=True):
@@ -215,5 +212,5 @@ def fused(model: Cheap) -> Cheap:
 
 
 def cost(model: Cheap, side: int) -> float:
-    """Floating-point operations for one crop."""
+    """Return the floating-point operations for one crop."""
     return work(model, torch.zeros(1, 3, side, side))

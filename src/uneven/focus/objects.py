@@ -1,4 +1,4 @@
-"""Objects of a stretch of video: where each is, and its crop."""
+"""The objects of a part of a video: their boxes and crops."""
 
 from __future__ import annotations
 
@@ -13,38 +13,27 @@ from uneven.focus.moving import Boxes, Detector, Moving, cut_out, overlaps
 from uneven.focus.truth import Crops
 from uneven.focus.video import Frame
 
-_BEGINS_WITH = 25
-"""Frames of whose median a background is made: what moves through them is not in it."""
+_BEGINS_WITH = 25  # number of frames whose median is the first background
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The objects of successive frames, in order.
+    """The n objects of successive frames, in order."""
 
-    Attributes:
-        frame: number of each object's frame, int64 [n].
-        time_s: its time, float64 [n].
-        boxes: int32 [n, 4].
-        crops: uint8 [n, side, side, 3].
-        frames: how many frames were looked at, with or without objects.
-        last: number and time of the last of them; (-1, 0) of none.
-        background: of the detector after the last one, if it keeps one.
-    """
-
-    frame: npt.NDArray[np.int64]
-    time_s: npt.NDArray[np.float64]
-    boxes: Boxes
-    crops: Crops
-    frames: int
-    last: tuple[int, float] = (-1, 0.0)
-    background: npt.NDArray[np.float32] | None = None
+    frame: npt.NDArray[np.int64]  # number of each object's frame, (n,) int64
+    time_s: npt.NDArray[np.float64]  # its time, (n,) float64
+    boxes: Boxes  # (n, 4) int32
+    crops: Crops  # (n, side, side, 3) uint8
+    frames: int  # number of frames examined, with or without objects
+    last: tuple[int, float] = (-1, 0.0)  # number and time of the last of them; (-1, 0) if there is none
+    background: npt.NDArray[np.float32] | None = None  # the detector's background after the last one, if it has one
 
     def __len__(self) -> int:
         return len(self.frame)
 
     @classmethod
     def join(cls, parts: list[Objects], side: int) -> Objects:
-        """One after another."""
+        """Return the objects of successive parts as one."""
         if not parts:
             return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, 4), np.int32),
                        np.zeros((0, side, side, 3), np.uint8), 0)  # fmt: skip
@@ -57,7 +46,9 @@ class Objects:
 
 
 def found(frames: Iterable[Frame], detector: Detector, side: int) -> Iterator[Objects]:
-    """The objects of each frame. A background begins as the median of the first frames, and again at another size."""
+    """Yield the objects of each frame. The background starts as the median of the first frames, also after a change of
+    size.
+    """
     for _, alike in groupby(frames, lambda frame: frame.pixels.shape):
         yield from _found(alike, detector, side)
 
@@ -79,10 +70,10 @@ def _found(frames: Iterator[Frame], detector: Detector, side: int) -> Iterator[O
 
 
 def unchanged(now: Objects, before: Objects, most: float, least_overlap: float = 0.5) -> npt.NDArray[np.int64]:
-    """Which object of the frame before each one repeats, -1 for none (*pixel differencing*, [default]s of ours).
+    """Return for each object the index of the one that it repeats in the frame before, (n,) int64; -1 for none.
 
-    Args:
-        most: mean difference of two crops, of 255, up to which they count as the same.
+    This is the paper's *pixel differencing* ([default]s of ours). Crops are equal if they differ by at most ``most`` of
+    255 on average.
     """
     result = np.full(len(now), -1)
     if not len(now) or not len(before):
@@ -91,6 +82,7 @@ def unchanged(now: Objects, before: Objects, most: float, least_overlap: float =
     nearest = shared.argmax(1)
     for at, one in enumerate(nearest):
         if shared[at, one] >= least_overlap:
+            # int16: differences of uint8 would wrap around.
             apart = np.abs(now.crops[at].astype(np.int16) - before.crops[one]).mean()
             result[at] = one if apart <= most else -1
     return result

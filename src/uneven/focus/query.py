@@ -1,4 +1,6 @@
-"""Asking an index: which clusters may hold a class, what the truth network says of their centroids, which frames."""
+"""Queries to an index: find clusters that may hold a class, ask the truth network about their centroids, return
+frames.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,21 @@ from uneven.focus.truth import Crops, Truth
 from uneven.focus.tune import restored
 from uneven.focus.words import Embedding, nearness
 
+# A cheap network for one query: (n, side, side, 3) uint8 → (n,) bool, True if the truth network need not see the crop.
 Reject = Callable[[Crops], npt.NDArray[np.bool_]]
-"""A cheap network for one query: uint8 [n, side, side, 3] → bool [n], True for what the truth network need not see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One object of the class that was asked for.
+    """An object of the requested class.
 
     Attributes:
         stream: its camera or file.
-        frame: number of its frame, at the rate of ingest.
-        time_s: since the stream began.
+        frame: number of its frame, at the ingest's rate.
+        time_s: seconds since the stream began.
         box: left, top, right, bottom, in the frame's pixels.
-        confidence: the truth network's for its centroid, or the cheap network's where that was sure enough; of a search
-            in words, the cosine of text and centroid.
+        confidence: the truth network's for its centroid, or the cheap network's if that sufficed; in a text search, the
+            cosine of text and centroid.
     """
 
     stream: str
@@ -49,39 +51,30 @@ class Hit:
 
 @dataclass(slots=True)
 class QueryCost:
-    """What the queries of an index have cost since it was opened.
-
-    Attributes:
-        candidates: clusters that could hold the class.
-        sure: of these, accepted on the cheap network's word.
-        known: of these, judged by an earlier query.
-        alike: of these, so near to one that was judged that its verdict is theirs, too.
-        rejected: of these, by a query's own filter.
-        checked: of these, seen by the truth network.
-        embedded: centroids seen by an embedding network.
+    """The cost of an index's queries since it was opened. All fields but ``candidates`` and ``embedded`` are parts of
+    ``candidates``.
     """
 
-    candidates: int = 0
-    sure: int = 0
-    known: int = 0
-    alike: int = 0
-    rejected: int = 0
-    checked: int = 0
-    embedded: int = 0
+    candidates: int = 0  # clusters that could hold the class
+    sure: int = 0  # accepted by the cheap network alone
+    known: int = 0  # judged by an earlier query
+    alike: int = 0  # accepted or rejected by the verdict on a nearby centroid
+    rejected: int = 0  # rejected by a query's own filter
+    checked: int = 0  # judged by the truth network
+    embedded: int = 0  # centroids processed by an embedding network
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class VideoIndex:
-    """One or more streams that were taken in.
+    """The index of one or more ingested streams.
 
     Args:
-        folder: with a folder for each stream.
-        truth: the network that was the truth when they were taken in; without it only what earlier queries have settled
-            is found.
+        folder: the folder with a folder for each stream.
+        truth: the truth network of the ingest; without it, only results settled by earlier queries are found.
 
     Raises:
-        CheckpointError: nothing was taken in there, or with a truth network of other classes.
+        CheckpointError: there is no index, or the truth network has other classes.
     """
 
     folder: Path
@@ -102,25 +95,25 @@ class VideoIndex:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names that can be asked for."""
+        """The names of the classes that can be queried."""
         return tuple(next(iter(self.streams.values())).fact("classes"))
 
     def query(
         self, name: str, between: tuple[Moment, Moment] | None = None, streams: Sequence[str] | None = None,
         *, reject: Reject | None = None, skip: float | None = None,
     ) -> Iterator[Hit]:  # fmt: skip
-        """Every object of a class, cluster by cluster, as soon as each is known.
+        """Yield every object of a class, cluster by cluster, as soon as each is known.
 
         Args:
-            name: of the class.
-            between: from, until (not included): seconds since the stream began, or "08:00" on the clock of the stream.
-            streams: only these.
-            reject: rejects centroids before the truth network sees them; what it rejects wrongly is not found.
-            skip: Skip_th instead of the one that was tuned; 1 has every candidate checked.
+            name: the class.
+            between: start and end (exclusive): seconds since the stream began, or a time of day such as "08:00".
+            streams: the streams to query; by default all.
+            reject: rejects centroids before the truth network sees them; wrong rejections are not found.
+            skip: Skip_th instead of the tuned one; 1 has every candidate checked.
 
         Raises:
             UnknownNameError: no class or stream of that name; the message offers the nearest.
-            ConfigError: a time that is none, or the truth network is needed and was not given.
+            ConfigError: an invalid time, or the truth network is needed and was not given.
         """
         if name not in self.classes:
             raise UnknownNameError("class", name, self.classes)
@@ -134,21 +127,21 @@ class VideoIndex:
         self, text: str, by: Embedding, *, most: int = 20, between: tuple[Moment, Moment] | None = None,
         streams: Sequence[str] | None = None,
     ) -> Iterator[Hit]:  # fmt: skip
-        """Objects whose pictures are nearest to a text, cluster by cluster, the nearest first.
+        """Yield objects whose pictures are nearest to a text, cluster by cluster, nearest first.
 
-        Each centroid is embedded once and kept; there is no target that a search has to reach, and the truth network is
-        not asked.
+        Each centroid is embedded once and the result stored. A search has no recall target and does not use the truth
+        network.
 
         Args:
-            by: embeds pictures and texts.
-            most: clusters to return.
+            by: the embedding of pictures and texts.
+            most: maximum number of clusters.
 
         Returns:
             Hits whose confidence is the cosine of text and centroid.
 
         Raises:
             UnknownNameError, ConfigError: as :meth:`query`; or ``most`` is below 1.
-            DataError: the network's answers are no rows of numbers of one width.
+            DataError: the network's outputs are not numeric rows of one width.
         """
         if most < 1:
             raise ConfigError(f"most = {most!r}: a search returns at least 1 cluster")
@@ -182,7 +175,7 @@ class VideoIndex:
     def _accepted(
         self, stream: str, label: int, between_s: tuple[float, float], reject: Reject | None, skip: float | None
     ) -> Iterator[tuple[int, float]]:
-        """Clusters whose centroid is of the class, with how sure that is."""
+        """Yield the clusters whose centroid is of the class, each with its confidence."""
         store = self.streams[stream]
         for number, setting in store.networks().items():
             open_: list[ClusterRow] = []
@@ -199,7 +192,7 @@ class VideoIndex:
                     yield cluster.id, cluster.confidence
                 else:
                     open_.append(cluster)
-            open_.sort(key=lambda one: (one.place, -one.confidence))  # the likeliest first, so that hits come early
+            open_.sort(key=lambda one: (one.place, -one.confidence))  # the most likely first, for early hits
             if reject is not None and open_:
                 rejected = np.asarray(reject(store.crops([one.id for one in open_])), bool)
                 self.cost.rejected += int(rejected.sum())
@@ -210,14 +203,16 @@ class VideoIndex:
     def _settled(
         self, stream: str, label: int, number: int, setting: dict[str, Any], clusters: list[int]
     ) -> Iterator[tuple[int, float]]:
-        """Round by round some are looked at, until verdicts hold for the others as well; each is kept at once."""
+        """Judge centroids in rounds until verdicts cover the others; yield accepted clusters and store verdicts
+        immediately.
+        """
         began_s, store = time.perf_counter(), self.streams[stream]
-        spread = setting.get("spread", 0.0)  # older settings have none
+        spread = setting.get("spread", 0.0)  # missing in older indexes
         before = store.precedents(number)
         said = zip(before.cluster.tolist(), before.label.tolist(), before.score.tolist(), strict=True)
         verdicts = {one: (verdict, score) for one, verdict, score in said}
 
-        def look(crops: Crops) -> npt.NDArray[np.float32]:  # an older index has no features
+        def look(crops: Crops) -> npt.NDArray[np.float32]:  # older indexes store no features
             return run(restored(setting, store.weights(number))[1], crops)[1]
 
         features, is_it = np.stack(store.once(feature_of(number), clusters, look)), before.label == label
@@ -227,6 +222,7 @@ class VideoIndex:
                 raise ConfigError(
                     f"centroids of {stream} that may hold it were never judged: open the index with its truth network"
                 )
+            # A round may be larger than a batch. Only the judged part is reported back; `ask` offers the rest again.
             part = [clusters[row] for row in rows[: self.truth.at_once]]
             labels, scores = self.truth.label(store.crops(part))
             store.keep_verdicts(part, labels, scores)
@@ -234,9 +230,10 @@ class VideoIndex:
             verdicts |= dict(zip(part, zip(labels.tolist(), scores.tolist(), strict=True), strict=True))
             self.cost.checked += len(part)
             self.cost.seconds += time.perf_counter() - began_s
+            # The time that the caller spends on hits does not count.
             yield from ((one, verdicts[one][1]) for one in part if verdicts[one][0] == label)
             began_s = time.perf_counter()
-        names = np.concatenate([np.array(clusters), before.cluster[::-1]])  # precedent i has place -1 - i
+        names = np.concatenate([np.array(clusters), before.cluster[::-1]])  # precedent i has index -1 - i
         speakers = zip(clusters, names[spreading.speakers()].tolist(), strict=True)
         leaders = {one: led for one, led in speakers if led != one}
         store.keep_settled(label, leaders)
@@ -245,17 +242,12 @@ class VideoIndex:
         yield from ((one, verdicts[led][1]) for one, led in leaders.items() if verdicts[led][0] == label)
 
     def close(self) -> None:
-        """Let go of the files."""
         for store in self.streams.values():
             store.close()
 
 
 def check_truth(store: StreamStore, truth: Truth | None) -> None:
-    """Refuse a truth network that names other classes than the one a stream was taken in with.
-
-    Raises:
-        CheckpointError: it does.
-    """
+    """Raise CheckpointError if the truth network's classes differ from those of the stream's ingest."""
     if truth is None or truth.identity == store.fact("truth"):
         return
     before = tuple(store.fact("classes"))

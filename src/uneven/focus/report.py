@@ -1,4 +1,4 @@
-"""A page about one stream: what was chosen among what, what each step cost, what a class looks like."""
+"""The HTML page about one stream: the settings tried and chosen, the cost of each step, the pictures of classes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_PICTURES = 60
 
 
 def page(index: VideoIndex, stream: str, classes: Sequence[str] = ()) -> str:
-    """HTML of one file that needs no network.
+    """Return one HTML file that needs no network access.
 
     Args:
-        classes: each is shown by the centroids that the truth network has found to be one; by default all that it has.
+        classes: classes to illustrate with the centroids that the truth network has judged; by default all.
 
     Raises:
         UnknownNameError: no such stream or class.

@@ -1,4 +1,4 @@
-"""A synthetic stream: pictures that walk through a fixed scene. For trying things out, with an answer that is known."""
+"""A synthetic stream for experiments with known results: pictures that move through a fixed scene."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from uneven.focus.video import Frame
 class Sprites:
     """A :class:`~uneven.focus.video.Source` whose objects are pictures of known classes.
 
-    Nothing is kept: every frame is made from the seed and its number.
+    Every frame is computed from the seed and its number.
 
     Attributes:
-        pictures: uint8 [n, height, width, 3].
-        labels: class of each, int [n].
-        often: how often each class comes, in any unit; by default by a Zipf law, class 0 most.
-        seconds: how long it is, at one frame a second.
-        every: a picture enters so often, in frames, on each of the lanes.
-        stays: least and greatest number of frames in which a picture is there.
+        pictures: (n, height, width, 3) uint8.
+        labels: class of each, (n,) int.
+        often: relative frequency of each class; by default a Zipf law, class 0 most often.
+        seconds: length in seconds.
+        every: interval between pictures on each lane, in frames.
+        stays: minimum and maximum number of frames of an appearance.
         size: height and width of a frame, in pixels.
-        scale: pixels of a picture are made so large.
+        scale: enlargement of the pictures.
     """
 
     pictures: npt.NDArray[np.uint8]
@@ -41,25 +41,24 @@ class Sprites:
     live: bool = field(default=False)
 
     def length_s(self) -> float:
-        """In seconds of the stream."""
         return float(self.seconds)
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        """From number ``first`` on."""
+        """Yield frames of shape (height, width, 3) at ``per_s`` frames a second, from number ``first`` on."""
         scene = self._scene()
         for number in range(first, int(self.seconds * per_s)):
             yield Frame(number, number / per_s, self._drawn(scene, number))
 
     def shown(self, number: int) -> list[tuple[int, tuple[int, int, int, int]]]:
-        """The class and box of each picture in a frame."""
+        """Return the class and box of each picture in a frame."""
         return [(int(self.labels[one]), box) for one, box, _ in self._there(number)]
 
     def _there(self, number: int) -> Iterator[tuple[int, tuple[int, int, int, int], float]]:
-        """Picture, box and brightness; a lane has at most one at a time."""
         height, width = (side * self.scale for side in self.pictures.shape[1:3])
         lanes = max(1, (self.size[0] - 8) // (height + 8))
         for lane in range(lanes):
             slot = number // self.every
+            # Seeded by lane and time slot, so that any frame can be computed without those before it.
             draw = np.random.default_rng((self.seed, lane, slot))
             stays = int(draw.integers(self.stays[0], min(self.stays[1], self.every - 2) + 1))
             begin = slot * self.every + int(draw.integers(0, self.every - stays))

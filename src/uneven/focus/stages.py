@@ -1,4 +1,4 @@
-"""Stages that work at once: each in a thread, with a bounded queue before the next."""
+"""Concurrent stages: each in a thread, with a bounded queue to the next."""
 
 from __future__ import annotations
 
@@ -15,36 +15,28 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class StageCounts:
-    """What a stage has done so far.
+    """The statistics of a stage."""
 
-    Attributes:
-        made_s: processor seconds in which its thread made things.
-        dropped: things that it made and nobody had room for.
-        backlog: things that it has made and that nobody has taken yet.
-    """
-
-    made_s: float = 0.0
-    dropped: int = 0
-    backlog: int = 0
+    made_s: float = 0.0  # processor seconds of its thread
+    dropped: int = 0  # results dropped because the queue was full
+    backlog: int = 0  # results in the queue
 
 
 _END = object()
 
 
 class Ahead(Generic[T]):
-    """Makes things in a thread, up to ``room`` of them ahead of whoever takes them.
+    """An iterator that computes its items in a thread, up to ``room`` items ahead.
 
     Args:
-        made: where they come from.
-        drops: when there is no room, the newest is dropped instead of waiting.
-
-    Raises:
-        BaseException: (when things are taken) what making them has raised.
+        made: the items' source; its exceptions are raised in the consumer.
+        drops: drop the newest item if the queue is full, instead of waiting.
     """
 
     def __init__(self, made: Iterable[T], stage: StageCounts, room: int, drops: bool = False) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(room)
-        self._stage, self._drops = stage, drops
+        self._stage = stage
+        self._drops = drops
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(1)
         self._made = self._pool.submit(self._run, iter(made))
@@ -55,12 +47,12 @@ class Ahead(Generic[T]):
                 one = self._queue.get()
                 self._stage.backlog = self._queue.qsize()
                 if one is _END:
-                    self._made.result()
+                    self._made.result()  # raises the source's exception, if there was one
                     return
                 yield one
         finally:
             self._stopped.set()
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown(wait=False)  # the thread may be in a blocking read; it sees `stopped` after that
 
     def _run(self, made: Iterator[T]) -> None:
         try:
@@ -83,7 +75,7 @@ class Ahead(Generic[T]):
 
     def _put(self, one: Any) -> bool:
         try:
-            self._queue.put(one, timeout=0.2)
+            self._queue.put(one, timeout=0.2)  # with a timeout, so that the caller can check `stopped`
         except queue.Full:
             return False
         self._stage.backlog = self._queue.qsize()

@@ -1,4 +1,4 @@
-"""Times of pictures, by time stamps that may be missing, jump or begin again."""
+"""The times of pictures, computed from time stamps that may be missing, jump or restart."""
 
 from __future__ import annotations
 
@@ -8,33 +8,25 @@ from typing import TypeVar
 
 P = TypeVar("P")
 
-_BACK_S, _FAR_S = 1.0, 86_400.0
-"""A time stamp that is more than this before or after the last one belongs to another row."""
+_BACK_S, _FAR_S = 1.0, 86_400.0  # a time stamp this far before or after the last one belongs to another sequence
 
 
 @dataclass(slots=True)
 class FrameClock:
-    """Turns time stamps into times since the beginning of a stream.
+    """A converter of time stamps to seconds since the beginning of a stream."""
 
-    Attributes:
-        due_s: pictures before it are not asked for.
-        next_s: time of the next picture, if its time stamp does not tell.
-        shift_s: from time stamps to times; None takes the next time stamp for ``next_s``.
-        raw_s: the last time stamp; None trusts the next one.
-    """
-
-    due_s: float
-    next_s: float = 0.0
-    shift_s: float | None = None
-    raw_s: float | None = None
+    due_s: float  # earlier pictures are not needed
+    next_s: float = 0.0  # time of the next picture if it has no time stamp
+    shift_s: float | None = None  # difference of times and time stamps; None maps the next time stamp to ``next_s``
+    raw_s: float | None = None  # the last time stamp; None accepts any next one
 
     def read(self, raw_s: float | None, step_s: float, most_s: float = _FAR_S) -> float:
-        """Give the time of a picture.
+        """Return the time of a picture.
 
         Args:
             raw_s: its time stamp.
-            step_s: from this picture to the next one, as a guess.
-            most_s: a time stamp may be this much after the last one.
+            step_s: estimated time from this picture to the next one.
+            most_s: maximum distance from the last time stamp.
         """
         time_s = self.next_s
         if raw_s is not None:
@@ -45,12 +37,12 @@ class FrameClock:
         return time_s
 
     def early(self, raw_s: float) -> bool:
-        """Whether the picture with a time stamp is not due yet."""
+        """Return whether the picture with this time stamp is not due yet."""
         return self.shift_s is not None and raw_s + self.shift_s + 1e-6 < self.due_s
 
 
 def steady(pictures: Iterable[tuple[float | None, P]]) -> Iterator[tuple[float | None, P]]:
-    """Take away each time stamp that leaves the row of its neighbours; the next picture has to be known for that."""
+    """Remove time stamps that do not fit between their neighbours; each picture is held until the next one is known."""
     before: float | None = None
     held: list[tuple[float | None, P]] = []
     for raw_s, picture in pictures:

@@ -1,12 +1,12 @@
-"""One stream's index on disk: classes → clusters → objects → frames, and the crop of each centroid.
+"""The index of one stream on disk: classes → clusters → objects → frames, and the crop of each centroid.
 
 ::
 
-    STREAM/index.db     SQLite, in write-ahead mode: a reader never waits, a killed writer leaves what it had committed
-    STREAM/crops.bin    the crop of centroid i at place i; what lies beyond the last one committed is written over
-    STREAM/writer       held by the one process that takes the stream in; STREAM/owner by the one that started it
+    STREAM/index.db     SQLite in write-ahead mode: readers never wait, and a killed writer loses only its transaction
+    STREAM/crops.bin    the crop of centroid i at index i; bytes after the last committed one are overwritten
+    STREAM/writer       locked by the process that ingests the stream; STREAM/owner by the one that started it
 
-What ingest needs to go on is committed together with what it has found, so it begins again right after it.
+An ingest's state is committed together with its results, so it continues exactly after them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,9 @@ from uneven.focus.spread import NO_PRECEDENTS, Precedents
 from uneven.focus.truth import Crops
 from uneven.npy import load_arrays
 
-OTHER = -1
-"""Class of the output that stands for all classes without one of their own."""
-
-PLACES = 8
-"""Likeliest outputs that are kept of each centroid; up to here K may be chosen anew."""
-
-HELD_ON_S = 10.0
-"""A process whose parent was killed ends within less; whoever goes on waits for it."""
+OTHER = -1  # class of the output for all classes without their own output
+PLACES = 8  # most likely outputs stored for each centroid; retuning may choose any K up to this
+HELD_ON_S = 10.0  # a process whose parent was killed ends in less time; its successor waits for that
 
 _SCHEMA = 1
 _TABLES = """
@@ -53,13 +48,13 @@ CREATE TABLE verdicts (cluster INTEGER PRIMARY KEY, label INTEGER NOT NULL, scor
 CREATE TABLE progress (one INTEGER PRIMARY KEY CHECK (one = 0), counts TEXT NOT NULL, state BLOB NOT NULL);
 """
 
+# Tables that the first indexes did not have; they are filled on demand.
 _LATER = """
 CREATE TABLE IF NOT EXISTS embeddings (network TEXT, cluster INTEGER, numbers BLOB NOT NULL,
                                        PRIMARY KEY (network, cluster)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settled (class INTEGER, cluster INTEGER, leader INTEGER NOT NULL,
                                     PRIMARY KEY (class, cluster)) WITHOUT ROWID;
 """
-"""What the first indexes did not have; it is filled when somebody asks."""
 
 _JUDGE = "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?)"
 _EMBED = "INSERT OR REPLACE INTO embeddings VALUES (?, ?, ?)"
@@ -78,45 +73,41 @@ ORDER BY clusters.id
 
 @dataclass(frozen=True, slots=True)
 class ClusterRow:
-    """One cluster that may hold what was asked for.
+    """A cluster that may hold the requested class.
 
     Attributes:
-        place: how many outputs of the cheap network are likelier for its centroid.
-        confidence: of the output asked for.
-        verdict: what the truth network has said of the centroid, or of the one that speaks for it: class and score.
-        judged: whether it was asked about this very one.
+        verdict: the truth network's class and score of the centroid, or of the one whose verdict it has.
     """
 
     id: int
-    place: int
-    confidence: float
+    place: int  # number of outputs of the cheap network that are more likely for its centroid
+    confidence: float  # of the requested output
     verdict: tuple[int, float] | None
-    judged: bool
+    judged: bool  # the truth network saw this centroid
 
 
 @dataclass(slots=True)
 class Gathered:
-    """What ingest has found since it last wrote.
+    """The results of an ingest since its last write.
 
     Attributes:
-        begun: cluster (one more than the last), network, centroid's crop, its outputs as pairs of class and confidence,
-            the likeliest first, and its feature.
-        members: cluster, frame, place in the frame, time in s, box.
+        begun: new clusters in order: number, network, centroid's crop, pairs of class and confidence with the most
+            likely first, feature.
     """
 
     begun: list[tuple[int, int, npt.NDArray[np.uint8], list[tuple[int, float]], npt.NDArray[np.float32]]]
-    members: list[tuple[int, int, int, float, Sequence[int]]]
+    members: list[tuple[int, int, int, float, Sequence[int]]]  # cluster, frame, index in the frame, time in s, box
     sealed: list[int]
 
 
 class StreamStore:
-    """A stream's index. Several may read it and write verdicts while one takes the stream in.
+    """A stream's index. Several processes may read it and write verdicts during an ingest.
 
     Args:
         folder: made by :meth:`create`.
 
     Raises:
-        CheckpointError: there is none, one of another version, or one that is damaged.
+        CheckpointError: there is no index, or one of another version, or a damaged one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +122,7 @@ class StreamStore:
             found = self.fact("schema")
         except sqlite3.DatabaseError as error:
             self._db.close()
-            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # whole, and somebody has it
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):  # valid, but locked
                 raise
             raise CheckpointError(
                 f"{folder / 'index.db'} cannot be read as an index: {error}; take the stream in anew, without {folder}"
@@ -146,11 +137,11 @@ class StreamStore:
     def create(
         cls, folder: Path, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS, **facts: Any
     ) -> StreamStore:
-        """An index with nothing but its first network, whole or not there.
+        """Create an index with only its first network, atomically.
 
         Args:
             setting, weights, before: of the network, see :meth:`add_network`.
-            facts: plain data; ``side``, the size of crops in pixels, among them.
+            facts: plain data, including ``side``, the size of crops in pixels.
 
         Raises:
             DataError: it cannot be written there.
@@ -166,49 +157,48 @@ class StreamStore:
                 _insert_network(db, setting, weights, before)
             db.execute("PRAGMA journal_mode = WAL")
             db.close()
-            part.replace(folder / "index.db")
+            part.replace(folder / "index.db")  # after close, which removes the write-ahead log of the part
         return cls(folder)
 
     def fact(self, key: str) -> Any:
-        """What was noted under a name; None if nothing was."""
+        """Return the value stored under a name; None if there is none."""
         row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def add_network(self, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS) -> int:
-        """A network by which clusters are made from now on; its number.
-
-        Args:
-            before: the sample's verdicts.
-        """
+        """Add the network for all later clusters, with the sample's verdicts ``before``; return its number."""
         with told_of_disk(self.folder), self.transaction() as db:
             return _insert_network(db, setting, weights, before)
 
     def networks(self) -> dict[int, dict[str, Any]]:
-        """All networks, oldest first, with their settings."""
+        """Return the settings of all networks by number, oldest first."""
         return {
             int(row[0]): json.loads(row[1]) for row in self._db.execute("SELECT id, setting FROM networks ORDER BY id")
         }
 
     def weights(self, network: int) -> bytes:
-        """A network's weights, as ``torch.save`` writes them."""
+        """Return a network's weights in the format of ``torch.save``."""
         return bytes(self._db.execute("SELECT weights FROM networks WHERE id = ?", (network,)).fetchone()[0])
 
     def progress(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.generic]]]:
-        """Counts so far, and the state from which ingest goes on; both empty at the beginning."""
+        """Return the counts and the arrays (any shape) from which the ingest continues; both empty before the first
+        write.
+        """
         row = self._db.execute("SELECT counts, state FROM progress").fetchone()
         if row is None:
             return {}, {}
         return json.loads(row[0]), load_arrays(io.BytesIO(row[1]))
 
     def clusters(self) -> int:
-        """How many there are; they are numbered from 0 on."""
+        """Return the number of clusters, which are numbered from 0."""
         return int(self._db.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM clusters").fetchone()[0])
 
     def find(self, label: int, entry: int, network: int, k: int, between_s: tuple[float, float]) -> list[ClusterRow]:
-        """Clusters of a network with an object in that time and a class among the centroid's K likeliest.
+        """Return a network's clusters that have an object in that time and the class among the centroid's K most
+        likely.
 
         Args:
-            entry: the class under which they are found: itself, or OTHER.
+            entry: the class under which they are stored: itself, or OTHER.
         """
         rows = self._db.execute(_FIND, (label, entry, network, k, *between_s))
         return [
@@ -217,7 +207,7 @@ class StreamStore:
         ]
 
     def within(self, between_s: tuple[float, float]) -> list[int]:
-        """Clusters with an object in that time."""
+        """Return the clusters with an object in that time."""
         rows = self._db.execute(
             "SELECT DISTINCT cluster FROM objects WHERE time_s >= ? AND time_s < ? ORDER BY cluster", between_s
         )
@@ -226,7 +216,7 @@ class StreamStore:
     def members(
         self, cluster: int, between_s: tuple[float, float]
     ) -> list[tuple[int, float, tuple[int, int, int, int]]]:
-        """Its objects in that time, in order: frame, time in s, box."""
+        """Return a cluster's objects in that time, in order: frame, time in s, box."""
         rows = self._db.execute(
             "SELECT frame, time_s, box FROM objects WHERE cluster = ? AND time_s >= ? AND time_s < ? "
             "ORDER BY frame, place",
@@ -235,31 +225,32 @@ class StreamStore:
         return [(int(frame), float(time_s), tuple(json.loads(box))) for frame, time_s, box in rows]
 
     def crops(self, clusters: Sequence[int]) -> Crops:
-        """Centroids, uint8 [n, side, side, 3].
+        """Return centroids, (n, side, side, 3) uint8.
 
         Raises:
-            CheckpointError: the file of crops is shorter than the index says.
+            CheckpointError: the file of crops is shorter than the index requires.
         """
         if not clusters:
             return np.zeros((0, self.side, self.side, 3), np.uint8)
         try:
             crops = np.memmap(self.folder / "crops.bin", np.uint8, "r")
+            # The file may end with a part of a crop whose write was interrupted.
             whole = crops[: len(crops) // self._size * self._size].reshape(-1, self.side, self.side, 3)
             return whole[np.asarray(clusters)]
         except (OSError, ValueError, IndexError) as error:
             raise CheckpointError(f"{self.folder / 'crops.bin'} does not hold what the index names: {error}") from error
 
     def keep_verdicts(self, clusters: Sequence[int], labels: Iterable[int], scores: Iterable[float]) -> None:
-        """What the truth network has said of centroids; it is not asked again."""
+        """Store the truth network's verdicts on centroids, so it is not asked again."""
         rows = [(one, int(label), float(score)) for one, label, score in zip(clusters, labels, scores, strict=True)]
         self._keep(_JUDGE, rows)
 
     def keep_settled(self, label: int, leaders: Mapping[int, int]) -> None:
-        """Where one class is asked for, the verdict of another cluster holds for these; their leader's, by cluster."""
+        """Store for one class the clusters that have another cluster's verdict, as cluster → leader."""
         self._keep("INSERT OR REPLACE INTO settled VALUES (?, ?, ?)", [(label, *pair) for pair in leaders.items()])
 
     def numbers(self, network: str, clusters: Sequence[int]) -> dict[int, npt.NDArray[np.float32]]:
-        """What a network has made of centroids, by cluster; those that it has not seen are not there."""
+        """Return a network's stored outputs (dim,) by cluster, without clusters that it has not seen."""
         rows = self._db.execute(
             "SELECT cluster, numbers FROM embeddings WHERE network = ? AND cluster IN (SELECT value FROM json_each(?))",
             (network, json.dumps(list(clusters))),
@@ -269,7 +260,7 @@ class StreamStore:
     def once(
         self, network: str, clusters: Sequence[int], make: Callable[[Crops], npt.NDArray[np.float32]], batch: int = 256
     ) -> list[npt.NDArray[np.float32]]:
-        """The same of all; those that are not there are made now, a batch at a time, and kept."""
+        """Return a network's outputs (dim,) for all these clusters; compute missing ones in batches and store them."""
         known = self.numbers(network, clusters)
         fresh = [one for one in clusters if one not in known]
         for part in (fresh[at : at + batch] for at in range(0, len(fresh), batch)):
@@ -279,7 +270,7 @@ class StreamStore:
         return [known[one] for one in clusters]
 
     def precedents(self, network: int) -> Precedents:
-        """All verdicts on objects whose features by a network of the index are kept."""
+        """Return all verdicts on objects whose features by this network are stored."""
         rows = self._db.execute(
             "SELECT verdicts.cluster, label, score, numbers FROM verdicts JOIN embeddings USING (cluster) "
             "WHERE network = ? ORDER BY verdicts.cluster",
@@ -292,20 +283,20 @@ class StreamStore:
         return Precedents(np.array(cluster), features, np.array(label), np.array(score, np.float32))
 
     def forget_verdicts(self) -> None:
-        """What queries have settled; the truth network is asked again. The sample's verdicts stay."""
+        """Delete the verdicts of queries, so that the truth network is asked again. The sample's verdicts stay."""
         with told_of_disk(self.folder):
             self._db.executescript(
                 "BEGIN IMMEDIATE; DELETE FROM verdicts WHERE cluster >= 0; DELETE FROM settled; COMMIT"
             )
 
     def judged(self, label: int) -> list[int]:
-        """Clusters that the truth network has found to be of a class."""
+        """Return the clusters that the truth network has judged to be of a class, by decreasing score."""
         asked = "SELECT cluster FROM verdicts WHERE label = ? AND cluster >= 0 ORDER BY score DESC"
         rows = self._db.execute(asked, (label,))
         return [int(row[0]) for row in rows]
 
     def judgements(self) -> int:
-        """Centroids that the truth network has judged in queries."""
+        """Return the number of centroids that the truth network has judged in queries."""
         return int(self._db.execute("SELECT COUNT(*) FROM verdicts WHERE cluster >= 0").fetchone()[0])
 
     def _keep(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -314,7 +305,7 @@ class StreamStore:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing."""
+        # IMMEDIATE takes the write lock now; a later upgrade from a read would fail without waiting.
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
@@ -330,6 +321,7 @@ class StreamStore:
 def _insert_network(db: sqlite3.Connection, setting: dict[str, Any], weights: bytes, before: Precedents) -> int:
     row = db.execute("INSERT INTO networks (setting, weights) VALUES (?, ?)", (json.dumps(setting), weights))
     number = int(row.lastrowid or 0)
+    # Objects of the sample have negative numbers, below those of all earlier samples.
     lowest = int(db.execute("SELECT MIN(0, COALESCE(MIN(cluster), 0)) FROM verdicts").fetchone()[0])
     ids = (lowest + before.cluster).tolist()
     db.executemany(_JUDGE, zip(ids, before.label.tolist(), before.score.tolist(), strict=True))
@@ -339,15 +331,17 @@ def _insert_network(db: sqlite3.Connection, setting: dict[str, Any], weights: by
 
 
 def feature_of(number: int) -> str:
-    """The name under which the features of a network of the index are kept; no embedding has such a one."""
+    """Return the name under which a network's features are stored; the NUL byte keeps it apart from embeddings'
+    names.
+    """
     return f"\0{number}"
 
 
 class StreamWriter:
-    """The one that takes a stream in.
+    """The single writer of a stream's index.
 
     Raises:
-        ConfigError: another process does.
+        ConfigError: another process writes it.
     """
 
     def __init__(self, store: StreamStore) -> None:
@@ -359,17 +353,17 @@ class StreamWriter:
         self._next = store.clusters()
 
     def write(self, batch: Gathered, counts: dict[str, float], state: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Keep what was found, and from where to go on: both or neither.
+        """Write results and the ingest's state (arrays of any shape), both or neither.
 
         Raises:
-            DataError: the disk is full, or cannot be written; what was written before is kept.
+            DataError: the disk is full or cannot be written; earlier writes are kept.
         """
         with told_of_disk(self.store.folder):
             self._crops.seek(self._next * self.store.side**2 * 3)
             for one in batch.begun:
                 self._crops.write(one[2].tobytes())
             self._crops.flush()
-            os.fsync(self._crops.fileno())
+            os.fsync(self._crops.fileno())  # before the commit, which must not name crops that are not on disk
             with self.store.transaction() as db:
                 self._insert(db, batch)
                 file = io.BytesIO()
@@ -393,16 +387,15 @@ class StreamWriter:
         db.executemany("UPDATE clusters SET sealed = 1 WHERE id = ?", [(one,) for one in batch.sealed])
 
     def close(self) -> None:
-        """Let others write."""
         self._crops.close()
         self._lock.close()
 
 
 class FileHold:
-    """A file that one process holds; the system lets go of it when that ends, however it does.
+    """A lock file, which the system releases when its process ends, in any way.
 
     Args:
-        within_s: how long to wait for another one.
+        within_s: how long to wait for another holder.
 
     Raises:
         ConfigError: another process holds it.
@@ -416,7 +409,7 @@ class FileHold:
             if time.monotonic() >= until_s:
                 self._file.close()
                 raise ConfigError(f"{path.parent} is being written by another ingest: wait for it, or stop it")
-            time.sleep(0.05)  # flock knows no time-out
+            time.sleep(0.05)  # flock has no timeout
 
     def _locked(self) -> bool:
         try:
@@ -426,13 +419,12 @@ class FileHold:
         return True
 
     def close(self) -> None:
-        """Let go."""
         self._file.close()
 
 
 @contextmanager
 def told_of_disk(folder: Path) -> Iterator[None]:
-    """A disk that is full or gone ends with a message that says so."""
+    """Turn errors of a disk that is full or missing into a DataError."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:

@@ -1,8 +1,8 @@
-"""A process for each stream, on the machines that there are.
+"""The processes that ingest streams, one for each stream, on the available machines.
 
-One that is killed is begun again where it had written last; one whose machine is lost, on another machine. Which takes
-which is :func:`~uneven.focus.cameras.place`'s choice, anew whenever a stream ends or a machine goes. A stream that is
-live begins at once; of files each core takes one at a time.
+A killed process is restarted and continues from its last write; that of a lost machine, on another machine.
+:func:`~uneven.focus.cameras.place` assigns machines again whenever a stream ends or a machine is lost. Live streams
+start immediately; each core ingests one file at a time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PROBE_S = 0.5
 
 
 def take_in(line: ProcessLine, folder: Path, source: VideoSource, options: IngestOptions) -> None:
-    """In a process of its own: the stream, to its end."""
-    torch.set_num_threads(1)  # a core for each stream
+    """Ingest a stream to its end, in a separate process."""
+    torch.set_num_threads(1)  # each stream has one core
     store = StreamStore(folder)
     try:
         Ingest(store, source, options, lambda counts: line.send(asdict(counts))).run()
@@ -39,11 +39,11 @@ def take_in(line: ProcessLine, folder: Path, source: VideoSource, options: Inges
 
 
 def probe(line: ProcessLine) -> None:
-    """In a process of its own: how often a core of this machine does in a second what a cheap network does."""
+    """Measure in a separate process how often per second a core of this machine computes a typical convolution."""
     torch.set_num_threads(1)
     layer, crops = torch.nn.Conv2d(3, 32, 3), torch.rand(32, 3, 32, 32)
     with torch.no_grad():
-        layer(crops)
+        layer(crops)  # the first call allocates and selects kernels
         began_s, count = time.perf_counter(), 0
         while time.perf_counter() < began_s + _PROBE_S:
             layer(crops)
@@ -53,28 +53,26 @@ def probe(line: ProcessLine) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cameras:
-    """What is taken in.
+    """The streams to ingest.
 
     Attributes:
-        failed: streams that are not among these, and why.
-        cost: stream → seconds of a core for each second of video; those that nobody has measured are alike.
+        cost: stream → core seconds for each second of video; unmeasured streams get the mean.
     """
 
     sources: Mapping[str, VideoSource]
     folders: Mapping[str, Path]
     options: IngestOptions = field(default_factory=IngestOptions)
     cost: Mapping[str, float] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)  # streams that have failed before, and the reasons
 
     def costs(self, names: Mapping[str, Any]) -> dict[str, float]:
-        """Those of some streams."""
         known = [self.cost[name] for name in names if name in self.cost]
         usual = sum(known) / len(known) if known else 1.0
         return {name: self.cost.get(name, usual) for name in names}
 
 
 class _Taken:
-    """Streams that are not at their end, and why others could not be taken in."""
+    """The unfinished streams, and the reasons of the failed ones."""
 
     def __init__(
         self, cameras: Cameras, where: Place, show: Callable[[str, Counts], None], lost: Callable[[str, str], None]
@@ -90,11 +88,7 @@ class _Taken:
         self._at: dict[str, str] = {}
 
     def deal(self) -> None:
-        """Begin what has a place.
-
-        Raises:
-            ConfigError: no machine is left.
-        """
+        """Start the streams that have a place; raise ConfigError if no machine is left."""
         gone = self._where.gone()
         speed = {str(device): one for device, one in self._speed.items() if device not in gone}
         placed = place(self._cameras.costs(self.left), speed, self._at)
@@ -110,11 +104,11 @@ class _Taken:
                 self._leave(name)
                 del self.left[name]
             elif process.ending.how is How.LOST or device in self._where.gone():
-                self._leave(name)
-            elif process.ending.how is How.FAILED:  # an error would come again
+                self._leave(name)  # `deal` restarts it on another machine
+            elif process.ending.how is How.FAILED:  # the error would recur
                 self._told(name, process.ending, False)
             else:
-                ended(process)
+                ended(process)  # killed: `Kept` restarts it, unless that happens too often
 
         cameras = self._cameras
         return self._where.start(
@@ -135,7 +129,7 @@ class _Taken:
 
 
 def _speeds(where: Place) -> dict[int, float]:
-    """How fast each device is, measured on each machine where there are several; of those lost meanwhile, nothing.
+    """Return the measured speed of each device, except on machines lost in the meantime; 1 if there is one machine.
 
     Raises:
         TrainingError: a machine could not be measured.
@@ -166,16 +160,16 @@ def supervise(
     cameras: Cameras, where: Place, show: Callable[[str, Counts], None] = lambda name, counts: None,
     lost: Callable[[str, str], None] = lambda name, reason: None,
 ) -> None:  # fmt: skip
-    """Take all streams in. One that fails leaves the others alone.
+    """Ingest all streams. If one fails, the others continue.
 
     Args:
-        lost: called at once with the name of each stream that fails, and the reason.
+        lost: called immediately with the name of each stream that fails, and the reason.
 
     Raises:
-        TrainingError: (after the others' end) streams raised, or were killed again and again; or a machine could not be
-            measured. What was written is kept.
+        TrainingError: (after the end of the others) streams failed or were killed repeatedly, or a machine could not be
+            measured. Writes are kept.
         ConfigError: no machine is left.
-        KeyboardInterrupt: it was asked to stop.
+        KeyboardInterrupt: a signal requested the stop.
     """
     with Stop() as stop:
         taken = _Taken(cameras, where, show, lost)

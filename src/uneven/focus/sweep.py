@@ -1,21 +1,21 @@
-"""Which settings reach the targets, and which of those is taken. Pure.
+"""The evaluation of settings against the targets, and the choice among them. Pure.
 
-A setting is a network, K, T and Skip_th. Recall and precision count frames, against what the truth network says of each
-object (section 5 of the paper, *parameter selection*)::
+A setting is a network, K, T and Skip_th. Recall and precision count frames, relative to the truth network's labels
+(section 5 of the paper, *parameter selection*)::
 
-    candidates(X) = clusters whose centroid has X among its K likeliest classes (OTHER, for a class without a name)
-    accepted(X)   = candidates whose centroid is X by the truth network, or is so with more confidence than Skip_th
+    candidates(X) = clusters whose centroid has X among its K most likely classes (OTHER if X has no output)
+    accepted(X)   = candidates whose centroid is X by the truth network, or by the cheap one with confidence > Skip_th
     recall        = share of the frames with X that are returned      precision = share of the returned ones with X
     ingest        = work of the cheap network, as a share of the truth network on all objects
     query         = centroids to check, mean over classes, as a share of all objects
 
-A sample shows what went well in it, and few clusters show little: of twenty without an error one in seven may be wrong
-elsewhere. So of the settings that reach the targets those are taken whose leaps are borne out (ours)::
+A small sample proves little: of 20 clusters without an error, one in seven may be wrong elsewhere. So only settings whose
+assumptions (leaps) the sample supports statistically are chosen (ours)::
 
-    what K leaves out         of the clusters of X, which have it among the K likeliest     none where K is all outputs
-    what Skip_th lets pass    of those accepted unseen, which are X                         none where it is off
-    what T puts together      of the objects behind a centroid, which are of its class      none where T is 0
-    what verdicts settle      of the clusters settled by another one's, which rightly       none where spread is 0
+    left out by K             of the clusters of X, those with X among the K most likely    none if K is all outputs
+    passed by Skip_th         of those accepted unseen, those that are X                    none if it is off
+    put together by T         of the objects behind a centroid, those of its class          none if T is 0
+    settled by verdicts       of the clusters settled by another's verdict, the right ones  none if spread is 0
 """
 
 from __future__ import annotations
@@ -35,18 +35,13 @@ from uneven.errors import ConfigError
 from uneven.focus.clusters import Clusters
 from uneven.focus.spread import NO_PRECEDENTS, Precedents, played
 
-OFF = 1.0
-"""Skip_th that no confidence exceeds: every candidate is checked."""
-
-COVERED = 0.95
-"""Classes that make up this share of the objects count; the rest is mostly the truth network's errors (the paper)."""
-
-EVEN = 0.5
-"""That verdicts spread is borne out with this confidence at least: what is not the paper's is not believed on sight."""
+OFF = 1.0  # a Skip_th that no confidence exceeds: every candidate is checked
+COVERED = 0.95  # the dominant classes make up this share; the rest is mostly the truth network's errors (the paper)
+EVEN = 0.5  # minimum confidence for spread verdicts: they are ours, and the paper's evidence does not cover them
 
 
 class Policy(enum.Enum):
-    """Which of the settings that no other beats in both costs."""
+    """The choice among the settings that no other beats in both costs."""
 
     BALANCE = "balance"
     OPT_INGEST = "opt-ingest"
@@ -55,20 +50,14 @@ class Policy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LabelledObjects:
-    """The objects of a stretch of video, in order.
+    """The n objects of a part of a video, in order."""
 
-    Attributes:
-        frame: where each object is, int64 [n]; never falls.
-        label: what the truth network says of it, int64 [n].
-        classes: how many classes the truth network has.
-    """
-
-    frame: npt.NDArray[np.int64]
-    label: npt.NDArray[np.int64]
-    classes: int
+    frame: npt.NDArray[np.int64]  # of each object, (n,) int64, not decreasing
+    label: npt.NDArray[np.int64]  # the truth network's class, (n,) int64
+    classes: int  # number of the truth network's classes
 
     def dominant(self) -> tuple[int, ...]:
-        """The most frequent classes that together make up :data:`COVERED` of the objects."""
+        """Return the most frequent classes that together make up :data:`COVERED` of the objects."""
         counts = np.bincount(self.label, minlength=self.classes)
         order = np.argsort(-counts, kind="stable")
         before = np.cumsum(counts[order]) - counts[order]
@@ -78,54 +67,40 @@ class LabelledObjects:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a cheap network says of the same objects.
-
-    Attributes:
-        named: the class of each of its outputs but the last, which is OTHER.
-        confidence: float32 [n, len(named) + 1].
-        feature: float32 [n, dim], of its last layer but one.
-        work: of one object, in the unit of the truth network's.
-    """
+    """A cheap network's outputs for the same n objects."""
 
     name: str
-    named: tuple[int, ...]
-    confidence: npt.NDArray[np.float32]
-    feature: npt.NDArray[np.float32]
-    work: float
+    named: tuple[int, ...]  # the class of each output except the last, which is OTHER
+    confidence: npt.NDArray[np.float32]  # (n, len(named) + 1) float32
+    feature: npt.NDArray[np.float32]  # the last layer's input, (n, dim) float32
+    work: float  # cost of one object, in the truth network's unit
 
     def output(self, label: int) -> int:
-        """Which output stands for a class."""
+        """Return the output for a class."""
         return self.named.index(label) if label in self.named else len(self.named)
 
 
 @dataclass(frozen=True, slots=True)
 class FocusSetting:
-    """What ingest and query go by."""
+    """The settings of ingest and query; for ``spread`` see :mod:`uneven.focus.spread`."""
 
     network: str
     k: int
     threshold: float
     skip: float = OFF
     spread: float = 0.0
-    """How far verdicts hold for others, see :mod:`uneven.focus.spread`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share that was counted.
+    """A measured share."""
 
-    Attributes:
-        value: hits of so many trials; 1 of none.
-        least: it is at least this, with 95 % confidence (Clopper and Pearson), were the trials independent. Frames are
-            not, so trials are appearances: runs of frames without a gap.
-    """
-
-    value: float
-    least: float
+    value: float  # hits ÷ trials; 1 without trials
+    least: float  # its lower bound at 95 % confidence (Clopper and Pearson)
 
     @classmethod
     def of(cls, hits: float, trials: float, independent: int) -> Share:
-        """``hits`` of ``trials``, in which only ``independent`` are so."""
+        """Return ``hits`` of ``trials``, of which only ``independent`` are independent."""
         if trials == 0:
             return cls(1.0, 0.0)
         value = hits / trials
@@ -134,57 +109,50 @@ class Share:
 
 @functools.lru_cache(maxsize=65536)
 def borne_out(value: float, trials: int, confidence: float) -> float:
-    """What a share is at least, with a confidence, where it was counted in so many independent trials; 0 of none."""
+    """Return the lower confidence bound of a share measured in that many independent trials; 0 without trials."""
     good = value * trials
     return float(beta.ppf(1.0 - confidence, good, trials - good + 1)) if good > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Leap:
-    """Where a query goes by something else than the truth network's word.
+    """An assumption by which a query replaces the truth network's verdict."""
 
-    Attributes:
-        share: of what it returns, or ought to, that hangs on this.
-        right: of the trials.
-        trials: clusters, of which each is one, however many frames it is in.
-    """
-
-    share: float
-    right: float
-    trials: int
+    share: float  # part of the query's result that depends on it
+    right: float  # share of trials in which it is right
+    trials: int  # number of clusters, each counted once
 
     def risk(self, confidence: float) -> float:
-        """The share that may be wrong, with that confidence at most."""
+        """Return the share that may be wrong, an upper bound at that confidence."""
         return self.share * (1.0 - borne_out(self.right, self.trials, confidence)) if confidence else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClassResult:
-    """How a query for one class ends."""
+    """The result of a query for one class; ``checked`` counts the centroids that the truth network sees."""
 
     label: int
     recall: Share
     precision: Share
     checked: int
-    """Centroids that the truth network looks at."""
     left_out: Leap = Leap(0.0, 1.0, 0)
     unseen: Leap = Leap(0.0, 1.0, 0)
     put_together: Leap = Leap(0.0, 1.0, 0)
     settled: Leap = Leap(0.0, 1.0, 0)
 
     def risk(self, confidence: float) -> tuple[float, float]:
-        """What recall and precision may fall short of 1 by, with that confidence at most."""
+        """Return upper bounds, at that confidence, of what recall and precision lack to 1."""
         together = self.put_together.risk(confidence) + self.settled.risk(max(confidence, EVEN))
         return self.left_out.risk(confidence) + together, self.unseen.risk(confidence) + together
 
     def meets(self, recall: float, precision: float) -> bool:
-        """Whether it reaches both targets."""
+        """Return whether it reaches both targets."""
         return self.recall.value >= recall and self.precision.value >= precision
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A setting, what it costs and how its queries end."""
+    """A setting with its costs and the results of its queries."""
 
     setting: FocusSetting
     ingest: float
@@ -192,25 +160,24 @@ class Tried:
     results: tuple[ClassResult, ...]
 
     def meets(self, recall: float, precision: float) -> bool:
-        """Whether every class reaches both targets."""
+        """Return whether every class reaches both targets."""
         return all(result.meets(recall, precision) for result in self.results)
 
     def borne_out(self, recall: float, precision: float, confidence: float) -> bool:
-        """Whether the sample is large enough to say so with that confidence; at 0 it is, but for spread verdicts."""
+        """Return whether the sample supports that with this confidence; at 0 only spread verdicts need support."""
         risks = [result.risk(confidence) for result in self.results]
         return all(one <= 1.0 - recall and other <= 1.0 - precision for one, other in risks)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepGrid:
-    """What is tried ([default]s of ours; the paper names no values).
+    """The values to try ([default]s of ours; the paper names none).
 
     Attributes:
-        quantiles: of the distance from an object to the nearest one before it; each is a T, and T = 0 is tried always.
+        quantiles: of the distance from an object to the nearest earlier one; each is a T, and T = 0 is always tried.
         skips: Skip_th.
-        most_k: greatest K below "all outputs", which is tried always.
-        spreads: how far verdicts are spread, rising; tried with the :attr:`widened` settings of each network that are
-            best without.
+        most_k: greatest K below "all outputs", which is always tried.
+        spreads: spreads of verdicts, increasing; tried with each network's :attr:`widened` best settings.
     """
 
     quantiles: tuple[float, ...] = (0.1, 0.25, 0.5, 0.7, 0.85)
@@ -221,10 +188,10 @@ class SweepGrid:
 
 
 class Grouped:
-    """Objects in clusters: what every K, Skip_th and class needs of one T.
+    """The objects in clusters of one T, which serve every K, Skip_th and class.
 
     Args:
-        before: what queries know before they ask, by features of the same network; heard where verdicts spread.
+        before: the precedents of queries, with features of the same network; used if verdicts spread.
     """
 
     def __init__(
@@ -236,39 +203,40 @@ class Grouped:
         self.threshold = threshold
         self.before = before
         self.cluster = grown.cluster
-        self.centroid = np.flatnonzero(grown.began)  # of cluster i, the object
+        self.centroid = np.flatnonzero(grown.began)  # cluster → object
         order = np.argsort(-looked.confidence[self.centroid], axis=1, kind="stable")
-        self.place = np.argsort(order, axis=1, kind="stable")  # [clusters, outputs]: how many outputs are likelier
+        self.place = np.argsort(order, axis=1, kind="stable")  # (clusters, outputs): number of more likely outputs
         self.verdict = seen.label[self.centroid]
         behind = np.ones(len(seen.label), bool)
-        behind[self.centroid] = False  # objects behind a centroid, and whether they are of its class
-        self.behind, self.same = behind, seen.label == self.verdict[self.cluster]
+        behind[self.centroid] = False  # all other objects
+        self.behind = behind
+        self.same = seen.label == self.verdict[self.cluster]
 
     def split(
         self, label: int, k: int, skip: float, spread: float = 0.0, inside: npt.NDArray[np.bool_] | None = None
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which clusters a query for a class accepts, which it asks the truth network about, which pass unseen.
+        """Return the clusters that a query for a class accepts, asks about, and accepts unseen; each (clusters,) bool.
 
         Args:
-            inside: the clusters that it may find, bool [clusters]; by default all.
+            inside: the clusters that it may find, (clusters,) bool; by default all.
         """
         output = self.looked.output(label)
         candidate = self.place[:, output] < k if inside is None else inside & (self.place[:, output] < k)
         confidence = self.looked.confidence[self.centroid, output]
         sure = candidate & (confidence > skip)
-        sure &= output < len(self.looked.named)  # OTHER says nothing about one class
+        sure &= output < len(self.looked.named)  # OTHER is not evidence for one class
         is_it, asked = self.verdict == label, candidate & ~sure
         if not spread:
             return sure | (candidate & is_it), asked, sure
         open_ = np.flatnonzero(asked)
-        open_ = open_[np.lexsort((-confidence[open_], self.place[open_, output]))]  # as a query takes them
+        open_ = open_[np.lexsort((-confidence[open_], self.place[open_, output]))]  # a query's order
         features, before = self.looked.feature[self.centroid[open_]], (self.before.feature, self.before.label == label)
         accepted = sure.copy()
         accepted[open_], asked[open_] = played(features, is_it[open_], self.threshold, spread, before)
         return accepted, asked, sure
 
     def ask(self, label: int, k: int, skip: float, spread: float = 0.0) -> ClassResult:
-        """One class, on these clusters."""
+        """Return the result of a query for one class."""
         accepted, asked, sure = self.split(label, k, skip, spread)
         result = judged(self.seen, label, accepted[self.cluster], int(asked.sum()))
         is_it, near = self.verdict == label, self.place[:, self.looked.output(label)] < k
@@ -277,7 +245,7 @@ class Grouped:
         return replace(
             result,
             left_out=Leap(0.0 if k > len(self.looked.named) else 1.0, _share((near & is_it).sum(), is_it.sum()),
-                          int(is_it.sum())),  # where K is all outputs, no cluster can be left out
+                          int(is_it.sum())),  # if K is all outputs, no cluster can be left out
             unseen=Leap(_part(sure[self.cluster], accepted[self.cluster]), _share((sure & is_it).sum(), sure.sum()),
                         int(sure.sum())),
             put_together=Leap(_part(behind, (sure | is_it)[self.cluster]),
@@ -296,11 +264,8 @@ def _share(part: float, whole: float) -> float:
 
 
 def judged(seen: LabelledObjects, label: int, returned: npt.NDArray[np.bool_], checked: int) -> ClassResult:
-    """Recall and precision, in frames, of the objects returned for a class.
-
-    Args:
-        returned: bool [n], whether an object's frame is returned on its account.
-    """
+    """Return recall and precision, in frames, of the objects ``returned`` (n,) bool for a class."""
+    # Successive frames are not independent trials; appearances (runs of frames without a gap) are, roughly.
     truth = np.unique(seen.frame[seen.label == label])
     got = np.unique(seen.frame[returned])
     both = len(np.intersect1d(truth, got, assume_unique=True))
@@ -310,14 +275,14 @@ def judged(seen: LabelledObjects, label: int, returned: npt.NDArray[np.bool_], c
 
 
 def appearances(frames: npt.NDArray[np.int64]) -> int:
-    """Runs of successive frames, in frames that rise."""
+    """Return the number of runs of consecutive frames in increasing frame numbers (n,)."""
     return 0 if len(frames) == 0 else 1 + int((np.diff(frames) > 1).sum())
 
 
 def thresholds(
     feature: npt.NDArray[np.float32], grid: SweepGrid, window: int = 200, most: int = 2000
 ) -> tuple[float, ...]:
-    """T = 0, and quantiles of the distance to the nearest of the ``window`` objects before."""
+    """Return T = 0 and quantiles of the distance of features (n, dim) to the nearest of the ``window`` earlier ones."""
     picked = np.unique(np.linspace(1, len(feature) - 1, min(most, max(len(feature) - 1, 0))).astype(np.int64))
     nearest = [float(np.sqrt(((feature[max(0, at - window) : at] - feature[at]) ** 2).sum(1).min())) for at in picked]
     if not nearest:
@@ -328,11 +293,11 @@ def thresholds(
 def sweep(
     seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, grid: SweepGrid = SweepGrid()
 ) -> Iterator[Tried]:
-    """Every setting of the grid, each with its costs and results.
+    """Yield every setting of the grid with its costs and results.
 
     Args:
         seen: objects of a part of the video on which no network was trained.
-        truth_work: of the truth network for one object.
+        truth_work: the truth network's cost of one object.
 
     Raises:
         ConfigError: there are no objects.
@@ -359,13 +324,11 @@ def widened(
     seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, points: Iterable[Tried], grid: SweepGrid,
     before: Mapping[str, Precedents] = MappingProxyType({}),
 ) -> Iterator[Tried]:  # fmt: skip
-    """Settings once more, with verdicts spread: what a query would ask about then.
-
-    As a margin, the results of each are those of the grid's next wider spread.
+    """Yield settings again with spread verdicts.
 
     Args:
-        points: some of :func:`sweep`'s, such as :func:`promising` ones.
-        before: of each network, by name, what queries know before they ask: the verdicts on the part that trains.
+        points: results of :func:`sweep`, such as the :func:`promising` ones.
+        before: network → precedents of its queries: the verdicts on the training part.
     """
     looked = {one.name: one for one in networks}
     labels, groups = seen.dominant(), dict[tuple[str, float], Grouped]()
@@ -377,6 +340,7 @@ def widened(
             )
         grouped = groups[network, threshold]
         spread = [_tried(grouped, labels, replace(point.setting, spread=one), truth_work) for one in grid.spreads]
+        # As a margin, each spread gets the results of the grid's next wider one, with its own cost.
         for one, wider in pairwise(spread):
             pairs = zip(one.results, wider.results, strict=True)
             yield replace(one, results=tuple(replace(other, checked=own.checked) for own, other in pairs))
@@ -385,16 +349,14 @@ def widened(
 def promising(
     points: Iterable[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0
 ) -> list[Tried]:
-    """Those that reach the targets, and that the sample bears out, the best by a policy first.
-
-    Of equal costs, that which risks least; the first one has both costs beaten by no other.
-    """
+    """Return the settings that reach the targets and that the sample supports, in the policy's order."""
 
     def order(one: Tried) -> tuple[float, ...]:
         costs = {
             Policy.BALANCE: (one.ingest + one.query, one.ingest), Policy.OPT_INGEST: (one.ingest, one.query),
             Policy.OPT_QUERY: (one.query, one.ingest),
         }  # fmt: skip
+        # Among equal costs the setting with the least risk comes first. The first of all is Pareto-optimal.
         setting = one.setting
         return *costs[policy], setting.spread, -setting.skip, setting.threshold, -setting.k
 
@@ -403,13 +365,13 @@ def promising(
 
 
 def choose(points: Sequence[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0) -> Tried:
-    """The setting that a policy takes.
+    """Return the setting that a policy chooses.
 
     Args:
-        confidence: that the sample bears it out; where it does for none, the setting with the least risk is taken.
+        confidence: required confidence; if the sample supports no setting with it, the one with the least risk.
 
     Raises:
-        ConfigError: no setting reaches the targets; the message says what can be reached.
+        ConfigError: no setting reaches the targets; the message names the nearest results.
     """
     if best := promising(points, recall, precision, policy, confidence):
         return best[0]

@@ -1,8 +1,8 @@
-"""Taking a stream in: decode, find objects, look at them with the cheap network, cluster, write.
+"""The ingest of a stream: decode, find objects, run the cheap network, cluster, write.
 
-Decoding, finding and looking run in a thread each, with a bounded queue before the next; clustering and writing in the
-one that called. A file waits for whoever falls behind; of a live stream, frames that find no room are
-dropped, and counted.
+Decoding, detection and the network have a thread each, with a bounded queue to the next; clustering and writing run in
+the caller's thread. A file waits for the slowest stage. Frames of a live stream that find a full queue are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from uneven.focus.video import VideoSource
 
 STAGES = ("decode", "find", "look", "cluster")
 
+# Frames processed together. A write follows a whole chunk, so after a kill the same frames are together again, and the
+# network gives the same results to the last bit.
 _CHUNK = 64
-"""Frames that are looked at together. A chunk begins at a multiple, so that after a kill the same ones are together."""
 
 _ROOM = 64
 _WRITE_EVERY_S = 1.0
@@ -35,14 +36,14 @@ _WRITE_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOptions:
-    """How a stream is taken in.
+    """The options of an ingest.
 
     Attributes:
-        per_s: frames that are looked at, of each second (the paper's: 1).
-        detector: finds the objects; by default what moves before a fixed camera.
-        same: an object whose pixels differ by at most so much of 255 from the frame before joins its cluster without
-            being looked at; None looks at every one.
-        most_active: clusters that may still grow.
+        per_s: frames to process per second of video (the paper's: 1).
+        detector: finds the objects; by default moving ones before a fixed camera.
+        same: an object whose pixels differ by at most this, of 255, from the frame before joins its cluster without the
+            network; None runs it on every object.
+        most_active: maximum number of clusters that may grow.
     """
 
     per_s: float = 1.0
@@ -53,11 +54,10 @@ class IngestOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """What has been taken in so far, as the index keeps it.
+    """The progress of an ingest, as stored in the index.
 
     Attributes:
-        at_s: Unix time of the last writing; a live stream that is taken in again later continues that much later.
-        seconds: processor time of each stage; decoding, which uses threads of its own, is what is left of the process.
+        seconds: processor time of each stage; decoding, which uses FFmpeg's threads, is the process's remaining time.
     """
 
     frames: int = 0
@@ -68,7 +68,7 @@ class Counts:
     backlog: int = 0
     next_frame: int = 0
     time_s: float = 0.0
-    at_s: float = 0.0
+    at_s: float = 0.0  # Unix time of the last write; a resumed live stream skips the time since then
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     wall_s: float = 0.0
     done: bool = False
@@ -76,25 +76,24 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """A chunk of frames' objects, with what the network says of them; rows that repeat another one are zero."""
+    """The objects of a chunk of frames with the network's outputs, which are zero in rows that repeat another one."""
 
     objects: Objects
-    repeats: npt.NDArray[np.int64]
-    """For each object, the row that it repeats and that was looked at, or -1."""
+    repeats: npt.NDArray[np.int64]  # for each object, the row with outputs that it repeats, or -1
     confidence: npt.NDArray[np.float32]
     feature: npt.NDArray[np.float32]
 
 
 class Ingest:
-    """One stream on its way into one index.
+    """The ingest of one stream into one index.
 
     Args:
-        store: whose newest network decides.
-        tell: called after each writing.
+        store: the index, whose newest network is used.
+        tell: called after each write.
 
     Raises:
-        ConfigError: another process takes this stream in.
-        DataError: the video cannot be read, or the index not be written; what was written before is kept.
+        ConfigError: another process ingests this stream.
+        DataError: the video cannot be read, or the index cannot be written; earlier writes are kept.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Ingest:
         self._before_s = self.counts.seconds
 
     def run(self) -> Counts:
-        """To the end of the stream."""
+        """Ingest to the end of the stream; return the counts."""
         writer = StreamWriter(self._store)
         try:
             self._take_in(writer)
@@ -171,7 +170,7 @@ class Ingest:
             if again >= 0 and self._clusters.join(int(cluster[again])):
                 cluster[at] = cluster[again]
             else:
-                # What repeats a sealed cluster's member is looked at like any other.
+                # A sealed cluster takes no members, so this object is clustered by the features of the repeated one.
                 row = at if again < 0 else int(again)
                 cluster[at] = self._add(chunk, row, at, batch)
             batch.members.append(
@@ -222,7 +221,7 @@ class Ingest:
         self.counts.done = False
         if not state:
             return
-        if int(state["network"]) == self._network:  # clusters of another network have other features
+        if int(state["network"]) == self._network:  # another network's features are not comparable
             self._clusters.load({key.removeprefix("clusters."): value for key, value in state.items() if "." in key})
         if isinstance(self._detector, Moving) and "background" in state:
             self._detector.load(state["background"].astype(np.float32))
@@ -234,15 +233,15 @@ class Ingest:
 
 
 def _chunked(objects: Iterator[Objects], size: int) -> Iterator[list[Objects]]:
-    """So many frames together; most are empty, and handing each over costs more than looking at it."""
+    # Most frames are empty, and passing one through a queue costs more than processing it.
     while chunk := list(islice(objects, size)):
         yield chunk
 
 
 def _repeats(chunk: list[Objects], most: float) -> npt.NDArray[np.int64]:
-    """For each object of a chunk, the first of the row of unchanged ones that it ends, or -1."""
+    """Return for each object of a chunk the first of the run of unchanged objects that it continues, or -1."""
     result: list[npt.NDArray[np.int64]] = [np.full(len(chunk[0]), -1)]
-    rows = np.arange(len(chunk[0]))  # in the whole chunk, of the objects of the frame before: who was looked at
+    rows = np.arange(len(chunk[0]))  # for objects of the frame before: the row in the chunk that has outputs
     begin = len(chunk[0])
     for before, now in pairwise(chunk):
         same = unchanged(now, before, most)
@@ -254,13 +253,13 @@ def _repeats(chunk: list[Objects], most: float) -> npt.NDArray[np.int64]:
 
 
 def _places(frame: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many objects of the same frame come before each one, in frames that rise."""
+    """Return the index of each object in its frame."""
     first = np.searchsorted(frame, frame)
     return np.arange(len(frame)) - first
 
 
 def _spread(rows: npt.NDArray[np.float32], at: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float32]:
-    """The rows at their places among ``count``; zero elsewhere."""
+    """Return ``count`` rows that are zero except for ``rows`` at ``at``."""
     result = np.zeros((count, rows.shape[1]), np.float32)
     result[at] = rows[: len(at)]
     return result

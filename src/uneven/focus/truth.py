@@ -1,4 +1,4 @@
-"""The expensive network whose word is the truth, and what a call of it costs."""
+"""The expensive network, whose labels are the ground truth, and its cost."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from torch.utils.flop_counter import FlopCounterMode
 from uneven.core.apportion import proportional
 from uneven.errors import ConfigError, DataError
 
-Crops = npt.NDArray[np.uint8]
-"""[n, side, side, 3], red first."""
+Crops = npt.NDArray[np.uint8]  # (n, side, side, 3), RGB
 
 
 def as_input(crops: Crops) -> torch.Tensor:
-    """What networks get: float32 [n, 3, side, side] in 0 … 1."""
+    """Return the input of networks, (n, 3, side, side) float32 in 0 … 1."""
     return torch.from_numpy(crops).permute(0, 3, 1, 2).float().div_(255)
 
 
 class Truth:
-    """A network that is asked as seldom as can be.
+    """The truth network, called as rarely as possible.
 
     Args:
-        network: float32 [n, 3, side, side] in 0 … 1 → scores [n, classes]: confidences, or logits. A module is put into
+        network: (n, 3, side, side) float32 in 0 … 1 → scores (n, classes): confidences or logits. A module is set to
             evaluation mode.
         classes: the names of its outputs; by default its attribute ``classes``.
-        side: of the squares that it gets, in pixels.
-        batch: how many at a time, on each device.
-        devices: torch's names of devices that each get a copy; a batch is split among them by their measured speed.
-            By default the network stays where it is.
+        side: side of its input in pixels.
+        batch: objects at a time, on each device.
+        devices: torch's names of devices that each get a copy; a batch is split among them by their measured speed. By
+            default the network stays where it is.
 
     Attributes:
-        calls: objects that it has been asked about.
+        calls: number of objects labelled so far.
 
     Raises:
         ConfigError: it has no classes, or two of one name.
@@ -70,13 +69,13 @@ class Truth:
             self._copies = [_Copy(copy.deepcopy(network).to(device), device) for device in devices]
 
     def label(self, crops: Crops) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The likeliest class of each object, and its score.
+        """Return the most likely class of each object and its score, (n,) int64 and (n,) float32.
 
         Args:
-            crops: uint8 [n, side, side, 3].
+            crops: (n, side, side, 3) uint8.
 
         Raises:
-            DataError: the network's answer has another shape than its classes, or is no number.
+            DataError: the network's output is not finite, or not (n, classes).
         """
         labels, scores = np.zeros(len(crops), np.int64), np.zeros(len(crops), np.float32)
         for at in range(0, len(crops), self.at_once):
@@ -87,21 +86,21 @@ class Truth:
 
     @property
     def identity(self) -> str:
-        """Its classes and size in a few letters: an index belongs to one of them."""
+        """The digest of its classes and input size, by which an index recognizes it."""
         said = "\n".join((*self.classes, str(self.side)))
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def work(self) -> float:
-        """Floating-point operations for one object, see :func:`work`."""
+        """Return the floating-point operations for one object, see :func:`work`."""
         return work(self.network, torch.zeros(1, 3, self.side, self.side))
 
     @property
     def at_once(self) -> int:
-        """Objects of one round, on all devices together."""
+        """The number of objects of one round on all devices."""
         return self.batch * len(self._copies)
 
     def speeds(self) -> tuple[float, ...]:
-        """Objects per second of each device, as the last rounds took; NaN before the first."""
+        """Return each device's objects per second in the last round; NaN before the first."""
         return tuple(one.per_s for one in self._copies)
 
     def _ask(self, crops: Crops) -> npt.NDArray[np.float32]:
@@ -129,10 +128,11 @@ class Truth:
 
 
 class _Copy:
-    """The network on one device, and how fast it is there."""
+    """The network on one device, with its measured speed."""
 
     def __init__(self, network: Callable[[torch.Tensor], Any], device: str | None) -> None:
-        self._network, self._device = network, device
+        self._network = network
+        self._device = device
         self.per_s = math.nan
 
     def __call__(self, crops: Crops) -> torch.Tensor:
@@ -149,10 +149,10 @@ class _Copy:
 
 
 def work(call: Callable[[torch.Tensor], Any], example: torch.Tensor) -> float:
-    """Floating-point operations of a call, counted by torch while it runs.
+    """Return the floating-point operations of a call on ``example`` (any shape), counted by torch while it runs.
 
     Raises:
-        ConfigError: torch sees none, so that costs cannot be compared.
+        ConfigError: torch counts none, so costs cannot be compared.
     """
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         call(example)

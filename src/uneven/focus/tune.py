@@ -1,4 +1,4 @@
-"""Choosing the settings of a stream: sample, ask the truth network, train the candidates, sweep, choose."""
+"""The choice of a stream's settings: sample, label with the truth network, train the candidates, sweep, choose."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from uneven.jobs.devices import Devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What queries must reach, and what may be tried for it.
+    """The targets of queries, and the settings to try.
 
     Attributes:
-        recall, precision: in frames, of every class among those that make up 95 % of the objects.
-        policy: which of the settings that no other beats in both costs.
-        confidence: that the sample bears out what is chosen by it, from 0 to below 1 (:mod:`uneven.focus.sweep`). At 0
-            what it shows is believed, as in the paper.
-        sample_s: how much video is looked at to choose, in all; a half to train, a half to check.
+        recall, precision: in frames, for every class among those that make up 95 % of the objects.
+        policy: the choice among settings that no other beats in both costs.
+        confidence: required confidence that the sample supports the chosen setting, from 0 to below 1
+            (:mod:`uneven.focus.sweep`). At 0 the sample is trusted, as in the paper.
+        sample_s: length of the sample; half of it trains, half checks.
         epochs: passes over the sampled objects in training.
-        devices: where the candidates are trained, as ``fleet.train`` takes them.
+        devices: devices that train the candidates, as in ``fleet.train``.
     """
 
     recall: float = 0.99
@@ -63,26 +63,22 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was chosen, and what choosing cost.
+    """The chosen setting, and the cost of the choice.
 
     Attributes:
-        candidates, models: the networks that were tried, by name, and trained.
-        point: the setting that was chosen, its costs, and the results that it had on the part that checks.
-        points: all that were tried.
-        before: what queries know before they ask: the sample's verdicts, with the features of the point's network; none
-            where verdicts are not spread.
-        targets: recall and precision that were asked for.
-        price: step → what it cost, in seconds; ``truth_calls`` in objects.
+        candidates, models: the trained networks, by name.
+        before: the precedents of queries: the sample's verdicts with features of the point's network; none if verdicts
+            are not spread.
     """
 
     candidates: Mapping[str, Candidate]
     models: Mapping[str, Cheap]
-    point: Tried
-    points: tuple[Tried, ...]
+    point: Tried  # the chosen setting, its costs, and its results on the checking part
+    points: tuple[Tried, ...]  # all settings tried
     before: Precedents
-    targets: tuple[float, float]
+    targets: tuple[float, float]  # requested recall and precision
     confidence: float
-    price: Mapping[str, float]
+    price: Mapping[str, float]  # step → cost in seconds; ``truth_calls`` in objects
 
     @property
     def candidate(self) -> Candidate:
@@ -91,11 +87,11 @@ class Tuned:
 
     @property
     def model(self) -> Cheap:
-        """The same, trained."""
+        """The trained network of the point."""
         return self.models[self.point.setting.network]
 
     def setting(self) -> dict[str, Any]:
-        """Plain data, as the index keeps it."""
+        """Return the setting as plain data for the index."""
         return {
             **asdict(self.point.setting), "named": list(self.candidate.named), "classes": self.candidate.classes,
             "removed": self.candidate.rung.removed, "side": self.candidate.rung.side,
@@ -105,14 +101,14 @@ class Tuned:
         }  # fmt: skip
 
     def weights(self) -> bytes:
-        """The network's weights, as ``torch.save`` writes them."""
+        """Return the network's weights in the format of ``torch.save``."""
         file = io.BytesIO()
         torch.save(self.model.state_dict(), file)
         return file.getvalue()
 
 
 def restored(setting: Mapping[str, Any], weights: bytes) -> tuple[Candidate, Cheap]:
-    """The network that :class:`Tuned` wrote."""
+    """Return the network that :class:`Tuned` wrote."""
     candidate = Candidate(LadderRung(setting["removed"], setting["side"]), tuple(setting["named"]), setting["classes"])
     model = candidate.build()
     model.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
@@ -122,9 +118,10 @@ def restored(setting: Mapping[str, Any], weights: bytes) -> tuple[Candidate, Che
 def sampled(
     source: VideoSource, per_s: float, wanted: Wanted, side: int, detector: Detector | None
 ) -> tuple[Objects, Objects]:
-    """Objects to train on, and objects to check with: the first and the second half of the sample.
+    """Return the objects to train on and to check with: those of the first and the second half of the sample.
 
-    The sample is the beginning of the stream; whatever moves through it at once is in one half alone.
+    The sample is the beginning of the stream. Halves, because consecutive frames show the same objects: a random split
+    would check on objects that were trained on.
     """
     length_s = source.length_s()
     sample_s = wanted.sample_s if length_s is None else min(wanted.sample_s, length_s)
@@ -136,15 +133,15 @@ def sampled(
 
 
 def until(frames: Iterable[Frame], end: int) -> Iterator[Frame]:
-    """The frames before number ``end``."""
+    """Yield the frames before number ``end``."""
     return takewhile(lambda frame: frame.number < end, frames)
 
 
 def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()) -> Tuned:
-    """Train the candidates on one part, choose by another.
+    """Train the candidates on one part of the sample and choose by the other.
 
     Raises:
-        ConfigError: nothing moves there, or no setting reaches the targets; the message says what can be reached.
+        ConfigError: nothing moves there, or no setting reaches the targets; the message names the nearest results.
     """
     began_s, calls = time.perf_counter(), truth.calls
     taught, said = truth.label(learn.crops), truth.label(check.crops)
@@ -164,7 +161,7 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
     again = [point for each in best.values() for point in each[: wanted.grid.widened]]
     before = {one.name: _precedents(one, models, learn.crops, *taught) for one in tried if best[one.name]}
     points += widened(seen, looked, truth.work(), again, wanted.grid, before)
-    point = choose(points, *aim)
+    point = choose(points, *aim)  # not the first of `good`: a spread setting may be cheaper
     by_name, known = {one.name: one for one in tried}, NO_PRECEDENTS
     if point.setting.spread:
         name = point.setting.network

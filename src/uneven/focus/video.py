@@ -1,4 +1,4 @@
-"""Frames of a video at a chosen rate: from a file, one that still grows, a pipe, or a camera's address."""
+"""The frames of a video at a chosen rate: from a file, a growing file, a pipe, or a camera's address."""
 
 from __future__ import annotations
 
@@ -28,16 +28,12 @@ try:
 except ImportError as error:
     raise ConfigError(f"uneven.focus reads videos with PyAV: {install_hint('.[focus]')}") from error
 
-GROWS_WITHIN_S = 10.0
-"""A file that has not grown for so long has ended."""
-
-AGAIN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Pauses before a camera that was interrupted is opened again; the last one repeats."""
+GROWS_WITHIN_S = 10.0  # a file that has not grown for this time has ended
+AGAIN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # pauses before an interrupted camera is reopened; the last one repeats
 
 _LOOK_AGAIN_S = 0.2
 _SILENT_S = 30.0
-_BURST_S = 10.0
-"""A camera's time stamps may run ahead of the clock for so long, when it sends what it has kept."""
+_BURST_S = 10.0  # a camera's time stamps may run ahead of the clock this far when it sends buffered frames
 
 _NO_STAMPS, _BEGIN_AGAIN = 0x0080, 0x0200  # FFmpeg's AVFMT_NOTIMESTAMPS, AVFMT_TS_DISCONT
 _BROKEN = (av.error.FFmpegError, OSError, ValueError)
@@ -46,12 +42,12 @@ _log = logging.getLogger("uneven.focus")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame that is looked at.
+    """A frame to process.
 
     Attributes:
-        number: how many were due before it, at the chosen rate; also those that no longer exist.
-        time_s: since the beginning of the video.
-        pixels: uint8 [height, width, 3], red first.
+        number: the number of frames due before it at the chosen rate, including missing ones.
+        time_s: seconds since the beginning of the video.
+        pixels: (height, width, 3) uint8, RGB.
     """
 
     number: int
@@ -60,11 +56,11 @@ class Frame:
 
 
 class VideoSource(Protocol):
-    """Where frames come from. One that is to be taken in by another process can be pickled.
+    """A source of frames. It must be picklable if another process ingests it.
 
     Attributes:
-        name: for people, and the name of the stream in the index.
-        live: frames that nobody takes are lost, so whoever falls behind must drop some.
+        name: the name of the stream in the index.
+        live: frames that are not taken in time are lost, so a slow consumer must drop some.
     """
 
     @property
@@ -76,11 +72,11 @@ class VideoSource(Protocol):
         ...
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        """Frames at that rate, from number ``first`` on; what a live stream shows next has that number."""
+        """Yield frames at that rate from number ``first`` on; a live stream's next frame has that number."""
         ...
 
     def length_s(self) -> float | None:
-        """How long it is, if that is known."""
+        """Return its length, or None if unknown."""
         ...
 
 
@@ -88,13 +84,13 @@ class VideoSource(Protocol):
 class Video:
     """A file, or an address that PyAV opens.
 
-    Pictures are turned as the display matrix says. Packets that cannot be decoded are left out, and a warning counts
-    them. An address without an end is a camera: after an interruption it is opened again, with growing pauses.
+    Pictures are rotated according to the display matrix. Packets that cannot be decoded are skipped, and a warning
+    counts them. An address without an end is a camera, which is reopened after an interruption, with growing pauses.
 
     Args:
         at: a path, or "rtsp://…", "http://…"; its passwords are not shown.
-        follow: the file still grows; go on until it has not for :data:`GROWS_WITHIN_S`.
-        timeout_s: how long a camera that has shown pictures may be silent or gone.
+        follow: the file still grows; continue until it has not for :data:`GROWS_WITHIN_S`.
+        timeout_s: how long a camera that has shown pictures may be silent or unreachable.
 
     Raises:
         DataError: (by its methods) there is no such file, no video in it, or it cannot be decoded.
@@ -106,12 +102,12 @@ class Video:
 
     @property
     def name(self) -> str:
-        """The file's name without its ending, or the address without passwords."""
+        """The file's name without its suffix, or the address without passwords."""
         return self._shown if self.live else Path(self.at).stem
 
     @property
     def live(self) -> bool:
-        """A file waits for its reader, a camera does not."""
+        """True for a camera: unlike a file, it does not wait for its reader."""
         return "://" in self._at
 
     @property
@@ -123,7 +119,7 @@ class Video:
         return _without_password(self._at)
 
     def length_s(self) -> float | None:
-        """From the container's head, or else from a file's packets; what is live or grows has none."""
+        """Return its length from the container's header or a file's packets; None for live or growing videos."""
         with self._open() as container:
             stream = self._stream(container)
             if self.follow or (self.live and not container.duration):
@@ -135,18 +131,18 @@ class Video:
             return max(stamped) - min(stamped) if stamped else len(times) / _rate(stream)
 
     def begins(self, packets: int = 16) -> tuple[int, str]:
-        """Give the number and the digest of the first packets: a video that has grown still begins with them."""
+        """Return the number and the digest of the first packets, which a grown video still begins with."""
         with self._open() as container:
             found = (bytes(packet) for packet in _packets(container, self._stream(container)) if packet.size)
-            first = list(islice(found, packets + 1))[:-1]  # the last one may be half written
+            first = list(islice(found, packets + 1))[:-1]  # the last one may be incomplete
         return len(first), hashlib.sha256(b"".join(first)).hexdigest()
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        """The first frame at or after each moment that is due."""
+        """Yield the first frame at or after each due moment."""
         due, clock = first, FrameClock(first / per_s)
         for time_s, picture in self._watched(clock) if self.live else self._recorded(clock):
             if time_s + 1e-6 >= clock.due_s:
-                # Moments without a frame are passed over: their numbers stay unused.
+                # The numbers of moments without a frame stay unused.
                 number = max(due, math.floor(time_s * per_s + 1e-6))
                 yield Frame(number, time_s, self._upright(picture))
                 due = number + 1
@@ -171,28 +167,30 @@ class Video:
     def _find(
         self, container: av.container.InputContainer, stream: VideoStream, clock: FrameClock, again: bool
     ) -> None:
-        """Go to a key frame before what is due. Where time stamps may have begun again before it, read all instead."""
+        """Seek to a key frame before the due time, or read from the start if time stamps may have restarted before
+        it.
+        """
         flags, begins_s = container.format.flags, _seconds(stream.start_time, stream)
         unsure = _NO_STAMPS | (0 if again else _BEGIN_AGAIN)
         shift_s = clock.shift_s if again else -(begins_s or 0.0)
         if clock.due_s > 2.0 and not flags & unsure and shift_s is not None:
-            with contextlib.suppress(av.error.FFmpegError):  # a pipe
+            with contextlib.suppress(av.error.FFmpegError):  # a pipe cannot seek: read all
                 container.seek(int((clock.due_s - 1.0 - shift_s) * av.time_base), backward=True)
                 clock.shift_s, clock.raw_s = shift_s, None
                 return
         clock.next_s, clock.raw_s, clock.shift_s = 0.0, begins_s, None if begins_s is None else -begins_s
 
     def _watched(self, clock: FrameClock) -> Iterator[tuple[float, av.VideoFrame]]:
-        """A camera's pictures. Gaps between connections count by the clock on the wall."""
+        """Yield a camera's pictures; gaps between connections are measured by the wall clock."""
         tries, heard_s, shown, reason = 0, time.monotonic(), clock.due_s > 0, "it ended"
         clock.next_s = clock.due_s
         while True:
             try:
                 with self._open() as container:
                     if container.duration or container.size > 0:
-                        break
+                        break  # a file behind an address
                     stream, clock.shift_s = self._stream(container), None
-                    counted = container.format.flags & _NO_STAMPS  # at a rate that is made up
+                    counted = container.format.flags & _NO_STAMPS  # FFmpeg invents the rate
                     for raw_s, picture in self._pictures(container, stream, clock):
                         gap_s = time.monotonic() - heard_s if shown else 0.0
                         tries, shown, heard_s = 0, True, time.monotonic()
@@ -208,16 +206,17 @@ class Video:
             _log.warning("%s was interrupted (%s); opened again in %g s", self._shown, reason, pause_s)
             tries += 1
             time.sleep(pause_s)
-        yield from self._recorded(clock)  # an address with an end
+        yield from self._recorded(clock)  # the address of a file
 
     def _pictures(
         self, container: av.container.InputContainer, stream: VideoStream, clock: FrameClock
     ) -> Iterator[tuple[float | None, av.VideoFrame]]:
-        """Every picture with its time stamp, but none that no other one is made from and that is not due."""
+        """Yield every picture with its time stamp, except early ones that no other picture depends on."""
         lost, shown, reason = 0, 0, ""
         for packet in _packets(container, stream):
             raw_s = _seconds(packet.pts, stream)
             early = raw_s is not None and clock.early(raw_s)
+            # Before the due time, decode only pictures that later ones refer to.
             stream.codec_context.skip_frame = "NONREF" if early else "DEFAULT"
             try:
                 pictures = packet.decode()
@@ -242,6 +241,7 @@ class Video:
         matrix: Any = picture.side_data.get("DISPLAYMATRIX")
         if matrix is None:
             return pixels
+        # FFmpeg's 3x3 matrix in 16.16 fixed point; quarter turns and mirrors have either (a, d) or (b, c).
         a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
         if (a or d) and (b or c):
             raise DataError(
@@ -252,8 +252,8 @@ class Video:
         return np.ascontiguousarray(pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1])
 
     def _stream(self, container: av.container.InputContainer) -> VideoStream:
-        """The first video stream; covers do not count."""
         for stream in container.streams.video:
+            # Cover pictures are video streams, too.
             if stream.codec_context is not None and not stream.disposition & Disposition.attached_pic:
                 return stream
         raise DataError(f"{self._shown} holds no video stream that FFmpeg decodes")
@@ -267,7 +267,9 @@ class Video:
 
 
 def _packets(container: av.container.InputContainer, stream: VideoStream) -> Iterator[av.Packet[Any]]:
-    """All packets; an error is passed over once for each packet that is read. The last one, without bytes, ends it."""
+    """Yield all packets. One error after each packet read is skipped. The last packet is empty and flushes the
+    decoder.
+    """
     broken = False
     while True:
         try:
@@ -279,7 +281,7 @@ def _packets(container: av.container.InputContainer, stream: VideoStream) -> Ite
             if broken:
                 last: av.Packet[Any] = av.Packet()
                 last.stream, last.time_base = stream, stream.time_base or Fraction(1)
-                yield last  # the decoder still holds pictures
+                yield last  # flushes pictures that the decoder still holds
                 raise DataError(f"{_without_password(container.name)} cannot be read: {_words(error)}") from None
             broken = True
 
@@ -293,13 +295,13 @@ def _rate(stream: VideoStream) -> float:
 
 
 def _words(error: Exception) -> str:
-    """What FFmpeg says, without the address."""
+    """Return FFmpeg's message without the address, which may hold a password."""
     silent = isinstance(error, av.error.ExitError)
     return "it is silent" if silent else getattr(error, "strerror", None) or type(error).__name__
 
 
 def _without_password(at: str) -> str:
-    """An address without user, password and keys; what may be part of a password goes, too."""
+    """Return an address without user, password and keys, also if the password has unescaped special characters."""
     found = re.match(r"(\w[\w+.-]*:/+)(.*)", at, re.DOTALL)
     if not found:
         return at
@@ -310,10 +312,10 @@ def _without_password(at: str) -> str:
 
 
 def _grown(path: Path, size_bytes: int) -> bool:
-    """Wait until a file is larger; False if it does not grow."""
+    """Wait until a file is larger; return False if it does not grow."""
     until_s = time.monotonic() + GROWS_WITHIN_S
     while time.monotonic() < until_s:
         if path.stat().st_size > size_bytes:
             return True
-        time.sleep(_LOOK_AGAIN_S)  # no system call tells of growth on every kind of file system
+        time.sleep(_LOOK_AGAIN_S)  # polling, because inotify does not work on network file systems
     return False

@@ -1,4 +1,4 @@
-"""Streams that are taken in, as a table in the terminal."""
+"""The table of streams during an ingest, for the terminal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _COLUMNS = (
 
 
 def table(index: VideoIndex) -> Table:
-    """A row for each stream; *work* is that of the cheap network, as a share of the truth network's on every object."""
-    shown = Table(box=SIMPLE_HEAD, padding=0)  # ten headings in 80 columns
+    """Return a row for each stream; *work* is the cheap network's, as a share of the truth network's on every
+    object.
+    """
+    shown = Table(box=SIMPLE_HEAD, padding=0)  # ten headings must fit in 80 columns
     for name in _COLUMNS:
         left, word = name in ("stream", ""), max(map(len, name.split(" ")))
         shown.add_column(name, justify="left" if left else "right", overflow="fold", min_width=word)
@@ -44,5 +46,5 @@ def table(index: VideoIndex) -> Table:
 
 
 def over(index: VideoIndex) -> bool:
-    """Whether every stream has come to its end."""
+    """Return whether every stream has ended."""
     return all(store.progress()[0].get("done", False) for store in index.streams.values())

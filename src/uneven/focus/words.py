@@ -1,4 +1,4 @@
-"""Asking in words: the centroids whose pictures lie nearest to a text, by a network that embeds both (such as CLIP)."""
+"""The text search: find centroids nearest to a text with a network that embeds both, such as CLIP."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """A network of the user's that puts pictures and texts into one space.
+    """A user's network that maps pictures and texts to one space.
 
     ::
 
         clip = Embedding(model.encode_image, lambda text: model.encode_text(tokenize(text)), name="ViT-B-32", side=224)
 
     Args:
-        picture: float32 [n, 3, side, side] in 0 … 1 → [n, d]. It normalizes pictures itself, where that is wanted.
-        text: a text → d numbers.
-        name: tells it from others: what it says of centroids is kept under this name.
-        side: of the squares that it gets, in pixels; None for those that are kept of centroids, as they are.
+        picture: (n, 3, side, side) float32 in 0 … 1 → (n, d). It normalizes pictures itself if necessary.
+        text: a text → (d,).
+        name: its embeddings of centroids are stored under this name.
+        side: side of its input in pixels; None for the stored size of centroids.
         batch: centroids at a time.
     """
 
@@ -41,16 +41,16 @@ class Embedding:
     batch: int = 64
 
     def of_text(self, text: str) -> Rows:
-        """[d], of length 1.
+        """Return the embedding of a text, (d,), of length 1.
 
         Raises:
-            DataError: no numbers, or the number 0 alone.
+            DataError: the network returns no finite numbers, or only zeros.
         """
         with torch.inference_mode():
             return _rows(self.text(text), 1, f"the text {text!r}")[0]
 
     def of_crops(self, crops: Crops) -> Rows:
-        """[n, d], each of length 1.
+        """Return the embeddings of crops (n, side, side, 3) as (n, d), each of length 1.
 
         Raises:
             DataError: as :meth:`of_text`, or another number of rows.
@@ -63,13 +63,9 @@ class Embedding:
 
 
 def nearness(store: StreamStore, by: Embedding, clusters: list[int], wanted: Rows) -> tuple[Rows, int]:
-    """The cosine of each centroid and a text, [clusters], and how many of them the network had to be shown for it.
+    """Return the cosine of each centroid and a text, (clusters,), and the number of newly embedded centroids.
 
-    Args:
-        wanted: the text, [d], of length 1.
-
-    Raises:
-        DataError: pictures and text come in different widths.
+    ``wanted`` is the text's embedding (d,) of length 1. Raises DataError if pictures and text differ in width.
     """
     fresh = len(clusters) - len(store.numbers(by.name, clusters))
     rows = store.once(by.name, clusters, by.of_crops, by.batch)

@@ -65,9 +65,6 @@ class Command:
         ended: called once with this process in that loop when it has ended, unless this program has waited for its end.
         stdin, stdout, stderr: as in :class:`subprocess.Popen`; no input by default.
         files: descriptors that it inherits.
-
-    Attributes:
-        began_s: its start, of ``time.monotonic``.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class Command:
     ) -> None:
         self.name = name
         self.ending: Ending | None = None
-        self.began_s = time.monotonic()
+        self.began_s = time.monotonic()  # its start, of ``time.monotonic``
         self._told = ended
         self._events = events
         self._popen: Popen[bytes] = Popen(

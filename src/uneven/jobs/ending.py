@@ -20,18 +20,12 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a process.
-
-    Attributes:
-        cause: in words: "exit code 3", "SIGKILL", a traceback, or a description of a hanging process.
-        code: exit code, −n for signal n; None if unknown.
-        at_s: when it was noticed, Unix time.
-    """
+    """The end of a process."""
 
     how: How
-    cause: str
-    code: int | None = None
-    at_s: float = field(default_factory=time.time, compare=False)
+    cause: str  # in words: "exit code 3", "SIGKILL", a traceback, or a description of a hanging process
+    code: int | None = None  # exit code, −n for signal n; None if unknown
+    at_s: float = field(default_factory=time.time, compare=False)  # when it was noticed, Unix time
 
     @classmethod
     def of(cls, code: int) -> Ending:

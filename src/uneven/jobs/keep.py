@@ -15,15 +15,10 @@ P = TypeVar("P", bound=Process)
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """The rule for restarts: a process is restarted unless it repeatedly ends right after its start.
+    """The rule for restarts: a process is restarted unless it repeatedly ends right after its start."""
 
-    Attributes:
-        most_quick: number of consecutive quick ends after which it is given up.
-        quick_s: an end within this time after the start is quick.
-    """
-
-    most_quick: int = 3
-    quick_s: float = 1.0
+    most_quick: int = 3  # number of consecutive quick ends after which it is given up
+    quick_s: float = 1.0  # an end within this time after the start is quick
 
     def quick(self, before: int, lived_s: float) -> int:
         """Return the number of consecutive quick ends after a life of ``lived_s``, given the number ``before``."""

@@ -12,20 +12,13 @@ from uneven.rundir import Expendable, clear_expendable, expendable_of
 
 
 class ExpendableWorkers:
-    """The expendable and the dead workers of this machine; workers mark themselves in ``run_directory``.
-
-    Attributes:
-        lost: rank → end of each worker that the others do without.
-        silent: rank → description of each worker killed because it hung.
-        stopped: ranks that were stopped (SIGSTOP) when the newest failure was found.
-        left: rank → end of each worker with exit code 0.
-    """
+    """The expendable and the dead workers of this machine; workers mark themselves in ``run_directory``."""
 
     def __init__(self, run_directory: Path | None, *, throttled: bool = False) -> None:
-        self.lost: dict[int, Death] = {}
-        self.silent: dict[int, str] = {}
-        self.stopped: tuple[int, ...] = ()
-        self.left: dict[int, Left] = {}
+        self.lost: dict[int, Death] = {}  # rank → end of each worker that the others do without
+        self.silent: dict[int, str] = {}  # rank → description of each worker killed because it hung
+        self.stopped: tuple[int, ...] = ()  # ranks that were stopped (SIGSTOP) when the newest failure was found
+        self.left: dict[int, Left] = {}  # rank → end of each worker with exit code 0
         self._throttled = throttled
         self._pulse = SilenceMeter()
         self._told: set[int] = set()

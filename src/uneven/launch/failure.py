@@ -21,26 +21,19 @@ class Death:
     """A worker's abnormal end.
 
     Attributes:
-        where: the name of its node, if it has one.
-        exit_code: −n for signal n.
-        ended_s: when its end was noticed, Unix time; infinite if it had ended before it was found.
         told: its own report about its end, see :func:`uneven.world.report_failures`.
-        killed_by: the reason why it was killed, if known.
-        stops: the reason why the others cannot continue without it although their policy allows that.
-        silent: the observation (stopped or hanging) for which it was killed.
-        shown: True if its output is on this console.
     """
 
     rank: int
     pid: int
-    exit_code: int
-    where: str = ""
-    ended_s: float = float("inf")
+    exit_code: int  # −n for signal n
+    where: str = ""  # the name of its node, if it has one
+    ended_s: float = float("inf")  # when its end was noticed, Unix time; infinite if it had ended before it was found
     told: Mapping[str, Any] = field(default_factory=dict)
-    killed_by: str = ""
-    stops: str = ""
-    silent: str = ""
-    shown: bool = True
+    killed_by: str = ""  # the reason why it was killed, if known
+    stops: str = ""  # the reason why the others cannot continue without it although their policy allows that
+    silent: str = ""  # the observation (stopped or hanging) for which it was killed
+    shown: bool = True  # True if its output is on this console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
