@@ -65,7 +65,7 @@ __all__ = [
     "open",
     "place",
     "retune",
-]  # fmt: skip
+]
 
 _HOMES = {
     "uneven.focus.begin": ("Update", "ingest", "open", "retune"),

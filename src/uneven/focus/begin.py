@@ -108,13 +108,18 @@ def ingest(
         if not where.shares_memory:
             where.enter(Path(into))  # checks that all machines reach it
         cameras = Cameras(
-            sources=sources, folders=folders, options=options or IngestOptions(),
-            cost={name: _cost(folders[name]) for name in sources}, failed=failed,
-        )  # fmt: skip
+            sources=sources,
+            folders=folders,
+            options=options or IngestOptions(),
+            cost={name: _cost(folders[name]) for name in sources},
+            failed=failed,
+        )
         supervise(
-            cameras, where, lambda name, counts: show(Update(name, "ingest", counts)),
+            cameras,
+            where,
+            lambda name, counts: show(Update(name, "ingest", counts)),
             lambda name, reason: show(Update(name, "failed", reason=reason)),
-        )  # fmt: skip
+        )
     return VideoIndex(Path(into), judge)
 
 
@@ -145,8 +150,13 @@ def retune(
     store = index.streams[source.name]
     if index.truth is None:
         raise ConfigError("the settings are chosen by the truth network: open the index with it")
-    same = replace(wanted or Wanted(), recall=store.fact("recall"), precision=store.fact("precision"),
-                   policy=Policy(store.fact("policy")), confidence=store.fact("confidence"))  # fmt: skip
+    same = replace(
+        wanted or Wanted(),
+        recall=store.fact("recall"),
+        precision=store.fact("precision"),
+        policy=Policy(store.fact("policy")),
+        confidence=store.fact("confidence"),
+    )
     with contextlib.closing(FileHold(store.folder / "owner")):
         chosen = _tuned(source, store.side, index.truth, same, options or IngestOptions())
         store.add_network(chosen.setting(), chosen.weights(), chosen.before)

@@ -1,9 +1,9 @@
 """Incremental clustering of features in one pass, with a bounded number of active clusters. Pure.
 
-Rule (Focus, OSDI 2018, section 2.3 on clustering): an object joins the nearest active cluster if its distance is at
-most ``threshold``; otherwise it starts a cluster. When more than ``most`` clusters are active, the smallest is sealed:
-it stays in the index without new members. The paper does not specify whether a centroid moves. Here it is the first
-object, fixed.
+Rule (Focus, OSDI 2018, section 2.3): an object joins the nearest active cluster if its distance is at most
+``threshold``; otherwise it starts a cluster. When more than ``most`` clusters are active, the smallest is sealed: it
+stays in the index without new members. The paper does not specify whether centroids move; here each is its first
+object.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Clusters:
         self.most = most
         self.next = first
         self._spare = spare_newcomer
-        self._centroids = np.zeros((most + 1, dim), np.float32)  # one extra row for a new cluster before another is sealed
+        # One extra row: a new cluster is added before another is sealed.
+        self._centroids = np.zeros((most + 1, dim), np.float32)
         self._ids = np.full(most + 1, -1, np.int64)
         self._sizes = np.zeros(most + 1, np.int64)
         self._used = np.zeros(most + 1, np.int64)  # the time of the last join, counted in objects
@@ -95,23 +96,30 @@ class Clusters:
         """
         count = self._active
         return {
-            "centroids": self._centroids[:count].copy(), "ids": self._ids[:count].copy(),
-            "sizes": self._sizes[:count].copy(), "used": self._used[:count].copy(),
+            "centroids": self._centroids[:count].copy(),
+            "ids": self._ids[:count].copy(),
+            "sizes": self._sizes[:count].copy(),
+            "used": self._used[:count].copy(),
             "counters": np.array([self.next, self._clock]),
-        }  # fmt: skip
+        }
 
     def load(self, state: dict[str, npt.NDArray[np.generic]]) -> None:
         """Continue from a state; shapes as in :meth:`state`, for example ids (active,)."""
         self._active = count = len(state["ids"])
-        for mine, name in ((self._centroids, "centroids"), (self._ids, "ids"), (self._sizes, "sizes"),
-                           (self._used, "used")):  # fmt: skip
+        for mine, name in (
+            (self._centroids, "centroids"),
+            (self._ids, "ids"),
+            (self._sizes, "sizes"),
+            (self._used, "used"),
+        ):
             mine[:count] = state[name]
         self.next, self._clock = (int(one) for one in state["counters"])
 
     def _nearest(self, feature: npt.NDArray[np.float32]) -> tuple[int, float]:
         if not self._active:
             return -1, math.inf
-        apart = self._centroids[: self._active] - feature  # |a|² - 2ab + |b|² would round: equal features must have distance 0
+        # Not by |a|² - 2ab + |b|², which rounds: equal features must have distance 0.
+        apart = self._centroids[: self._active] - feature
         squares = np.einsum("cd,cd->c", apart, apart)
         row = int(squares.argmin())
         return row, math.sqrt(squares[row])

@@ -13,11 +13,9 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d+)?))?")
 
 
 def seconds(between: tuple[Moment, Moment] | None, starts: str | None) -> tuple[float, float]:
-    """Return the start and end of an interval in seconds since the stream began.
+    """Return the start and end of an interval in seconds since the stream began; None is the whole stream.
 
-    Args:
-        between: None is the whole stream.
-        starts: the time of day at which the stream began; without it, a time of day counts from the stream's beginning.
+    Without ``starts``, a time of day counts from the stream's beginning.
 
     Raises:
         ConfigError: a value is not a time, or the end is not after the start.

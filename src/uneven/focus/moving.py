@@ -99,7 +99,8 @@ class Moving:
     def _learn(self, grey: npt.NDArray[np.float32], moves: npt.NDArray[np.bool_]) -> None:
         assert self._background is not None
         rate = np.where(moves, np.float32(self._options.learns_under), np.float32(self._options.learns))
-        self._background = self._background + rate * (grey - self._background)  # not in place: returned states refer to it
+        # Not in place: `state` returns the array itself.
+        self._background = self._background + rate * (grey - self._background)
 
     def _boxes(self, moves: npt.NDArray[np.bool_], step: int, size: tuple[int, ...]) -> Boxes:
         joined = ndimage.binary_dilation(moves, iterations=self._options.joins) if self._options.joins else moves
@@ -123,12 +124,9 @@ def _narrow(pixels: npt.NDArray[np.uint8], step: int) -> npt.NDArray[np.float32]
 
 
 def cut_out(pixels: npt.NDArray[np.uint8], boxes: Boxes, side: int, margin: float = 0.1) -> npt.NDArray[np.uint8]:
-    """Return the objects of a frame, each in a square around its box, (n, side, side, 3) uint8.
+    """Return the objects of a frame (height, width, 3), each in a square around its box, as (n, side, side, 3) uint8.
 
-    Args:
-        pixels: the frame, (height, width, 3) uint8.
-        boxes: (n, 4) int32.
-        margin: width of the border around the box, as a share of its longer side.
+    A border of ``margin`` times the longer side is shown around each of the ``boxes`` (n, 4).
     """
     result = np.zeros((len(boxes), side, side, 3), np.uint8)
     frame = torch.from_numpy(pixels)

@@ -113,11 +113,8 @@ class BalancedLoss:
 def candidates(
     labels: npt.NDArray[np.int64], classes: int, ladder: Sequence[LadderRung] = LADDER, named: Sequence[int] = NAMED
 ) -> tuple[Candidate, ...]:
-    """Return every rung with every distinct L_s.
-
-    Args:
-        labels: of the sampled objects, (n,) int64.
-        classes: number of the truth network's classes.
+    """Return every rung with every distinct L_s for the sampled objects' labels (n,) int64; ``classes`` is their
+    number.
 
     Raises:
         ConfigError: there are no objects to learn from, or nothing to try.
@@ -168,8 +165,11 @@ def ensemble(
     # One ensemble, so each crop is loaded and augmented once for all candidates.
     return fleet.Ensemble(
         members={one.name: partial(member, one, BalancedLoss(one.outputs(), labels)) for one in wanted},
-        dataset=Labelled(crops, labels), transform=flipped, max_epochs=epochs, seed=seed,
-    )  # fmt: skip
+        dataset=Labelled(crops, labels),
+        transform=flipped,
+        max_epochs=epochs,
+        seed=seed,
+    )
 
 
 def look(candidate: Candidate, model: Cheap, crops: Crops, batch: int = 256) -> Looked:

@@ -35,14 +35,24 @@ class Objects:
     def join(cls, parts: list[Objects], side: int) -> Objects:
         """Return the objects of successive parts as one."""
         if not parts:
-            return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, 4), np.int32),
-                       np.zeros((0, side, side, 3), np.uint8), 0)  # fmt: skip
+            return cls(
+                np.zeros(0, np.int64),
+                np.zeros(0),
+                np.zeros((0, 4), np.int32),
+                np.zeros((0, side, side, 3), np.uint8),
+                0,
+            )
         columns = ("frame", "time_s", "boxes", "crops")
         joined = [np.concatenate([getattr(part, column) for part in parts]) for column in columns]
         return cls(
-            joined[0], joined[1], joined[2], joined[3],
-            frames=sum(part.frames for part in parts), last=parts[-1].last, background=parts[-1].background,
-        )  # fmt: skip
+            joined[0],
+            joined[1],
+            joined[2],
+            joined[3],
+            frames=sum(part.frames for part in parts),
+            last=parts[-1].last,
+            background=parts[-1].background,
+        )
 
 
 def found(frames: Iterable[Frame], detector: Detector, side: int) -> Iterator[Objects]:
@@ -64,16 +74,20 @@ def _found(frames: Iterator[Frame], detector: Detector, side: int) -> Iterator[O
         boxes = np.asarray(detector(frame.pixels), np.int32).reshape(-1, 4)
         background = detector.state() if isinstance(detector, Moving) else None
         yield Objects(
-            np.full(len(boxes), frame.number), np.full(len(boxes), frame.time_s), boxes,
-            cut_out(frame.pixels, boxes, side), 1, (frame.number, frame.time_s), background,
-        )  # fmt: skip
+            np.full(len(boxes), frame.number),
+            np.full(len(boxes), frame.time_s),
+            boxes,
+            cut_out(frame.pixels, boxes, side),
+            1,
+            (frame.number, frame.time_s),
+            background,
+        )
 
 
 def unchanged(now: Objects, before: Objects, most: float, least_overlap: float = 0.5) -> npt.NDArray[np.int64]:
     """Return for each object the index of the one that it repeats in the frame before, (n,) int64; -1 for none.
 
-    This is the paper's *pixel differencing* ([default]s of ours). Crops are equal if they differ by at most ``most`` of
-    255 on average.
+    This is the paper's *pixel differencing* ([default]s of ours): crops differ by at most ``most`` of 255 on average.
     """
     result = np.full(len(now), -1)
     if not len(now) or not len(before):

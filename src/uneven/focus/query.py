@@ -99,9 +99,14 @@ class VideoIndex:
         return tuple(next(iter(self.streams.values())).fact("classes"))
 
     def query(
-        self, name: str, between: tuple[Moment, Moment] | None = None, streams: Sequence[str] | None = None,
-        *, reject: Reject | None = None, skip: float | None = None,
-    ) -> Iterator[Hit]:  # fmt: skip
+        self,
+        name: str,
+        between: tuple[Moment, Moment] | None = None,
+        streams: Sequence[str] | None = None,
+        *,
+        reject: Reject | None = None,
+        skip: float | None = None,
+    ) -> Iterator[Hit]:
         """Yield every object of a class, cluster by cluster, as soon as each is known.
 
         Args:
@@ -124,9 +129,14 @@ class VideoIndex:
         )
 
     def search(
-        self, text: str, by: Embedding, *, most: int = 20, between: tuple[Moment, Moment] | None = None,
+        self,
+        text: str,
+        by: Embedding,
+        *,
+        most: int = 20,
+        between: tuple[Moment, Moment] | None = None,
         streams: Sequence[str] | None = None,
-    ) -> Iterator[Hit]:  # fmt: skip
+    ) -> Iterator[Hit]:
         """Yield objects whose pictures are nearest to a text, cluster by cluster, nearest first.
 
         Each centroid is embedded once and the result stored. A search has no recall target and does not use the truth

@@ -36,13 +36,24 @@ def page(index: VideoIndex, stream: str, classes: Sequence[str] = ()) -> str:
     store = index.streams[stream]
     counts, _ = store.progress()
     setting = list(store.networks().values())[-1]
-    found = Page(f"Focus: {stream}", f"Chosen for recall {store.fact('recall'):.1%} and precision "
-                 f"{store.fact('precision'):.1%}, policy {store.fact('policy')}.")  # fmt: skip
+    found = Page(
+        f"Focus: {stream}",
+        f"Chosen for recall {store.fact('recall'):.1%} and precision "
+        f"{store.fact('precision'):.1%}, policy {store.fact('policy')}.",
+    )
     found.cards(_cards(counts, setting))
-    found.figure("What could be chosen", _tried(setting), "Each point is a setting that was tried; lower left is "
-                 "cheaper. Costs are shares of what the truth network would compute on every object.")  # fmt: skip
-    found.table("What queries reach", _results(index, setting), "On the part of the sample that no network was trained "
-                "on, in frames. At least: with 95 % confidence, appearances counted as independent.")  # fmt: skip
+    found.figure(
+        "What could be chosen",
+        _tried(setting),
+        "Each point is a setting that was tried; lower left is "
+        "cheaper. Costs are shares of what the truth network would compute on every object.",
+    )
+    found.table(
+        "What queries reach",
+        _results(index, setting),
+        "On the part of the sample that no network was trained "
+        "on, in frames. At least: with 95 % confidence, appearances counted as independent.",
+    )
     found.table("What each step cost", _prices(store, counts, setting))
     for name in classes or index.classes:
         centroids = store.judged(index.classes.index(name))
@@ -78,10 +89,13 @@ def _tried(setting: dict[str, Any]) -> Figure:
 
 def _results(index: VideoIndex, setting: dict[str, Any]) -> PageTable:
     rows = [
-        (index.classes[one["label"]], *(f"{one[what][which]:.1%}" for what in ("recall", "precision")
-                                        for which in ("value", "least")), str(one["checked"]))
+        (
+            index.classes[one["label"]],
+            *(f"{one[what][which]:.1%}" for what in ("recall", "precision") for which in ("value", "least")),
+            str(one["checked"]),
+        )
         for one in setting["results"]
-    ]  # fmt: skip
+    ]
     return PageTable(("class", "recall", "at least", "precision", "at least", "centroids checked"), rows)
 
 
@@ -99,10 +113,14 @@ def _prices(store: StreamStore, counts: dict[str, Any], setting: dict[str, Any])
         ("queries: truth network on centroids", None, judged, judged / objects),
     ]
     rows = [
-        (step, "–" if spent_s is None else f"{spent_s:.2f}", f"{asked:,}" if asked else "–",
-         "–" if share is None else f"{share:.2%}")
+        (
+            step,
+            "–" if spent_s is None else f"{spent_s:.2f}",
+            f"{asked:,}" if asked else "–",
+            "–" if share is None else f"{share:.2%}",
+        )
         for step, spent_s, asked, share in lines
-    ]  # fmt: skip
+    ]
     return PageTable(("step", "s", "calls of the truth network", "of its work on every object"), rows)
 
 

@@ -1,16 +1,13 @@
-"""The choice of centroids that a query asks about, and the spreading of verdicts to others. Pure; ours, not the paper's.
+"""The choice of centroids that a query asks about, and the spreading of verdicts. Pure; ours, not the paper's.
 
-A query only asks whether a centroid is of one class. Verdicts come in rounds. After each round, a centroid is settled if
-the nearest judged one is much nearer than the nearest one with the opposite verdict::
+Verdicts on whether centroids are of one class come in rounds. After each, a centroid is settled if the nearest judged
+one is much nearer than the nearest one with the opposite verdict::
 
     settled  =  near ≤ spread · far     near: distance to the nearest judged one, whose verdict is then adopted
-                                        far:  distance to the nearest with the opposite verdict; before there is one,
-                                              the largest distance of all
+                                        far:  to the nearest with the opposite verdict; at most the largest distance
 
-The centroids with the greatest near ÷ far are asked next: first those far from everything, then those between the class
-and the rest. With ``spread = 0`` a verdict holds within a cluster's radius: near ≤ T. :mod:`uneven.focus.sweep` chooses
-the spread by simulating this on the sample. A query starts with precedents: verdicts of earlier queries and of the
-sample.
+The greatest near ÷ far are asked next: first outliers, then those between the class and the rest. With ``spread = 0`` a
+verdict holds within a cluster's radius: near ≤ T. :mod:`uneven.focus.sweep` chooses the spread on the sample.
 """
 
 from __future__ import annotations
@@ -47,27 +44,29 @@ class Precedents:
     def joined(self, other: Precedents) -> Precedents:
         """Return the objects of two parts of a sample as one."""
         return Precedents.sample(
-            np.concatenate([self.feature, other.feature]), np.concatenate([self.label, other.label]),
+            np.concatenate([self.feature, other.feature]),
+            np.concatenate([self.label, other.label]),
             np.concatenate([self.score, other.score]),
-        )  # fmt: skip
+        )
+
 
 NO_PRECEDENTS = Precedents.sample(np.zeros((0, 0), np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 class Spreading:
-    """A query for one class on the centroids of one network.
+    """A query for one class on the centroids of one network, with features (n, dim); ``spread`` 0 uses the threshold T.
 
-    Args:
-        features: of the centroids, (n, dim) float32; ties are asked about in this order.
-        threshold: T.
-        spread: maximum near ÷ far; 0 uses T.
-        before: the precedents' features (m, dim) float32, and whether each is of the class, (m,) bool.
+    ``before`` are the precedents' features (m, dim), and whether each is of the class (m,). They are verdicts of
+    earlier queries and of the sample.
     """
 
     def __init__(
-        self, features: npt.NDArray[np.float32], threshold: float, spread: float,
+        self,
+        features: npt.NDArray[np.float32],
+        threshold: float,
+        spread: float,
         before: tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         count = len(features)
         self._features = features
         self._threshold = threshold
@@ -121,7 +120,7 @@ class Spreading:
         return np.where(self._judged, np.arange(len(self._judged)), nearest)
 
     def _from(self, row: int) -> npt.NDArray[np.float32]:
-        apart = self._features - self._features[row]  # not by |a|² - 2ab + |b|²: equal features have distance 0
+        apart = self._features - self._features[row]  # not by squares, see `Clusters`
         return np.asarray(np.sqrt(np.einsum("nd,nd->n", apart, apart)), np.float32)
 
 
@@ -136,9 +135,12 @@ def _nearest(of: npt.NDArray[np.float32], among: npt.NDArray[np.float32], batch:
 
 
 def played(
-    features: npt.NDArray[np.float32], is_it: npt.NDArray[np.bool_], threshold: float, spread: float,
+    features: npt.NDArray[np.float32],
+    is_it: npt.NDArray[np.bool_],
+    threshold: float,
+    spread: float,
     before: tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]],
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:  # fmt: skip
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Simulate a query with known verdicts; return the rows accepted and the rows asked about, both (n,) bool.
 
     Args as of :class:`Spreading`; ``is_it`` (n,) bool is whether each row is of the class.

@@ -28,9 +28,7 @@ _END = object()
 class Ahead(Generic[T]):
     """An iterator that computes its items in a thread, up to ``room`` items ahead.
 
-    Args:
-        made: the items' source; its exceptions are raised in the consumer.
-        drops: drop the newest item if the queue is full, instead of waiting.
+    Exceptions of ``made`` are raised in the consumer. With ``drops``, the newest item is dropped if the queue is full.
     """
 
     def __init__(self, made: Iterable[T], stage: StageCounts, room: int, drops: bool = False) -> None:

@@ -21,12 +21,9 @@ class FrameClock:
     raw_s: float | None = None  # the last time stamp; None accepts any next one
 
     def read(self, raw_s: float | None, step_s: float, most_s: float = _FAR_S) -> float:
-        """Return the time of a picture.
+        """Return the time of a picture with time stamp ``raw_s``, about ``step_s`` before the next one.
 
-        Args:
-            raw_s: its time stamp.
-            step_s: estimated time from this picture to the next one.
-            most_s: maximum distance from the last time stamp.
+        A stamp more than ``most_s`` after the last one starts a new sequence.
         """
         time_s = self.next_s
         if raw_s is not None:

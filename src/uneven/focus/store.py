@@ -90,9 +90,8 @@ class ClusterRow:
 class Gathered:
     """The results of an ingest since its last write.
 
-    Attributes:
-        begun: new clusters in order: number, network, centroid's crop, pairs of class and confidence with the most
-            likely first, feature.
+    ``begun`` lists new clusters in order: number, network, centroid's crop, (class, confidence) by decreasing
+    confidence, feature. ``members`` are cluster, frame, index in the frame, time in s, box.
     """
 
     begun: list[tuple[int, int, npt.NDArray[np.uint8], list[tuple[int, float]], npt.NDArray[np.float32]]]
@@ -101,10 +100,8 @@ class Gathered:
 
 
 class StreamStore:
-    """A stream's index. Several processes may read it and write verdicts during an ingest.
-
-    Args:
-        folder: made by :meth:`create`.
+    """A stream's index in a folder made by :meth:`create`; several processes may read it and write verdicts during an
+    ingest.
 
     Raises:
         CheckpointError: there is no index, or one of another version, or a damaged one.
@@ -137,14 +134,9 @@ class StreamStore:
     def create(
         cls, folder: Path, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS, **facts: Any
     ) -> StreamStore:
-        """Create an index with only its first network, atomically.
+        """Create an index with only its first network, atomically; raise DataError if that fails.
 
-        Args:
-            setting, weights, before: of the network, see :meth:`add_network`.
-            facts: plain data, including ``side``, the size of crops in pixels.
-
-        Raises:
-            DataError: it cannot be written there.
+        ``facts`` are plain data, including ``side``, the size of crops in pixels. See also :meth:`add_network`.
         """
         with told_of_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -197,8 +189,7 @@ class StreamStore:
         """Return a network's clusters that have an object in that time and the class among the centroid's K most
         likely.
 
-        Args:
-            entry: the class under which they are stored: itself, or OTHER.
+        They are stored under ``entry``: the class itself, or OTHER.
         """
         rows = self._db.execute(_FIND, (label, entry, network, k, *between_s))
         return [
@@ -225,10 +216,8 @@ class StreamStore:
         return [(int(frame), float(time_s), tuple(json.loads(box))) for frame, time_s, box in rows]
 
     def crops(self, clusters: Sequence[int]) -> Crops:
-        """Return centroids, (n, side, side, 3) uint8.
-
-        Raises:
-            CheckpointError: the file of crops is shorter than the index requires.
+        """Return centroids, (n, side, side, 3) uint8; raise CheckpointError if the file is shorter than the index
+        requires.
         """
         if not clusters:
             return np.zeros((0, self.side, self.side, 3), np.uint8)
@@ -338,11 +327,7 @@ def feature_of(number: int) -> str:
 
 
 class StreamWriter:
-    """The single writer of a stream's index.
-
-    Raises:
-        ConfigError: another process writes it.
-    """
+    """The single writer of a stream's index; raises ConfigError if another process writes it."""
 
     def __init__(self, store: StreamStore) -> None:
         self.store = store
@@ -353,10 +338,8 @@ class StreamWriter:
         self._next = store.clusters()
 
     def write(self, batch: Gathered, counts: dict[str, float], state: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Write results and the ingest's state (arrays of any shape), both or neither.
-
-        Raises:
-            DataError: the disk is full or cannot be written; earlier writes are kept.
+        """Write results and the ingest's state (arrays of any shape), both or neither; raise DataError if the disk
+        fails.
         """
         with told_of_disk(self.store.folder):
             self._crops.seek(self._next * self.store.side**2 * 3)
@@ -394,11 +377,7 @@ class StreamWriter:
 class FileHold:
     """A lock file, which the system releases when its process ends, in any way.
 
-    Args:
-        within_s: how long to wait for another holder.
-
-    Raises:
-        ConfigError: another process holds it.
+    Raises ConfigError if another process still holds it after ``within_s`` seconds.
     """
 
     def __init__(self, path: Path, within_s: float = 0.0) -> None:

@@ -53,11 +53,7 @@ def probe(line: ProcessLine) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cameras:
-    """The streams to ingest.
-
-    Attributes:
-        cost: stream → core seconds for each second of video; unmeasured streams get the mean.
-    """
+    """The streams to ingest, and those that have ``failed`` before with the reasons."""
 
     sources: Mapping[str, VideoSource]
     folders: Mapping[str, Path]
@@ -112,9 +108,13 @@ class _Taken:
 
         cameras = self._cameras
         return self._where.start(
-            f"ingest of {name}", take_in, (cameras.folders[name], cameras.sources[name], cameras.options), ended=over,
-            heard=lambda process, plain: self._show(name, Counts(**plain)), device=device,
-        )  # fmt: skip
+            f"ingest of {name}",
+            take_in,
+            (cameras.folders[name], cameras.sources[name], cameras.options),
+            ended=over,
+            heard=lambda process, plain: self._show(name, Counts(**plain)),
+            device=device,
+        )
 
     def _told(self, name: str, ending: Ending, again: bool) -> None:
         if not again:
@@ -129,11 +129,7 @@ class _Taken:
 
 
 def _speeds(where: Place) -> dict[int, float]:
-    """Return the measured speed of each device, except on machines lost in the meantime; 1 if there is one machine.
-
-    Raises:
-        TrainingError: a machine could not be measured.
-    """
+    """Return the measured speed of each device; 1 with one machine. Lost machines are left out."""
     devices = list(range(len(where.devices)))
     nodes = where.nodes(devices)
     if len(nodes) < 2:
@@ -157,17 +153,16 @@ def _speeds(where: Place) -> dict[int, float]:
 
 
 def supervise(
-    cameras: Cameras, where: Place, show: Callable[[str, Counts], None] = lambda name, counts: None,
+    cameras: Cameras,
+    where: Place,
+    show: Callable[[str, Counts], None] = lambda name, counts: None,
     lost: Callable[[str, str], None] = lambda name, reason: None,
-) -> None:  # fmt: skip
-    """Ingest all streams. If one fails, the others continue.
-
-    Args:
-        lost: called immediately with the name of each stream that fails, and the reason.
+) -> None:
+    """Ingest all streams. If one fails, the others continue, and ``lost`` is called with its name and the reason.
 
     Raises:
-        TrainingError: (after the end of the others) streams failed or were killed repeatedly, or a machine could not be
-            measured. Writes are kept.
+        TrainingError: (at the end) streams failed or were killed repeatedly, or a machine could not be measured. Writes
+            are kept.
         ConfigError: no machine is left.
         KeyboardInterrupt: a signal requested the stop.
     """

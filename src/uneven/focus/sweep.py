@@ -9,8 +9,8 @@ A setting is a network, K, T and Skip_th. Recall and precision count frames, rel
     ingest        = work of the cheap network, as a share of the truth network on all objects
     query         = centroids to check, mean over classes, as a share of all objects
 
-A small sample proves little: of 20 clusters without an error, one in seven may be wrong elsewhere. So only settings whose
-assumptions (leaps) the sample supports statistically are chosen (ours)::
+A small sample proves little: of 20 clusters without an error, one in seven may be wrong elsewhere. So only settings
+whose assumptions (leaps) the sample supports statistically are chosen (ours)::
 
     left out by K             of the clusters of X, those with X among the K most likely    none if K is all outputs
     passed by Skip_th         of those accepted unseen, those that are X                    none if it is off
@@ -61,8 +61,11 @@ class LabelledObjects:
         counts = np.bincount(self.label, minlength=self.classes)
         order = np.argsort(-counts, kind="stable")
         before = np.cumsum(counts[order]) - counts[order]
-        return tuple(int(one) for one, passed in zip(order, before, strict=True)
-                     if counts[one] and passed < COVERED * len(self.label))  # fmt: skip
+        return tuple(
+            int(one)
+            for one, passed in zip(order, before, strict=True)
+            if counts[one] and passed < COVERED * len(self.label)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +191,7 @@ class SweepGrid:
 
 
 class Grouped:
-    """The objects in clusters of one T, which serve every K, Skip_th and class.
-
-    Args:
-        before: the precedents of queries, with features of the same network; used if verdicts spread.
-    """
+    """The objects in clusters of one T, which serve every K, Skip_th and class; ``before`` are a query's precedents."""
 
     def __init__(
         self, seen: LabelledObjects, looked: Looked, threshold: float, before: Precedents = NO_PRECEDENTS
@@ -215,10 +214,8 @@ class Grouped:
     def split(
         self, label: int, k: int, skip: float, spread: float = 0.0, inside: npt.NDArray[np.bool_] | None = None
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Return the clusters that a query for a class accepts, asks about, and accepts unseen; each (clusters,) bool.
-
-        Args:
-            inside: the clusters that it may find, (clusters,) bool; by default all.
+        """Return the clusters that a query accepts, asks about, and accepts unseen; each (clusters,) bool, as is
+        ``inside``.
         """
         output = self.looked.output(label)
         candidate = self.place[:, output] < k if inside is None else inside & (self.place[:, output] < k)
@@ -293,14 +290,10 @@ def thresholds(
 def sweep(
     seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, grid: SweepGrid = SweepGrid()
 ) -> Iterator[Tried]:
-    """Yield every setting of the grid with its costs and results.
+    """Yield every setting of the grid with its costs and results; raise ConfigError if there are no objects.
 
-    Args:
-        seen: objects of a part of the video on which no network was trained.
-        truth_work: the truth network's cost of one object.
-
-    Raises:
-        ConfigError: there are no objects.
+    ``seen`` must be a part of the video on which no network was trained; ``truth_work`` is the truth network's cost of
+    one object.
     """
     if len(seen.label) == 0:
         raise ConfigError("nothing moves in the frames sampled to choose the settings: give a longer part of the video")
@@ -321,23 +314,22 @@ def _tried(grouped: Grouped, labels: Sequence[int], setting: FocusSetting, truth
 
 
 def widened(
-    seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, points: Iterable[Tried], grid: SweepGrid,
+    seen: LabelledObjects,
+    networks: Iterable[Looked],
+    truth_work: float,
+    points: Iterable[Tried],
+    grid: SweepGrid,
     before: Mapping[str, Precedents] = MappingProxyType({}),
-) -> Iterator[Tried]:  # fmt: skip
-    """Yield settings again with spread verdicts.
-
-    Args:
-        points: results of :func:`sweep`, such as the :func:`promising` ones.
-        before: network → precedents of its queries: the verdicts on the training part.
+) -> Iterator[Tried]:
+    """Yield settings (such as the :func:`promising` ones) again with spread verdicts, given each network's
+    precedents.
     """
     looked = {one.name: one for one in networks}
     labels, groups = seen.dominant(), dict[tuple[str, float], Grouped]()
     for point in points:
         network, threshold = point.setting.network, point.setting.threshold
         if (network, threshold) not in groups:
-            groups[network, threshold] = Grouped(
-                seen, looked[network], threshold, before.get(network, NO_PRECEDENTS)
-            )
+            groups[network, threshold] = Grouped(seen, looked[network], threshold, before.get(network, NO_PRECEDENTS))
         grouped = groups[network, threshold]
         spread = [_tried(grouped, labels, replace(point.setting, spread=one), truth_work) for one in grid.spreads]
         # As a margin, each spread gets the results of the grid's next wider one, with its own cost.
@@ -353,9 +345,10 @@ def promising(
 
     def order(one: Tried) -> tuple[float, ...]:
         costs = {
-            Policy.BALANCE: (one.ingest + one.query, one.ingest), Policy.OPT_INGEST: (one.ingest, one.query),
+            Policy.BALANCE: (one.ingest + one.query, one.ingest),
+            Policy.OPT_INGEST: (one.ingest, one.query),
             Policy.OPT_QUERY: (one.query, one.ingest),
-        }  # fmt: skip
+        }
         # Among equal costs the setting with the least risk comes first. The first of all is Pareto-optimal.
         setting = one.setting
         return *costs[policy], setting.spread, -setting.skip, setting.threshold, -setting.k
@@ -365,10 +358,7 @@ def promising(
 
 
 def choose(points: Sequence[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0) -> Tried:
-    """Return the setting that a policy chooses.
-
-    Args:
-        confidence: required confidence; if the sample supports no setting with it, the one with the least risk.
+    """Return the policy's choice; if the sample supports no setting with that confidence, the one with the least risk.
 
     Raises:
         ConfigError: no setting reaches the targets; the message names the nearest results.

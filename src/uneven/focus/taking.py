@@ -85,11 +85,7 @@ class _Looked:
 
 
 class Ingest:
-    """The ingest of one stream into one index.
-
-    Args:
-        store: the index, whose newest network is used.
-        tell: called after each write.
+    """The ingest of one stream into one index with its newest network; ``tell`` is called after each write.
 
     Raises:
         ConfigError: another process ingests this stream.
@@ -97,9 +93,12 @@ class Ingest:
     """
 
     def __init__(
-        self, store: StreamStore, source: VideoSource, options: IngestOptions = IngestOptions(),
+        self,
+        store: StreamStore,
+        source: VideoSource,
+        options: IngestOptions = IngestOptions(),
         tell: Callable[[Counts], None] = lambda counts: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store = store
         self._source = source
         self._options = options
@@ -146,8 +145,9 @@ class Ingest:
             first += max(0, round((time.time() - self.counts.at_s) * per_s))
         frames = Ahead(self._source.frames(per_s, first), self._stages["decode"], _ROOM, drops=self._source.live)
         size = 1 if self._source.live else _CHUNK
-        objects = Ahead(_chunked(found(frames, self._detector, self._store.side), size), self._stages["find"],
-                        max(2, _ROOM // size))  # fmt: skip
+        objects = Ahead(
+            _chunked(found(frames, self._detector, self._store.side), size), self._stages["find"], max(2, _ROOM // size)
+        )
         looked = Ahead(self._look(objects), self._stages["look"], 4)
         return iter(looked)
 

@@ -47,9 +47,13 @@ class Truth:
     """
 
     def __init__(
-        self, network: Callable[[torch.Tensor], Any], classes: Sequence[str] | None = None, side: int = 64,
-        batch: int = 64, devices: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        network: Callable[[torch.Tensor], Any],
+        classes: Sequence[str] | None = None,
+        side: int = 64,
+        batch: int = 64,
+        devices: Sequence[str] = (),
+    ) -> None:
         names = classes if classes is not None else getattr(network, "classes", None)
         if not names:
             raise ConfigError("the truth network does not say its classes: give Truth(network, classes=[…])")
@@ -69,10 +73,7 @@ class Truth:
             self._copies = [_Copy(copy.deepcopy(network).to(device), device) for device in devices]
 
     def label(self, crops: Crops) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Return the most likely class of each object and its score, (n,) int64 and (n,) float32.
-
-        Args:
-            crops: (n, side, side, 3) uint8.
+        """Return the likeliest class of each crop (n, side, side, 3) and its score, (n,) int64 and (n,) float32.
 
         Raises:
             DataError: the network's output is not finite, or not (n, classes).
@@ -149,10 +150,8 @@ class _Copy:
 
 
 def work(call: Callable[[torch.Tensor], Any], example: torch.Tensor) -> float:
-    """Return the floating-point operations of a call on ``example`` (any shape), counted by torch while it runs.
-
-    Raises:
-        ConfigError: torch counts none, so costs cannot be compared.
+    """Return the floating-point operations of a call on ``example`` (any shape), counted by torch; ConfigError if it
+    counts none.
     """
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         call(example)

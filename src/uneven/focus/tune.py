@@ -118,13 +118,10 @@ def restored(setting: Mapping[str, Any], weights: bytes) -> tuple[Candidate, Che
 def sampled(
     source: VideoSource, per_s: float, wanted: Wanted, side: int, detector: Detector | None
 ) -> tuple[Objects, Objects]:
-    """Return the objects to train on and to check with: those of the first and the second half of the sample.
-
-    The sample is the beginning of the stream. Halves, because consecutive frames show the same objects: a random split
-    would check on objects that were trained on.
-    """
+    """Return the objects to train on and to check with: those of the first and the second half of the sample."""
     length_s = source.length_s()
     sample_s = wanted.sample_s if length_s is None else min(wanted.sample_s, length_s)
+    # Halves, not a random split: consecutive frames show the same objects, which must not be on both sides.
     half = max(1, int(sample_s * per_s / 2))
     finder = detector or Moving()
     learn = Objects.join(list(found(until(source.frames(per_s), half), finder, side)), side)
@@ -138,10 +135,8 @@ def until(frames: Iterable[Frame], end: int) -> Iterator[Frame]:
 
 
 def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()) -> Tuned:
-    """Train the candidates on one part of the sample and choose by the other.
-
-    Raises:
-        ConfigError: nothing moves there, or no setting reaches the targets; the message names the nearest results.
+    """Train the candidates on ``learn`` and choose by ``check``; ConfigError if nothing moves or the targets are out of
+    reach.
     """
     began_s, calls = time.perf_counter(), truth.calls
     taught, said = truth.label(learn.crops), truth.label(check.crops)
@@ -167,16 +162,21 @@ def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()
         name = point.setting.network
         known = before[name].joined(_precedents(by_name[name], models, check.crops, *said))
     price = {
-        "truth_calls": float(truth.calls - calls), "label_s": labelled_s - began_s, "train_s": trained_s - labelled_s,
+        "truth_calls": float(truth.calls - calls),
+        "label_s": labelled_s - began_s,
+        "train_s": trained_s - labelled_s,
         "sweep_s": time.perf_counter() - trained_s,
-    }  # fmt: skip
+    }
     return Tuned(by_name, models, point, tuple(points), known, aim[:2], wanted.confidence, price)
 
 
 def _precedents(
-    candidate: Candidate, models: Mapping[str, Cheap], crops: Crops, labels: npt.NDArray[np.int64],
+    candidate: Candidate,
+    models: Mapping[str, Cheap],
+    crops: Crops,
+    labels: npt.NDArray[np.int64],
     scores: npt.NDArray[np.float32],
-) -> Precedents:  # fmt: skip
+) -> Precedents:
     return Precedents.sample(look(candidate, models[candidate.name], crops).feature, labels, scores)
 
 

@@ -64,12 +64,10 @@ class VideoSource(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        ...
+    def name(self) -> str: ...
 
     @property
-    def live(self) -> bool:
-        ...
+    def live(self) -> bool: ...
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
         """Yield frames at that rate from number ``first`` on; a live stream's next frame has that number."""

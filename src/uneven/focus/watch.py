@@ -38,9 +38,17 @@ def table(index: VideoIndex) -> Table:
         wall_s = max(counts["wall_s"], 1e-9)
         setting = list(store.networks().values())[-1]
         share = setting["ingest"] * counts["looked"] / max(1, counts["objects"])
-        cells = (f"{counts['time_s']:.0f} s", f"{counts['frames']}", f"{counts['objects'] / wall_s:.0f}",
-                 f"{counts['clusters']}", f"{counts['backlog']}", f"{counts['dropped']}",
-                 f"{counts['time_s'] / wall_s:.0f}", f"{share:.2%}", "done" if counts["done"] else "")  # fmt: skip
+        cells = (
+            f"{counts['time_s']:.0f} s",
+            f"{counts['frames']}",
+            f"{counts['objects'] / wall_s:.0f}",
+            f"{counts['clusters']}",
+            f"{counts['backlog']}",
+            f"{counts['dropped']}",
+            f"{counts['time_s'] / wall_s:.0f}",
+            f"{share:.2%}",
+            "done" if counts["done"] else "",
+        )
         shown.add_row(printable(name), *cells)
     return shown
 
