@@ -1,4 +1,4 @@
-"""What a run wrote down: append-only records, one file per rank.
+"""The journal of a run: append-only records, one file per rank.
 
 ::
 
@@ -6,11 +6,10 @@
     RUN/journal/rank00000.jsonl     one JSON object per line, see uneven.core.records
     RUN/journal/rank00001.jsonl     …
 
-Each rank writes its own file with a :class:`Writer` (in a run, through a :class:`BackgroundWriter`) and talks to
-nobody; a simulation writes them all with :class:`ManyWriters`. Every face (terminal, report,
-trace, dashboard) reads them with :func:`read` or a :class:`Follower`, and ``journal.metrics`` joins the
-records of all ranks into iterations, which ``journal.summary`` sums up. Where workers do not keep step,
-``journal.apart`` cuts their steps into global batches instead.
+Each rank writes its file with a :class:`Writer` (in a run, through a :class:`BackgroundWriter`), without communication;
+a simulation writes all files with :class:`ManyWriters`. Readers use :func:`read` or a :class:`Follower`.
+``journal.metrics`` joins the records of all ranks into iterations, or ``journal.apart`` cuts the steps of asynchronous
+workers into global batches; ``journal.summary`` summarizes them.
 """
 
 from uneven.journal.background import BackgroundWriter

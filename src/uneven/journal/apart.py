@@ -1,7 +1,7 @@
-"""Cuts the steps of workers that do not keep step into pieces as large as the global batch. Pure.
+"""The division of asynchronous workers' steps into pieces as large as the global batch. Pure.
 
-Where each worker takes steps of its own, the k-th steps of all have nothing to do with each other. So every step of
-every rank counts when it ended: whenever all together have taken one more global batch of samples, a piece is full::
+The k-th steps of such workers are unrelated. So each step counts by its end: a piece is full when all workers together
+have processed another global batch of samples::
 
     rank 0  ──┤──┤──┤──┤──┤──┤──┤
     rank 1  ─────┤─────┤─────┤───
@@ -19,36 +19,24 @@ from typing import NamedTuple
 
 from uneven.core.records import StepRecord
 
-_LATE_S = 10.0
-"""Seconds after its end in which a step is in the journal, wherever its worker runs and whatever clock it has; ours."""
+_LATE_S = 10.0  # bound, in seconds, of a record's delay plus the difference of hosts' clocks; our choice
 
 
 class StepsPiece(NamedTuple):
-    """Steps in the order of their ends.
+    """The steps of a piece in the order of their ends."""
 
-    Attributes:
-        number: global batches that were full before it.
-        whole: samples of a global batch.
-        ended_at_s: Unix time.
-        duration_s: since the end of the piece before; of the first after a start, since its first step began.
-    """
-
-    number: int
+    number: int  # number of full global batches before it
     steps: list[StepRecord]
-    whole: int
-    ended_at_s: float
-    duration_s: float
+    whole: int  # samples of a global batch
+    ended_at_s: float  # Unix time
+    duration_s: float  # since the end of the previous piece; for the first after a start, since its first step began
 
 
 @dataclass(slots=True)
 class Pieces:
-    """Takes steps as they come, rank after rank, and gives out pieces as soon as no earlier step can come.
+    """The steps so far, added rank by rank; a piece is complete as soon as no earlier step can follow."""
 
-    Attributes:
-        each: whether every step is a piece of its own.
-    """
-
-    each: bool = False
+    each: bool = False  # every step is a separate piece
     _waiting: list[StepRecord] = field(default_factory=list)
     _newest_s: dict[int, float] = field(default_factory=dict)  # rank → end of its newest step
     _open: list[StepRecord] = field(default_factory=list)
@@ -58,12 +46,12 @@ class Pieces:
     _end_s: float = -math.inf  # of the newest piece
 
     def add(self, step: StepRecord) -> None:
-        """One more; of a rank they come in order."""
+        """Add a step; those of one rank come in order."""
         self._waiting.append(step)
         self._newest_s[step.rank] = step.ended_at_s
 
     def drop(self, after_s: float, before_s: float) -> bool:
-        """Forget the steps that ended between these; False where some are in a piece that was given out."""
+        """Remove the steps that ended in this interval; return False if some are in pieces already taken."""
         self._waiting, self._open = (
             [one for one in steps if not after_s < one.ended_at_s < before_s] for steps in (self._waiting, self._open)
         )
@@ -71,16 +59,17 @@ class Pieces:
         return self._end_s <= after_s
 
     def take(self, expected: Iterable[int], starts_s: Sequence[float], *, final: bool = False) -> list[StepsPiece]:
-        """Pieces that are full; with ``final``, what is left, too.
+        """Return the full pieces; with ``final``, the rest, too.
 
         Args:
-            expected: ranks of which more is to come.
-            starts_s: when the run was started, Unix time; a piece ends where it was started anew.
+            expected: ranks from which more steps will come.
+            starts_s: starts and restarts of the run, Unix time; a piece ends at a restart.
         """
         until_s = math.inf
         if not final:
             newest_s = max(self._newest_s.values(), default=-math.inf)
             known_s = min((self._newest_s.get(rank, -math.inf) for rank in expected), default=math.inf)
+            # A rank without a step for this long (paused, idle) must not delay the pieces of the others.
             until_s = max(known_s, newest_s - _LATE_S)
         ready = sorted(
             (one for one in self._waiting if one.ended_at_s <= until_s),
@@ -109,6 +98,7 @@ class Pieces:
         anew = self._end_s == -math.inf or any(self._end_s < start_s <= ended_at_s for start_s in starts_s)
         since_s = min(map(began_at_s, steps)) if anew else self._end_s
         over = self._samples - self._wanted
+        # A step may be larger than a global batch; the excess counts towards the next pieces.
         passed = 1 + max(0, over) // whole
         self._number += passed
         self._wanted = whole - over % whole if over >= 0 else whole
@@ -117,24 +107,24 @@ class Pieces:
 
 
 def began_at_s(step: StepRecord) -> float:
-    """Unix time at which a step began."""
+    """Return the Unix time at which a step began."""
     return step.ended_at_s - step.data_s - step.compute_s - step.exchange_s
 
 
 @dataclass(slots=True)
 class Places:
-    """In which piece a step of a rank is."""
+    """A map from a rank's step to its piece."""
 
     _newest: dict[int, list[int]] = field(default_factory=dict)  # rank → its newest step in each of its pieces
     _pieces: dict[int, list[int]] = field(default_factory=dict)  # and their numbers
 
     def add(self, rank: int, newest: int, piece: int) -> None:
-        """The next piece of a rank, with its newest step in it."""
+        """Add a rank's next piece, given its newest step in it."""
         self._newest.setdefault(rank, []).append(newest)
         self._pieces.setdefault(rank, []).append(piece)
 
     def of(self, rank: int, step: int) -> int | None:
-        """The number of its piece; None where it has not come yet."""
+        """Return the number of the step's piece; None if it is not complete."""
         place = bisect_left(self._newest.get(rank, []), step)
         pieces = self._pieces.get(rank, [])
         return pieces[place] if place < len(pieces) else None

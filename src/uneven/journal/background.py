@@ -1,7 +1,4 @@
-"""Writes records beside the training, so that encoding them costs the loop nothing.
-
-Right after a step the caches hold the model, and encoding one record takes ten times as long as one of several.
-"""
+"""A writer in a background thread, so that encoding records costs the training loop nothing."""
 
 from __future__ import annotations
 
@@ -15,38 +12,35 @@ from uneven.journal.writer import Writer
 
 
 class BackgroundWriter:
-    """Hands records to a :class:`Writer` from a thread of its own, every ``every_s`` seconds while there are some.
+    """A thread that passes records to a :class:`Writer` every ``every_s`` seconds; :meth:`close` closes both.
 
-    Killing the process loses what came in the last ``every_s`` seconds, also if it had been hanging for long.
-
-    Args:
-        writer: closed together with this.
-        every_s: seconds between two looks.
+    Killing the process loses the records of the last ``every_s`` seconds.
     """
 
     def __init__(self, writer: Writer, every_s: float = 0.5) -> None:
         self._writer = writer
         self._every_s = every_s
         self._records: deque[Record | Callable[[], Record]] = deque()
-        self._closing, self._wanted = threading.Event(), threading.Event()
-        self._resting = False  # nothing has come for a while, so that nobody looks until something does
+        self._closing = threading.Event()
+        self._wanted = threading.Event()
+        self._resting = False  # the thread sleeps until the next record instead of polling
         self._spent_s = 0.0
         self._thread = threading.Thread(target=self._run, name="uneven-journal", daemon=True)
         self._thread.start()
 
     def write(self, record: Record | Callable[[], Record]) -> None:
-        """Take a record, or what will make one there; it is in the file within ``every_s`` seconds."""
+        """Queue a record, or a function that creates it in the thread; it is in the file within ``every_s`` seconds."""
         self._records.append(record)
         if self._resting:
             self._wanted.set()
 
     def take_spent_s(self) -> float:
-        """Processor time that writing has cost since the last call, in seconds."""
+        """Return the processor seconds spent on writing since the last call."""
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s
 
     def close(self) -> None:
-        """Write what is left and close the file. Closing twice does nothing."""
+        """Write the rest and close the file. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             self._wanted.set()
@@ -62,12 +56,13 @@ class BackgroundWriter:
     def _rest(self) -> None:
         self._wanted.clear()
         self._resting = True
-        if not (self._records or self._closing.is_set()):  # whoever came before that did not know
+        if not (self._records or self._closing.is_set()):  # a record queued before the flag set no event
             self._wanted.wait()
         self._resting = False
 
+    # In the loop it would cost more: after a step the caches hold the model, and encoding one record takes ten times as
+    # long as one of several.
     def _drain(self) -> int:
-        """How many there were."""
         started_s = time.thread_time()
         taken = [self._records.popleft() for _ in range(len(self._records))]
         if taken:

@@ -1,4 +1,4 @@
-"""Who came and went in a run, as the records of those that were there say it. Pure."""
+"""The changes of a run's membership, from the records of its members. Pure."""
 
 from __future__ import annotations
 
@@ -7,48 +7,38 @@ from dataclasses import dataclass, replace
 
 from uneven.core.records import MembershipRecord
 
-LEFT = "left"
-"""The event of a worker that was told to leave, and has; it stands where others have :data:`uneven.journal.END`."""
+LEFT = "left"  # the last event of a worker that left on request; others end with :data:`uneven.journal.END`
 
 Members = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberChange:
-    """One change of the members of a run.
+    """A change of a run's membership.
 
     Attributes:
-        at_s: when the first of those that saw it wrote it down, Unix time.
-        border: the first iteration that is split among the members.
-        members: workers that take part from then on.
         came, left: the difference.
-        pause_s: the longest that anybody has seen.
-        why: in words.
     """
 
-    at_s: float
-    border: int
-    members: Members
+    at_s: float  # Unix time of the first record of it
+    border: int  # the first iteration that is divided among the members
+    members: Members  # workers that take part from then on
     came: Members
     left: Members
-    pause_s: float
-    why: str
+    pause_s: float  # the longest pause of a member
+    why: str  # the reason in words
 
 
 class MemberChanges:
-    """All changes of a run; every worker that was there has a record of each."""
+    """All changes of a run; every member writes a record of each."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int, Members, Members, Members], MemberChange] = {}
         self._gone: set[int] = set()
 
     def add(self, record: MembershipRecord, *, apart: bool = False) -> bool:
-        """Take in one record; whether nobody else had told of this change.
-
-        Args:
-            apart: whether each worker takes steps of its own, so that each tells of another border.
-        """
-        border = 0 if apart else record.border
+        """Add a record; return True if it is the first of its change."""
+        border = 0 if apart else record.border  # asynchronous workers each report their own step as the border
         key = (record.generation, border, record.members, record.came, record.left)
         known = self._found.get(key)
         self._found[key] = MemberChange(
@@ -64,7 +54,7 @@ class MemberChanges:
         return known is None
 
     def placed(self, at: Callable[[float], int]) -> MemberChanges:
-        """The same with other borders: those that ``at`` says for a Unix time."""
+        """Return a copy whose borders are ``at`` of their Unix times."""
         found = MemberChanges()
         found._found = {key: replace(one, border=at(one.at_s)) for key, one in self._found.items()}
         found._gone = set(self._gone)
@@ -75,31 +65,31 @@ class MemberChanges:
 
     @property
     def all(self) -> list[MemberChange]:
-        """In the order in which they happened."""
+        """The changes in chronological order."""
         return sorted(self._found.values(), key=lambda one: one.at_s)
 
     @property
     def gone(self) -> frozenset[int]:
-        """Workers that are not there any more."""
+        """The workers that have left or failed."""
         return frozenset(self._gone)
 
     def members(self, iteration: int) -> Members | None:
-        """Those among whom an iteration is split; None before the first change."""
+        """Return the members among which an iteration is divided; None before the first change."""
         return next((one.members for one in reversed(self.all) if one.border <= iteration), None)
 
     def members_at(self, at_s: float) -> Members | None:
-        """Those that were there at a Unix time; None where nobody ever came or went."""
+        """Return the members at a Unix time; None if the membership never changed."""
         return next((one.members for one in reversed(self.all) if one.at_s <= at_s), self.founders())
 
     def founders(self) -> Members | None:
-        """Those that the run began with, as the first change says; None where there is none."""
+        """Return the first members according to the first change; None if there is none."""
         if not self._found:
             return None
         first = self.all[0]
         return tuple(sorted({*first.members, *first.left} - {*first.came}))
 
     def presence(self) -> Mapping[int, list[tuple[float, float]]]:
-        """Worker → from when to when it was there, Unix time; infinite where nobody says."""
+        """Return worker → intervals of its membership, Unix time; infinite if unknown."""
         found: dict[int, list[tuple[float, float]]] = {}
         for worker in self.founders() or ():
             found[worker] = [(float("-inf"), float("inf"))]

@@ -1,4 +1,4 @@
-"""The events that readers act upon; every other event is only shown. Pure."""
+"""The events that readers interpret; all others are only shown. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import re
 
 from uneven.core.records import EventRecord
 
+# The planned length of the run. The message is ``iterations=N``, counted from the run's first iteration, also after a
+# resume. The newest plan holds.
 PLAN = "plan"
-"""Says how long the run will be. The message is ``iterations=N``, N counted over the whole run from its very
-first iteration, also after a resume. May be said again when the plan changes; the newest holds."""
 
-END = "end"
-"""This rank has finished all its work. The run has ended when rank 0 says so."""
+END = "end"  # this rank has finished all its work; the run has ended when rank 0 has
 
-CLUSTER = ("slow", "cut_link", "stop", "kill", "leave", "join")
-"""Something happened to a node as its cluster's description says; the names are those of the description."""
+CLUSTER = ("slow", "cut_link", "stop", "kill", "leave", "join")  # the names of events in a cluster description
 
-_PLAN = re.compile(r"iterations=(\d{1,15})(?!\d)", re.ASCII)  # more of them are no plan
+_PLAN = re.compile(r"iterations=(\d{1,15})(?!\d)", re.ASCII)  # a longer number is not a plan
 
 
 def plan_message(iterations: int) -> str:
-    """Message of a :data:`PLAN` event."""
+    """Return the message of a :data:`PLAN` event."""
     return f"iterations={iterations}"
 
 
 def planned_iterations(record: EventRecord) -> int | None:
-    """Iterations of the whole run if this is a plan that says so, else None."""
+    """Return the iterations of the whole run if this is a valid plan, None otherwise."""
     found = _PLAN.search(record.message) if record.event == PLAN else None
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""What the exchanges of parameters came to: how often, how stale, how many bytes, how far apart. Pure."""
+"""Statistics of parameter exchanges: frequency, staleness, bytes, distances. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ from uneven.core.records import ExchangeRecord
 
 @dataclass(slots=True)
 class Exchanged:
-    """Sums over the exchanges of one worker, or of several.
+    """The sums over the exchanges of one or several workers.
 
     Attributes:
-        count: exchanges that ended.
-        late: steps that were taken while an exchange was under way → how often; 0 where training waited for it.
-        sent_bytes: as counted from the shape of each exchange.
-        dropped: exchanges that were not begun, as one was under way.
-        gap_most: most steps of a thread from one exchange to the next.
+        late: steps taken during an exchange → frequency; 0 if training waited for it.
     """
 
-    count: int = 0
+    count: int = 0  # finished exchanges
     late: Counter[int] = field(default_factory=Counter)
-    sent_bytes: int = 0
-    dropped: int = 0
-    gap_most: float = 0
+    sent_bytes: int = 0  # computed from the shape of each exchange
+    dropped: int = 0  # exchanges skipped because one was in progress
+    gap_most: float = 0  # most steps of a thread between two exchanges
     _gaps: float = 0
     _distance: float = 0.0
     _took_s: float = 0.0
 
     def add(self, record: ExchangeRecord) -> None:
-        """One more."""
         self.count += 1
         self.late[record.late] += 1
         self.sent_bytes += record.sent_bytes
@@ -45,27 +40,27 @@ class Exchanged:
 
     @property
     def gap(self) -> float:
-        """The sync gap: mean steps of a thread of a worker from one exchange to the next (ShadowSync, §3.1)."""
+        """The sync gap: mean steps of a worker's thread between two exchanges (ShadowSync, §3.1)."""
         return self._gaps / self.count if self.count else math.nan
 
     @property
     def staleness(self) -> float:
-        """Mean steps that were taken while an exchange was under way."""
+        """The mean number of steps taken during an exchange."""
         return sum(steps * times for steps, times in self.late.items()) / self.count if self.count else math.nan
 
     @property
     def distance(self) -> float:
-        """Mean of the distances from the mean just before it was taken, per parameter."""
+        """The mean distance of a worker's parameters from the mean just before averaging, per parameter."""
         return self._distance / self.count if self.count else math.nan
 
     @property
     def took_s(self) -> float:
-        """Mean seconds."""
+        """The mean duration in seconds."""
         return self._took_s / self.count if self.count else math.nan
 
     @classmethod
     def of(cls, records: Iterable[ExchangeRecord]) -> Exchanged:
-        """All of some records."""
+        """Return the sums over records."""
         found = cls()
         for record in records:
             found.add(record)
@@ -73,7 +68,7 @@ class Exchanged:
 
 
 def staleness_told(late: Counter[int], most: int = 6) -> str:
-    """A histogram in a line: ``0: 12 · 1: 3 · 2+: 1``, with so many entries at most; empty where there is nothing."""
+    """Return a histogram in one line, ``0: 12 · 1: 3 · 2+: 1``, with at most ``most`` entries."""
     shown = sorted(late)
     if len(shown) > most:
         rest = sum(late[steps] for steps in shown[most - 1 :])

@@ -1,4 +1,4 @@
-"""How much of the capacity that was there a run with changing members has used. Pure."""
+"""The goodput of an elastic run: the used share of the available capacity. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uneven.journal.metrics import Iteration, ratio
 
 
 def goodput(iterations: Sequence[Iteration], changes: MemberChanges) -> float:
-    """Samples that counted ÷ those that the workers could have computed while they were there, 0 … 1.
+    """Return the samples that counted ÷ those that the workers could have computed during their membership, 0 … 1.
 
-    A worker could compute as many a second as in its own computing (data and compute), without waiting, communicating
-    and pauses; it was there from the change that let it in to the change without it. NaN where nobody came or went.
+    A worker's capacity is its rate during data loading and compute, without waits, communication and pauses. NaN if the
+    membership never changed.
     """
     if not changes or not iterations:
         return float("nan")

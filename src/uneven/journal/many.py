@@ -1,4 +1,4 @@
-"""Writing the journals of all ranks from one process."""
+"""A writer of the journals of all ranks in one process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from uneven.core.records import Record, SplitRecord, to_json
 from uneven.errors import JournalError
 from uneven.journal.paths import rank_path, rank_paths
 
-_HELD = 65_536
-"""Lines held back, of all ranks together; a file is opened to be written to, for there may be thousands of them."""
+_HELD = 65_536  # lines buffered for all ranks together: thousands of files cannot stay open
 
 
 class ManyWriters:
-    """Sorts records to the files of their ranks; those of nobody in particular go to the rank that came first.
+    """A writer that sorts records into the files of their ranks; records without a rank go to the first rank.
 
-    What is held back is lost when the process is killed. Not thread-safe.
-
-    Args:
-        run: the run directory.
+    Killing the process loses buffered lines. Not thread-safe.
 
     Raises:
-        JournalError: it holds a journal already, or cannot be written.
+        JournalError: the run directory already holds a journal, or cannot be written.
     """
 
     def __init__(self, run: Path) -> None:
@@ -34,11 +30,7 @@ class ManyWriters:
         self._first: int | None = None
 
     def write(self, record: Record) -> None:
-        """Take a record.
-
-        Raises:
-            JournalError: the disk is full, or the directory is gone.
-        """
+        """Add a record; raise JournalError if the disk is full or the directory is missing."""
         if isinstance(record, SplitRecord):
             rank = self._first or 0
         else:
@@ -51,7 +43,6 @@ class ManyWriters:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held back."""
         for rank, lines in self._lines.items():
             path = rank_path(self._run, rank)
             try:

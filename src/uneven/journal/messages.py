@@ -1,4 +1,4 @@
-"""What passed between workers, by line. Pure."""
+"""Statistics of messages between workers, by connection. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uneven.core.records import LineRecord
 
 @dataclass(slots=True)
 class LineUse:
-    """What one worker has sent on one line, and waited there."""
+    """The traffic and waiting time of one worker on one connection."""
 
     exchanges: int = 0
     sent_bytes: int = 0
@@ -19,24 +19,20 @@ class LineUse:
 
 @dataclass(slots=True)
 class Messages:
-    """Sums over a run.
-
-    Attributes:
-        lines: name → rank → what it sent and waited.
-    """
+    """The sums over a run; ``lines`` maps a connection's name to rank to use."""
 
     lines: dict[str, dict[int, LineUse]] = field(default_factory=dict)
 
     def add(self, record: LineRecord) -> None:
-        """What has passed since the record before."""
         use = self.lines.setdefault(record.line, {}).setdefault(record.rank, LineUse())
         use.exchanges += record.exchanges
         use.sent_bytes += record.sent_bytes
         use.waited_s += record.waited_s
 
     def rows(self) -> list[tuple[str, int, int, float, float]]:
-        """Each line: exchanges of the worker that had most, bytes sent by all, seconds waited by the mean worker and by
-        the one that waited longest; the line that sends most first."""
+        """Return a row per connection: its name, the most exchanges of a worker, bytes sent by all, seconds waited by
+        the mean worker and at most. The connection with the most bytes comes first.
+        """
         found = [_row(line, list(uses.values())) for line, uses in self.lines.items()]
         return sorted(found, key=lambda row: (-row[2], row[0]))
 

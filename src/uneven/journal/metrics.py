@@ -1,16 +1,14 @@
-"""Where the time went: records of all ranks joined into iterations. Pure.
+"""The division of time: records of all ranks joined into iterations. Pure.
 
-A worker alone cannot tell waiting from communicating. Under BSP the worker that arrived last waited for
-nobody, so in every iteration
+A single worker cannot distinguish waiting from communication. Under BSP the last worker to arrive waits for no other,
+so in every iteration
 
-* communicate = the least ``exchange_s`` of all ranks, the same for all of them;
-* wait_i = exchange_i − communicate.
+* communicate = the least ``exchange_s`` of all ranks, the same for all of them; * wait_i = exchange_i − communicate.
 
-Where m threads of a worker take steps side by side, a step takes the worker an m-th of the thread's time.
+If m threads of a worker train concurrently, a step takes the worker 1/m of the thread's time.
 
-Where workers take steps of their own (``Pace.apart``), there is no iteration of all. What is given out in its place is
-a piece as large as the global batch, into which every step of every rank counts by when it ended (``journal.apart``).
-Where nobody waits for anybody, all of an exchange is communication.
+Asynchronous workers (``Pace.apart``) have no common iterations. Pieces as large as the global batch replace them
+(``journal.apart``). If no worker ever waits, the whole exchange is communication.
 """
 
 from __future__ import annotations
@@ -38,14 +36,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Where the time of one worker's step went.
-
-    Data, compute, wait and communicate do not overlap; control is part of the first two.
-
-    Attributes:
-        steps: how many these are, all together; several where each worker takes steps of its own.
-        newest: the number of the last of them; -1 where that is the iteration's.
-    """
+    """The division of the time of a worker's step. Data, compute, wait and communicate do not overlap."""
 
     rank: int
     batch: int
@@ -53,42 +44,41 @@ class Timing:
     compute_s: float
     wait_s: float
     communicate_s: float
-    control_s: float
+    control_s: float  # part of data and compute
     transfer_s: float = 0.0
     passes: int = 1
-    steps: int = 1
-    newest: int = -1
+    steps: int = 1  # number of steps summed here; several only for asynchronous workers
+    newest: int = -1  # the number of the last of them; -1 if it is the iteration's
 
     @property
     def local_s(self) -> float:
-        """Own time, without the exchange."""
+        """The time without the exchange."""
         return self.data_s + self.compute_s
 
     @property
     def total_s(self) -> float:
-        """All four together."""
         return self.local_s + self.wait_s + self.communicate_s
 
     @property
     def speed_per_s(self) -> float:
-        """Samples per second of what it needs by itself, its side of the exchange included, as it is predicted."""
+        """The samples per second of local and transfer time, as speeds are predicted."""
         return ratio(self.batch, self.local_s + self.transfer_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One step of everybody; or, where each worker takes steps of its own, as many samples as one has.
+    """A step of all workers or, for asynchronous workers, a piece.
 
     Attributes:
-        iteration: its number; of a piece, how many global batches were full before it.
-        global_batch: samples of everybody; of a piece, those in it, which may be some more, and fewer in the last one.
-        ended_at_s: Unix time at which the last worker had finished.
-        duration_s: since the end of the iteration before; NaN for the first after a start. A first piece has one.
+        iteration: its number; for a piece, the number of full global batches before it.
+        global_batch: samples of all workers; a piece may have some more, and the last one fewer.
+        ended_at_s: Unix time at which the last worker finished.
+        duration_s: since the end of the previous iteration; NaN for the first after a start, unless it is a piece.
         timings: by rank, ascending.
-        predicted_per_s: by rank, samples per second: what the worker foretold with its newest report, or what the split
-            in force was based on where it foretold nothing; may be empty.
-        members: among whom it was split, where workers come and go; else empty.
-        apart: samples of a whole global batch where this is a piece; 0 where it is a step of everybody.
+        predicted_per_s: by rank, samples per second: the newest prediction of the worker, or the one behind the current
+            split; may be empty.
+        members: workers that share it, in elastic runs; otherwise empty.
+        apart: samples of a whole global batch if this is a piece; 0 for a step of all workers.
     """
 
     iteration: int
@@ -103,53 +93,45 @@ class Iteration:
 
     @property
     def whole_s(self) -> float:
-        """Seconds for a whole global batch at this rate; of a step of everybody, what it took."""
+        """The seconds for a whole global batch at this rate."""
         return ratio(self.duration_s * self.apart, self.global_batch) if self.apart else self.duration_s
 
 
 @dataclass(slots=True)
 class Join:
-    """Joins step records of all ranks into iterations, as they come; see above for workers that do not keep step.
+    """The records so far, joined into iterations.
 
-    A run that was resumed from a checkpoint repeats the iterations after it; the newest life counts, what it
-    repeats of an older one is dropped. ``rewound`` turns true when that concerns iterations that were taken
-    already: start again with a new Join.
-
-    Attributes:
-        changes: of the members.
-        apart: whether each worker takes steps of its own.
-        waits: whether anybody ever waits for others.
-        known: whether both are known, and not only taken to be as under bsp.
-        pieces: what cuts them then.
+    A run resumed from a checkpoint repeats iterations. The newest life counts, and repeated ones of older lives are
+    dropped.
     """
 
-    rewound: bool = False
-    changes: MemberChanges = field(default_factory=MemberChanges)
-    apart: bool = False
-    waits: bool = True
-    known: bool = True
-    pieces: Pieces = field(default_factory=Pieces)
+    rewound: bool = False  # iterations taken before are repeated: start again with a new Join
+    changes: MemberChanges = field(default_factory=MemberChanges)  # of the membership
+    apart: bool = False  # workers are asynchronous
+    waits: bool = True  # workers ever wait for others
+    known: bool = True  # both are known, not assumed as under bsp
+    pieces: Pieces = field(default_factory=Pieces)  # the pieces of asynchronous workers
     _pending: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
     _splits: list[SplitRecord] = field(default_factory=list)
     _forecasts: dict[int, list[ForecastRecord]] = field(default_factory=dict)  # by rank, ascending iterations
-    _starts: list[float] = field(default_factory=list)  # of every life, by rank 0
+    _starts: list[float] = field(default_factory=list)  # of every life, from rank 0
     _resumed: list[tuple[float, int]] = field(default_factory=list)  # later lives: start, first iteration
-    _opening: list[SplitRecord] | None = None  # splits of a life whose first iteration is not known yet
+    _opening: list[SplitRecord] | None = None  # splits of a life with a first iteration still unknown
     _before: int = -1  # iteration taken last
-    _ends: list[float] = field(default_factory=list)  # of the newest ones that follow each other, one for each thread
-    _expected: set[int] = field(default_factory=set)  # ranks that have not said that they have ended
+    _ends: list[float] = field(default_factory=list)  # of the newest consecutive iterations, one for each thread
+    _expected: set[int] = field(default_factory=set)  # ranks without an END or LEFT event
     _first_ends: dict[int, float] = field(default_factory=dict)  # of rank 0's own steps
-    _repeated: list[tuple[float, float]] = field(default_factory=list)  # apart: from when to when steps were lost
+    _repeated: list[tuple[float, float]] = field(default_factory=list)  # asynchronous: intervals whose steps were lost
 
     def add(self, record: Record) -> None:
-        """Take in one record; kinds that do not matter here are ignored."""
+        """Add a record; kinds without influence are ignored."""
         if isinstance(record, StepRecord):
             self._add_step(record)
         elif isinstance(record, SplitRecord):
             (self._splits if self._opening is None else self._opening).append(record)
         elif isinstance(record, ForecastRecord):
             told = self._forecasts.setdefault(record.rank, [])
-            while told and told[-1].iteration >= record.iteration:  # a later life does these iterations again
+            while told and told[-1].iteration >= record.iteration:  # a later life repeats these iterations
                 told.pop()
             told.append(record)
         elif isinstance(record, MembershipRecord):
@@ -161,7 +143,7 @@ class Join:
             self._add_start(record)
 
     def superseded(self, iteration: int, at_s: float) -> bool:
-        """Whether a later life did this iteration again, or is about to."""
+        """Return whether a later life has repeated this iteration, or will."""
         if self.apart:
             return any(since_s < at_s < start_s for since_s, start_s in self._repeated)
         return any(at_s < start and first <= iteration for start, first in self._resumed)
@@ -197,7 +179,7 @@ class Join:
 
     def _open_life(self, start_s: float, first: int, splits: list[SplitRecord]) -> None:
         self._opening = None
-        if self.apart:  # all go on from where rank 0 was when it saved, whatever their own steps' numbers were
+        if self.apart:  # all resume from rank 0's state in the checkpoint; other ranks' step numbers do not matter
             self._first_ends = {step: at_s for step, at_s in self._first_ends.items() if step < first}
             since_s = max(self._first_ends.values(), default=-math.inf)
             self._repeated.append((since_s, start_s))
@@ -211,19 +193,17 @@ class Join:
             self._pending[iteration] = {r: s for r, s in steps.items() if s.ended_at_s >= start_s}
 
     def take(self, *, final: bool = False) -> list[Iteration]:
-        """Finished iterations that were not taken before, in order.
+        """Return finished iterations that were not taken before, in order.
 
-        An iteration is finished when the workers' batches add up to the global batch; one that never
-        does (a worker died in it, records were lost) is left out; of an elastic run, one in which only workers are
-        missing that are gone is not, for they took their last records with them. The newest is held back unless
-        ``final``, for workers without samples of their own may still report.
+        An iteration is finished when the workers' batches add up to the global batch; one that never does is left out,
+        unless only departed workers are missing.
         """
         if self.apart:
             pieces = self.pieces.take(self._expected - self.changes.gone, self._starts, final=final)
             return [self._of_piece(one) for one in pieces]
         complete = [i for i in sorted(self._pending) if _adds_up(self._pending[i]) or self._lacks_the_gone(i)]
         if not final:
-            complete = complete[:-1]
+            complete = complete[:-1]  # workers without samples in the newest one may still report
         taken = [self._joined(iteration, self._pending.pop(iteration)) for iteration in complete]
         if taken:
             for iteration in [i for i in self._pending if i < taken[-1].iteration]:
@@ -235,7 +215,7 @@ class Join:
 
     def _lacks_the_gone(self, iteration: int) -> bool:
         missing = set(self._members(iteration)) - set(self._pending[iteration])
-        return bool(missing) and missing <= self.changes.gone
+        return bool(missing) and missing <= self.changes.gone  # their last records are lost with them
 
     def _joined(self, iteration: int, steps: dict[int, StepRecord]) -> Iteration:
         first = next(iter(steps.values()))
@@ -272,12 +252,11 @@ class Join:
         )
 
     def _duration(self, iteration: int, ended_at_s: float, threads: int) -> float:
-        """Since the iteration before; of several threads, which may end close together, the mean of as many."""
         ends = self._ends
         resumed = bool(ends) and any(ends[-1] < start <= ended_at_s for start in self._starts)
         if self._before != iteration - 1 or resumed:
             ends.clear()
-        del ends[:-threads]
+        del ends[:-threads]  # steps of concurrent threads may end close together, so average over one of each
         passed_s = (ended_at_s - ends[0]) / len(ends) if ends else NAN
         ends.append(ended_at_s)
         return passed_s if passed_s > 0 else NAN
@@ -297,7 +276,7 @@ class Join:
 
 
 def iterations(records: Iterable[Record]) -> list[Iteration]:
-    """All finished iterations of a run, in order; see :class:`Join`."""
+    """Return all finished iterations of a run, in order; see :class:`Join`."""
     join = Join()
     for record in records:
         join.add(record)
@@ -324,7 +303,7 @@ def _timing(step: StepRecord, communicate_s: float) -> Timing:
 
 
 def _timing_of_all(steps: list[StepRecord], communicate_s: float) -> Timing:
-    """Sums over some steps of one worker; at most so much of each one's exchange is communication."""
+    """Return the sums over a worker's steps; at most ``communicate_s`` of each exchange is communication."""
     each = [_timing(step, min(communicate_s, step.exchange_s / step.threads)) for step in steps]
     return Timing(
         rank=steps[0].rank,
@@ -342,5 +321,5 @@ def _timing_of_all(steps: list[StepRecord], communicate_s: float) -> Timing:
 
 
 def ratio(above: float, below: float) -> float:
-    """Quotient; NaN where there is nothing to divide by."""
+    """Return the quotient; NaN unless the divisor is positive."""
     return above / below if below > 0 else NAN

@@ -1,4 +1,4 @@
-"""Where the files of a run lie."""
+"""The paths of a run's files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NAME = re.compile(r"rank(\d{5,})\.jsonl")
 
 
 def rank_path(run: Path, rank: int) -> Path:
-    """Journal file of one rank: ``RUN/journal/rank00000.jsonl``."""
+    """Return the journal file of a rank: ``RUN/journal/rank00000.jsonl``."""
     return run / "journal" / f"rank{rank:05d}.jsonl"
 
 
 def rank_paths(run: Path) -> dict[int, Path]:
-    """Journal files that exist now, by rank, ascending; empty if there is no run (yet)."""
+    """Return the existing journal files by rank, ascending; empty before the run has started."""
     with access(f"look into {run / 'journal'} (is {run} a run directory?)", JournalError):
         try:
             found = [(_NAME.fullmatch(path.name), path) for path in (run / "journal").iterdir()]
@@ -26,13 +26,9 @@ def rank_paths(run: Path) -> dict[int, Path]:
 
 
 def newest_run(root: Path = Path("runs"), started_by: str | None = None) -> Path:
-    """The run below ``root`` whose journal was written to last.
+    """Return the run below ``root`` with the newest journal; raise JournalError if there is none.
 
-    Args:
-        started_by: name of a file with which a run starts, before there is a journal; it counts too.
-
-    Raises:
-        JournalError: there is none.
+    A file named ``started_by``, with which a run starts, counts before there is a journal.
     """
     newest: tuple[float, Path] | None = None
     with access(f"look for runs in {root.absolute()} (name a run directory)", JournalError):

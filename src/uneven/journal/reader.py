@@ -1,4 +1,4 @@
-"""Reading a run: all of it, or what is new."""
+"""The readers of a run's journal: all records, or only new ones."""
 
 from __future__ import annotations
 
@@ -16,30 +16,27 @@ from uneven.journal.paths import rank_paths
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Everything that a run wrote.
+    """All records of a run.
 
     Attributes:
-        run: the run directory.
-        ranks: rank → its records in the order of writing. A resumed run has several lives in one file,
-            each begins with a RunRecord.
-        unfinished: lines that a killed writer left incomplete, skipped.
+        ranks: rank → its records as written; each life of a resumed run begins with a RunRecord.
     """
 
-    run: Path
+    run: Path  # the run directory
     ranks: dict[int, tuple[Record, ...]]
-    unfinished: int = 0
+    unfinished: int = 0  # number of skipped lines that a killed writer left incomplete
 
     def records(self) -> Iterator[Record]:
-        """All records, rank after rank."""
+        """Yield all records, rank by rank."""
         for records in self.ranks.values():
             yield from records
 
 
 def read(run: Path) -> Journal:
-    """Read a run as it stands, finished or not. Holds all of it in memory, about 0.2 kB per record.
+    """Read a run, finished or not, into memory: about 0.2 kB per record.
 
     Raises:
-        JournalError: there is no journal, or a line is no record of this schema (file and line are named).
+        JournalError: there is no journal, or a line is not a record of this schema (the message names file and line).
     """
     follower = Follower(run)
     ranks: dict[int, list[Record]] = {}
@@ -56,7 +53,7 @@ def read(run: Path) -> Journal:
 
 @dataclass(slots=True)
 class _File:
-    """How far one file has been read."""
+    """The reading position in one file."""
 
     path: Path
     offset: int = 0
@@ -66,18 +63,16 @@ class _File:
 
 @dataclass(slots=True)
 class Follower:
-    """Reads what was written since the last look. A run directory or a rank may appear later.
+    """A reader of new records. The run directory or a rank may appear later.
 
-    One look costs a directory listing and one read per rank; a line that is still being written is left
-    for the next look.
+    A call costs a directory listing and one read per rank; an incomplete line is left for the next call.
 
     Args:
-        run: the run directory.
-        most_bytes: of each rank's file that the first look reads: its first line and its end. Quick, for a long run.
+        most_bytes: limit for the first read of each file, which then covers its first line and its end.
 
     Attributes:
-        unfinished: lines that a killed writer left incomplete and a later life wrote after, skipped.
-        whole: whether nothing was left out for that.
+        unfinished: number of skipped lines that a killed writer left incomplete before a later life.
+        whole: the limit has left out nothing.
     """
 
     run: Path
@@ -87,15 +82,11 @@ class Follower:
     _files: dict[int, _File] = field(default_factory=dict, init=False)
 
     def poll(self) -> list[Record]:
-        """New records, rank after rank, in the order of writing within a rank.
-
-        Raises:
-            JournalError: a line is no record of this schema, or a file cannot be read.
-        """
+        """Return new records, rank by rank, in the order of writing; raise JournalError for an invalid line or file."""
         return [record for _, record in self.poll_ranks()]
 
     def poll_ranks(self) -> Iterator[tuple[int, Record]]:
-        """The same, each with the rank whose file it came from."""
+        """Yield the same, each with the rank of its file."""
         for rank, path in rank_paths(self.run).items():
             file = self._files.setdefault(rank, _File(path))
             for line in self._new_lines(file):
@@ -105,17 +96,17 @@ class Follower:
 
     @property
     def pending(self) -> int:
-        """Files whose last line has no end yet: being written now, or left by a killed writer."""
+        """The number of files whose last line is incomplete: being written, or left by a killed writer."""
         return sum(bool(file.rest) for file in self._files.values())
 
     def _new_lines(self, file: _File) -> list[bytes]:
         with access(f"read the journal {file.path}", JournalError), file.path.open("rb") as stream:
             stream.seek(file.offset)
-            size = os.fstat(stream.fileno()).st_size  # no further: a device such as /dev/full has no end
+            size = os.fstat(stream.fileno()).st_size  # read no further: a device such as /dev/full has no end
             if not file.offset and size > self.most_bytes:
                 file.rest = stream.readline()
                 stream.seek(-int(self.most_bytes), os.SEEK_END)
-                stream.readline()
+                stream.readline()  # the rest of a line
                 self.whole = False
             new = stream.read(max(0, size - stream.tell()))
             file.offset = stream.tell()
@@ -132,7 +123,7 @@ class Follower:
         except JournalError as error:
             if _is_json(text):
                 raise JournalError(f"{file.path}, line {file.line}: {error}") from error
-            self.unfinished += 1  # half a line is never JSON, whatever it was cut out of
+            self.unfinished += 1  # a cut line is never valid JSON
             return None
 
 
@@ -141,6 +132,6 @@ def _is_json(text: str) -> bool:
         json.loads(text)
     except ValueError:
         return False
-    except RecursionError:  # half a line of ours is not nested so deeply
+    except RecursionError:  # valid, but not ours: our lines are not nested so deeply
         return True
     return True

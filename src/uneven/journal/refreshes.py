@@ -1,4 +1,4 @@
-"""What preconditioners refresh, by the worker that owns it. Pure."""
+"""Statistics of preconditioners' refreshes, by owning worker. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from statistics import median
 
 from uneven.core.records import ScalarRecord
 
-_SUFFIX = "/refresh_s"
-"""Behind the name of a part: what each worker logs when a refresh of its own has ended."""
+_SUFFIX = "/refresh_s"  # each worker logs PART/refresh_s at the end of a refresh that it owns
 
 
 @dataclass(slots=True)
 class Refreshes:
-    """Over a run.
-
-    Attributes:
-        seconds: part → rank → of each refresh, oldest first.
-    """
+    """The durations of a run's refreshes: part → rank → seconds of each, oldest first."""
 
     seconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
     def add(self, record: ScalarRecord) -> bool:
-        """Whether it is one, and was taken in."""
+        """Add a record if it is a refresh; return whether it is."""
         if not record.name.endswith(_SUFFIX):
             return False
         part = self.seconds.setdefault(record.name.removesuffix(_SUFFIX), {})
@@ -30,7 +25,7 @@ class Refreshes:
         return True
 
     def rows(self) -> list[tuple[str, int, int, float, float, float]]:
-        """Part, rank, refreshes, and seconds: of the middle one, the longest, and all together."""
+        """Return rows of part, rank, number of refreshes, and their median, longest and total seconds."""
         return [
             (part, rank, len(taken), median(taken), max(taken), sum(taken))
             for part, ranks in sorted(self.seconds.items())

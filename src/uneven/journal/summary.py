@@ -1,9 +1,8 @@
-"""A run in a few numbers: durations, shares of the time, and the distance from the limit. Pure.
+"""The summary of a run: durations, shares of the time, and the distance from the limit. Pure.
 
-The limit is the time of an iteration if all workers finished together and communication were free:
-X / Σ_i v_i, with v_i the measured samples of worker i per second of its own (data and compute) time.
-
-Where each worker takes steps of its own, every step counts, and X / (samples per second) stands for an iteration.
+The limit is the duration of an iteration if all workers finished simultaneously and communication were free: X / Σ_i
+v_i, with v_i the measured samples of worker i per second of data and compute time. For asynchronous workers, X /
+(samples per second) replaces the duration of an iteration.
 """
 
 from __future__ import annotations
@@ -20,45 +19,29 @@ from uneven.journal.metrics import NAN, Iteration, Timing, ratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
-    """One worker over many iterations.
-
-    Shares are of the time of its steps, 0 … 1; control is part of data and compute, so it does not add up.
-
-    Attributes:
-        steps: that it took.
-        step_s: mean time of one.
-        prediction_error: median of |predicted ÷ measured speed − 1|; NaN without predictions.
-    """
+    """The summary of one worker. Shares are of the time of its steps, 0 … 1; control is part of data and compute."""
 
     rank: int
     samples: int
     steps: int
-    step_s: float
+    step_s: float  # mean duration of a step
     speed_per_s: float
     data_share: float
     compute_share: float
     wait_share: float
     communicate_share: float
     control_share: float
-    prediction_error: float
+    prediction_error: float  # median of |predicted ÷ measured speed − 1|; NaN without predictions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All workers over many iterations.
-
-    The first iteration after a start has no measured duration and is left out of everything here. Where workers come
-    and go, the limit is the mean over the iterations of what those can do that are there.
+    """The summary of all workers, without iterations of unknown duration (the first after a start).
 
     Attributes:
-        iteration_s: median duration; ``iteration_low_s`` and ``iteration_high_s`` are its quartiles. Where each worker
-            takes steps of its own: seconds for as many samples as a global batch has, the mean.
-        samples_per_s: median of global batch ÷ duration; where each takes steps of its own, all samples ÷ all time.
-        mean_s, mean_per_s: both as means over all of the time, whatever the workers do.
-        wait_share: share of all workers' time spent waiting, likewise the others.
-        limit_s: X / Σ_i v_i for the median X.
-        fraction_of_limit: ``limit_s / iteration_s``; 1 is perfect.
-        apart: whether each worker takes steps of its own.
+        iteration_s: median duration, with quartiles ``iteration_low_s`` and ``iteration_high_s``; for asynchronous
+            workers the mean seconds per global batch.
+        mean_s, mean_per_s: the same as means over all of the time.
     """
 
     workers: tuple[WorkerSummary, ...]
@@ -67,17 +50,17 @@ class Summary:
     iteration_s: float
     iteration_low_s: float
     iteration_high_s: float
-    samples_per_s: float
+    samples_per_s: float  # median of global batch ÷ duration; for asynchronous workers all samples ÷ all time
     mean_s: float
     mean_per_s: float
     data_share: float
     compute_share: float
-    wait_share: float
+    wait_share: float  # share of all workers' time spent waiting; other shares accordingly
     communicate_share: float
     control_share: float
-    limit_s: float
-    fraction_of_limit: float
-    apart: bool = False
+    limit_s: float  # X / Σ_i v_i for the median X; in elastic runs the mean over iterations for their members
+    fraction_of_limit: float  # ``limit_s / iteration_s``; 1 is perfect
+    apart: bool = False  # workers are asynchronous
 
 
 @dataclass(slots=True)
@@ -114,16 +97,16 @@ class _Sums:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over iterations; grows by a few numbers per iteration, so a long run can be followed."""
+    """The sums over iterations. Memory grows by a few numbers per iteration, so a long run can be followed."""
 
     _workers: dict[int, _Sums] = field(default_factory=dict)
     _durations_s: array[float] = field(default_factory=lambda: array("d"))
     _batches: array[int] = field(default_factory=lambda: array("q"))
-    _wholes: array[int] = field(default_factory=lambda: array("q"))  # global batches where each takes steps of its own
+    _wholes: array[int] = field(default_factory=lambda: array("q"))  # global batches of asynchronous workers
     _members: Counter[tuple[int, ...]] = field(default_factory=Counter)  # iterations of each
 
     def add(self, iteration: Iteration) -> None:
-        """Count one iteration, unless its duration is not known."""
+        """Add an iteration, unless its duration is unknown."""
         if not math.isfinite(iteration.duration_s):
             return
         self._durations_s.append(iteration.duration_s)
@@ -136,7 +119,7 @@ class Totals:
             self._workers.setdefault(rank, _Sums()).add(timing, predicted)
 
     def summary(self) -> Summary:
-        """What was counted; every number is NaN before the first iteration."""
+        """Return the summary; every number is NaN before the first iteration."""
         everybody = _Sums()
         for sums in self._workers.values():
             for part in ("batch", "steps", "data_s", "compute_s", "wait_s", "communicate_s", "control_s"):
@@ -172,18 +155,17 @@ class Totals:
         )
 
     def _limit_s(self, workers: Sequence[WorkerSummary], members: tuple[int, ...]) -> float:
-        """The least time in which these members could do an iteration together; all workers if empty."""
+        """Return the least time in which these members (all workers if empty) could finish an iteration together."""
         there = [one for one in workers if not members or one.rank in members]
         speeds = [worker.speed_per_s for worker in there if math.isfinite(worker.speed_per_s)]
         return ratio(self._usual(), sum(speeds))
 
     def _usual(self) -> float:
-        """Samples of a global batch, median."""
         return _median(self._wholes or self._batches)
 
 
 def summarize(over: Iterable[Iteration]) -> Summary:
-    """Summary of some iterations, for instance ``summarize(iterations(journal.records())[20:])``."""
+    """Return the summary of some iterations, for instance ``summarize(iterations(journal.records())[20:])``."""
     totals = Totals()
     for iteration in over:
         totals.add(iteration)

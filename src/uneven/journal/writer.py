@@ -1,4 +1,4 @@
-"""Appending records to one rank's journal."""
+"""The writer of one rank's journal."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ _log = logging.getLogger("uneven.journal")
 
 
 class Writer:
-    """Appends records to one file.
+    """A writer that appends records to one file.
 
-    Records are handed to the operating system before :meth:`write` returns, so killing the process loses
-    none; a crash of the machine loses what its kernel had not yet put on disk. There is no buffer and no
-    timer here; who has several records hands them over at once (:class:`uneven.journal.BackgroundWriter`).
+    Records are passed to the operating system before :meth:`write` returns, so killing the process loses none; a crash
+    of the machine loses those not yet on disk.
 
-    A write that fails (full disk, lost file server) never stops the training: the first failure is logged
-    as a warning by the logger ``uneven.journal``, :attr:`lost` counts the records, and every later record
-    is tried again. Only opening can raise, and that happens before training starts.
+    A failed write (full disk, lost file server) never stops the training. The logger ``uneven.journal`` warns once,
+    :attr:`lost` counts the records, and each later record is tried again. Only opening raises, before training starts.
 
-    Opening a file that exists appends to it; write a new RunRecord first, it begins another life of the
-    same run. Not thread-safe.
+    To append to an existing file, write a new RunRecord first: it begins another life of the run. Not thread-safe.
 
     Args:
-        path: usually :func:`uneven.journal.rank_path`; missing folders are made.
+        path: usually :func:`uneven.journal.rank_path`; missing folders are created.
 
     Raises:
         JournalError: the folder or the file cannot be written.
@@ -49,15 +46,11 @@ class Writer:
             ) from error
 
     def write(self, *records: Record) -> None:
-        """Append records, all at once.
-
-        Raises:
-            JournalError: the writer is closed.
-        """
+        """Append records in one write; raise JournalError if the writer is closed."""
         if self._file is None:
             raise JournalError(f"the journal {self.path} is closed: open another Writer to append to it")
         lines = "".join([to_json(record) + "\n" for record in records]).encode()
-        if self._torn:  # somebody was stopped in mid-line; a reader skips that line if it ends here
+        if self._torn:  # a previous write was incomplete; end its line, which readers then skip
             lines = b"\n" + lines
         try:
             written = os.write(self._file, lines)
@@ -80,7 +73,7 @@ class Writer:
         self.lost += count
 
     def close(self) -> None:
-        """Close the file. Closing twice does nothing."""
+        """Close the file. Idempotent."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

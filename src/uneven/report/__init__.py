@@ -1,1 +1,1 @@
-"""Faces of the journal: terminal, HTML, Perfetto, TensorBoard. Each reads a run directory, nothing else."""
+"""The views of the journal: terminal, HTML, Perfetto, TensorBoard. Each only reads a run directory."""

@@ -1,4 +1,4 @@
-"""A run in one line, and what to change about it in one sentence. Pure."""
+"""A run in one line, and one sentence of advice about it. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from uneven.journal.summary import Summary
 from uneven.report.state import RunProgress
 from uneven.report.text import count, parts_of, percent
 
-# Thresholds of our own. Speeds that differ by a factor below _EQUAL count as equal. Below these parts of the time there
-# is nothing to change. After _SETTLED iterations, or at _NEAR of the limit, shares follow the speeds. _LITTLE is a part
-# of an equal share.
+# Our thresholds. Speeds within a factor of _EQUAL count as equal. Below the three shares of the time nothing needs to
+# change. Shares follow the speeds after _SETTLED iterations, or at _NEAR of the limit. _LITTLE is a part of an equal
+# share.
 _EQUAL, _COMMUNICATING, _LOADING, _WAITING, _SETTLED, _NEAR, _LITTLE = 1.1, 0.3, 0.3, 0.1, 50, 0.85, 0.1
 
 
 def one_line(state: RunProgress, *, whole: bool = True) -> str:
-    """Return a run in one line.
-
-    Args:
-        whole: whether the state was fed the whole journal, and not only its end.
-    """
+    """Return a run in one line; ``whole`` is False if the state covers only the journal's end."""
     total, several = state.total(), "global batches" if state.apart else "iterations"
     if state.last is None or not total.iterations:
         return f"too few {several} to measure"
@@ -32,12 +28,7 @@ def one_line(state: RunProgress, *, whole: bool = True) -> str:
 
 
 def advice(total: Summary, settings: Mapping[str, object]) -> str:
-    """Return what to change about a run, in a sentence without a full stop; "" for one worker, or if nothing is known.
-
-    Args:
-        total: the run.
-        settings: as its run record has them.
-    """
+    """Return advice about a run in a sentence without a full stop; "" for one worker, or if nothing is known."""
     speeds = sorted(worker.speed_per_s for worker in total.workers if worker.speed_per_s > 0)
     if len(total.workers) < 2 or not total.iterations or not speeds:
         return ""
@@ -63,8 +54,8 @@ def advice(total: Summary, settings: Mapping[str, object]) -> str:
 
 
 def _held_up(total: Summary, seldom: str) -> str:
-    """Return what to change if the others wait for a worker although shares follow the speeds."""
-    if total.fraction_of_limit >= _NEAR:  # of the median step: the waits are those of the first ones
+    """Return the advice if the others wait for one worker although shares follow the speeds."""
+    if total.fraction_of_limit >= _NEAR:  # by the median step: the waits occurred in the first steps
         reached = percent(total.fraction_of_limit)
         return f"shares follow the speeds, and steps reach {reached} of the limit: nothing to change"
     if total.iterations < _SETTLED:

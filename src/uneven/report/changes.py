@@ -1,4 +1,4 @@
-"""Batch sizes and batch times through a run, with what happened to the cluster and the phases of a method. Pure."""
+"""The picture of batch sizes and batch times during a run, with cluster events and a method's phases. Pure."""
 
 from __future__ import annotations
 
@@ -13,27 +13,20 @@ from uneven.report import draw
 from uneven.report.draw import LINES_UP_TO, Figure, colour, time_unit
 from uneven.report.series import Column, RunData, WorkerSeries, stretches, worker_series
 
-PHASES = {"fast approach": "#e8f1fa", "fine-tune": "#fdf0dc", "settled": "#e9f5ea"}
-"""Phases of LB-BSP's method for GPUs and the colours of their stretches."""
+PHASES = {"fast approach": "#e8f1fa", "fine-tune": "#fdf0dc", "settled": "#e9f5ea"}  # LB-BSP on GPUs → colours
 
-_PHASE = re.compile(r"numerical, ([^:]+):")
-_LABELS = 6
-"""More events than this are marked without words; the list of events has them."""
-_CLOSE = 0.22
-"""Part of the width: labels nearer than this stand one above the other."""
-_TOP, _BOTTOM = (0.54, 1.0), (0.0, 0.44)
-_DEAREST = 1.3
-"""Top of the scale of times, as a multiple of what 98 % are below: a slow start does not flatten the rest."""
+_PHASE = re.compile(r"numerical, ([^:]+):")  # how the split's reason names the phase
+_LABELS = 6  # more events than this are marked without text, which would overlap; the list of events has it
+_CLOSE = 0.22  # labels closer than this part of the width are stacked
+_TOP, _BOTTOM = (0.54, 1.0), (0.0, 0.44)  # vertical extents of the two pictures
+_DEAREST = 1.3  # top of the time scale ÷ 98th percentile, so that a slow start does not flatten the rest
 
 
 def batches_and_times(run: RunData, points: int) -> Figure:
-    """Two pictures over one axis: samples of each worker, and the seconds that they take it.
-
-    The last, smaller iteration of an epoch is left out.
-
-    Args:
-        points: most per line.
+    """Return two pictures over one axis, samples and seconds of each worker, with at most ``points`` points per
+    line.
     """
+    # The last, smaller iteration of an epoch is left out: it says nothing about the split.
     usual = sorted(one.global_batch for one in run.iterations)[len(run.iterations) // 2]
     whole = [one for one in run.iterations if one.apart or one.global_batch >= usual]
     pieces = stretches(whole, points)
@@ -52,7 +45,7 @@ def batches_and_times(run: RunData, points: int) -> Figure:
         layout["hovermode"] = "closest"
     else:
         data = _lines(series, scale, {"connectgaps": True} if run.connected else {})
-        layout["yaxis2"]["range"] = [0, ceiling_s * scale or 1]
+        layout["yaxis2"]["range"] = [0, ceiling_s * scale or 1]  # a range must not be empty
     last = max(one.iteration for one in run.iterations)
     bands = phases(run.splits, last)
     shapes = [_band(first, end, phase) for first, end, phase in bands] if len(series) <= LINES_UP_TO else []
@@ -67,10 +60,8 @@ def batches_and_times(run: RunData, points: int) -> Figure:
 
 
 def phases(splits: Sequence[SplitRecord], last: int) -> list[tuple[int, int, str]]:
-    """First iteration, end and name of each stretch in which the moves were of one phase; none of another method.
-
-    A phase is known by the splits that it made, so one that moves nothing counts to the one before.
-    """
+    """Return (first iteration, end, name) of each phase; empty for other methods."""
+    # A phase is known by its splits, so one without changes counts as part of the phase before.
     named = [(split.iteration, found[1]) for split in splits if (found := _PHASE.match(split.reason))]
     known = [(iteration, phase) for iteration, phase in named if phase in PHASES]
     if not known:
@@ -111,12 +102,16 @@ def _maps(run: RunData, series: Mapping[int, WorkerSeries], scale: float, unit: 
             "colorscale": "Viridis",
             "zmin": 0,
             "zmax": draw.rounded(_DEAREST * draw.quantile([value for row in table for value in row], 0.98)) or 1,
-            "colorbar": {"title": {"text": what, "side": "right"}, "thickness": 14, "y": sum(where) / 2,
-                         "len": 1.05 * (where[1] - where[0])},
+            "colorbar": {
+                "title": {"text": what, "side": "right"},
+                "thickness": 14,
+                "y": sum(where) / 2,
+                "len": 1.05 * (where[1] - where[0]),
+            },
             "hovertemplate": f"rank %{{y}}, {run.iteration_name} %{{x}}: %{{z:.4g}} {what}<extra></extra>",
         }
         for table, what, yaxis, where in rows
-    ]  # fmt: skip
+    ]
 
 
 def _band(first: int, end: int, phase: str) -> dict[str, Any]:
@@ -125,29 +120,44 @@ def _band(first: int, end: int, phase: str) -> dict[str, Any]:
 
 
 def _key(phase: str) -> Figure:
-    """A line of the legend."""
+    # A trace without points: it only adds a line to the legend, which shapes cannot.
     mark = {"color": PHASES[phase], "size": 14, "symbol": "square", "line": {"color": "#bbb", "width": 1}}
-    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "name": phase, "marker": mark,
-            "hoverinfo": "skip"}  # fmt: skip
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [None],
+        "y": [None],
+        "name": phase,
+        "marker": mark,
+        "hoverinfo": "skip",
+    }
 
 
 def _marks(run: RunData, last: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A vertical line for each event of the cluster or change of the members, with its words where there is room."""
+    """Return a vertical line for each cluster event or membership change, and labels if there is room."""
     happened = sorted(
         [(event.iteration, f"{event.event}: {event.message}") for event in run.events if event.event in CLUSTER]
         + [(change.border, change.why) for change in run.changes.all]
     )
     lines = [
-        {"type": "line", "xref": "x", "yref": "paper", "x0": iteration, "x1": iteration, "y0": 0, "y1": 1,
-         "line": {"color": "#555", "width": 1.2, "dash": "dash"}}
+        {
+            "type": "line",
+            "xref": "x",
+            "yref": "paper",
+            "x0": iteration,
+            "x1": iteration,
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": "#555", "width": 1.2, "dash": "dash"},
+        }
         for iteration, _ in happened
-    ]  # fmt: skip
+    ]
     labels: list[dict[str, Any]] = []
     level, before = 0, -float("inf")
     for iteration, words in happened if len(happened) <= _LABELS else []:
         level = level + 1 if iteration - before < _CLOSE * last else 0
         before = iteration
-        late = iteration > 0.6 * last
+        late = iteration > 0.6 * last  # to the left of its line, so that it stays inside the picture
         labels.append(
             {"text": words, "xref": "x", "yref": "paper", "x": iteration,
              "y": 1, "yshift": 16 * level, "xanchor": "right" if late else "left", "yanchor": "bottom",

@@ -1,4 +1,4 @@
-"""Several runs beside each other: one page, and one table."""
+"""The comparison of several runs: one page, and one table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from uneven.report.page import Page, PageTable
 from uneven.report.series import RunData, iteration_name, run_data
 from uneven.report.text import count, percent, seconds
 
-_EACH_UP_TO = 8
-"""More workers than this are summed up as the least and the greatest."""
+_EACH_UP_TO = 8  # with more workers, only the least and the greatest value are shown
 _APART_NOTE = (
     "Where each worker takes steps of its own, a global batch is as many samples as one has, whoever took them, and "
     "every step counts when it ended; elsewhere it is an iteration."
@@ -23,11 +22,7 @@ _AREAS_NOTE = "A worker that waits is faster than its share asks of it; the one 
 
 
 def compared(runs: Mapping[str, Path]) -> dict[str, RunData]:
-    """What the journals of these runs hold.
-
-    Raises:
-        JournalError: a run has no journal or no finished iteration.
-    """
+    """Read the journals of these runs; raise JournalError for a run without a journal or a finished iteration."""
     data = {name: run_data(read(path)) for name, path in runs.items()}
     for name, one in data.items():
         if not one.iterations:
@@ -36,10 +31,10 @@ def compared(runs: Mapping[str, Path]) -> dict[str, RunData]:
 
 
 def named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Each run under the name of its directory, or under its path where two are called the same.
+    """Return each run under the name of its directory, or under its path if two names are equal.
 
     Raises:
-        JournalError: one is given twice.
+        JournalError: a run is given twice.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise JournalError(f"{', '.join(map(str, paths))}: give different runs to compare")
@@ -50,20 +45,19 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
 def comparison(
     runs: Mapping[str, Path], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
 ) -> str:
-    """Several runs on one page, side by side, as HTML; see :func:`comparison_page`."""
+    """Return several runs on one HTML page, side by side; see :func:`comparison_page`."""
     return comparison_page(compared(runs), table, title=title, lead=lead).html()
 
 
 def comparison_page(
     data: Mapping[str, RunData], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
 ) -> Page:
-    """Several runs on one page, side by side.
+    """Return several runs on one page, side by side.
 
     Args:
         data: name in the pictures → run.
-        table: shown first, for results that no journal holds; without one, the runs' summaries.
-        title: heading of the page.
-        lead: a sentence or two below it.
+        table: shown first, for results that are not in the journals; by default the runs' summaries.
+        lead: a sentence or two below the title.
     """
     page = Page(title, lead)
     page.table("Results", table or summary_table(data), "" if table else summary_note(data))
@@ -79,7 +73,7 @@ def comparison_page(
     for name in dict.fromkeys(name for one in data.values() for name in one.scalars):
         page.figure(f"{name}, by training time", figures.scalar_against_time(data, name))
     thinned = {name: figures.all_series(one) for name, one in data.items()}
-    top_s = figures.common_top_s(thinned.values())
+    top_s = figures.common_top_s(thinned.values())  # one scale for all runs, or areas could not be compared
     for name, one in data.items():
         series = thinned[name]
         page.figure(f"{name}: each worker's time", figures.time_areas(one, series, top_s))
@@ -89,11 +83,8 @@ def comparison_page(
 
 
 def summary_table(runs: Mapping[str, RunData]) -> PageTable:
-    """One row per run; how much longer its iterations take is said against the first run.
-
-    Where the workers of any run take steps of their own, times and samples/s of all runs are means over all of the
-    time: what runs have in common are samples, not steps.
-    """
+    """Return one row per run; times are relative to the first run."""
+    # If any run is asynchronous, all columns are means over the time: only samples are comparable then, not steps.
     apart = any(run.apart for run in runs.values())
     logged = [name for name in next(iter(runs.values())).scalars if all(name in run.scalars for run in runs.values())]
     columns = (
@@ -115,14 +106,14 @@ def summary_table(runs: Mapping[str, RunData]) -> PageTable:
 
 
 def summary_note(runs: Mapping[str, RunData]) -> str:
-    """What is to be known about the summaries; nothing where all workers take each step together."""
+    """Return the note below the summaries; empty if all runs are synchronous."""
     if not any(run.apart for run in runs.values()):
         return ""
     return f"Times and samples/s are means over all of the time. {_APART_NOTE}"
 
 
 def _times(run: RunData, apart: bool) -> tuple[float, float]:
-    """Seconds of an iteration, and samples/s."""
+    """Return the seconds of an iteration, and samples/s."""
     s = run.summary
     return (s.mean_s, s.mean_per_s) if apart else (s.iteration_s, s.samples_per_s)
 

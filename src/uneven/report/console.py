@@ -1,4 +1,4 @@
-"""The terminal as everything here writes to it: names from journals and descriptions cannot command it."""
+"""The terminal output of this package; text from journals and descriptions cannot send control sequences."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from uneven.core.text import printable
 
 
 class Console(rich_console.Console):
-    """Rich's, but text is only text: no markup, no emoji codes, no escape sequences in what is printed.
+    """Rich's console without markup, emoji codes and escape sequences in the printed text.
 
-    Styles are given as ``rich.text.Text``; what Rich itself makes of them and of tables still reaches the terminal.
-
-    Args:
-        options: of Rich's ``Console``.
+    Styles are passed as ``rich.text.Text``; Rich's control segments still reach the terminal. Options as for Rich's
+    ``Console``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -26,7 +24,7 @@ class Console(rich_console.Console):
     def render(
         self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The pieces of which everything printed is made, one inside of another."""
+        # Everything that is printed passes through here, tables and nested renderables included.
         for segment in super().render(renderable, options):
             if segment.control or (text := printable(segment.text)) == segment.text:
                 yield segment

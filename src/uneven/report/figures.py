@@ -1,4 +1,4 @@
-"""Pictures as Plotly's own JSON (data and layout), without Plotly. Pure."""
+"""The pictures of a run as Plotly's JSON (data and layout), without Plotly. Pure."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ from uneven.report.series import (
     worker_series,
 )
 
+# Field, name and colour of each part of a step's time; the same in every picture.
 PARTS = (
     ("compute_s", "compute", "#4c9f70"),
     ("data_s", "load data", "#e0b13c"),
     ("communicate_s", "communicate", "#4878a8"),
     ("wait_s", "wait", "#d1605e"),
 )
-"""Field, name and colour of everything that a step's time goes into; the same in every picture."""
 
-_POINTS = 12_000
+_POINTS = 12_000  # of all lines of a picture together, so that a page stays small
+# For asynchronous workers: the least points of a line; steps of the slowest worker per point; pieces per point of their
+# times. A single piece's time jumps, because a step is a large part of it.
 _LEAST_POINTS, _STEPS, _SMOOTHED = 12, 3, 5
-"""Where each worker takes steps of its own: points of a line, at least; steps of the slowest from one to the next; and
-pieces in a point of their times, of which single ones jump, as a step is a large part of them."""
-_LIMITS, _LIMIT_OVER = 80, 10
-"""A line of limits has at most so many steps, each over at least about so many iterations."""
+_LIMITS, _LIMIT_OVER = 80, 10  # a line of limits has at most 80 steps, each over at least about 10 iterations
 _AROUND_ZERO = ((0, "#2166ac"), (0.5, "#f7f7f7"), (1, "#b2182b"))
 
 
 def resolution(workers: int) -> int:
-    """Points per line, so that a page stays small however many workers there are."""
+    """Return the points per line, fewer the more workers there are."""
     return max(60, min(400, _POINTS // max(1, workers)))
 
 
 def points(run: RunData) -> int:
-    """Points per line of a worker; where each takes steps of its own, the slowest takes some from one to the next."""
+    """Return the points per line of a worker; for asynchronous workers, the slowest takes several steps per point."""
     most = resolution(len(run.ranks))
     if not run.apart:
         return most
@@ -58,18 +57,18 @@ def points(run: RunData) -> int:
 
 
 def all_series(run: RunData) -> dict[int, WorkerSeries]:
-    """Rank → columns, thinned."""
+    """Return rank → columns, thinned."""
     pieces = stretches(run.iterations, points(run))
     return {rank: worker_series(pieces, rank) for rank in run.ranks}
 
 
 def common_top_s(many: Iterable[Mapping[int, WorkerSeries]]) -> float:
-    """Top of a scale in seconds that fits all of them, which a single slow start does not flatten."""
+    """Return the top of a common scale in seconds, which a single slow start does not flatten."""
     return max((_robust_top(series.values()) for series in many), default=1.0)
 
 
 def time_areas(run: RunData, series: Mapping[int, WorkerSeries], top_s: float) -> Figure:
-    """Each worker's compute, data, communicate and wait, stacked, one small picture per worker."""
+    """Return each worker's compute, data, communicate and wait, stacked, in one small picture per worker."""
     layout, columns = draw.panels(len(series))
     scale, unit = time_unit(top_s)
     data: list[Figure] = []
@@ -96,10 +95,7 @@ def time_areas(run: RunData, series: Mapping[int, WorkerSeries], top_s: float) -
 def per_worker(
     run: RunData, series: Mapping[int, WorkerSeries], field: str, y_title: str, *, dotted: str = ""
 ) -> Figure:
-    """One line per worker; ``dotted`` names a second column, drawn dotted in the same colour.
-
-    More workers than lines can be told apart are drawn as a map, a row per worker, without the second column.
-    """
+    """Return one line per worker, or a map if there are too many; ``dotted`` names a second column for dotted lines."""
     if len(series) > LINES_UP_TO:
         return _map(run, series, [getattr(one, field) for one in series.values()], y_title, "Viridis")
     data = []
@@ -121,12 +117,13 @@ def per_worker(
 
 
 def prediction_map(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
-    """How far measured speeds were off the predicted ones, a row per worker."""
+    """Return the deviation of measured from predicted speeds, a row per worker."""
     rows = [
         [100 * (ratio(seen, said) - 1) for seen, said in zip(one.speed_per_s, one.predicted_per_s, strict=True)]
         for one in series.values()
     ]
     figure = _map(run, series, rows, "measured ÷ predicted − 1, %", _AROUND_ZERO)
+    # At least 5 %, or noise would fill the whole colour scale.
     largest = max(5.0, draw.quantile([abs(value) for row in rows for value in row], 0.95))
     figure["data"][0] |= {"zmin": -largest, "zmax": largest}
     return figure
@@ -144,10 +141,7 @@ def _map(run: RunData, series: Mapping[int, WorkerSeries], rows: list[Column], t
 
 
 def durations(runs: Mapping[str, RunData]) -> Figure:
-    """Time of each iteration, one line per run, with each run's limit dashed, which moves as the measured speeds do.
-
-    Of a run in which each worker takes steps of its own: time for as many samples as a global batch has.
-    """
+    """Return the duration of each iteration, one line per run, and each run's moving limit, dashed."""
     scale, unit = time_unit(max(run.summary.iteration_s for run in runs.values()))
     data, top = [], 0.0
     for position, (name, run) in enumerate(runs.items()):
@@ -161,7 +155,7 @@ def durations(runs: Mapping[str, RunData]) -> Figure:
         at, limit_s = moving_limit(stretches(timed, min(_LIMITS, math.ceil(len(timed) / _LIMIT_OVER))))
         if any(map(math.isfinite, limit_s)):
             dashes = {"line": {"color": tint, "width": 1.2, "dash": "dash", "shape": "hv"}}
-            steps = [value * scale for value in (*limit_s, limit_s[-1])]
+            steps = [value * scale for value in (*limit_s, limit_s[-1])]  # stairs: the last value extends to the end
             data.append(draw.line([*at, x[-1]], steps, f"limit, {name}", tint) | dashes)
     name = iteration_name(any(run.apart for run in runs.values()))
     layout = draw.layout(f"{unit} per {name}", x_title=name)
@@ -170,14 +164,14 @@ def durations(runs: Mapping[str, RunData]) -> Figure:
 
 
 def _usual_s(piece: Sequence[Iteration]) -> float:
-    """Mean seconds of an iteration; of pieces, by their samples."""
+    """Return the mean seconds of an iteration; pieces are weighted by their samples."""
     if not piece[0].apart:
         return mean([one.duration_s for one in piece])
     return ratio(sum(one.duration_s for one in piece) * piece[0].apart, sum(one.global_batch for one in piece))
 
 
 def scalars(run: RunData) -> dict[str, Figure]:
-    """Name → picture of what the user logged under it."""
+    """Return name → picture of the values that the user logged."""
     figures = {}
     for name, rows in run.scalars.items():
         x, y = thinned(rows, 400, lambda row: row.iteration, lambda row: row.value)
@@ -188,7 +182,8 @@ def scalars(run: RunData) -> dict[str, Figure]:
 
 
 def _from_zero(layout: Figure, data: list[Figure]) -> Figure:
-    """Let the axis begin at 0 where each line has one point: plotly would show 0.9 on an axis from −0.1 to 1.9."""
+    """Start the axis at 0 if each line has one point."""
+    # Plotly would show a single 0.9 on an axis from −0.1 to 1.9.
     if all(len(line["y"]) == 1 for line in data):
         values = [0.0, *(line["y"][0] * 1.05 for line in data)]
         layout["yaxis"]["range"] = [min(values), max(values)]
@@ -196,7 +191,7 @@ def _from_zero(layout: Figure, data: list[Figure]) -> Figure:
 
 
 def scalar_against_time(runs: Mapping[str, RunData], name: str) -> Figure:
-    """One line per run over the seconds that it had trained."""
+    """Return one line per run over its training time in seconds."""
     data = []
     for position, (run_name, run) in enumerate(runs.items()):
         at = training_s(run.iterations)
@@ -207,7 +202,7 @@ def scalar_against_time(runs: Mapping[str, RunData], name: str) -> Figure:
 
 
 def loads(run: RunData, y_title: str, value: Callable[[LoadRecord], float | None]) -> Figure:
-    """One line per worker of something that the machine reports; empty if nothing was reported."""
+    """Return one line per worker of a machine statistic; empty if it was not reported."""
     data = []
     ranks = run.ranks
     for position, rank in enumerate(ranks):
@@ -221,7 +216,7 @@ def loads(run: RunData, y_title: str, value: Callable[[LoadRecord], float | None
 
 
 def mean_bars(runs: Mapping[str, RunData]) -> Figure:
-    """Mean time of a step of every worker, stacked bars, one small picture per run, on one scale."""
+    """Return the mean time of every worker's step as stacked bars, one small picture per run, on one scale."""
     scale, unit = time_unit(max(run.summary.iteration_s for run in runs.values()))
     most = max(len(run.ranks) for run in runs.values())
     layout = draw.captioned(draw.layout("", height=max(220, 110 + 26 * most if most <= 16 else 110 + 11 * most)))

@@ -1,4 +1,4 @@
-"""Who had which devices when, as Plotly's own JSON. Pure."""
+"""The use of devices over time as Plotly's JSON. Pure."""
 
 from __future__ import annotations
 
@@ -8,35 +8,25 @@ from typing import NamedTuple
 
 from uneven.report.figures import Figure, colour
 
-_THICK = 0.94
-"""Part of a device's row that is drawn, so that rows stay apart."""
+_THICK = 0.94  # drawn part of a device's row; the rest separates rows
 
 
 class Span(NamedTuple):
-    """A stretch in which somebody had devices.
+    """A use of devices."""
 
-    Attributes:
-        name: who.
-        devices: their numbers.
-        start_s: when it began.
-        end_s: when it ended.
-        computed: share of it in which the devices computed, 0 … 1.
-    """
-
-    name: str
-    devices: tuple[int, ...]
+    name: str  # the user, for example a trial
+    devices: tuple[int, ...]  # their numbers
     start_s: float
     end_s: float
-    computed: float
+    computed: float  # share of the time in which the devices computed, 0 … 1
 
 
 def gantt(spans: Sequence[Span], devices: int, end_s: float) -> Figure:
-    """One row per device, one colour per name. How much of a bar's height is dark is how much of it was computing.
+    """Return one row per device and one colour per name; the dark part of a bar's height is its computing share.
 
     Args:
-        spans: what ran when.
-        devices: rows.
-        end_s: right end of the axis, so that several pictures have the same.
+        devices: number of rows.
+        end_s: right end of the axis, for a common scale of several pictures.
     """
     scale, unit = (1e-3, "1000 s") if end_s >= 5000 else (1.0, "s")
     names = sorted({span.name for span in spans})
@@ -44,10 +34,14 @@ def gantt(spans: Sequence[Span], devices: int, end_s: float) -> Figure:
     for place, name in enumerate(names):
         mine = [(span, device) for span in spans if span.name == name for device in span.devices]
         base = {
-            "type": "bar", "orientation": "h", "name": name, "showlegend": False,
-            "y": [device for _, device in mine], "base": [_short(span.start_s * scale) for span, _ in mine],
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "showlegend": False,
+            "y": [device for _, device in mine],
+            "base": [_short(span.start_s * scale) for span, _ in mine],
             "x": [_short((span.end_s - span.start_s) * scale) for span, _ in mine],
-        }  # fmt: skip
+        }
         texts = [f"{name} on {len(span.devices)}: computes {span.computed:.0%} of the time" for span, _ in mine]
         tint = {"color": colour(place, len(names))}
         pale = {"width": [_THICK] * len(mine), "opacity": 0.3, "hovertext": texts, "hoverinfo": "text"}
@@ -60,7 +54,7 @@ def gantt(spans: Sequence[Span], devices: int, end_s: float) -> Figure:
 
 
 def _labels(spans: Sequence[Span], end_s: float, scale: float) -> list[Figure]:
-    """Names in the middle of every block of neighbouring devices, where there is room."""
+    """Return names in the middle of every block of neighbouring devices, if there is room."""
     found = []
     for span in spans:
         if span.end_s - span.start_s < 0.012 * end_s * len(span.name):
@@ -73,7 +67,7 @@ def _labels(spans: Sequence[Span], end_s: float, scale: float) -> list[Figure]:
 
 
 def _blocks(devices: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each run of neighbouring numbers."""
+    """Return the first and last of each run of neighbouring numbers."""
     ordered = sorted(devices)
     cuts = [place for place, (one, two) in enumerate(pairwise(ordered), 1) if two != one + 1]
     edges = [0, *cuts, len(ordered)]

@@ -1,4 +1,4 @@
-"""The HTML report of a run, and the page that compares several runs."""
+"""The HTML report of a run."""
 
 from __future__ import annotations
 
@@ -41,16 +41,12 @@ _LIMIT = {
 
 
 def report(run: Path) -> str:
-    """The page of one run, as HTML; see :func:`report_page`."""
+    """Return the HTML page of one run; see :func:`report_page`."""
     return report_page(run).html()
 
 
 def report_page(run: Path) -> Page:
-    """The page of one run.
-
-    Raises:
-        JournalError: there is no journal, or it cannot be read.
-    """
+    """Return the page of one run; raise JournalError if there is no readable journal."""
     data = run_data(read(run))
     series = figures.all_series(data)
     page = Page(f"Run {data.name}", _lead(data), advice(data.summary, data.runs[0].settings if 0 in data.runs else {}))
@@ -89,7 +85,7 @@ def report_page(run: Path) -> Page:
 
 
 def shares(data: RunData, series: Mapping[int, WorkerSeries]) -> tuple[str, figures.Figure]:
-    """Title and picture of who takes how much."""
+    """Return the title and the picture of the workers' shares."""
     of = "samples" if data.apart else "global batch"
     return f"Share of the {of}", figures.per_worker(data, series, "share_percent", f"% of the {of}")
 
@@ -132,10 +128,12 @@ def _add_exchanges(page: Page, data: RunData) -> None:
     rows = []
     for rank, records in sorted(data.exchanges.items()):
         one = Exchanged.of(records)
-        rows.append((
-            *(str(rank), f"{one.count:,}", count(one.gap), f"{round(one.gap_most, 1):,g}", seconds(one.took_s)),
-            *(size(one.sent_bytes), f"{one.distance:.2g}", f"{one.dropped:,}", staleness_told(one.late)),
-        ))  # fmt: skip
+        rows.append(
+            (
+                *(str(rank), f"{one.count:,}", count(one.gap), f"{round(one.gap_most, 1):,g}", seconds(one.took_s)),
+                *(size(one.sent_bytes), f"{one.distance:.2g}", f"{one.dropped:,}", staleness_told(one.late)),
+            )
+        )
     page.table(
         "Exchanges of parameters",
         PageTable(columns, rows, text=frozenset({0, 8})),
@@ -190,11 +188,7 @@ def _add_threads(page: Page, data: RunData) -> None:
 
 
 def write_page(page: Page, path: Path, *, plotly_beside: bool = False) -> None:
-    """Save a page, with Plotly in it or in a file beside it.
-
-    Raises:
-        JournalError: it cannot be written.
-    """
+    """Save a page, with Plotly in it or in a file next to it; raise JournalError if it cannot be written."""
     write(page.html(plotly_beside=plotly_beside), path)
     if plotly_beside:
         with access(f"write into {path.parent} (another file can be named with --out)", JournalError):
@@ -202,11 +196,7 @@ def write_page(page: Page, path: Path, *, plotly_beside: bool = False) -> None:
 
 
 def write(html: str, path: Path) -> None:
-    """Save a page.
-
-    Raises:
-        JournalError: it cannot be written.
-    """
+    """Save an HTML text; raise JournalError if it cannot be written."""
     with access(f"write {path} (another file can be named with --out)", JournalError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(html, encoding="utf-8")

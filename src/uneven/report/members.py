@@ -1,4 +1,4 @@
-"""Who was there when, as Plotly's own JSON. Pure."""
+"""The picture of the membership over time as Plotly's JSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from uneven.report.draw import Figure, colour
 from uneven.report.series import RunData
 from uneven.report.text import seconds
 
+# Mark, colour and words for each kind of change.
 _ENDS = {
     "came": ("triangle-right", "#009e73", "has joined"),
     "told": ("triangle-left", "#444444", "was told to leave"),
     "lost": ("x", "#d1605e", "was lost"),
 }
-"""Mark, colour and words of how somebody came or went."""
 
 
 def start_s(run: RunData) -> float:
-    """When the run began, Unix time."""
+    """Return the start of the run, Unix time."""
     founders = run.changes.founders() or ()
     known = [run.runs[worker].started_at_s for worker in founders if worker in run.runs]
     return min(known, default=run.changes.all[0].at_s)
 
 
 def band(run: RunData) -> Figure:
-    """A bar for each worker while it was there, over the seconds of the run, with marks where it came or went."""
+    """Return a bar for each worker during its membership, over the seconds of the run, with marks at its ends."""
     zero_s = start_s(run)
     end_s = max([run.changes.all[-1].at_s, *(one.ended_at_s for one in run.iterations[-1:])]) - zero_s
     presence = run.changes.presence()
@@ -89,7 +89,7 @@ def _layout(workers: int, end_s: float) -> Figure:
 
 
 def rows(run: RunData) -> list[tuple[str, ...]]:
-    """Each change: when, iteration, who came, who went, how many are there, the pause, of how many steps, why."""
+    """Return a row per change: time, iteration, joined, left, number of members, pause, pause in steps, reason."""
     zero_s = start_s(run)
     found: list[tuple[str, ...]] = []
     for change in run.changes.all:
@@ -117,5 +117,4 @@ def _step_s(one: Iteration) -> float:
     return ratio(sum(timing.total_s for timing in one.timings.values()), sum(t.steps for t in one.timings.values()))
 
 
-_NEAR = 20
-"""Iterations on either side whose median is the usual one."""
+_NEAR = 20  # iterations on either side whose median is the usual duration

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: tables, notes, and pictures that work without a network."""
+"""A self-contained HTML page with tables, notes and pictures, which needs no network."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ footer { color: #888; font-size: 13px; }
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table of ready-made strings.
+    """A table of strings.
 
     Args:
         columns: headings.
-        rows: as many cells each.
-        text: positions of the columns that hold text and so are set flush left.
+        text: indices of left-aligned text columns.
     """
 
     columns: Sequence[str]
@@ -52,52 +51,43 @@ class PagePart(NamedTuple):
     """A section of a page, or its cards.
 
     Attributes:
-        title: of the section; empty for cards.
-        before, after: HTML around what the picture is drawn from, if there is one.
-        figure: the picture as JSON; empty if there is none.
+        before, after: HTML around the picture's data.
     """
 
-    title: str
+    title: str  # of the section; empty for cards
     before: str
     after: str = ""
-    figure: str = ""
+    figure: str = ""  # the picture as JSON; empty if there is none
 
     @property
     def html(self) -> str:
-        """All of it."""
         data = f'<script type="application/json">{self.figure}</script>' if self.figure else ""
         return self.before + data + self.after
 
 
 @dataclass(slots=True)
 class Page:
-    """Collects parts from top to bottom, then writes itself.
-
-    Attributes:
-        advice: what to change, in a sentence without a full stop.
-        figures: title → picture, of all that are shown.
-        parts: everything, in its order.
-    """
+    """A page, collected part by part from top to bottom."""
 
     title: str
     lead: str = ""
-    advice: str = ""
-    figures: dict[str, Figure] = field(default_factory=dict)
-    parts: list[PagePart] = field(default_factory=list)
+    advice: str = ""  # a sentence without a full stop
+    figures: dict[str, Figure] = field(default_factory=dict)  # title → picture
+    parts: list[PagePart] = field(default_factory=list)  # all parts in order
 
     def cards(self, values: Iterable[tuple[str, str]]) -> None:
-        """Key numbers: pairs of value and meaning."""
+        """Add key numbers: pairs of value and meaning."""
         cards = "".join(
             f'<div class="card"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for value, what in values
         )
         self.parts.append(PagePart("", f'<div class="cards">{cards}</div>'))
 
     def table(self, title: str, table: PageTable, note: str = "") -> None:
-        """A table in a section of its own."""
+        """Add a section with a table."""
         self._section(title, note, f'<div class="scroll">{_table(table)}</div>')
 
     def figure(self, title: str, figure: Figure, note: str = "") -> None:
-        """A picture in a section of its own; left out if it has nothing to show."""
+        """Add a section with a picture, unless it is empty."""
         if figure["data"]:
             self.figures[title] = figure
             text = as_json(figure)
@@ -106,7 +96,7 @@ class Page:
             self._section(title, note, box, text)
 
     def pictures(self, title: str, sources: Sequence[str]) -> None:
-        """Small pictures side by side; each is a ``data:`` address, so that the page needs no network."""
+        """Add small pictures side by side; each source is a ``data:`` address, so that the page needs no network."""
         shown = "".join(f'<img src="{escape(source)}" height="72" alt="">' for source in sources)
         self._section(title, "", f'<div class="pictures">{shown}</div>')
 
@@ -116,7 +106,7 @@ class Page:
         self.parts.append(PagePart(title, before, "</section>", figure))
 
     def html(self, *, plotly_beside: bool = False) -> str:
-        """The whole document, Plotly packed into it or in a file beside it, which the caller writes."""
+        """Return the document with Plotly inside it, or in a file next to it, which the caller writes."""
         lead = f'<p class="note">{escape(self.lead)}</p>' if self.lead else ""
         lead += f"<p>Advice: {escape(self.advice)}.</p>" if self.advice else ""
         return (
@@ -143,22 +133,21 @@ def _table(table: PageTable) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that stays text in HTML."""
+    """Return text that HTML shows literally."""
     return html.escape(printable(text))
 
 
 def as_json(figure: Figure) -> str:
-    """A figure as a page carries it between two tags of a script."""
+    """Return a figure as JSON for a script element."""
+    # Escaped "<", so that no text in it can end the script element. JSON has no NaN; _shown makes it null.
     return json.dumps(_shown(figure), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _shown(value: Any, key: str = "") -> Any:
-    """A figure as Plotly shall read it, which takes a little HTML in every text: what a name holds of it is only shown.
-
-    Templates are made here, and no name is put into one.
-    """
+    """Return a figure whose texts Plotly shows literally, although it interprets some HTML in them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    # Hover templates are our own and hold no names, so they keep their HTML.
     if isinstance(value, str):
         return value if key.endswith("template") else printable(value).replace("&", "&amp;").replace("<", "&lt;")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Plotly's own code, as a page carries it: packed inside of it, or in a file beside it."""
+"""Plotly's code for a page: compressed inside it, or in a file next to it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import gzip
 from functools import cache
 from pathlib import Path
 
-BESIDE = "plotly.min.js"
-"""Name of the file where pages share one."""
+BESIDE = "plotly.min.js"  # the file that several pages share
 
 _DRAW = """
 function draw() {
@@ -32,7 +31,7 @@ new Response(stream).text().then((code) => {
 
 
 def plotly() -> str:
-    """Plotly for browsers, 4.8 MB."""
+    """Return Plotly for browsers, 4.8 MB."""
     from plotly.offline import get_plotlyjs
 
     code: str = get_plotlyjs()
@@ -41,22 +40,23 @@ def plotly() -> str:
 
 @cache
 def packed() -> str:
-    """The same, compressed, as text: 1.9 MB. Browsers since 2023 unpack it by themselves."""
+    """Return Plotly, compressed, as text: 1.9 MB."""
+    # Browsers since 2023 decompress it themselves. mtime=0 makes equal pages equal files.
     return base64.b64encode(gzip.compress(plotly().encode(), mtime=0)).decode()
 
 
 def inside() -> str:
-    """The end of a page that needs no other file."""
+    """Return the end of a page that needs no other file."""
     return f'<script type="text/plain" id="plotly">{packed()}</script>\n<script>{_DRAW}{_UNPACK}</script>'
 
 
 def beside() -> str:
-    """The end of a page that has :data:`BESIDE` in its folder."""
+    """Return the end of a page that has :data:`BESIDE` in its folder."""
     return f'<script src="{BESIDE}"></script>\n<script>{_DRAW}draw();</script>'
 
 
 def write_beside(folder: Path) -> Path:
-    """Put Plotly into the folder of a page. The caller says what it means if it cannot be written."""
+    """Write Plotly into the folder of a page; the caller handles errors."""
     path = folder / BESIDE
     path.write_text(plotly(), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""What the terminal view looks like: a state in, something to print out."""
+"""The terminal view of a state, as Rich renderables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uneven.report.series import iteration_name
 from uneven.report.state import RunProgress
 from uneven.report.text import count, parts_of, percent, seconds, size, span
 
-# Told apart by shape as well as by colour, for terminals and eyes without colours.
+# Distinct in shape and colour, for terminals without colours and colour-blind users.
 PARTS = (
     ("compute", "█", "green"),
     ("data", "▓", "yellow"),
@@ -29,14 +29,12 @@ PARTS = (
 )
 _EVENT_STYLES = {"split": "cyan", "bad-report": "yellow", "members": "magenta", "left": "magenta"}
 _HEADER_ROWS, _EVENT_ROWS = 9, 5
-_LINES = 4
-"""Lines of messages that are shown."""
-_TOLD = 8
-"""Workers that one line names at most."""
+_LINES = 4  # connections shown
+_TOLD = 8  # most workers named in one line
 
 
 def live(state: RunProgress, name: str, width: int, height: int) -> RenderableType:
-    """The view while the run is going on, for a terminal of so many columns and rows."""
+    """Return the view of a running run for a terminal of this size, in columns and rows."""
     if state.last is None:
         return Text(f"{name}: waiting for the first {state.iteration_name}", style="dim")
     now = state.now()
@@ -55,7 +53,7 @@ def live(state: RunProgress, name: str, width: int, height: int) -> RenderableTy
 
 
 def final(state: RunProgress, name: str, width: int) -> RenderableType:
-    """The table after the run."""
+    """Return the table after the run."""
     if state.last is None:
         return Text(f"{name}: nothing was trained, no iteration was finished by all workers")
     total = state.total()
@@ -184,7 +182,7 @@ def _refreshes(state: RunProgress) -> list[Text]:
 
 
 def _messages(state: RunProgress) -> list[Text]:
-    """What has passed between workers, line by line, those first that send most."""
+    """Return the traffic of the connections that send most."""
     found = []
     for line, exchanges, sent_bytes, waited_s, most_s in state.messages.rows()[:_LINES]:
         text = Text.assemble(f"{line}: ", (f"{exchanges:,}", "bold"), " exchanges  ·  ", (size(sent_bytes), "bold"))
@@ -238,12 +236,12 @@ def _row(state: RunProgress, worker: WorkerSummary, batch: int, biggest: int, ba
 
 
 def stacked(worker: WorkerSummary, width: int) -> Text:
-    """Where the time went, as a bar of exactly ``width`` cells."""
+    """Return the parts of a worker's time as a bar of exactly ``width`` cells."""
     text, start, total = Text(), 0, 0.0
     for name, cell, style in PARTS:
         part: float = getattr(worker, f"{name}_share")
         total += part if math.isfinite(part) else 0.0
-        end = min(width, round(width * total))
+        end = min(width, round(width * total))  # rounding the sums, not the parts, keeps the width exact
         text.append(cell * (end - start), style=style)
         start = end
     return text.append(" " * (width - start))
@@ -252,7 +250,7 @@ def stacked(worker: WorkerSummary, width: int) -> Text:
 def _most_telling(workers: Sequence[WorkerSummary], rows: int) -> list[WorkerSummary]:
     if len(workers) <= rows:
         return list(workers)
-    least = sorted(workers, key=lambda worker: worker.wait_share)[: rows - 1]
+    least = sorted(workers, key=lambda worker: worker.wait_share)[: rows - 1]  # stragglers wait least
     return sorted(least, key=lambda worker: worker.rank)
 
 
@@ -294,7 +292,7 @@ def _told(values: Iterable[str]) -> str:
 
 
 def _events(state: RunProgress, width: int, rows: int) -> list[Text]:
-    """The newest events that fit in so many rows, whole."""
+    """Return the newest events that fit into ``rows`` rows without being cut."""
     newest: list[Text] = []
     for event in reversed(state.events):
         line = _event(event, width)
@@ -320,11 +318,11 @@ def _event(event: EventRecord | SplitRecord | MembershipRecord, width: int) -> T
 
 
 def split_message(split: SplitRecord) -> str:
-    """A split in one line, however many workers there are."""
+    """Return a split in one line, for any number of workers."""
     said = parts_of(split.shares)
     return f"{said} ({split.reason})" if split.reason else said
 
 
 def change_message(change: MembershipRecord | MemberChange) -> str:
-    """A change of the members in one line."""
+    """Return a membership change in one line."""
     return f"{change.why}; {len(change.members)} go on after {seconds(change.pause_s)}"

@@ -1,4 +1,4 @@
-"""Columns to draw, made from the records of a run and thinned to what a picture can show. Pure."""
+"""The columns to draw, computed from a run's records and thinned to a picture's resolution. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from uneven.journal.metrics import NAN, Iteration, Join, Timing, ratio
 from uneven.journal.refreshes import Refreshes
 from uneven.journal.summary import Summary, summarize
 
-if TYPE_CHECKING:  # it is data, made by what reads files
+if TYPE_CHECKING:  # a Pure module must not import one that reads files
     from uneven.journal.reader import Journal
 
 T = TypeVar("T")
@@ -36,79 +36,66 @@ Column = list[float]
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """A whole run, joined and sorted, without what a later life repeated.
+    """A whole run, joined and sorted, without iterations that a later life repeated.
 
-    Where each worker takes steps of its own, iterations are pieces as large as the global batch, and the iteration of
-    everything else is the piece in which it was (``journal.apart``).
+    For asynchronous workers, iterations are pieces (``journal.apart``), and everything else is assigned to a piece.
 
     Attributes:
-        runs: rank → what its newest start said.
-        loads: rank → use of machine and process.
-        scalars: name → values by iteration; where several ranks logged one, the mean by what their batches count.
-        events: what is worth a line in a list, splits included, in the order of iterations.
-        exchanges: rank → its exchanges of parameters.
-        threads: rank → thread → steps and samples, of workers that had several.
-        messages: what passed between workers, by line.
-        changes: of the members, in the order in which they happened.
-        profiles: rank → what it measured of itself before the start, in its newest life.
-        waits, known: whether any worker ever waits for others, and whether that is known.
+        threads: rank → thread → steps and samples, if it had several.
     """
 
     name: str
-    runs: dict[int, RunRecord]
+    runs: dict[int, RunRecord]  # rank → its newest start
     iterations: list[Iteration]
     summary: Summary
-    loads: dict[int, list[LoadRecord]]
-    scalars: dict[str, list[ScalarRecord]]
+    loads: dict[int, list[LoadRecord]]  # rank → use of machine and process
+    scalars: dict[str, list[ScalarRecord]]  # name → values by iteration, the weighted mean over ranks
     splits: list[SplitRecord]
-    events: list[EventRecord]
+    events: list[EventRecord]  # events to list, splits included, by iteration
     unfinished: int = 0
-    profiles: dict[int, ProfileRecord] = field(default_factory=dict)
-    exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)
+    profiles: dict[int, ProfileRecord] = field(default_factory=dict)  # rank → its cost curve before its newest start
+    exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)  # rank → its parameter exchanges
     threads: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    messages: Messages = field(default_factory=Messages)
+    messages: Messages = field(default_factory=Messages)  # traffic between workers, by connection
     refreshes: Refreshes = field(default_factory=Refreshes)
-    changes: MemberChanges = field(default_factory=MemberChanges)
-    waits: bool = True
-    known: bool = True
+    changes: MemberChanges = field(default_factory=MemberChanges)  # of the membership, in order
+    waits: bool = True  # whether workers ever wait
+    known: bool = True  # whether that is known
 
     @property
     def apart(self) -> bool:
-        """Whether each worker takes steps of its own."""
+        """True if workers are asynchronous."""
         return self.summary.apart
 
     @property
     def connected(self) -> bool:
-        """Whether lines go on over stretches in which a worker has ended no step, as it is there all the time."""
+        """True if lines continue over intervals in which a worker ended no step, because it was present all the
+        time.
+        """
         return self.apart and not self.changes
 
     @property
     def iteration_name(self) -> str:
-        """What an iteration is called."""
         return iteration_name(self.apart)
 
     @property
     def told_to_leave(self) -> set[int]:
-        """Workers that have left as they were told to."""
+        """The workers that left on request."""
         return {event.rank for event in self.events if event.event == LEFT}
 
     @property
     def ranks(self) -> list[int]:
-        """Everybody who took part at any time."""
+        """All workers that took part at any time."""
         return sorted({rank for one in self.iterations for rank in one.timings} | set(self.runs))
 
 
 def iteration_name(apart: bool) -> str:
-    """What an iteration is called; where each worker takes steps of its own, there is none of all."""
+    """Return the name of an iteration, which for asynchronous workers is a global batch."""
     return "global batch" if apart else "iteration"
 
 
 def run_data(journal: Journal, *, each: bool = False) -> RunData:
-    """Everything that pictures are made of.
-
-    Args:
-        each: where each worker takes steps of its own, whether every step is an iteration by itself.
-    """
+    """Return all data for pictures; with ``each``, every step of asynchronous workers is an iteration."""
     join = Join()
     join.pieces.each = each
     for record in journal.records():
@@ -173,7 +160,7 @@ def run_data(journal: Journal, *, each: bool = False) -> RunData:
 
 
 def _placed(rows: Iterable[ScalarRecord], pieces: Sequence[Iteration]) -> list[ScalarRecord]:
-    """Each in the piece in which its step ended; those of a last one that is not full, in the one before."""
+    """Assign each row to the piece in which its step ended; rows of an incomplete last piece to the one before."""
     places = Places()
     full = [one.iteration for one in pieces if one.global_batch >= one.apart]
     for piece in pieces:
@@ -186,15 +173,12 @@ def _placed(rows: Iterable[ScalarRecord], pieces: Sequence[Iteration]) -> list[S
 
 @dataclass(slots=True)
 class WorkerSeries:
-    """One worker's means over stretches of iterations, of its steps; NaN in a stretch that it had no part in.
-
-    ``own_s`` is what a step takes it by itself: data, compute and its own side of the exchange.
-    """
+    """A worker's means over intervals of iterations, of its steps; NaN in intervals without it."""
 
     iteration: Column = field(default_factory=list)
     share_percent: Column = field(default_factory=list)
     batch: Column = field(default_factory=list)
-    own_s: Column = field(default_factory=list)
+    own_s: Column = field(default_factory=list)  # data, compute and its own side of the exchange
     data_s: Column = field(default_factory=list)
     compute_s: Column = field(default_factory=list)
     wait_s: Column = field(default_factory=list)
@@ -205,14 +189,14 @@ class WorkerSeries:
 
 
 def stretches(rows: Sequence[T], most: int) -> list[Sequence[T]]:
-    """Cut into at most ``most`` neighbouring pieces of nearly equal length, none of them empty."""
+    """Cut rows into at most ``most`` consecutive, nonempty pieces of nearly equal length."""
     pieces = min(most, len(rows))
     edges = [len(rows) * i // pieces for i in range(pieces + 1)] if pieces else []
     return [rows[low:high] for low, high in pairwise(edges)]
 
 
 def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSeries:
-    """The columns of one worker."""
+    """Return the columns of one worker."""
     series = WorkerSeries()
     pieces = list(pieces)
     its = [place for place, piece in enumerate(pieces) if any(rank in one.timings for one in piece)]
@@ -220,6 +204,7 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
         timings = [one.timings[rank] for one in piece if rank in one.timings]
         predicted = [one.predicted_per_s[rank] for one in piece if rank < len(one.predicted_per_s)]
         series.iteration.append(piece[len(piece) // 2].iteration)
+        # A present worker without a step in a piece has share 0, but before its first and after its last one, NaN.
         between = bool(its) and its[0] <= place <= its[-1]
         of = sum(one.global_batch for one in piece if rank in one.timings or (between and _idle(one, rank)))
         samples, own_s = sum(t.batch for t in timings), sum(t.local_s + t.transfer_s for t in timings)
@@ -236,21 +221,20 @@ def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSer
 
 
 def _idle(one: Iteration, rank: int) -> bool:
-    """Whether a worker that has nothing in this piece was there all the same."""
+    """Return whether a worker without samples in this piece was present."""
     return bool(one.apart) and (not one.members or rank in one.members)
 
 
 def thinned(rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[T], float]) -> tuple[Column, Column]:
-    """Two columns: the middle x and the mean y of each stretch."""
+    """Return two columns: the middle x and the mean y of each interval."""
     pieces = stretches(rows, most)
     return [x(piece[len(piece) // 2]) for piece in pieces], [mean([y(row) for row in piece]) for piece in pieces]
 
 
 def moving_limit(pieces: Iterable[Sequence[Iteration]]) -> tuple[Column, Column]:
-    """Iteration → seconds in which all who are there could finish together, as fast as they are just then.
+    """Return iterations and the seconds in which all members could finish together at their current speeds.
 
-    X / Σ_i v_i as in :mod:`uneven.journal.summary`, in each stretch for itself: it moves with the load. A worker that
-    takes nothing in a stretch is as fast as it was before.
+    This is X / Σ_i v_i of :mod:`uneven.journal.summary` for each interval.
     """
     x, y = Column(), Column()
     speeds: dict[int, float] = {}
@@ -261,7 +245,7 @@ def moving_limit(pieces: Iterable[Sequence[Iteration]]) -> tuple[Column, Column]
             timings = [one.timings[rank] for one in piece if rank in one.timings]
             speed = ratio(sum(t.batch for t in timings), sum(t.local_s for t in timings))
             if speed > 0.0:
-                speeds[rank] = speed
+                speeds[rank] = speed  # a worker without samples keeps its last speed
         x.append(piece[0].iteration)
         batch = mean([one.apart or one.global_batch for one in piece])
         y.append(ratio(batch, sum(speeds.get(rank, 0.0) for rank in there)))
@@ -269,7 +253,7 @@ def moving_limit(pieces: Iterable[Sequence[Iteration]]) -> tuple[Column, Column]
 
 
 def training_s(iterations: Iterable[Iteration]) -> dict[int, float]:
-    """Iteration → seconds trained when it ended; time in which the run was down does not count."""
+    """Return iteration → seconds trained at its end, without downtime."""
     clock_s, at = 0.0, {}
     for one in iterations:
         local = max((timing.total_s for timing in one.timings.values()), default=0.0)
@@ -286,14 +270,14 @@ def one_each(rows: Iterable[ScalarRecord]) -> list[ScalarRecord]:
 
 
 def _over_all(rows: Sequence[ScalarRecord]) -> float:
-    """The mean by what each worker's batch counted; of a loss, that over the global batch."""
+    """Return the mean weighted by what each batch counted; for a loss, the mean over the global batch."""
     known = [row for row in rows if row.value == row.value and row.weight > 0.0]
     whole = sum(row.weight for row in known)
     return sum(row.value * row.weight for row in known) / whole if whole else mean([row.value for row in rows])
 
 
 def mean(values: Sequence[float]) -> float:
-    """Mean of those that are numbers; NaN if none is."""
+    """Return the mean of the values that are not NaN; NaN if there is none."""
     known = [value for value in values if value == value]
     return sum(known) / len(known) if known else NAN
 

@@ -1,4 +1,4 @@
-"""Predicted against true speed of every worker, and the cost curves that workers measured of themselves. Pure."""
+"""The pictures of predicted and measured speeds, and of the workers' cost curves. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from uneven.report.draw import LINES_UP_TO, Figure, colour, time_unit
 from uneven.report.series import RunData, WorkerSeries
 from uneven.report.text import percent
 
-SNAPSHOTS_UP_TO = 32
-"""More workers than this get no small picture each."""
+SNAPSHOTS_UP_TO = 32  # more workers do not get a small picture each
 
 _PREDICTED = "#222"
-_LOG_2 = 0.30103
+_LOG_2 = 0.30103  # log10 of 2: a tick at every doubling of the batch
 
 
 def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
-    """Each worker's measured speed and the prediction that it was balanced by, one small picture per worker."""
+    """Return each worker's measured speed and its prediction, in one small picture per worker."""
     errors = {worker.rank: worker.prediction_error for worker in run.summary.workers}
     layout, columns = draw.panels(len(series))
     data: list[Figure] = []
@@ -43,7 +42,9 @@ def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
 
 
 def cost_curves(run: RunData) -> Figure:
-    """Seconds of a step over the batch, as each worker measured them before the start; a cross: memory was full."""
+    """Return the seconds of a step over the batch, measured before the start; a cross marks a batch that did not
+    fit.
+    """
     ranks = sorted(run.profiles)
     scale, unit = time_unit(max((max(run.profiles[rank].seconds) for rank in ranks), default=1.0))
     data: list[Figure] = []
@@ -66,7 +67,7 @@ def cost_curves(run: RunData) -> Figure:
 
 
 def _ticks(values: list[float]) -> list[float]:
-    """1, 2 and 5 times powers of ten, from below the least to above the greatest."""
+    """Return 1, 2 and 5 times powers of ten, from below the least to above the greatest."""
     if not values:
         return []
     first, last = (math.floor(math.log10(one)) for one in (min(values), max(values)))

@@ -1,4 +1,4 @@
-"""A run as a view shows it: fed record by record, asked at any time. Pure."""
+"""The state of a run for a view: fed with records, queried at any time. Pure."""
 
 from __future__ import annotations
 
@@ -27,44 +27,32 @@ from uneven.journal.refreshes import Refreshes
 from uneven.journal.summary import Summary, Totals, summarize
 from uneven.report.series import iteration_name
 
-RECENT = 30
-"""Iterations that "now" is averaged over."""
+RECENT = 30  # iterations averaged for "now"
 
 
 @dataclass(slots=True)
 class RunProgress:
-    """The run so far; holds sums, the newest values and the last few iterations, not the records.
+    """The run so far: sums, newest values and the last few iterations, not the records.
 
-    Where each worker takes steps of its own, iterations are pieces as large as the global batch (``journal.apart``).
+    For asynchronous workers, iterations are pieces as large as the global batch (``journal.apart``).
 
     Attributes:
-        runs: rank → what its newest start said.
-        loads: rank → newest use of machine and process.
         scalars: name → newest value of the lowest rank that logged it.
-        events: the newest, oldest first; plans and ends are left out, splits and changes of the members are put in.
-        messages: what has passed between workers, by line.
-        refreshes: of preconditioners, by owner.
-        exchanged: all workers' exchanges of parameters; gradients do not count.
-        threads: rank, thread → its steps, of workers that have several.
-        changes: of the members.
-        planned: iterations of the whole run; None if nobody said.
-        last: newest finished iteration.
-        newest_s: Unix time of the newest record.
-        rewound: a resumed run repeats what was counted already: feed a new state from the beginning.
+        events: newest last; with splits and membership changes, without plans and ends.
     """
 
-    runs: dict[int, RunRecord] = field(default_factory=dict)
-    loads: dict[int, LoadRecord] = field(default_factory=dict)
+    runs: dict[int, RunRecord] = field(default_factory=dict)  # rank → its newest start
+    loads: dict[int, LoadRecord] = field(default_factory=dict)  # rank → newest use of machine and process
     scalars: dict[str, ScalarRecord] = field(default_factory=dict)
     events: deque[EventRecord | SplitRecord | MembershipRecord] = field(default_factory=lambda: deque(maxlen=50))
-    messages: Messages = field(default_factory=Messages)
-    refreshes: Refreshes = field(default_factory=Refreshes)
-    exchanged: Exchanged = field(default_factory=Exchanged)
-    threads: Counter[tuple[int, int]] = field(default_factory=Counter)
-    planned: int | None = None
-    last: Iteration | None = None
-    newest_s: float = NAN
-    changes: MemberChanges = field(default_factory=MemberChanges)
+    messages: Messages = field(default_factory=Messages)  # traffic between workers, by connection
+    refreshes: Refreshes = field(default_factory=Refreshes)  # of preconditioners, by owner
+    exchanged: Exchanged = field(default_factory=Exchanged)  # parameter exchanges of all workers, without gradients
+    threads: Counter[tuple[int, int]] = field(default_factory=Counter)  # (rank, thread) → steps, if it has several
+    planned: int | None = None  # iterations of the whole run; None if unknown
+    last: Iteration | None = None  # newest finished iteration
+    newest_s: float = NAN  # Unix time of the newest iteration
+    changes: MemberChanges = field(default_factory=MemberChanges)  # of the membership
     _ended: set[int] = field(default_factory=set)
     _left: set[int] = field(default_factory=set)
     _join: Join = field(default_factory=Join)
@@ -72,7 +60,7 @@ class RunProgress:
     _totals: Totals = field(default_factory=Totals)
 
     def feed(self, records: Iterable[Record]) -> None:
-        """Take in new records, rank after rank."""
+        """Add new records, rank by rank."""
         for record in records:
             self._join.add(record)
             self._note(record)
@@ -123,12 +111,11 @@ class RunProgress:
 
     @property
     def apart(self) -> bool:
-        """Whether each worker takes steps of its own."""
+        """True if workers are asynchronous."""
         return self._join.apart
 
     @property
     def iteration_name(self) -> str:
-        """What an iteration is called."""
         return iteration_name(self.apart)
 
     @property
@@ -137,21 +124,19 @@ class RunProgress:
 
     @property
     def ended(self) -> bool:
-        """Whether rank 0 said so, or everybody that was heard of and is not gone."""
+        """True if rank 0 has ended, or all known workers that are still members."""
         if 0 in self._ended and 0 not in self._left:
             return True
         return bool(self.runs) and self._ended >= set(self.runs) - self.changes.gone
 
     @property
     def gone(self) -> frozenset[int]:
-        """Workers that are not there any more, while the others went on."""
+        """The workers that have left or failed while the others continued."""
         return self.changes.gone | self._left
 
     def shares(self) -> dict[int, int]:
-        """Samples by rank in the newest iteration that was as large as any of late.
-
-        The last iteration of an epoch may be small and says little about the split. Where each worker takes steps of
-        its own: what each has of late taken of a global batch.
+        """Return samples by rank in the newest full iteration; for asynchronous workers, the recent shares of a global
+        batch.
         """
         if not self._recent:
             return {}
@@ -161,20 +146,21 @@ class RunProgress:
                 taken.update({rank: timing.batch for rank, timing in one.timings.items()})
             whole = self._recent[-1].apart
             return {rank: round(whole * samples / taken.total()) for rank, samples in taken.items()}
+        # The last iteration of an epoch may be small and says little about the split.
         largest = max(one.global_batch for one in self._recent)
         newest = next(one for one in reversed(self._recent) if one.global_batch == largest)
         return {rank: timing.batch for rank, timing in newest.timings.items()}
 
     def now(self) -> Summary:
-        """The last :data:`RECENT` iterations."""
+        """Return the summary of the last :data:`RECENT` iterations."""
         return summarize(self._recent)
 
     def total(self) -> Summary:
-        """The whole run."""
+        """Return the summary of the whole run."""
         return self._totals.summary()
 
     def time_left_s(self) -> float:
-        """Seconds to go at the recent pace; NaN without a plan or a pace."""
+        """Return the remaining seconds at the recent rate; NaN without a plan or a rate."""
         known = [one.duration_s for one in self._recent if one.duration_s == one.duration_s]
         if self.planned is None or self.last is None or not known:
             return NAN

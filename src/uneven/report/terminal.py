@@ -1,4 +1,4 @@
-"""The run in a terminal: live, and as a table afterwards."""
+"""The view of a run in a terminal: live, and as a table afterwards."""
 
 from __future__ import annotations
 
@@ -19,17 +19,11 @@ from uneven.report.state import RunProgress
 from uneven.report.text import count, percent, seconds, span
 from uneven.report.track.session import LiveTracking
 
-PLAIN_LINE_EVERY_S = 10.0
-"""Where there is no terminal to draw on (a log file), one line is printed so often."""
+PLAIN_LINE_EVERY_S = 10.0  # interval of lines if the output is not a terminal
 
 
 class WatchedRun:
-    """A run directory and its state, kept together.
-
-    Args:
-        run: the run directory; its journal may appear later.
-        tracking: gets all records, too.
-    """
+    """A run directory, whose journal may appear later, and its state; ``tracking`` also gets all records."""
 
     def __init__(self, run: Path, tracking: LiveTracking | None = None) -> None:
         self.run = run
@@ -38,9 +32,10 @@ class WatchedRun:
         self._follower = Follower(run)
 
     def update(self) -> RunProgress:
-        """Read what is new."""
+        """Read new records and return the state."""
         self._feed()
         if self.state.rewound:
+            # A resumed run repeats iterations that were counted, so start again from the beginning.
             self.state, self._follower = RunProgress(), Follower(self.run)
             if self._tracking is not None:
                 self._tracking.rewind()
@@ -54,7 +49,7 @@ class WatchedRun:
             self._tracking.feed(records, final=self.state.ended)
 
     def end(self) -> None:
-        """The run has ended, or nobody looks at it any more."""
+        """Finish the tracking."""
         if self._tracking is not None:
             self._tracking.end(self.state.total())
 
@@ -67,23 +62,22 @@ def watch(
     stop: Callable[[], bool] | None = None,
     tracking: LiveTracking | None = None,
 ) -> RunProgress:
-    """Show a run until it has ended, was stopped, or Ctrl-C; then its final table.
+    """Show a run until it has ended, was stopped, or Ctrl-C; then print its final table.
 
-    A run that has ended already gets its final table at once. A run whose processes are all gone from this
-    machine without saying that they have ended is taken for stopped.
+    If all processes of the run have ended on this machine without an end record, the run counts as stopped.
 
     Args:
         run: the run directory; it must exist, its journal may appear later.
-        every_s: seconds between two looks.
-        console: where to draw; the standard output by default.
-        tracking: gets everything that the run writes, until its end or Ctrl-C.
-        stop: asked at every look; true ends the view, for a caller that knows when its workers are done.
+        every_s: seconds between two updates.
+        console: the output; by default the standard output.
+        tracking: gets all records until the end or Ctrl-C.
+        stop: called at every update; True ends the view.
 
     Returns:
-        The state that the final table was made from.
+        The state of the final table.
 
     Raises:
-        JournalError: no such directory, or a journal that cannot be read.
+        JournalError: no such directory, or the journal cannot be read.
     """
     with access(f"look into {run}", JournalError):
         if not run.is_dir():
@@ -106,7 +100,7 @@ def _follow(watched: WatchedRun, console: Console, every_s: float, stop: Callabl
     with Live(console=console, auto_refresh=False, transient=True, screen=False) as view:
         said_s = time.monotonic()
         while True:
-            over = stop() or _over(watched.state)  # asked before the last look, so that nothing is missed
+            over = stop() or _over(watched.state)  # before the last update, so that it misses no record
             state = watched.update()
             if over:
                 return
@@ -119,7 +113,7 @@ def _follow(watched: WatchedRun, console: Console, every_s: float, stop: Callabl
 
 
 def plain_line(state: RunProgress) -> str:
-    """Where the run stands, in one line without colours."""
+    """Return the progress in one line without colours."""
     if state.last is None:
         return f"waiting for the first {state.iteration_name}"
     now, of = state.now(), f"/{state.planned}" if state.planned else ""
@@ -136,14 +130,14 @@ def _over(state: RunProgress) -> bool:
 
 
 def _gone(run: RunRecord) -> bool:
-    """Whether this worker ran on this machine and runs no longer; false if that cannot be known."""
+    """Return whether this worker ran on this machine and has ended; False if unknown."""
     if run.world == "simulated":
         return True
     if run.host != socket.gethostname():
         return False
     try:
         process = psutil.Process(run.pid)
-        anew = process.create_time() > run.started_at_s + 1.0  # somebody else got the number since
+        anew = process.create_time() > run.started_at_s + 1.0  # another process has got the same id
         return anew or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True

@@ -1,4 +1,4 @@
-"""Numbers as people read them. Pure."""
+"""The formatting of numbers for people. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def seconds(value: float) -> str:
-    """``0.0123`` → ``12.3 ms``; NaN → a dash."""
+    """Format seconds: ``0.0123`` → ``12.3 ms``; NaN → a dash."""
     if not math.isfinite(value):
         return "–"
     if abs(value) < 1e-3:
@@ -18,7 +18,7 @@ def seconds(value: float) -> str:
 
 
 def span(value: float) -> str:
-    """A stretch of time to the second: ``3725`` → ``1:02:05``."""
+    """Format a duration to the second: ``3725`` → ``1:02:05``."""
     if not math.isfinite(value):
         return "–"
     minutes, rest = divmod(round(value), 60)
@@ -27,21 +27,21 @@ def span(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """``0.127`` → ``13 %``, with one digit more below ten percent."""
+    """Format a share: ``0.127`` → ``13 %``, with one more digit below ten percent."""
     if not math.isfinite(value):
         return "–"
     return f"{value:.0%}".replace("%", " %") if round(value, 3) >= 0.1 else f"{value:.1%}".replace("%", " %")
 
 
 def count(value: float) -> str:
-    """A quantity in three or four digits: ``1234.5`` → ``1,234``."""
+    """Format a quantity in three or four digits: ``1234.5`` → ``1,234``."""
     if not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def size(value: float) -> str:
-    """Bytes: ``3.2e9`` → ``3.2 GB``."""
+    """Format bytes: ``3.2e9`` → ``3.2 GB``."""
     if not math.isfinite(value):
         return "–"
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -1,8 +1,7 @@
-"""The run as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""The run as Chrome trace JSON (Google's "Trace Event Format"), for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-One process "workers" with a track per rank: slices for loading data, computing, waiting and communicating;
-one counter per rank for its samples per iteration (per step where each worker takes steps of its own); flags for
-events. Format: Google's "Trace Event Format".
+The process "workers" has a track per rank with slices for data, compute, wait and communicate. Each rank also has a
+counter of samples per iteration (per step if asynchronous). Events are flags.
 """
 
 from __future__ import annotations
@@ -19,18 +18,11 @@ from uneven.report.screen import split_message
 from uneven.report.series import RunData, run_data
 
 Event = dict[str, Any]
-_WORKERS, _SHARES = 1, 2  # process numbers, which are only names here
+_WORKERS, _SHARES = 1, 2  # arbitrary process ids of the two groups of tracks
 
 
 def write(run: Path, path: Path) -> int:
-    """Write the trace of a run.
-
-    Within a step the slices stand in the order data, compute, wait, communicate. That is a drawing: the
-    journal has their lengths, and a worker's last bit of computing (the optimizer) comes after the exchange.
-    Clocks of different hosts are taken as they are.
-
-    Returns:
-        How many trace events were written.
+    """Write the trace of a run; return the number of trace events.
 
     Raises:
         JournalError: no journal, or the file cannot be written.
@@ -48,7 +40,7 @@ def write(run: Path, path: Path) -> int:
 
 
 def events(data: RunData) -> Iterator[Event]:
-    """All trace events; times in microseconds from the start of the first step."""
+    """Yield all trace events; times in microseconds from the start of the first step."""
     first = data.iterations[0] if data.iterations else None
     longest_s = max((t.total_s for t in first.timings.values()), default=0.0) if first else 0.0
     origin_s = first.ended_at_s - longest_s if first else 0.0
@@ -57,6 +49,7 @@ def events(data: RunData) -> Iterator[Event]:
     for one in data.iterations:
         end_us = (one.ended_at_s - origin_s) * 1e6
         for rank, timing in one.timings.items():
+            # Clocks of different hosts are not corrected, so keep the slices of a track from overlapping.
             start_us = max(end_us - timing.total_s * 1e6, free_us.get(rank, 0.0))
             yield from _slices(one, timing, start_us)
             free_us[rank] = start_us + timing.total_s * 1e6
@@ -80,7 +73,7 @@ def events(data: RunData) -> Iterator[Event]:
 
 
 def longest_of(one: Iteration) -> float:
-    """Seconds of the longest step in an iteration."""
+    """Return the seconds of the longest step in an iteration."""
     return max(timing.total_s for timing in one.timings.values())
 
 
@@ -102,21 +95,34 @@ def _slices(one: Iteration, timing: Timing, start_us: float) -> Iterator[Event]:
         ("communicate", timing.communicate_s),
     )
     args = {"iteration": timing.newest if one.apart else one.iteration, "epoch": one.epoch, "samples": timing.batch}
+    # The order is a simplification: the journal has only lengths, and the optimizer runs after the exchange.
     for name, length_s in parts:
         if length_s > 0:
             length_us = length_s * 1e6
             yield {
-                "ph": "X", "pid": _WORKERS, "tid": timing.rank + 1, "cat": "step", "name": name,
-                "ts": _us(start_us), "dur": _us(length_us), "args": args,
-            }  # fmt: skip
+                "ph": "X",
+                "pid": _WORKERS,
+                "tid": timing.rank + 1,
+                "cat": "step",
+                "name": name,
+                "ts": _us(start_us),
+                "dur": _us(length_us),
+                "args": args,
+            }
             start_us += length_us
 
 
 def _flag(rank: int, at_us: float, name: str, message: str) -> Event:
     return {
-        "ph": "i", "s": "t", "pid": _WORKERS, "tid": rank + 1, "cat": "event", "name": name, "ts": _us(at_us),
+        "ph": "i",
+        "s": "t",
+        "pid": _WORKERS,
+        "tid": rank + 1,
+        "cat": "event",
+        "name": name,
+        "ts": _us(at_us),
         "args": {"message": message},
-    }  # fmt: skip
+    }
 
 
 def _meta(what: str, process: int, thread: int, **args: Any) -> Event:

@@ -1,8 +1,4 @@
-"""A run's report as a live page on the loopback: drawn by the browser, fed by server-sent events.
-
-Whoever may look knows the token in the address. A request without it is answered as one for nothing, and a request
-under another host's name (DNS rebinding) is refused, whatever it knows.
-"""
+"""The live report of a run on the loopback interface: drawn by the browser, updated by server-sent events."""
 
 from __future__ import annotations
 
@@ -23,8 +19,7 @@ from uneven.report.page import STYLE, Page, escape
 from uneven.report.plotly_code import BESIDE, plotly
 
 LOOPBACK = "127.0.0.1"
-_BREATH = 10.0
-"""Between two drawings lies at least so many times what one takes, so a long run's page costs a tenth of a core."""
+_BREATH = 10.0  # least pause ÷ duration of a drawing, so that a long run's page costs at most a tenth of a core
 _ALIVE_EVERY_S = 15.0
 _FIRST_WITHIN_S = 5.0
 _WAITING: dict[str, Any] = {"lead": "", "parts": [], "problem": "being drawn for the first time"}
@@ -67,35 +62,31 @@ source.onerror = () => { document.getElementById("state").textContent = "nobody 
 
 
 class LiveReport:
-    """The newest report of a run, drawn again when its journal has grown.
-
-    Args:
-        run: the run directory; its journal may appear later.
-        every_s: least time between two drawings.
-    """
+    """The newest report of a run, drawn again when its journal has grown, at most every ``every_s`` seconds."""
 
     def __init__(self, run: Path, every_s: float) -> None:
         self.run = run
         self._every_s = every_s
         self._changed = threading.Condition()
-        self._version, self._text = 0, ""
+        self._version = 0
+        self._text = ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="uneven-live-report", daemon=True)
         self._thread.start()
 
     def newer(self, version: int, within_s: float) -> tuple[int, str]:
-        """The report after ``version`` as JSON; the same version and "" if there is none within that time."""
+        """Return the report after ``version`` as JSON; the same version and "" if there is none within that time."""
         with self._changed:
             self._changed.wait_for(lambda: self._version > version or self._over.is_set(), within_s)
             return (self._version, self._text) if self._version > version else (version, "")
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is drawn."""
+        """True if the report is no longer updated."""
         return self._over.is_set()
 
     def close(self) -> None:
-        """Draw no more, and let those go who wait."""
+        """Stop drawing and wake waiting requests."""
         self._over.set()
         with self._changed:
             self._changed.notify_all()
@@ -125,7 +116,7 @@ def _drawn(run: Path) -> dict[str, Any]:
 
 
 class WebServer:
-    """Serves the page of a run until it is closed; a ``with`` block does so at the end.
+    """A server of a run's page until it is closed; a ``with`` block closes it.
 
     Attributes:
         address: of the page, with its token.
@@ -152,11 +143,10 @@ class WebServer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until somebody interrupts."""
+        """Wait until an interrupt."""
         self._thread.join()
 
     def close(self) -> None:
-        """Serve nobody any more."""
         self._live.close()
         self._server.shutdown()
         self._server.server_close()
@@ -175,9 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
     live: LiveReport
     token: str
     server_version, sys_version = "uneven", ""
-    timeout = 60.0  # of a connection that says nothing
+    timeout = 60.0  # of a silent connection
 
     def do_GET(self) -> None:
+        # DNS rebinding: a foreign page may reach this port under its own host name, so check Host and Origin first,
+        # also if the token is right. The token in the address is the only credential.
         host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
         own = (host, host.replace(LOOPBACK, "localhost"))
         origin = self.headers.get("Origin")
@@ -185,6 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403)
             return
         _, token, rest = self.path.split("/", 2) if self.path.count("/") > 1 else ("", "", "")
+        # In constant time, and with the answer of a missing page: a guess learns nothing.
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             self.send_error(404)
         elif rest == "":
@@ -199,9 +192,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self, kind: str) -> None:
         self.send_response(200)
         for name, value in (
-            ("Content-Type", kind), ("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer"),
-            ("X-Content-Type-Options", "nosniff"), ("Content-Security-Policy", _POLICY),
-        ):  # fmt: skip
+            ("Content-Type", kind),
+            ("Cache-Control", "no-store"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Content-Security-Policy", _POLICY),
+        ):
             self.send_header(name, value)
 
     def _send(self, kind: str, text: str) -> None:
@@ -221,10 +217,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(f"data: {text}\n\n".encode() if text else b": alive\n\n")
                 self.wfile.flush()
             except (ConnectionError, TimeoutError):
-                return  # nobody looks any more
+                return  # the browser has closed the page
 
     def log_message(self, format: str, *values: object) -> None:
-        """Nothing: the address has the token."""
+        """Log nothing, because the address contains the token."""
 
 
 def _shell(live: LiveReport) -> str:

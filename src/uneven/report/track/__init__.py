@@ -1,4 +1,4 @@
-"""Curves and settings for tools that keep them: TensorBoard, Weights & Biases, MLflow.
+"""Curves and settings for experiment trackers: TensorBoard, Weights & Biases, MLflow.
 
 ::
 
@@ -6,7 +6,7 @@
     a search's trials ─────────────────┼──► a Tracker's runs ──┼── wandb.py         offline, or a server
     a fleet's members ─────────────────┘     (base.py)         └── mlflow.py        a folder, or a server
 
-A tool's library is imported by its own file and nowhere else.
+A tracker's library is only imported by its module.
 """
 
 from uneven.report.track.base import TrackedRun, Tracker, tracker

@@ -1,4 +1,4 @@
-"""What a tool that keeps curves is asked to do."""
+"""The interface of experiment trackers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _WHERE = {
 
 
 class TrackedRun(ABC):
-    """One run in such a tool: curves that grow, and results at the end."""
+    """A run in a tracker: growing curves, and results at the end."""
 
     @abstractmethod
     def add(self, points: Sequence[LoggedValue]) -> None:
-        """More points; steps of one curve ascend."""
+        """Add points; the steps of one curve ascend."""
 
     @abstractmethod
     def end(self, results: Mapping[str, float]) -> None:
-        """It is over; finite numbers that stand beside its settings."""
+        """End the run with finite results, shown with its settings."""
 
 
 class Tracker(ABC):
-    """A tool that keeps curves.
+    """An experiment tracker.
 
     Args:
-        where: a folder, or an address if the tool has servers.
+        where: a folder, or an address if the tracker has servers.
 
     Raises:
-        ConfigError: it is not installed, naming the extra.
+        ConfigError: it is not installed; the message names the extra.
     """
 
     @abstractmethod
@@ -44,24 +44,19 @@ class Tracker(ABC):
 
     @abstractmethod
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
-        """A new run.
+        """Start a run; raise ConfigError if its folder cannot be written.
 
         Args:
-            name: what it is called there.
-            settings: what it was started with.
-            group: what it belongs to, a search or an ensemble.
-
-        Raises:
-            ConfigError: its folder cannot be written.
+            group: the search or ensemble that it belongs to.
         """
 
 
 def tracker(text: str) -> Tracker:
-    """The tool that ``"tensorboard:FOLDER"``, ``"wandb:FOLDER"`` or ``"mlflow:FOLDER"`` names.
+    """Return the tracker of ``"tensorboard:FOLDER"``, ``"wandb:FOLDER"`` or ``"mlflow:FOLDER"``.
 
     Raises:
-        ConfigError: the text has another form, or the tool is not installed.
-        UnknownNameError: there is no such tool here.
+        ConfigError: the text has another form, or the tracker is not installed.
+        UnknownNameError: there is no such tracker.
     """
     name, colon, where = text.partition(":")
     if name not in _WHERE:
@@ -74,5 +69,5 @@ def tracker(text: str) -> Tracker:
 
 
 def by_step(points: Iterable[LoggedValue]) -> list[tuple[int, list[LoggedValue]]]:
-    """Points that follow each other and are of one step, together."""
+    """Group consecutive points of one step."""
     return [(step, list(same)) for step, same in groupby(points, lambda one: one.step)]

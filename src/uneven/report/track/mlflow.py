@@ -1,4 +1,4 @@
-"""MLflow: a folder, or the address of a tracking server or database."""
+"""The tracker for MLflow: a folder, or the address of a tracking server or database."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from uneven.errors import ConfigError, access, install_hint
 from uneven.report.track.base import TrackedRun, Tracker
 from uneven.report.track.points import LoggedValue, Plain
 
-_AT_ONCE = 1000
-"""Values in one call, at most; MLflow's own limit."""
-_UNFIT = re.compile(r"[^\w./ -]")
+_AT_ONCE = 1000  # MLflow's limit of values in one call
+_UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow rejects in names
 _EXPERIMENT, _ALLOW = "uneven", "MLFLOW_ALLOW_FILE_STORE"
 
 
 class MLflow(Tracker):
-    """``mlflow:FOLDER``, ``mlflow:http://…`` or ``mlflow:sqlite:///…``; the experiment is the group, or ``uneven``."""
+    """A store ``mlflow:FOLDER``, ``mlflow:http://…`` or ``mlflow:sqlite:///…``; the experiment is the group, or
+    ``uneven``.
+    """
 
     def __init__(self, where: str) -> None:
         try:
@@ -47,7 +48,8 @@ class MLflow(Tracker):
 
 class _MlflowRun(TrackedRun):
     def __init__(self, client: Any, run: str) -> None:
-        self._client, self._run = client, run
+        self._client = client
+        self._run = run
 
     def add(self, points: Sequence[LoggedValue]) -> None:
         from mlflow.entities import Metric
@@ -64,7 +66,7 @@ class _MlflowRun(TrackedRun):
 
 @contextmanager
 def _folders_allowed() -> Iterator[None]:
-    """Newer versions refuse folders unless a variable of theirs is set; somebody's own value of it is kept."""
+    # Newer versions of MLflow raise an error for folders unless this variable is set. A user's own value is kept.
     if _ALLOW in os.environ:
         yield
         return
@@ -76,5 +78,4 @@ def _folders_allowed() -> Iterator[None]:
 
 
 def _fit(name: str) -> str:
-    """MLflow takes letters, digits, and a few signs."""
     return _UNFIT.sub("_", name)

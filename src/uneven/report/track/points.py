@@ -1,4 +1,4 @@
-"""The records of a session's journal as points of curves, also while it is being written. Pure."""
+"""The conversion of journal records to points of curves, also during a run. Pure."""
 
 from __future__ import annotations
 
@@ -17,63 +17,48 @@ from uneven.report.series import one_each
 
 _NEVER = -1
 
-Plain = int | float | str | bool | None
-"""What a setting may be."""
+Plain = int | float | str | bool | None  # types of settings
 
 
 class LoggedValue(NamedTuple):
-    """A value of a curve.
+    """A value of a curve."""
 
-    Attributes:
-        name: of the curve; what stands before a slash groups it.
-        step: an iteration (a global batch where each worker takes steps of its own), an epoch, or how much a trial has
-            been trained.
-        at_s: Unix time.
-    """
-
-    name: str
+    name: str  # the part before a slash is its group
     value: float
-    step: int
-    at_s: float
+    step: int  # an iteration (or global batch), an epoch, or the progress of a trial
+    at_s: float  # Unix time
 
 
 class PointStream:
-    """What a session has measured and logged, iteration by iteration.
+    """The measured and logged values of a session, by iteration.
 
-    ``user/…`` is what the script logged (the mean over workers, by what their batches count), ``run/…`` the iteration's
-    duration and throughput, ``rank N/…`` share, speed, compute, wait and communicate of a worker.
-
-    Where each worker takes steps of its own, an iteration is a piece as large as the global batch (``journal.apart``):
-    values that were logged in the steps that ended in it, its rate, and each worker's share of its samples and means
-    over its steps.
+    ``user/…`` are values that the script logged (the weighted mean over workers), ``run/…`` the iteration's duration
+    and throughput, ``rank N/…`` share, speed, compute, wait and communicate of a worker. For asynchronous workers, an
+    iteration is a piece as large as the global batch (``journal.apart``).
 
     Attributes:
-        settings: of the run, once rank 0 has said them.
-        rewound: a resumed run repeats what was given out already: feed a new stream from the beginning.
+        settings: of the run, from rank 0's record.
+        rewound: a resumed run repeats earlier points: feed a new stream from the beginning.
     """
 
     def __init__(self, after: int = _NEVER) -> None:
         self.settings: dict[str, Plain] = {}
-        self._join, self._refreshes = Join(), Refreshes()
+        self._join = Join()
+        self._refreshes = Refreshes()
         self._logged: dict[int, dict[str, list[ScalarRecord]]] = {}
-        self._unplaced: list[ScalarRecord] = []  # in steps that are in no piece yet
+        self._unplaced: list[ScalarRecord] = []  # from steps of incomplete pieces
         self._places = Places()
         self._seen: set[int] = set()
-        self._after, self.newest = after, after
+        self._after = after
+        self.newest = after
 
     @property
     def rewound(self) -> bool:
         return self._join.rewound
 
     def feed(self, records: Iterable[Record], *, final: bool = False) -> list[LoggedValue]:
-        """Take in new records.
-
-        Args:
-            final: nothing more is to come.
-
-        Returns:
-            What is complete now, by ascending steps. What was logged in an iteration comes one iteration later, when
-            all workers have had the time to log it.
+        """Add new records (``final``: the last ones) and return the points that are now complete, by ascending
+        steps.
         """
         for record in records:
             self._join.add(record)
@@ -86,6 +71,7 @@ class PointStream:
                     self._keep(record.iteration, record)
         found: list[LoggedValue] = []
         for one in self._join.take(final=final):
+            # Values of an iteration follow one iteration later, when all workers have had time to log them.
             found += self._of_iterations_before(one.iteration)
             found += _measured(one, self._seen)
             self.newest = max(self.newest, one.iteration)
@@ -102,7 +88,7 @@ class PointStream:
         self._logged.setdefault(iteration, {}).setdefault(record.name, []).append(record)
 
     def _place(self, piece: Iteration) -> None:
-        """Sort in what was logged in the steps of this piece, or of one before it."""
+        """Assign values that were logged in the steps of this piece, or of earlier ones."""
         for rank, timing in piece.timings.items():
             self._places.add(rank, timing.newest, piece.iteration)
         left = []
@@ -125,7 +111,7 @@ class PointStream:
 
 
 def results(summary: Summary) -> Mapping[str, float]:
-    """The run in a few numbers."""
+    """Return the run's key numbers."""
     usual = "mean" if summary.apart else "median"
     values = {
         f"run/{usual}_iteration_s": summary.iteration_s,
@@ -137,7 +123,7 @@ def results(summary: Summary) -> Mapping[str, float]:
 
 
 def _measured(one: Iteration, seen: set[int]) -> list[LoggedValue]:
-    """What one iteration took; where each takes steps of its own, whoever else was seen before has no share in it."""
+    """Return the points of one iteration."""
     at = (one.iteration, one.ended_at_s)
     found = []
     if one.duration_s == one.duration_s:
@@ -152,7 +138,7 @@ def _measured(one: Iteration, seen: set[int]) -> list[LoggedValue]:
             "communicate_s": timing.communicate_s / timing.steps,
         }
         found += [LoggedValue(f"rank {rank}/{column}", value, *at) for column, value in columns.items()]
-    if one.apart:
+    if one.apart:  # a known worker without a step in this piece has share 0
         found += [LoggedValue(f"rank {rank}/share", 0.0, *at) for rank in sorted(seen - one.timings.keys())]
         seen |= one.timings.keys()
     return found

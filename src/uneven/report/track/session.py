@@ -1,4 +1,4 @@
-"""A session's run in a tool that keeps curves: afterwards, or while it goes on."""
+"""A session's run in experiment trackers: afterwards, or during the run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from uneven.report.track.points import PointStream, results
 
 
 def write(run: Path, tracker: Tracker) -> int:
-    """Log a run from its journal.
-
-    Returns:
-        How many values.
+    """Log a run from its journal; return the number of values.
 
     Raises:
         JournalError: there is no journal.
-        ConfigError: the tool cannot write.
+        ConfigError: the tracker cannot write.
     """
     journal = read(run)
     stream = PointStream()
@@ -33,22 +30,16 @@ def write(run: Path, tracker: Tracker) -> int:
 
 
 class LiveTracking:
-    """Gives tools what a run that goes on writes.
-
-    Args:
-        name: of the run.
-        trackers: the tools.
-
-    What a resumed run does again stays as it was logged first: tools want steps that ascend.
-    """
+    """A forwarder of a running run's records to trackers."""
 
     def __init__(self, name: str, trackers: Sequence[Tracker]) -> None:
-        self._name, self._trackers = name, trackers
+        self._name = name
+        self._trackers = trackers
         self._stream = PointStream()
         self._runs: list[TrackedRun] = []
 
     def feed(self, records: Iterable[Record], *, final: bool = False) -> None:
-        """Log what is complete with these."""
+        """Log the points that these records complete."""
         points = self._stream.feed(records, final=final)
         if points and not self._runs:
             self._runs = [one.begin(self._name, self._stream.settings) for one in self._trackers]
@@ -56,11 +47,12 @@ class LiveTracking:
             run.add(points)
 
     def rewind(self) -> None:
-        """The journal is read from its beginning again."""
+        """Prepare to receive the journal from its beginning again."""
+        # Repeated iterations keep their first values: trackers require ascending steps.
         self._stream = PointStream(after=self._stream.newest)
 
     def end(self, summary: Summary) -> None:
-        """Nothing more comes."""
+        """Log the remaining points and the results."""
         self.feed((), final=True)
         for run in self._runs:
             run.end(results(summary))

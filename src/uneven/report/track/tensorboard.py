@@ -1,4 +1,6 @@
-"""Event files for ``tensorboard --logdir``; settings and results go to its page *hparams*."""
+"""The tracker for TensorBoard: event files for ``tensorboard --logdir``; settings and results are on its page
+*hparams*.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from uneven.report.track.points import LoggedValue, Plain
 
 
 class TensorBoard(Tracker):
-    """A folder with one for each run in it; what an earlier run of the same name has written is replaced."""
+    """A folder with a subfolder for each run; files of an earlier run of the same name are replaced."""
 
     def __init__(self, where: str) -> None:
         try:

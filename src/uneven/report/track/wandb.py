@@ -1,4 +1,4 @@
-"""Weights & Biases: offline below a folder, which ``wandb sync`` sends later; online where WANDB_MODE says so."""
+"""The tracker for Weights & Biases: offline in a folder, for ``wandb sync``, or online if WANDB_MODE is set so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class WeightsAndBiases(Tracker):
         self._folder = Path(where)
 
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
-        """A run of its own, beside those that are still open."""
         with access(f"write to {self._folder} (another folder can be named with --log-to)"):
             self._folder.mkdir(parents=True, exist_ok=True)
         run = self._wandb.init(
@@ -34,7 +33,7 @@ class WeightsAndBiases(Tracker):
             group=group or None,
             config=dict(settings),
             dir=str(self._folder),
-            reinit="create_new",
+            reinit="create_new",  # other runs may still be open
             settings=self._wandb.Settings(silent=True, console="off"),
         )
         return _WandbRun(run)
