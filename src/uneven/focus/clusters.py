@@ -91,9 +91,7 @@ class Clusters:
         return tuple(int(one) for one in self._ids[: self._active])
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return copies of the arrays from which :meth:`load` continues exactly: (active, dim) centroids, and one entry
-        per cluster.
-        """
+        """Return copies of the arrays, (active, dim) and (active,), from which :meth:`load` continues exactly."""
         count = self._active
         return {
             "centroids": self._centroids[:count].copy(),
@@ -104,7 +102,7 @@ class Clusters:
         }
 
     def load(self, state: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Continue from a state; shapes as in :meth:`state`, for example ids (active,)."""
+        """Continue from a state, with the shapes of :meth:`state`: (active, dim) and (active,)."""
         self._active = count = len(state["ids"])
         for mine, name in (
             (self._centroids, "centroids"),

@@ -58,10 +58,8 @@ class Moving:
         self._background: npt.NDArray[np.float32] | None = None
 
     def __call__(self, pixels: npt.NDArray[np.uint8]) -> Boxes:
-        """Return the boxes (n, 4) in pixels of the frame, (height, width, 3) uint8, from top to bottom.
-
-        Raises:
-            DataError: the frame differs in size from earlier ones.
+        """Return the boxes (n, 4) of a frame (height, width, 3) uint8, top first; DataError if the frame's size has
+        changed.
         """
         step = self._step(pixels)
         grey = _narrow(pixels, step)
@@ -76,9 +74,7 @@ class Moving:
         return self._boxes(moves, step, pixels.shape[:2])
 
     def begin(self, frames: list[npt.NDArray[np.uint8]]) -> None:
-        """Use the median of frames, each (height, width, 3), as background, so objects that move through them are not
-        in it.
-        """
+        """Use the median of frames, each (height, width, 3), as background: moving objects are not part of it."""
         step = self._step(frames[0])
         self._background = np.median(np.stack([_narrow(one, step) for one in frames]), axis=0).astype(np.float32)
 
@@ -124,14 +120,11 @@ def _narrow(pixels: npt.NDArray[np.uint8], step: int) -> npt.NDArray[np.float32]
 
 
 def cut_out(pixels: npt.NDArray[np.uint8], boxes: Boxes, side: int, margin: float = 0.1) -> npt.NDArray[np.uint8]:
-    """Return the objects of a frame (height, width, 3), each in a square around its box, as (n, side, side, 3) uint8.
-
-    A border of ``margin`` times the longer side is shown around each of the ``boxes`` (n, 4).
-    """
+    """Return squares around the ``boxes`` (n, 4) of a frame (height, width, 3), as (n, side, side, 3) uint8."""
     result = np.zeros((len(boxes), side, side, 3), np.uint8)
     frame = torch.from_numpy(pixels)
     for place, (left, top, right, bottom) in enumerate(boxes.tolist()):
-        half = max(right - left, bottom - top) * (0.5 + margin)
+        half = max(right - left, bottom - top) * (0.5 + margin)  # the margin is a share of the longer side
         x, y = (left + right) / 2, (top + bottom) / 2
         columns = slice(max(0, round(x - half)), min(pixels.shape[1], round(x + half) + 1))
         rows = slice(max(0, round(y - half)), min(pixels.shape[0], round(y + half) + 1))

@@ -42,12 +42,9 @@ NAMED = (2, 5, 1000)  # the paper's L_s: numbers of most frequent classes with t
 
 
 class Cheap(nn.Module):
-    """A network of convolutions, a mean over the picture, and one linear layer, whose input is the feature.
+    """A network of convolutions, a mean over the picture, and one linear layer, whose input is the feature."""
 
-    Its ``outputs`` are the named classes and OTHER.
-    """
-
-    def __init__(self, rung: LadderRung, outputs: int) -> None:
+    def __init__(self, rung: LadderRung, outputs: int) -> None:  # outputs: named classes, and one for OTHER
         super().__init__()
         layers: list[nn.Module] = []
         channels = 3
@@ -100,9 +97,7 @@ class BalancedLoss:
         self._weights = torch.tensor(weights, dtype=torch.float32)
 
     def __call__(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the batch, a scalar; ``label`` (n,) holds the truth network's classes, ``logits`` is (n,
-        outputs).
-        """
+        """Return the mean over the batch, a scalar, for logits (n, outputs) and the truth network's labels (n,)."""
         weights = self._weights
         if len(weights) < logits.shape[1]:  # all classes are named: OTHER never occurs
             weights = F.pad(weights, (0, logits.shape[1] - len(weights)))
@@ -113,11 +108,8 @@ class BalancedLoss:
 def candidates(
     labels: npt.NDArray[np.int64], classes: int, ladder: Sequence[LadderRung] = LADDER, named: Sequence[int] = NAMED
 ) -> tuple[Candidate, ...]:
-    """Return every rung with every distinct L_s for the sampled objects' labels (n,) int64; ``classes`` is their
-    number.
-
-    Raises:
-        ConfigError: there are no objects to learn from, or nothing to try.
+    """Return every rung with every distinct L_s for labels (n,) int64; ConfigError if there are none, or nothing to
+    try.
     """
     if len(labels) == 0:
         raise ConfigError("nothing moves in the sampled frames: give a longer part of the video, or a detector")
@@ -153,7 +145,6 @@ def flipped(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
 
 
 def member(candidate: Candidate, loss: BalancedLoss) -> fleet.Member:
-    """Return a candidate as a fleet member."""
     model = candidate.build()
     return fleet.Member(model, torch.optim.AdamW(model.parameters(), lr=3e-3), batch_size=64, loss=loss)
 
@@ -212,5 +203,4 @@ def fused(model: Cheap) -> Cheap:
 
 
 def cost(model: Cheap, side: int) -> float:
-    """Return the floating-point operations for one crop."""
     return work(model, torch.zeros(1, 3, side, side))

@@ -33,7 +33,6 @@ class Objects:
 
     @classmethod
     def join(cls, parts: list[Objects], side: int) -> Objects:
-        """Return the objects of successive parts as one."""
         if not parts:
             return cls(
                 np.zeros(0, np.int64),
@@ -56,9 +55,7 @@ class Objects:
 
 
 def found(frames: Iterable[Frame], detector: Detector, side: int) -> Iterator[Objects]:
-    """Yield the objects of each frame. The background starts as the median of the first frames, also after a change of
-    size.
-    """
+    """Yield the objects of each frame. The background starts as the median of the first frames, also after a resize."""
     for _, alike in groupby(frames, lambda frame: frame.pixels.shape):
         yield from _found(alike, detector, side)
 

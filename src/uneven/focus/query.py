@@ -51,9 +51,7 @@ class Hit:
 
 @dataclass(slots=True)
 class QueryCost:
-    """The cost of an index's queries since it was opened. All fields but ``candidates`` and ``embedded`` are parts of
-    ``candidates``.
-    """
+    """The cost of an index's queries since it was opened; all counts but the first and last are parts of the first."""
 
     candidates: int = 0  # clusters that could hold the class
     sure: int = 0  # accepted by the cheap network alone
@@ -213,9 +211,7 @@ class VideoIndex:
     def _settled(
         self, stream: str, label: int, number: int, setting: dict[str, Any], clusters: list[int]
     ) -> Iterator[tuple[int, float]]:
-        """Judge centroids in rounds until verdicts cover the others; yield accepted clusters and store verdicts
-        immediately.
-        """
+        """Judge centroids in rounds until verdicts cover the others; yield accepted clusters immediately."""
         began_s, store = time.perf_counter(), self.streams[stream]
         spread = setting.get("spread", 0.0)  # missing in older indexes
         before = store.precedents(number)

@@ -23,16 +23,12 @@ ROUND = 32  # centroids to ask about before verdicts are spread again
 
 @dataclass(frozen=True, slots=True)
 class Precedents:
-    """The verdicts that a query need not ask for.
-
-    Attributes:
-        label, score: the truth network's verdict, (n,) int64 and (n,) float32.
-    """
+    """The verdicts that a query need not ask for."""
 
     cluster: npt.NDArray[np.int64]  # of each centroid, (n,) int64; negative for objects of the sample
     feature: npt.NDArray[np.float32]  # by the network whose centroids are asked about, (n, dim) float32
-    label: npt.NDArray[np.int64]
-    score: npt.NDArray[np.float32]
+    label: npt.NDArray[np.int64]  # the truth network's, (n,)
+    score: npt.NDArray[np.float32]  # (n,)
 
     @classmethod
     def sample(
@@ -42,7 +38,6 @@ class Precedents:
         return cls(-1 - np.arange(len(label)), feature, label, score)
 
     def joined(self, other: Precedents) -> Precedents:
-        """Return the objects of two parts of a sample as one."""
         return Precedents.sample(
             np.concatenate([self.feature, other.feature]),
             np.concatenate([self.label, other.label]),
@@ -54,18 +49,14 @@ NO_PRECEDENTS = Precedents.sample(np.zeros((0, 0), np.float32), np.zeros(0, np.i
 
 
 class Spreading:
-    """A query for one class on the centroids of one network, with features (n, dim); ``spread`` 0 uses the threshold T.
-
-    ``before`` are the precedents' features (m, dim), and whether each is of the class (m,). They are verdicts of
-    earlier queries and of the sample.
-    """
+    """A query for one class on the centroids of one network; ``spread`` 0 uses the threshold T."""
 
     def __init__(
         self,
-        features: npt.NDArray[np.float32],
+        features: npt.NDArray[np.float32],  # of the centroids, (n, dim)
         threshold: float,
         spread: float,
-        before: tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]],
+        before: tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]],  # precedents (m, dim); of the class? (m,)
     ) -> None:
         count = len(features)
         self._features = features
@@ -113,9 +104,7 @@ class Spreading:
         return found
 
     def speakers(self) -> npt.NDArray[np.int64]:
-        """Return for each row, when all are settled, the row whose verdict it has, (n,) int64; -1 - i is precedent
-        i.
-        """
+        """Return the row whose verdict each row has, (n,) int64, when all are settled; -1 - i is precedent i."""
         nearest = self._speaker[self._apart.argmin(0), np.arange(len(self._judged))]
         return np.where(self._judged, np.arange(len(self._judged)), nearest)
 
@@ -141,10 +130,7 @@ def played(
     spread: float,
     before: tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]],
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Simulate a query with known verdicts; return the rows accepted and the rows asked about, both (n,) bool.
-
-    Args as of :class:`Spreading`; ``is_it`` (n,) bool is whether each row is of the class.
-    """
+    """Simulate a query with known verdicts ``is_it``; return the rows accepted and asked about, all (n,) bool."""
     spreading, asked = Spreading(features, threshold, spread, before), np.zeros(len(features), bool)
     while rows := spreading.ask(ROUND):
         spreading.tell(rows, is_it[rows].tolist())

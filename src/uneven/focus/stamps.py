@@ -21,12 +21,10 @@ class FrameClock:
     raw_s: float | None = None  # the last time stamp; None accepts any next one
 
     def read(self, raw_s: float | None, step_s: float, most_s: float = _FAR_S) -> float:
-        """Return the time of a picture with time stamp ``raw_s``, about ``step_s`` before the next one.
-
-        A stamp more than ``most_s`` after the last one starts a new sequence.
-        """
+        """Return the time of a picture with time stamp ``raw_s``, about ``step_s`` before the next one."""
         time_s = self.next_s
         if raw_s is not None:
+            # A jump back, or more than `most_s` ahead, starts a new sequence of time stamps.
             if self.shift_s is None or (self.raw_s is not None and not -_BACK_S <= raw_s - self.raw_s <= most_s):
                 self.shift_s = time_s - raw_s
             time_s, self.raw_s = max(0.0, raw_s + self.shift_s), raw_s

@@ -73,16 +73,12 @@ ORDER BY clusters.id
 
 @dataclass(frozen=True, slots=True)
 class ClusterRow:
-    """A cluster that may hold the requested class.
-
-    Attributes:
-        verdict: the truth network's class and score of the centroid, or of the one whose verdict it has.
-    """
+    """A cluster that may hold the requested class."""
 
     id: int
     place: int  # number of outputs of the cheap network that are more likely for its centroid
     confidence: float  # of the requested output
-    verdict: tuple[int, float] | None
+    verdict: tuple[int, float] | None  # class and score, of this centroid or of the one whose verdict it has
     judged: bool  # the truth network saw this centroid
 
 
@@ -100,11 +96,9 @@ class Gathered:
 
 
 class StreamStore:
-    """A stream's index in a folder made by :meth:`create`; several processes may read it and write verdicts during an
-    ingest.
+    """A stream's index; several processes may read it and write verdicts during an ingest.
 
-    Raises:
-        CheckpointError: there is no index, or one of another version, or a damaged one.
+    Raises CheckpointError if there is none in the folder, or one of another version, or a damaged one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -134,9 +128,8 @@ class StreamStore:
     def create(
         cls, folder: Path, setting: dict[str, Any], weights: bytes, before: Precedents = NO_PRECEDENTS, **facts: Any
     ) -> StreamStore:
-        """Create an index with only its first network, atomically; raise DataError if that fails.
-
-        ``facts`` are plain data, including ``side``, the size of crops in pixels. See also :meth:`add_network`.
+        """Create an index with its first network, atomically; DataError if that fails. ``facts`` include the crops'
+        ``side``.
         """
         with told_of_disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +146,6 @@ class StreamStore:
         return cls(folder)
 
     def fact(self, key: str) -> Any:
-        """Return the value stored under a name; None if there is none."""
         row = self._db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
@@ -169,13 +161,10 @@ class StreamStore:
         }
 
     def weights(self, network: int) -> bytes:
-        """Return a network's weights in the format of ``torch.save``."""
         return bytes(self._db.execute("SELECT weights FROM networks WHERE id = ?", (network,)).fetchone()[0])
 
     def progress(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.generic]]]:
-        """Return the counts and the arrays (any shape) from which the ingest continues; both empty before the first
-        write.
-        """
+        """Return the counts and arrays (any shape) from which the ingest continues; empty before the first write."""
         row = self._db.execute("SELECT counts, state FROM progress").fetchone()
         if row is None:
             return {}, {}
@@ -186,11 +175,8 @@ class StreamStore:
         return int(self._db.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM clusters").fetchone()[0])
 
     def find(self, label: int, entry: int, network: int, k: int, between_s: tuple[float, float]) -> list[ClusterRow]:
-        """Return a network's clusters that have an object in that time and the class among the centroid's K most
-        likely.
-
-        They are stored under ``entry``: the class itself, or OTHER.
-        """
+        """Return a network's clusters with an object in that time and the class among the centroid's K most likely."""
+        # `entry` is the class under which they are stored: the label itself, or OTHER.
         rows = self._db.execute(_FIND, (label, entry, network, k, *between_s))
         return [
             ClusterRow(cluster, place, sure, None if verdict is None else (verdict, score), bool(judged))
@@ -198,7 +184,6 @@ class StreamStore:
         ]
 
     def within(self, between_s: tuple[float, float]) -> list[int]:
-        """Return the clusters with an object in that time."""
         rows = self._db.execute(
             "SELECT DISTINCT cluster FROM objects WHERE time_s >= ? AND time_s < ? ORDER BY cluster", between_s
         )
@@ -216,9 +201,7 @@ class StreamStore:
         return [(int(frame), float(time_s), tuple(json.loads(box))) for frame, time_s, box in rows]
 
     def crops(self, clusters: Sequence[int]) -> Crops:
-        """Return centroids, (n, side, side, 3) uint8; raise CheckpointError if the file is shorter than the index
-        requires.
-        """
+        """Return centroids, (n, side, side, 3) uint8; raise CheckpointError if the file is too short."""
         if not clusters:
             return np.zeros((0, self.side, self.side, 3), np.uint8)
         try:
@@ -320,9 +303,7 @@ def _insert_network(db: sqlite3.Connection, setting: dict[str, Any], weights: by
 
 
 def feature_of(number: int) -> str:
-    """Return the name under which a network's features are stored; the NUL byte keeps it apart from embeddings'
-    names.
-    """
+    """Return the name of a network's stored features; with the NUL byte it differs from all embeddings' names."""
     return f"\0{number}"
 
 
@@ -338,9 +319,7 @@ class StreamWriter:
         self._next = store.clusters()
 
     def write(self, batch: Gathered, counts: dict[str, float], state: dict[str, npt.NDArray[np.generic]]) -> None:
-        """Write results and the ingest's state (arrays of any shape), both or neither; raise DataError if the disk
-        fails.
-        """
+        """Write results and the ingest's state (arrays of any shape), both or neither; DataError if the disk fails."""
         with told_of_disk(self.store.folder):
             self._crops.seek(self._next * self.store.side**2 * 3)
             for one in batch.begun:
@@ -375,10 +354,7 @@ class StreamWriter:
 
 
 class FileHold:
-    """A lock file, which the system releases when its process ends, in any way.
-
-    Raises ConfigError if another process still holds it after ``within_s`` seconds.
-    """
+    """A lock file, which the system releases when its process ends; ConfigError if it stays locked for ``within_s``."""
 
     def __init__(self, path: Path, within_s: float = 0.0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -160,11 +160,8 @@ def supervise(
 ) -> None:
     """Ingest all streams. If one fails, the others continue, and ``lost`` is called with its name and the reason.
 
-    Raises:
-        TrainingError: (at the end) streams failed or were killed repeatedly, or a machine could not be measured. Writes
-            are kept.
-        ConfigError: no machine is left.
-        KeyboardInterrupt: a signal requested the stop.
+    Raises TrainingError at the end for streams that failed or were killed repeatedly, or for an unmeasured machine,
+    ConfigError if no machine is left, and KeyboardInterrupt on a signal. Writes are kept.
     """
     with Stop() as stop:
         taken = _Taken(cameras, where, show, lost)

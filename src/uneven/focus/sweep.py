@@ -79,7 +79,6 @@ class Looked:
     work: float  # cost of one object, in the truth network's unit
 
     def output(self, label: int) -> int:
-        """Return the output for a class."""
         return self.named.index(label) if label in self.named else len(self.named)
 
 
@@ -149,7 +148,6 @@ class ClassResult:
         return self.left_out.risk(confidence) + together, self.unseen.risk(confidence) + together
 
     def meets(self, recall: float, precision: float) -> bool:
-        """Return whether it reaches both targets."""
         return self.recall.value >= recall and self.precision.value >= precision
 
 
@@ -163,7 +161,6 @@ class Tried:
     results: tuple[ClassResult, ...]
 
     def meets(self, recall: float, precision: float) -> bool:
-        """Return whether every class reaches both targets."""
         return all(result.meets(recall, precision) for result in self.results)
 
     def borne_out(self, recall: float, precision: float, confidence: float) -> bool:
@@ -214,7 +211,7 @@ class Grouped:
     def split(
         self, label: int, k: int, skip: float, spread: float = 0.0, inside: npt.NDArray[np.bool_] | None = None
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Return the clusters that a query accepts, asks about, and accepts unseen; each (clusters,) bool, as is
+        """Return the clusters that a query accepts, asks about, and accepts unseen, each (clusters,) bool like
         ``inside``.
         """
         output = self.looked.output(label)
@@ -290,11 +287,7 @@ def thresholds(
 def sweep(
     seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, grid: SweepGrid = SweepGrid()
 ) -> Iterator[Tried]:
-    """Yield every setting of the grid with its costs and results; raise ConfigError if there are no objects.
-
-    ``seen`` must be a part of the video on which no network was trained; ``truth_work`` is the truth network's cost of
-    one object.
-    """
+    """Yield every setting of the grid with its costs and results; raise ConfigError if there are no objects."""
     if len(seen.label) == 0:
         raise ConfigError("nothing moves in the frames sampled to choose the settings: give a longer part of the video")
     labels = seen.dominant()
@@ -321,9 +314,7 @@ def widened(
     grid: SweepGrid,
     before: Mapping[str, Precedents] = MappingProxyType({}),
 ) -> Iterator[Tried]:
-    """Yield settings (such as the :func:`promising` ones) again with spread verdicts, given each network's
-    precedents.
-    """
+    """Yield :func:`promising` settings again with spread verdicts, given each network's precedents."""
     looked = {one.name: one for one in networks}
     labels, groups = seen.dominant(), dict[tuple[str, float], Grouped]()
     for point in points:
@@ -358,11 +349,7 @@ def promising(
 
 
 def choose(points: Sequence[Tried], recall: float, precision: float, policy: Policy, confidence: float = 0.0) -> Tried:
-    """Return the policy's choice; if the sample supports no setting with that confidence, the one with the least risk.
-
-    Raises:
-        ConfigError: no setting reaches the targets; the message names the nearest results.
-    """
+    """Return the policy's choice, or the least risk without sufficient confidence; ConfigError if out of reach."""
     if best := promising(points, recall, precision, policy, confidence):
         return best[0]
     viable = [point for point in points if point.meets(recall, precision)]

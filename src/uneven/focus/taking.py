@@ -54,11 +54,7 @@ class IngestOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """The progress of an ingest, as stored in the index.
-
-    Attributes:
-        seconds: processor time of each stage; decoding, which uses FFmpeg's threads, is the process's remaining time.
-    """
+    """The progress of an ingest, as stored in the index."""
 
     frames: int = 0
     objects: int = 0
@@ -69,6 +65,7 @@ class Counts:
     next_frame: int = 0
     time_s: float = 0.0
     at_s: float = 0.0  # Unix time of the last write; a resumed live stream skips the time since then
+    # Processor time of each stage; decoding, which uses FFmpeg's threads, is the process's remaining time.
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     wall_s: float = 0.0
     done: bool = False
@@ -87,9 +84,8 @@ class _Looked:
 class Ingest:
     """The ingest of one stream into one index with its newest network; ``tell`` is called after each write.
 
-    Raises:
-        ConfigError: another process ingests this stream.
-        DataError: the video cannot be read, or the index cannot be written; earlier writes are kept.
+    Raises ConfigError if another process ingests it, DataError if the video or the index fails; earlier writes are
+    kept.
     """
 
     def __init__(
@@ -253,7 +249,6 @@ def _repeats(chunk: list[Objects], most: float) -> npt.NDArray[np.int64]:
 
 
 def _places(frame: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the index of each object in its frame."""
     first = np.searchsorted(frame, frame)
     return np.arange(len(frame)) - first
 

@@ -92,7 +92,6 @@ class Truth:
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def work(self) -> float:
-        """Return the floating-point operations for one object, see :func:`work`."""
         return work(self.network, torch.zeros(1, 3, self.side, self.side))
 
     @property
@@ -150,8 +149,8 @@ class _Copy:
 
 
 def work(call: Callable[[torch.Tensor], Any], example: torch.Tensor) -> float:
-    """Return the floating-point operations of a call on ``example`` (any shape), counted by torch; ConfigError if it
-    counts none.
+    """Return the floating-point operations of ``call(example)``, of any shape, as torch counts them; ConfigError if
+    none.
     """
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         call(example)

@@ -63,31 +63,23 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The chosen setting, and the cost of the choice.
+    """The chosen setting, and the cost of the choice."""
 
-    Attributes:
-        candidates, models: the trained networks, by name.
-        before: the precedents of queries: the sample's verdicts with features of the point's network; none if verdicts
-            are not spread.
-    """
-
-    candidates: Mapping[str, Candidate]
-    models: Mapping[str, Cheap]
+    candidates: Mapping[str, Candidate]  # by name
+    models: Mapping[str, Cheap]  # trained
     point: Tried  # the chosen setting, its costs, and its results on the checking part
     points: tuple[Tried, ...]  # all settings tried
-    before: Precedents
+    before: Precedents  # the sample's verdicts with the point's features; none if verdicts are not spread
     targets: tuple[float, float]  # requested recall and precision
     confidence: float
     price: Mapping[str, float]  # step → cost in seconds; ``truth_calls`` in objects
 
     @property
     def candidate(self) -> Candidate:
-        """The network of the point."""
         return self.candidates[self.point.setting.network]
 
     @property
     def model(self) -> Cheap:
-        """The trained network of the point."""
         return self.models[self.point.setting.network]
 
     def setting(self) -> dict[str, Any]:
@@ -101,7 +93,6 @@ class Tuned:
         }  # fmt: skip
 
     def weights(self) -> bytes:
-        """Return the network's weights in the format of ``torch.save``."""
         file = io.BytesIO()
         torch.save(self.model.state_dict(), file)
         return file.getvalue()
@@ -130,12 +121,11 @@ def sampled(
 
 
 def until(frames: Iterable[Frame], end: int) -> Iterator[Frame]:
-    """Yield the frames before number ``end``."""
     return takewhile(lambda frame: frame.number < end, frames)
 
 
 def tune(learn: Objects, check: Objects, truth: Truth, wanted: Wanted = Wanted()) -> Tuned:
-    """Train the candidates on ``learn`` and choose by ``check``; ConfigError if nothing moves or the targets are out of
+    """Train the candidates on ``learn``, choose by ``check``; ConfigError if nothing moves or targets are out of
     reach.
     """
     began_s, calls = time.perf_counter(), truth.calls

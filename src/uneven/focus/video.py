@@ -165,9 +165,7 @@ class Video:
     def _find(
         self, container: av.container.InputContainer, stream: VideoStream, clock: FrameClock, again: bool
     ) -> None:
-        """Seek to a key frame before the due time, or read from the start if time stamps may have restarted before
-        it.
-        """
+        """Seek to a key frame before the due time, or read from the start if time stamps may have restarted."""
         flags, begins_s = container.format.flags, _seconds(stream.start_time, stream)
         unsure = _NO_STAMPS | (0 if again else _BEGIN_AGAIN)
         shift_s = clock.shift_s if again else -(begins_s or 0.0)
@@ -265,9 +263,7 @@ class Video:
 
 
 def _packets(container: av.container.InputContainer, stream: VideoStream) -> Iterator[av.Packet[Any]]:
-    """Yield all packets. One error after each packet read is skipped. The last packet is empty and flushes the
-    decoder.
-    """
+    """Yield all packets; skip one error after each packet read. The last one, empty, flushes the decoder."""
     broken = False
     while True:
         try:

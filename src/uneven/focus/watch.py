@@ -23,9 +23,7 @@ _COLUMNS = (
 
 
 def table(index: VideoIndex) -> Table:
-    """Return a row for each stream; *work* is the cheap network's, as a share of the truth network's on every
-    object.
-    """
+    """Return a row for each stream; *work* is the cheap network's, relative to the truth network on all objects."""
     shown = Table(box=SIMPLE_HEAD, padding=0)  # ten headings must fit in 80 columns
     for name in _COLUMNS:
         left, word = name in ("stream", ""), max(map(len, name.split(" ")))

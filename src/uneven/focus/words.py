@@ -63,9 +63,9 @@ class Embedding:
 
 
 def nearness(store: StreamStore, by: Embedding, clusters: list[int], wanted: Rows) -> tuple[Rows, int]:
-    """Return the cosine of each centroid and a text, (clusters,), and the number of newly embedded centroids.
+    """Return the cosine of each centroid and a text's embedding (d,), as (clusters,), and the number newly embedded.
 
-    ``wanted`` is the text's embedding (d,) of length 1. Raises DataError if pictures and text differ in width.
+    Raises DataError if pictures and text differ in width.
     """
     fresh = len(clusters) - len(store.numbers(by.name, clusters))
     rows = store.once(by.name, clusters, by.of_crops, by.batch)

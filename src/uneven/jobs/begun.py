@@ -33,7 +33,6 @@ class _CodeNote:
     limits: dict[str, Any] = field(default_factory=dict)
 
     def changed(self, code: Code, among: Collection[str]) -> str:
-        """Return the names of the parts that differ; empty if none does."""
         pairs = [(self.code.get(one, {}), code.get(one, {})) for one in among]
         names = list(dict.fromkeys(name for a, b in pairs for name in {**a, **b} if a.get(name) != b.get(name)))
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -70,7 +69,6 @@ class Begun:
         return finished
 
     def finish(self, **limits: Any) -> None:
-        """Record that the run has finished, and its limits."""
         self._note.finished_s, self._note.limits = time.time(), limits
         self._write()
 

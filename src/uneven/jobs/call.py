@@ -55,27 +55,19 @@ def starter(imported: Sequence[str] = IMPORTED) -> BaseContext:
 class Child(Watched):
     """A function in a process, see :class:`~uneven.jobs.place.Linked`. It ends soon after this process has.
 
-    Args:
-        target: called in the process with its end of the connection, then ``arguments``.
-        heard: called with this process and each of its messages.
-        ended: called once with this process when it has ended, unless it was asked to end.
-        imported: modules to preload, if this is the first process that this program starts.
-
-    Raises:
-        ConfigError: the arguments cannot be pickled.
-        TrainingError: the fork server was killed.
+    Raises ConfigError if the arguments cannot be pickled, TrainingError if the fork server was killed.
     """
 
     def __init__(
         self,
         events: Events,
         name: str,
-        target: Callable[..., None],
+        target: Callable[..., None],  # called with its end of the connection, then the arguments
         arguments: tuple[Any, ...],
         *,
-        heard: Callable[[Child, Any], None],
-        ended: Callable[[Child], None],
-        imported: Sequence[str] = IMPORTED,
+        heard: Callable[[Child, Any], None],  # called with each message
+        ended: Callable[[Child], None],  # called once after its end, unless it was asked to end
+        imported: Sequence[str] = IMPORTED,  # to preload, if this is the first process of the program
     ) -> None:
         super().__init__(events.awake)
         self.name = name
@@ -197,7 +189,6 @@ class Child(Watched):
 
 
 def unsendable(name: str, error: Exception) -> ConfigError:
-    """Return the error for arguments that cannot be pickled."""
     return ConfigError(
         f"{name}: what it needs cannot be sent to another process ({error}): data sets, transforms and losses must be "
         f"made of classes and functions at the top level of a module"
@@ -264,11 +255,7 @@ def _limit(line: Connection) -> None:
 
 @contextlib.contextmanager
 def telling(tell: Callable[[str], None], lost: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Report an error of the user's code with `tell`, then let it end this process.
-
-    Args:
-        lost: called instead of `tell` if a peer is missing, which is not an error of the code here.
-    """
+    """Report an error of the user's code with `tell`, or a missing peer with `lost`; then let it end this process."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -42,11 +42,8 @@ _CLOSED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueE
 
 
 def code_of(given: Mapping[str, object], *trained: Any) -> Code:
-    """Return the digests of functions, classes and other objects.
-
-    Args:
-        given: name → object.
-        trained: functions whose packages count as the user's own, even if they are installed.
+    """Return the digests of objects by name. Packages of ``trained`` functions count as user code, also if
+    installed.
     """
     own = {str(named(one).__module__).partition(".")[0] for one in trained}
     given = {"Python": sys.implementation.cache_tag, **given}
@@ -153,9 +150,7 @@ class _CodeReader:
 
     # ---------------------------------------------------------------- values
     def _text(self, value: Any, depth: int = 0) -> str:
-        """Return a value as text. A value that is nested too deeply, or follows too many others, counts by its type
-        only.
-        """
+        """Return a value as text; one that is nested too deeply, or follows too many others, counts by its type."""
         self._left -= 1
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         if self._left < 0 or depth > _DEEPEST:

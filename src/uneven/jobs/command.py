@@ -57,28 +57,20 @@ class Command:
 
     On Linux the kernel kills it when the *thread* that started it ends, also by ``kill -9``. When it ends, the rest of
     its process group is killed.
-
-    Args:
-        line: program and arguments.
-        env: its environment; None inherits this process's.
-        events: the loop that notices its end.
-        ended: called once with this process in that loop when it has ended, unless this program has waited for its end.
-        stdin, stdout, stderr: as in :class:`subprocess.Popen`; no input by default.
-        files: descriptors that it inherits.
     """
 
     def __init__(
         self,
         name: str,
-        line: Sequence[str],
+        line: Sequence[str],  # program and arguments
         *,
-        env: Mapping[str, str] | None = None,
-        events: Events | None = None,
-        ended: Callable[[Command], None] = lambda process: None,
+        env: Mapping[str, str] | None = None,  # None inherits this process's
+        events: Events | None = None,  # the loop that notices its end
+        ended: Callable[[Command], None] = lambda process: None,  # called once after its end, unless waited for
         stdin: int | IO[Any] = DEVNULL,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
-        files: Sequence[int] = (),
+        files: Sequence[int] = (),  # descriptors that it inherits
         directory: Path | None = None,
     ) -> None:
         self.name = name

@@ -15,12 +15,8 @@ Devices = str | int | Sequence[str]
 def devices_of(asked: Devices) -> tuple[str, ...]:
     """Return the devices by name; a CPU slot is a process with one thread, and there may be more slots than cores.
 
-    Args:
-        asked: "auto" for every GPU, or one slot per core without GPUs; a number of CPU slots; or names, such as
-            ``["cuda:0", "cuda:1"]``.
-
-    Raises:
-        ConfigError: no devices, or devices that do not exist.
+    ``asked`` is "auto" for every GPU, or one slot per core without GPUs; a number of CPU slots; or names, such as
+    ``["cuda:0", "cuda:1"]``. Raises ConfigError if there are none, or some do not exist.
     """
     if asked == "auto":
         found = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
@@ -53,10 +49,8 @@ def devices_of(asked: Devices) -> tuple[str, ...]:
 def devices_of_cluster(asked: Devices, there: Mapping[str, float]) -> tuple[str, int]:
     """Return Ray's name of the kind of devices, and their number; Ray chooses which ones. See also :func:`devices_of`.
 
-    ``asked`` may be ``["cuda"] * 4`` but not name devices; ``there`` holds the cluster's resources by Ray's names.
-
-    Raises:
-        ConfigError: too many devices, or an invalid value.
+    ``asked`` may also be ``["cuda"] * 4``; ``there`` holds the cluster's resources by Ray's names. Raises ConfigError
+    if there are too few.
     """
     gpus = int(there.get("GPU", 0))
     if asked == "auto":

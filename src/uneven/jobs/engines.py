@@ -15,9 +15,8 @@ ENGINES = ("local", "ray")
 
 
 def place_for(engine: str, devices: Devices, imported: Sequence[str] = IMPORTED) -> Place:
-    """Return the place of an engine; processes on this machine preload the modules ``imported``.
-
-    Raise UnknownNameError for another engine, and ConfigError if devices or a package are missing.
+    """Return the place of an engine; raise UnknownNameError or ConfigError if it, its devices or package are
+    missing.
     """
     if engine == "local":
         return Local(devices_of(devices), imported)

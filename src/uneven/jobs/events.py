@@ -28,9 +28,7 @@ class Awake:
 
 
 class Events:
-    """A loop that calls functions when descriptors become readable. Only :meth:`wake` may be called from other
-    threads.
-    """
+    """A loop that calls functions when descriptors are readable. Other threads may only call :meth:`wake`."""
 
     def __init__(self) -> None:
         self.awake = Awake()

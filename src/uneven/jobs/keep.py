@@ -29,18 +29,13 @@ class Restarts:
 
 
 class Kept(Generic[P]):
-    """A process and its replacements, counted in ``ends``. All calls happen in the loop that notices the ends.
-
-    Args:
-        start: starts a process that calls its argument when it has ended.
-        told: called with each end and whether the process is restarted.
-    """
+    """A process and its replacements, counted in ``ends``. All calls happen in the loop that notices the ends."""
 
     def __init__(
         self,
-        start: Callable[[Callable[[P], None]], P],
+        start: Callable[[Callable[[P], None]], P],  # starts a process that calls its argument when it has ended
         rule: Restarts = Restarts(),
-        told: Callable[[Ending, bool], None] = lambda ending, again: None,
+        told: Callable[[Ending, bool], None] = lambda ending, again: None,  # (end, whether it is restarted)
     ) -> None:
         self.ends = 0
         self._start = start

@@ -14,9 +14,7 @@ from uneven.jobs.remains import sweep
 
 
 class Local(Events):
-    """The :class:`~uneven.jobs.place.Place` of this machine. No device is ever lost, and each process may use any of
-    them.
-    """
+    """The :class:`~uneven.jobs.place.Place` of this machine. No device is ever lost, and processes share them."""
 
     address = "127.0.0.1"
     shares_memory = shares_devices = True

@@ -39,9 +39,7 @@ class Linked(Process, Protocol):
         """The same, with its last reported position."""
         ...
 
-    def send(self, message: Any) -> None:
-        """Send a message; no effect after its end."""
-        ...
+    def send(self, message: Any) -> None: ...
 
 
 class ProcessLine(Protocol):
@@ -51,9 +49,7 @@ class ProcessLine(Protocol):
         """Return the next message, waiting for it; raise EOFError if the other end is closed."""
         ...
 
-    def send(self, message: Any) -> None:
-        """Send a message."""
-        ...
+    def send(self, message: Any) -> None: ...
 
     def poll(self, timeout: float | None) -> Any:
         """Wait until there is a message or the other end is closed; a timeout of None is forever."""
@@ -84,25 +80,17 @@ class Parcel:
 
 
 class Place(Protocol):
-    """A set of devices on which processes run.
+    """A set of devices on which processes run."""
 
-    Attributes:
-        devices: torch's name of each device, in the process that uses it; elsewhere a device is its index here.
-        cores: number of processor cores.
-        address: this machine's address for every process.
-        shares_memory: processes can map the same memory; otherwise they have an :class:`ObjectLine`.
-        shares_devices: several processes may take turns on a device.
-        room_bytes: capacity of a machine's store of large objects.
-    """
-
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # torch's names in the process that uses it; elsewhere a device is its index here
     cores: int
-    address: str
-    shares_memory: bool
-    shares_devices: bool
+    address: str  # this machine's address for every process
+    shares_memory: bool  # processes can map the same memory; otherwise they have an :class:`ObjectLine`
+    shares_devices: bool  # several processes may take turns on a device
 
     @property
-    def room_bytes(self) -> float: ...
+    def room_bytes(self) -> float:
+        """The capacity of a machine's store of large objects."""
 
     def enter(self, directory: Path) -> None:
         """Prepare to work in this directory; raise ConfigError if it cannot be used from every device."""
@@ -120,9 +108,8 @@ class Place(Protocol):
     ) -> Linked:
         """Call ``target`` with its end of a connection and the arguments, in a separate process.
 
-        ``device`` is None if it needs none. The process and each of its messages are passed to ``heard``, and once to
-        ``ended`` after its end, unless this program has waited for it. Raises ConfigError if the arguments cannot be
-        sent.
+        ``heard`` gets the process and each of its messages, ``ended`` the process after its end, unless this program
+        has waited for it. Raises ConfigError if the arguments cannot be sent.
         """
         ...
 
@@ -142,6 +129,4 @@ class Place(Protocol):
         """Return the devices that were lost with their machine."""
         ...
 
-    def close(self) -> None:
-        """Release all devices."""
-        ...
+    def close(self) -> None: ...

@@ -17,10 +17,7 @@ _LINUX = sys.platform == "linux"
 
 
 class HeldProcess:
-    """A process, possibly started by another program, to be stopped, continued and measured.
-
-    Raise ProcessLookupError if there is no such process, PermissionError if it belongs to another user.
-    """
+    """A process, possibly another program's; raises ProcessLookupError or PermissionError if it cannot be held."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -61,9 +58,7 @@ class HeldProcess:
                 self._settles = False  # a sandbox forbids it, or it has ended; read the stale clock
 
     def waited_s(self) -> float:
-        """Return the seconds in which its main thread was runnable without a core; 0 if the system does not report
-        them.
-        """
+        """Return the seconds in which its main thread was runnable without a core; 0 if unknown."""
         if self._schedule < 0:
             return 0.0
         try:

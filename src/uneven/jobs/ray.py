@@ -48,13 +48,7 @@ class Cluster:
     """The :class:`~uneven.jobs.place.Place` of a Ray cluster; a device is a placement group of one bundle.
 
     It connects to the cluster that ``RAY_ADDRESS`` names or that runs here; without one, Ray starts one for this
-    program. An existing connection is reused.
-
-    Args:
-        asked: see :func:`~uneven.jobs.devices.devices_of_cluster`.
-
-    Raises:
-        ConfigError: the cluster has fewer devices, or they do not become free.
+    program. An existing connection is reused. Raises ConfigError if devices are missing or do not become free.
     """
 
     def __init__(self, asked: Devices) -> None:
@@ -87,9 +81,7 @@ class Cluster:
         self.address = get_node_ip_address() if several else "127.0.0.1"
 
     def enter(self, directory: Path) -> None:
-        """Check that each machine reads there what this one writes, and vice versa; raise ConfigError with its address
-        if not.
-        """
+        """Raise ConfigError unless each machine reads there what this one writes, and vice versa."""
         word = secrets.token_hex(8)
         here = directory / "reached"
         here.write_text(word, encoding="utf-8")
@@ -161,9 +153,7 @@ class Cluster:
         return [[device for device in devices if self._homes[device] == home] for home in homes]
 
     def gone(self) -> frozenset[int]:
-        """Return the devices on machines that Ray reports as dead. A machine that returns is not used before the next
-        start.
-        """
+        """Return the devices on dead machines. A machine that returns is not used before the next start."""
         self._survey()
         return self._lost
 
@@ -176,11 +166,9 @@ class Cluster:
         self._leave()
 
     def call(self, actor: Actor, reference: Any) -> None:
-        """Listen to this reference on behalf of an actor."""
         self._calls[reference] = actor
 
     def forget(self, actor: Actor) -> None:
-        """Stop listening to an actor."""
         self._calls = {call: one for call, one in self._calls.items() if one is not actor}
 
     def _survey(self) -> None:
@@ -208,7 +196,7 @@ class Cluster:
 
 
 class Actor(Watched):
-    """A process of the cluster, see :class:`~uneven.jobs.place.Linked`. It has nothing to clean up, so it is always
+    """A process of the cluster, see :class:`~uneven.jobs.place.Linked`. With nothing to clean up, it is always
     killed.
     """
 

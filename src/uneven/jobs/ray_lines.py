@@ -23,24 +23,17 @@ _ENDS_WITHIN_S = 15.0
 class RayLines:
     """A constant number of programs, each on cores that Ray assigns, until each has ended with exit code 0.
 
-    A program that is lost with its machine or its Ray process is requested again; it starts when Ray has a place for
-    it.
-
-    Args:
-        line: returns program and arguments of the n-th request.
-        cores: cores that Ray reserves for each.
-        again: number of failed programs to replace.
-        told: called with a description of each loss or failure.
+    A program that is lost with its machine or its Ray process is requested again.
     """
 
     def __init__(
         self,
-        line: Callable[[int], Sequence[str]],
-        count: int,
+        line: Callable[[int], Sequence[str]],  # program and arguments of the n-th request
+        count: int,  # programs at a time
         *,
-        cores: float,
-        again: int,
-        told: Callable[[str], None],
+        cores: float,  # for each
+        again: int,  # failed programs to replace
+        told: Callable[[str], None],  # called with a description of each loss or failure
     ) -> None:
         self.asked = 0
         self._line = line

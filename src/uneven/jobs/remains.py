@@ -31,9 +31,7 @@ class _Note:
 
 
 def sweep(directory: Path) -> Path | None:
-    """Delete the folder of the previous start if that was killed, and return it; record this process's folder
-    instead.
-    """
+    """Delete and return the folder of the previous start if that was killed; record this process's folder."""
     # Only called while this process has locked the directory. If the note is invalid, nothing is deleted.
     note = directory / NOTE
     left = _left_behind(note)

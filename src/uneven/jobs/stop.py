@@ -13,9 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stop:
     """A counter of requests to stop while its ``with`` block runs; main thread only.
 
-    Args:
-        asked: called in the signal handler with the signal's number, to wake a loop or to forward the signal.
-        more: further signals with the same meaning.
+    The signal handler calls ``asked`` with the signal's number, to wake a loop or to forward the signal.
     """
 
     def __init__(self, asked: Callable[[int], None] = lambda number: None, more: Sequence[int] = ()) -> None:

@@ -59,12 +59,7 @@ class Pieces:
         return self._end_s <= after_s
 
     def take(self, expected: Iterable[int], starts_s: Sequence[float], *, final: bool = False) -> list[StepsPiece]:
-        """Return the full pieces; with ``final``, the rest, too.
-
-        Args:
-            expected: ranks from which more steps will come.
-            starts_s: starts and restarts of the run, Unix time; a piece ends at a restart.
-        """
+        """Return the full pieces, with ``final`` also the rest; more steps will come from the ``expected`` ranks."""
         until_s = math.inf
         if not final:
             newest_s = max(self._newest_s.values(), default=-math.inf)
@@ -78,6 +73,7 @@ class Pieces:
         self._waiting = [one for one in self._waiting if one.ended_at_s > until_s]
         found: list[StepsPiece] = []
         for step in ready:
+            # A piece ends where the run was restarted.
             if self._open and any(self._open[-1].ended_at_s < start_s <= step.ended_at_s for start_s in starts_s):
                 found.append(self._close(starts_s))
             whole = max(1, step.global_batch)
@@ -107,7 +103,6 @@ class Pieces:
 
 
 def began_at_s(step: StepRecord) -> float:
-    """Return the Unix time at which a step began."""
     return step.ended_at_s - step.data_s - step.compute_s - step.exchange_s
 
 
@@ -119,7 +114,6 @@ class Places:
     _pieces: dict[int, list[int]] = field(default_factory=dict)  # and their numbers
 
     def add(self, rank: int, newest: int, piece: int) -> None:
-        """Add a rank's next piece, given its newest step in it."""
         self._newest.setdefault(rank, []).append(newest)
         self._pieces.setdefault(rank, []).append(piece)
 

@@ -14,16 +14,12 @@ Members = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberChange:
-    """A change of a run's membership.
-
-    Attributes:
-        came, left: the difference.
-    """
+    """A change of a run's membership."""
 
     at_s: float  # Unix time of the first record of it
     border: int  # the first iteration that is divided among the members
     members: Members  # workers that take part from then on
-    came: Members
+    came: Members  # since the previous change
     left: Members
     pause_s: float  # the longest pause of a member
     why: str  # the reason in words

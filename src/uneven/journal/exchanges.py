@@ -12,14 +12,10 @@ from uneven.core.records import ExchangeRecord
 
 @dataclass(slots=True)
 class Exchanged:
-    """The sums over the exchanges of one or several workers.
-
-    Attributes:
-        late: steps taken during an exchange → frequency; 0 if training waited for it.
-    """
+    """The sums over the exchanges of one or several workers."""
 
     count: int = 0  # finished exchanges
-    late: Counter[int] = field(default_factory=Counter)
+    late: Counter[int] = field(default_factory=Counter)  # steps during an exchange → frequency; 0: training waited
     sent_bytes: int = 0  # computed from the shape of each exchange
     dropped: int = 0  # exchanges skipped because one was in progress
     gap_most: float = 0  # most steps of a thread between two exchanges
@@ -55,12 +51,10 @@ class Exchanged:
 
     @property
     def took_s(self) -> float:
-        """The mean duration in seconds."""
         return self._took_s / self.count if self.count else math.nan
 
     @classmethod
     def of(cls, records: Iterable[ExchangeRecord]) -> Exchanged:
-        """Return the sums over records."""
         found = cls()
         for record in records:
             found.add(record)

@@ -9,10 +9,9 @@ from uneven.journal.metrics import Iteration, ratio
 
 
 def goodput(iterations: Sequence[Iteration], changes: MemberChanges) -> float:
-    """Return the samples that counted ÷ those that the workers could have computed during their membership, 0 … 1.
+    """Return the samples that counted ÷ those that the members could have computed, 0 … 1; NaN if they never changed.
 
-    A worker's capacity is its rate during data loading and compute, without waits, communication and pauses. NaN if the
-    membership never changed.
+    A worker's capacity is its rate during data loading and compute, without waits, communication and pauses.
     """
     if not changes or not iterations:
         return float("nan")

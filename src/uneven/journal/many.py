@@ -15,10 +15,7 @@ _HELD = 65_536  # lines buffered for all ranks together: thousands of files cann
 class ManyWriters:
     """A writer that sorts records into the files of their ranks; records without a rank go to the first rank.
 
-    Killing the process loses buffered lines. Not thread-safe.
-
-    Raises:
-        JournalError: the run directory already holds a journal, or cannot be written.
+    Killing the process loses buffered lines. Not thread-safe. Raises JournalError if the run already has a journal.
     """
 
     def __init__(self, run: Path) -> None:

@@ -30,8 +30,8 @@ class Messages:
         use.waited_s += record.waited_s
 
     def rows(self) -> list[tuple[str, int, int, float, float]]:
-        """Return a row per connection: its name, the most exchanges of a worker, bytes sent by all, seconds waited by
-        the mean worker and at most. The connection with the most bytes comes first.
+        """Return (connection, most exchanges of a worker, bytes of all, mean and longest wait in s), most bytes
+        first.
         """
         found = [_row(line, list(uses.values())) for line, uses in self.lines.items()]
         return sorted(found, key=lambda row: (-row[2], row[0]))

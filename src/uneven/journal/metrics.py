@@ -67,29 +67,18 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """A step of all workers or, for asynchronous workers, a piece.
+    """A step of all workers or, for asynchronous workers, a piece."""
 
-    Attributes:
-        iteration: its number; for a piece, the number of full global batches before it.
-        global_batch: samples of all workers; a piece may have some more, and the last one fewer.
-        ended_at_s: Unix time at which the last worker finished.
-        duration_s: since the end of the previous iteration; NaN for the first after a start, unless it is a piece.
-        timings: by rank, ascending.
-        predicted_per_s: by rank, samples per second: the newest prediction of the worker, or the one behind the current
-            split; may be empty.
-        members: workers that share it, in elastic runs; otherwise empty.
-        apart: samples of a whole global batch if this is a piece; 0 for a step of all workers.
-    """
-
-    iteration: int
+    iteration: int  # its number; for a piece, the number of full global batches before it
     epoch: int
-    global_batch: int
-    ended_at_s: float
-    duration_s: float
-    timings: dict[int, Timing]
+    global_batch: int  # samples of all workers; a piece may have some more, and the last one fewer
+    ended_at_s: float  # Unix time at which the last worker finished
+    duration_s: float  # since the end of the previous iteration; NaN for the first after a start, unless a piece
+    timings: dict[int, Timing]  # by rank, ascending
+    # By rank: the worker's newest prediction, or the one behind the current split; may be empty.
     predicted_per_s: tuple[float, ...] = ()
-    members: tuple[int, ...] = ()
-    apart: int = 0
+    members: tuple[int, ...] = ()  # workers that share it, in elastic runs; otherwise empty
+    apart: int = 0  # samples of a whole global batch if this is a piece; 0 for a step of all workers
 
     @property
     def whole_s(self) -> float:
@@ -99,11 +88,7 @@ class Iteration:
 
 @dataclass(slots=True)
 class Join:
-    """The records so far, joined into iterations.
-
-    A run resumed from a checkpoint repeats iterations. The newest life counts, and repeated ones of older lives are
-    dropped.
-    """
+    """The records so far, joined into iterations. The newest life of a resumed run replaces what it repeats."""
 
     rewound: bool = False  # iterations taken before are repeated: start again with a new Join
     changes: MemberChanges = field(default_factory=MemberChanges)  # of the membership
@@ -193,14 +178,11 @@ class Join:
             self._pending[iteration] = {r: s for r, s in steps.items() if s.ended_at_s >= start_s}
 
     def take(self, *, final: bool = False) -> list[Iteration]:
-        """Return finished iterations that were not taken before, in order.
-
-        An iteration is finished when the workers' batches add up to the global batch; one that never does is left out,
-        unless only departed workers are missing.
-        """
+        """Return finished iterations that were not taken before, in order."""
         if self.apart:
             pieces = self.pieces.take(self._expected - self.changes.gone, self._starts, final=final)
             return [self._of_piece(one) for one in pieces]
+        # Complete means that the batches add up to the global batch, or that only departed workers are missing.
         complete = [i for i in sorted(self._pending) if _adds_up(self._pending[i]) or self._lacks_the_gone(i)]
         if not final:
             complete = complete[:-1]  # workers without samples in the newest one may still report
@@ -276,7 +258,7 @@ class Join:
 
 
 def iterations(records: Iterable[Record]) -> list[Iteration]:
-    """Return all finished iterations of a run, in order; see :class:`Join`."""
+    """Return all finished iterations of a run, in order."""
     join = Join()
     for record in records:
         join.add(record)
@@ -321,5 +303,4 @@ def _timing_of_all(steps: list[StepRecord], communicate_s: float) -> Timing:
 
 
 def ratio(above: float, below: float) -> float:
-    """Return the quotient; NaN unless the divisor is positive."""
     return above / below if below > 0 else NAN

@@ -10,15 +10,13 @@ from uneven.errors import ConfigError
 
 
 def recorded_pace(settings: Mapping[str, Any]) -> Pace | None:
-    """Return the pace in a run record's settings; None if unknown.
-
-    Older journals only hold the policy's name, whose facts determine the pace.
-    """
+    """Return the pace in a run record's settings; None if unknown."""
     said, sync = settings.get(PACE), settings.get("sync")
     if said is not None:
         return next((pace for pace in Pace if pace.value == said), None)
     if not isinstance(sync, str):
         return None
+    # Older journals only hold the policy's name, whose facts determine the pace.
     from uneven.sync import policies  # here, because it doubles the import time of a journal's reader
 
     try:

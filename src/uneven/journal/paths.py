@@ -26,9 +26,8 @@ def rank_paths(run: Path) -> dict[int, Path]:
 
 
 def newest_run(root: Path = Path("runs"), started_by: str | None = None) -> Path:
-    """Return the run below ``root`` with the newest journal; raise JournalError if there is none.
-
-    A file named ``started_by``, with which a run starts, counts before there is a journal.
+    """Return the run below ``root`` with the newest journal or ``started_by`` file; raise JournalError if there is
+    none.
     """
     newest: tuple[float, Path] | None = None
     with access(f"look for runs in {root.absolute()} (name a run directory)", JournalError):

@@ -16,18 +16,13 @@ from uneven.journal.paths import rank_paths
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """All records of a run.
-
-    Attributes:
-        ranks: rank → its records as written; each life of a resumed run begins with a RunRecord.
-    """
+    """All records of a run."""
 
     run: Path  # the run directory
-    ranks: dict[int, tuple[Record, ...]]
+    ranks: dict[int, tuple[Record, ...]]  # as written; each life of a resumed run begins with a RunRecord
     unfinished: int = 0  # number of skipped lines that a killed writer left incomplete
 
     def records(self) -> Iterator[Record]:
-        """Yield all records, rank by rank."""
         for records in self.ranks.values():
             yield from records
 
@@ -66,19 +61,12 @@ class Follower:
     """A reader of new records. The run directory or a rank may appear later.
 
     A call costs a directory listing and one read per rank; an incomplete line is left for the next call.
-
-    Args:
-        most_bytes: limit for the first read of each file, which then covers its first line and its end.
-
-    Attributes:
-        unfinished: number of skipped lines that a killed writer left incomplete before a later life.
-        whole: the limit has left out nothing.
     """
 
     run: Path
-    most_bytes: float = math.inf
-    unfinished: int = field(default=0, init=False)
-    whole: bool = field(default=True, init=False)
+    most_bytes: float = math.inf  # limit for the first read of each file: its first line and its end
+    unfinished: int = field(default=0, init=False)  # skipped lines, left incomplete by a killed writer
+    whole: bool = field(default=True, init=False)  # the limit has left out nothing
     _files: dict[int, _File] = field(default_factory=dict, init=False)
 
     def poll(self) -> list[Record]:

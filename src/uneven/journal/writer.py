@@ -17,18 +17,11 @@ class Writer:
     """A writer that appends records to one file.
 
     Records are passed to the operating system before :meth:`write` returns, so killing the process loses none; a crash
-    of the machine loses those not yet on disk.
-
-    A failed write (full disk, lost file server) never stops the training. The logger ``uneven.journal`` warns once,
-    :attr:`lost` counts the records, and each later record is tried again. Only opening raises, before training starts.
+    of the machine loses those not yet on disk. A failed write (full disk, lost file server) never stops the training:
+    the logger ``uneven.journal`` warns once, :attr:`lost` counts the records, and each later record is tried again.
+    Only opening raises JournalError, before training starts.
 
     To append to an existing file, write a new RunRecord first: it begins another life of the run. Not thread-safe.
-
-    Args:
-        path: usually :func:`uneven.journal.rank_path`; missing folders are created.
-
-    Raises:
-        JournalError: the folder or the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

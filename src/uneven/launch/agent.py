@@ -142,9 +142,7 @@ def _quiet_logs(max_restarts: int) -> Iterator[None]:
 
 
 def _end(ends: Mapping[int, Death], expendable: ExpendableWorkers, ended_s: Mapping[int, float], count: int) -> None:
-    """Report the worker that died first in one line, not torch's sixty; raise LaunchError unless the run could
-    finish.
-    """
+    """Report the worker that died first, in one line; raise LaunchError unless the run could finish without it."""
     lost, left = tuple(expendable.lost.values()), tuple(expendable.left.values())
     if deaths := [one for rank, one in ends.items() if rank not in expendable.lost]:
         # The workers in `lost` were survived, so their earlier ends are not the cause of this failure.

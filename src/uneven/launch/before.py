@@ -16,8 +16,8 @@ JOINED_WITHIN_S = 10.0  # a joining launcher may start before the process that k
 
 
 def check(launch: Launch) -> None:
-    """Raise ConfigError or LaunchError if the workers cannot meet at the given address, as far as this machine can
-    tell.
+    """Raise ConfigError or LaunchError if, as far as this machine can tell, the workers cannot meet at the given
+    address.
     """
     if launch.local_addr is not None:
         _refuse_foreign_address(launch.local_addr)
@@ -28,9 +28,7 @@ def check(launch: Launch) -> None:
 
 
 def local_workers(launch: Launch) -> int:
-    """Return the number of workers to start here; raise ConfigError if it contradicts the shares or this machine's
-    GPUs.
-    """
+    """Return the number of workers to start here; raise ConfigError if it contradicts the shares or the GPUs."""
     if launch.nproc is not None and launch.nproc.isdigit():
         return int(launch.nproc)
     if launch.nproc is None and launch.shares:

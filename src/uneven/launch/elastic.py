@@ -33,9 +33,7 @@ _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
 
 
 class Agent(LocalElasticAgent):
-    """torch's agent with the `expendable` workers; it calls `on_lost` with each lost one that the others can do
-    without.
-    """
+    """torch's agent with `expendable` workers; it calls `on_lost` with each one whose death the run tolerates."""
 
     def __init__(
         self, *args: Any, expendable: ExpendableWorkers, on_lost: Callable[[int, ProcessFailure], None], **kw: Any
@@ -68,7 +66,7 @@ class Agent(LocalElasticAgent):
             if code == 0 or ranks[local] in self._expendable.lost:
                 continue
             if not self._expendable.bears(ranks[local]):
-                return self._failed(worker_group, alive)
+                return self._failed(worker_group, alive)  # torch ends all workers and reports the failure
             pid = context.subprocess_handlers[local].proc.pid
             _kill(pid)  # its group: processes that it started and left behind
             self._on_lost(ranks[local], ProcessFailure(local, pid, code, context.error_files[local]))
@@ -82,7 +80,6 @@ class Agent(LocalElasticAgent):
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks.values()))
 
     def _failed(self, worker_group: WorkerGroup, alive: Mapping[int, int]) -> RunResult:
-        """Let torch report the failure and end the other workers."""
         # A stopped process does not react to torch's SIGTERM, and torch would wait for its full grace period.
         for rank in self._expendable.missed(alive):
             _kill(alive[rank])
@@ -96,7 +93,6 @@ def _kill(group: int) -> None:
 
 
 def _meeting(config: LaunchConfig) -> RendezvousHandler:
-    """Return torch's rendezvous between machines."""
     meeting = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -118,11 +114,11 @@ def run_agent(
     expendable: ExpendableWorkers,
     on_lost: Callable[[int, ProcessFailure], None],
 ) -> dict[int, ProcessFailure]:
-    """Do what ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`.
+    """Do what ``torch.distributed.launcher.api.launch_agent`` does, with an :class:`Agent`; ``here``: the local
+    rendezvous.
 
-    Without other machines, the workers meet at `here` (host, port). Return rank → failure of each indispensable worker
-    and of those ended because of it. Raise SignalException if the launcher receives a signal, and RendezvousError,
-    DistNetworkError or DistStoreError if the machines do not meet.
+    Return rank → failure of each indispensable worker and of those ended because of it. Raise SignalException on a
+    signal, and RendezvousError, DistNetworkError or DistStoreError if the machines do not meet.
     """
     handler = _meeting(config) if here is None else Here(*here, config.run_id)
     addr, port = None, None

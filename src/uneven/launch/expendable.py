@@ -59,11 +59,7 @@ class ExpendableWorkers:
         return "" if said is None else said.stops
 
     def hanging(self, alive: Mapping[int, int]) -> list[int]:
-        """Return the ranks to kill, of those `alive` (rank → process id): they hang after all other workers here have
-        ended.
-
-        Report a worker that hangs while others train only once: they continue without it, and it may recover.
-        """
+        """Return the ranks to kill, of those ``alive`` (rank → process id): only hanging workers are left here."""
         saids = {rank: said for rank in alive if (said := self._said(rank)) is not None}
         silent = {
             rank: in_words(alive[rank], silent_s)
@@ -78,13 +74,14 @@ class ExpendableWorkers:
         for rank in silent.keys() - self._told:
             if not saids[rank].training:
                 continue  # the others wait for it and report that when their timeout expires
+            # Reported once: the others continue without it, and it may recover.
             self._told.add(rank)
             then = "the others go on without it, and once they have ended it is killed"
             print(f"uneven: rank {rank} (process {alive[rank]}) {silent[rank]}; {then}", file=sys.stderr)
         return []
 
     def missed(self, alive: Mapping[int, int]) -> tuple[int, ...]:
-        """Return the ranks of `alive` (rank → process id) that are stopped: possible causes of the failure just
+        """Return the stopped ranks of ``alive`` (rank → process id), each a possible cause of the failure just
         found.
         """
         # The throttle stops and continues workers all the time, so a stopped one means nothing.

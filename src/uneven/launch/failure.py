@@ -38,33 +38,24 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A worker's end with exit code 0, possibly before the others finished.
-
-    ``unclosed``: its session was still open, so Python did not end in order. ``begun`` is False if it had announced
-    training with the parameter server and not started it.
-    """
+    """A worker's end with exit code 0, possibly before the others finished."""
 
     rank: int
     pid: int
-    unclosed: bool
-    begun: bool = True
+    unclosed: bool  # its session was still open, so Python did not end in order
+    begun: bool = True  # False if it announced training with the parameter server and did not start it
 
 
 def blame(
     deaths: Sequence[Death],
     *,
-    first_s: float,
+    first_s: float,  # when the first end of any worker was noticed, Unix time
     shutdown_within_s: float,
-    lost: Sequence[Death] = (),
-    left: Sequence[Left] = (),
-    goes_on: bool = False,
+    lost: Sequence[Death] = (),  # earlier deaths, which the run tolerated
+    left: Sequence[Left] = (),  # earlier ends with exit code 0, whose absence may be the cause
+    goes_on: bool = False,  # the run continues with workers of other launchers
 ) -> LaunchError:
-    """Return the error for the worker that died first; ``first_s`` (Unix time) is when the first end of any was
-    noticed.
-
-    ``lost`` died before and could be done without; ``left`` ended with exit code 0, and its absence may be the cause.
-    ``goes_on``: the run continues with workers of other launchers.
-    """
+    """Return the error for the worker that died first."""
     first, *others = sorted(deaths, key=lambda death: _cause_first(death, first_s, shutdown_within_s))
     error = _said(first, goes_on)
     missed = [f"rank {one.rank} had missed it{_last_line(one)}" for one in others if first.silent and _trace(one)]
@@ -75,7 +66,6 @@ def blame(
 
 
 def gone(death: Death) -> str:
-    """Return the message for the death of an expendable worker."""
     then = "nobody else was left here" if death.silent else "the others go on without it"
     return f"{_who(death)} {_how(death)[0]}; {then}{_cause(death)}"
 
@@ -99,11 +89,9 @@ def left_alone(lost: Sequence[Death], left: Sequence[Left]) -> LaunchError | Non
 
 
 def through_without(lost: Sequence[Death]) -> tuple[str, int]:
-    """Return the message and the exit code of a run that finished without the `lost` workers.
-
-    The code is 0 unless rank 0 was lost: scripts evaluate and save on rank 0, so results may be missing.
-    """
+    """Return the message and the exit code of a run that finished without the ``lost`` workers."""
     first = next((one for one in lost if one.rank == 0), None)
+    # Scripts evaluate and save on rank 0, so without it results may be missing.
     code = 0 if first is None else _how(first)[1]
     why = "" if first is None else f"; the exit code is {code}, as scripts save on rank 0"
     return f"the run has come to its end without {_names(lost)}{why}", code
@@ -149,7 +137,6 @@ def _cause(death: Death) -> str:
 
 
 def _how(death: Death) -> tuple[str, int]:
-    """Return the end in words and as an exit code."""
     if death.silent:
         return f"{death.silent}, and was killed for that", 128 + signal.SIGKILL
     if death.exit_code < 0 and _trace(death):
@@ -171,7 +158,6 @@ def _leaver(one: Left) -> str:
 
 
 def _complains(death: Death) -> bool:
-    """Return whether it ended because a peer failed."""
     return death.told.get("error") == PeerError.__name__
 
 

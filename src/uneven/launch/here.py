@@ -18,9 +18,7 @@ def keep_store(
 ) -> tuple[TCPStore, int]:
     """Create a store that listens on ``host`` and ``port`` (0: any free port); return it and its port.
 
-    Raises:
-        ConfigError: it is not an address of this machine, or the port is not available; the message ends with
-            ``remedy``.
+    Raises ConfigError, ending with ``remedy``, if it is not an address of this machine or the port is not available.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

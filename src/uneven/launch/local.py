@@ -53,13 +53,10 @@ class LocalRun:
         self.pid = process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for the end; return the exit code, that of the worker that died first. Raise LaunchError after
-        ``timeout_s``.
-        """
+        """Wait for the end and return the exit code, that of the first death; raise LaunchError after ``timeout_s``."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

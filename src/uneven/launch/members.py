@@ -40,22 +40,16 @@ _GIVEN_UP_EVERY_S = 1.0
 
 
 class Members:
-    """The workers of this launcher in an elastic run. ``cut`` is True when the store has ended.
-
-    Args:
-        line: program and arguments of a worker.
-        variables: (worker, local rank) → environment variables.
-        on_lost: called with each worker that ended abnormally.
-    """
+    """The workers of this launcher in an elastic run. ``cut`` is True when the store has ended."""
 
     def __init__(
         self,
         board: Board,
-        line: list[str],
-        variables: Callable[[int, int], dict[str, str]],
+        line: list[str],  # program and arguments of a worker
+        variables: Callable[[int, int], dict[str, str]],  # (worker, local rank) → its environment
         folder: Path,
         events: Events,
-        on_lost: Callable[[Death], None],
+        on_lost: Callable[[Death], None],  # called with each abnormal end
     ) -> None:
         self.running: dict[int, Command] = {}
         self.lost: list[Death] = []
@@ -197,8 +191,7 @@ def _supervise(members: Members, events: Events, stop: Stop) -> None:
 
 
 def _await_others(board: Board, silence_s: float, events: Events, stop: Stop) -> None:
-    """Keep the store until the workers of other launchers, which need it, have ended."""
-    others, said = Others(board, silence_s), False
+    others, said = Others(board, silence_s), False  # they need the store until they have finished
     while not stop.requests and (there := others.there(time.monotonic())):
         if not said and board.look("over") is None:
             words = f"worker {', '.join(map(str, there))}"
@@ -221,9 +214,7 @@ def _over(board: Board) -> bool | None:
 
 
 def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
-    """Report how the run ended: workers of any launcher are ``through``, or training ``goes_on`` elsewhere, or an
-    error.
-    """
+    """Report how the run ended: finished by any launcher's workers (``through``), continued elsewhere, or an error."""
     if stop.requests:
         name = signal.Signals(stop.number).name
         raise LaunchError(f"stopped by {name}; all workers have ended", 128 + stop.number)

@@ -11,14 +11,12 @@ THROUGH, LEFT = ENDS = ("through", "left")  # a worker writes the first when it 
 
 
 def settled(board: Board, worker: int, ending: Ending) -> str:
-    """Report the end of a worker's process to the members; raise RuntimeError if the store has ended.
-
-    Return ``LEFT``, or ``THROUGH`` if it has finished, with or without training; "" if it counts as dead.
-    """
+    """Report the end of a worker's process to the members; raise RuntimeError if the store has ended."""
     if ending.how is not How.ENDED or board.look(f"{SESSION}/{worker}") == OPEN:
         # An open session means that Python did not end in order, even with exit code 0.
         board.bury(worker, f"it {ending.words}")
         return ""
+    # Finished workers are THROUGH, also without training; "" above means dead.
     if not board.any_of(ENDS, worker):
         board.bury(worker, "it has ended without training")
     board.write(f"{RELEASED}/{worker}", "")
@@ -32,16 +30,13 @@ def _closed(board: Board, worker: int) -> str:
 
 
 class GivenUp:
-    """The workers that the membership has removed and that have not ended within ``grace_s``: stopped or hanging ones.
-
-    ``closed`` maps a worker to its end; its script may still run after its session and needs no store.
-    """
+    """The workers that the membership has removed and that do not end within ``grace_s``: stopped or hanging ones."""
 
     def __init__(self, board: Board, grace_s: float) -> None:
         self._board = board
         self._grace_s = grace_s
         self._since_s: dict[int, float] = {}
-        self.closed: dict[int, str] = {}
+        self.closed: dict[int, str] = {}  # worker → its end; its script may still run, but needs no store
         self._cut = False  # the store has ended: torch would print its stack at each further request
 
     def overdue(self, workers: Iterable[int], now_s: float) -> list[int]:

@@ -14,22 +14,16 @@ _RANKS = re.compile(r"\d+(,\d+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutput:
-    """The streams that are written to files and those that are shown; invalid values raise ConfigError.
+    """The streams written to files and those shown; invalid values raise ConfigError.
 
     A stream is 0 for none, 1 for stdout, 2 for stderr, 3 for both; for all workers ("3") or by local rank ("0:1,1:2";
     other ranks keep both).
-
-    Attributes:
-        redirects: streams written to files instead of the console.
-        tee: streams written to files and to the console, each line with its rank.
-        ranks: local ranks whose output is shown, as in "0,2"; empty shows all. Files get the output of all ranks.
-        directory: folder of the files; empty is ``logs`` in the run directory.
     """
 
-    redirects: str = "0"
-    tee: str = "0"
-    ranks: str = ""
-    directory: str = ""
+    redirects: str = "0"  # into files instead of the console
+    tee: str = "0"  # into files and to the console, each line with its rank
+    ranks: str = ""  # local ranks shown, as in "0,2"; empty is all. Files get the output of all ranks.
+    directory: str = ""  # of the files; empty is ``logs`` in the run directory
 
     def __post_init__(self) -> None:
         for option, text in (("--redirects", self.redirects), ("--tee", self.tee)):
@@ -48,13 +42,10 @@ class WorkerOutput:
 
     @property
     def in_files(self) -> bool:
-        """True if any stream is written to files."""
         return any(streams for text in (self.redirects, self.tee) for streams in _by_rank(text, 1).values())
 
     def streams(self, count: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Return local rank → streams (0 to 3) into files only, and the same for files and console, of `count`
-        workers.
-        """
+        """Return local rank → streams (0 to 3) into files only, and into files and console, of ``count`` workers."""
         usual = dict.fromkeys(range(count), 0)
         return usual | _by_rank(self.redirects, count), usual | _by_rank(self.tee, count)
 

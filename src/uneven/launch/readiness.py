@@ -31,9 +31,7 @@ def always(worker: StartedWorker) -> bool:
 
 
 class Readiness:
-    """The test of whether a worker is to be throttled now: it reports that in ``run_directory``, or ``within_s`` are
-    over.
-    """
+    """The test of whether a worker is to be throttled: it trains (see ``run_directory``), or ``within_s`` are over."""
 
     def __init__(self, run_directory: Path, within_s: float) -> None:
         self._run_directory = run_directory

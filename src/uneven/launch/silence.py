@@ -15,8 +15,6 @@ _IDLE_BELOW = 0.005  # cores; threads that only wait for a call wake up now and 
 
 
 class SilenceMeter:
-    """The meter of the time for which processes have not used the processor."""
-
     def __init__(self) -> None:
         # (process, whether its descendants are meant) → (time of the last activity seen, CPU seconds used until then)
         self._marks: dict[tuple[int, bool], tuple[float, float]] = {}
@@ -24,8 +22,8 @@ class SilenceMeter:
         self._silent_s: dict[int, float] = {}
 
     def silent_s(self, pid: int, limit_s: float) -> float:
-        """Return for how long, since the first call, it has used less than 0.5 % of a core on average over
-        ``limit_s``.
+        """Return for how long it has used less than 0.5 % of a core on average over ``limit_s``, since the first
+        call.
         """
         now_s = time.monotonic()
         # Processes are polled at most twice a second, however often the agent asks.
@@ -59,7 +57,6 @@ def stopped(pid: int) -> bool:
 
 
 def in_words(pid: int, silent_s: float) -> str:
-    """Describe a worker that has been silent for ``silent_s``."""
     so = f"has used no processor time for {silent_s:.0f} s"
     return f"{STOPPED}, and {so}" if stopped(pid) else f"hangs: it {so}"
 

@@ -21,30 +21,15 @@ DEFAULT_PORT = 29500  # torchrun's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The workers to start, in ``torchrun``'s words; invalid or contradicting values raise ConfigError.
-
-    Attributes:
-        nproc: workers on this machine, or "gpu", "cpu", "auto" for one per device; None is one per entry of ``shares``,
-            or one per GPU, or one.
-        nnodes: machines, "N" or "MIN:MAX".
-        shares: share of a core for each local rank; empty is no limit.
-        throttle_period_s: length of a throttled worker's run-and-stop cycle; shorter is smoother and costs more.
-        wait_ready: throttle a worker only when its training starts: at the first use of its session's loader, at
-            ``rundir.mark_ready``, or without a session when it connects to the others.
-        ready_within_s: throttle it after this time in any case.
-        elastic: minimum and maximum number of workers, which may leave and join, "MIN:MAX".
-        silence_s: seconds without a heartbeat after which such a worker counts as dead; 0 is never.
-        join: HOST:PORT of an elastic run that these workers join.
-        leave_on: signals by name on which workers of an elastic run leave, as on SIGTERM.
-        rdzv_backend: None is a standalone run on one machine, and "static" with ``nnodes`` above one.
-    """
+    """The workers to start, in ``torchrun``'s words; invalid or contradicting values raise ConfigError."""
 
     target: tuple[str, ...]
     module: bool = False
+    # Workers on this machine, or "gpu", "cpu", "auto" for one per device; None: one per share, or GPU, or one.
     nproc: str | None = None
-    nnodes: str = "1"
+    nnodes: str = "1"  # machines, "N" or "MIN:MAX"
     node_rank: int = 0
-    rdzv_backend: str | None = None
+    rdzv_backend: str | None = None  # standalone on one machine, "static" with several
     rdzv_endpoint: str = ""
     rdzv_id: str = ""
     master_addr: str = "127.0.0.1"
@@ -52,14 +37,16 @@ class Launch:
     local_addr: str | None = None
     standalone: bool = False
     max_restarts: int = 0
-    shares: tuple[float, ...] = ()
-    throttle_period_s: float = 0.02
+    shares: tuple[float, ...] = ()  # of a core, for each local rank; empty is no limit
+    throttle_period_s: float = 0.02  # of a throttled worker's run-and-stop cycle; shorter is smoother and costs more
+    # Throttle a worker only when its training starts: at the first use of its session's loader, at
+    # ``rundir.mark_ready``, or without a session when it connects to the others.
     wait_ready: bool = False
-    ready_within_s: float = math.inf
-    elastic: str | None = None
-    silence_s: float = 10.0
-    join: str | None = None
-    leave_on: str = ""
+    ready_within_s: float = math.inf  # throttle it after this time in any case
+    elastic: str | None = None  # minimum and maximum number of workers, which may leave and join, "MIN:MAX"
+    silence_s: float = 10.0  # without a heartbeat after which such a worker counts as dead; 0 is never
+    join: str | None = None  # HOST:PORT of an elastic run that these workers join
+    leave_on: str = ""  # signals by name on which workers of an elastic run leave, as on SIGTERM
     output: WorkerOutput = field(default_factory=WorkerOutput)
 
     def __post_init__(self) -> None:
@@ -117,7 +104,6 @@ class Launch:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The minimum and maximum number of workers of an elastic run."""
         return bounds_of(self.elastic or "1")
 
     @property
@@ -130,7 +116,6 @@ class Launch:
 
     @property
     def nodes(self) -> tuple[int, int]:
-        """The minimum and maximum number of machines."""
         first, _, last = self.nnodes.partition(":")
         least = _positive("--nnodes", first, "or MIN:MAX")
         return least, _positive("--nnodes", last, "or MIN:MAX") if last else least
@@ -180,9 +165,7 @@ def run_id(launch: Launch) -> str:
 
 
 def address(text: str, what: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``, with an IPv6 host in brackets; raise ConfigError, which begins with
-    `what`.
-    """
+    """Return host and port of ``HOST:PORT`` (IPv6 in brackets); raise ConfigError, which begins with ``what``."""
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         raise ConfigError(f"{what} is not an address: write it as HOST:PORT, for instance 127.0.0.1:{DEFAULT_PORT}")

@@ -26,13 +26,10 @@ def open_run(store: Store, founders: int, bounds: tuple[int, int], silence_s: fl
 
 
 def keep(host: str, port: int, bounds: tuple[int, int], silence_s: float) -> None:
-    """Keep the store of one elastic run until the run ends. Call it in the main thread.
+    """Keep the store of one elastic run until the run ends. Call it in the main thread. Port 0 is any free port.
 
-    The run starts when its minimum number of workers has joined. Port 0 is any free port; see also :func:`open_run`.
-
-    Raises:
-        ConfigError: the store cannot listen there.
-        LaunchError: all workers ended before the end of the training, or a signal ended this process.
+    Raises ConfigError if the store cannot listen there, and LaunchError if all workers ended before the end of the
+    training, or after a signal.
     """
     store, port = keep_store(host, port, "Give an address of this machine with --host, and a free port with --port")
     open_run(store, bounds[0], bounds, silence_s)

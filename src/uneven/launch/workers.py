@@ -25,15 +25,11 @@ class Workers:
     """The child processes of one run, watched by a background thread from the launcher's start to its end.
 
     When a worker dies, its peers fail a moment later; the order of the ends separates cause from consequence.
-
-    Args:
-        run_id: the launcher's name of the run, which every worker has in its environment.
-        throttle: the throttle and the share of each local rank, if speeds are made unequal.
     """
 
     def __init__(
         self,
-        run_id: str,
+        run_id: str,  # in the environment of every worker
         count: int,
         *,
         throttle: tuple[Throttle, tuple[float, ...]] | None = None,

@@ -23,9 +23,7 @@ _DEAREST = 1.3  # top of the time scale ÷ 98th percentile, so that a slow start
 
 
 def batches_and_times(run: RunData, points: int) -> Figure:
-    """Return two pictures over one axis, samples and seconds of each worker, with at most ``points`` points per
-    line.
-    """
+    """Return two pictures over one axis, each worker's samples and seconds, with at most ``points`` per line."""
     # The last, smaller iteration of an epoch is left out: it says nothing about the split.
     usual = sorted(one.global_batch for one in run.iterations)[len(run.iterations) // 2]
     whole = [one for one in run.iterations if one.apart or one.global_batch >= usual]

@@ -31,10 +31,8 @@ def compared(runs: Mapping[str, Path]) -> dict[str, RunData]:
 
 
 def named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return each run under the name of its directory, or under its path if two names are equal.
-
-    Raises:
-        JournalError: a run is given twice.
+    """Return each run under its directory's name, or its path if names are equal; JournalError if one is given
+    twice.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise JournalError(f"{', '.join(map(str, paths))}: give different runs to compare")
@@ -52,13 +50,7 @@ def comparison(
 def comparison_page(
     data: Mapping[str, RunData], table: PageTable | None = None, *, title: str = "Comparison", lead: str = ""
 ) -> Page:
-    """Return several runs on one page, side by side.
-
-    Args:
-        data: name in the pictures → run.
-        table: shown first, for results that are not in the journals; by default the runs' summaries.
-        lead: a sentence or two below the title.
-    """
+    """Return several runs (by name) on one page, side by side; ``table`` replaces the runs' summaries."""
     page = Page(title, lead)
     page.table("Results", table or summary_table(data), "" if table else summary_note(data))
     page.figure(
@@ -106,14 +98,12 @@ def summary_table(runs: Mapping[str, RunData]) -> PageTable:
 
 
 def summary_note(runs: Mapping[str, RunData]) -> str:
-    """Return the note below the summaries; empty if all runs are synchronous."""
     if not any(run.apart for run in runs.values()):
         return ""
     return f"Times and samples/s are means over all of the time. {_APART_NOTE}"
 
 
 def _times(run: RunData, apart: bool) -> tuple[float, float]:
-    """Return the seconds of an iteration, and samples/s."""
     s = run.summary
     return (s.mean_s, s.mean_per_s) if apart else (s.iteration_s, s.samples_per_s)
 

@@ -96,5 +96,4 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def rounded(value: float) -> float:
-    """Round to five digits, so that pages stay small."""
-    return float(f"{value:.5g}") if math.isfinite(value) else value
+    return float(f"{value:.5g}") if math.isfinite(value) else value  # five digits keep pages small

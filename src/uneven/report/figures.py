@@ -63,7 +63,6 @@ def all_series(run: RunData) -> dict[int, WorkerSeries]:
 
 
 def common_top_s(many: Iterable[Mapping[int, WorkerSeries]]) -> float:
-    """Return the top of a common scale in seconds, which a single slow start does not flatten."""
     return max((_robust_top(series.values()) for series in many), default=1.0)
 
 
@@ -164,7 +163,7 @@ def durations(runs: Mapping[str, RunData]) -> Figure:
 
 
 def _usual_s(piece: Sequence[Iteration]) -> float:
-    """Return the mean seconds of an iteration; pieces are weighted by their samples."""
+    # A piece may be larger or smaller than a global batch, so weight by samples.
     if not piece[0].apart:
         return mean([one.duration_s for one in piece])
     return ratio(sum(one.duration_s for one in piece) * piece[0].apart, sum(one.global_batch for one in piece))
@@ -258,6 +257,7 @@ def who(run: RunData, rank: int) -> str:
 
 
 def _robust_top(series: Iterable[WorkerSeries]) -> float:
+    # A quantile, not the maximum: a single slow start must not flatten the rest.
     totals = [
         sum(parts)
         for one in series

@@ -24,9 +24,7 @@ class Span(NamedTuple):
 def gantt(spans: Sequence[Span], devices: int, end_s: float) -> Figure:
     """Return one row per device and one colour per name; the dark part of a bar's height is its computing share.
 
-    Args:
-        devices: number of rows.
-        end_s: right end of the axis, for a common scale of several pictures.
+    ``end_s`` is the right end of the axis, for a common scale of several pictures.
     """
     scale, unit = (1e-3, "1000 s") if end_s >= 5000 else (1.0, "s")
     names = sorted({span.name for span in spans})
@@ -67,7 +65,6 @@ def _labels(spans: Sequence[Span], end_s: float, scale: float) -> list[Figure]:
 
 
 def _blocks(devices: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last of each run of neighbouring numbers."""
     ordered = sorted(devices)
     cuts = [place for place, (one, two) in enumerate(pairwise(ordered), 1) if two != one + 1]
     edges = [0, *cuts, len(ordered)]

@@ -41,7 +41,6 @@ _LIMIT = {
 
 
 def report(run: Path) -> str:
-    """Return the HTML page of one run; see :func:`report_page`."""
     return report_page(run).html()
 
 
@@ -85,7 +84,6 @@ def report_page(run: Path) -> Page:
 
 
 def shares(data: RunData, series: Mapping[int, WorkerSeries]) -> tuple[str, figures.Figure]:
-    """Return the title and the picture of the workers' shares."""
     of = "samples" if data.apart else "global batch"
     return f"Share of the {of}", figures.per_worker(data, series, "share_percent", f"% of the {of}")
 

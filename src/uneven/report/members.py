@@ -20,7 +20,6 @@ _ENDS = {
 
 
 def start_s(run: RunData) -> float:
-    """Return the start of the run, Unix time."""
     founders = run.changes.founders() or ()
     known = [run.runs[worker].started_at_s for worker in founders if worker in run.runs]
     return min(known, default=run.changes.all[0].at_s)

@@ -35,12 +35,7 @@ footer { color: #888; font-size: 13px; }
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table of strings.
-
-    Args:
-        columns: headings.
-        text: indices of left-aligned text columns.
-    """
+    """A table of strings; ``text`` holds the indices of left-aligned text columns."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -48,14 +43,10 @@ class PageTable:
 
 
 class PagePart(NamedTuple):
-    """A section of a page, or its cards.
-
-    Attributes:
-        before, after: HTML around the picture's data.
-    """
+    """A section of a page, or its cards."""
 
     title: str  # of the section; empty for cards
-    before: str
+    before: str  # HTML around the picture's data
     after: str = ""
     figure: str = ""  # the picture as JSON; empty if there is none
 
@@ -83,7 +74,6 @@ class Page:
         self.parts.append(PagePart("", f'<div class="cards">{cards}</div>'))
 
     def table(self, title: str, table: PageTable, note: str = "") -> None:
-        """Add a section with a table."""
         self._section(title, note, f'<div class="scroll">{_table(table)}</div>')
 
     def figure(self, title: str, figure: Figure, note: str = "") -> None:

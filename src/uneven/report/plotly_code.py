@@ -46,12 +46,11 @@ def packed() -> str:
 
 
 def inside() -> str:
-    """Return the end of a page that needs no other file."""
+    # The end of a page, after all pictures that the script draws.
     return f'<script type="text/plain" id="plotly">{packed()}</script>\n<script>{_DRAW}{_UNPACK}</script>'
 
 
 def beside() -> str:
-    """Return the end of a page that has :data:`BESIDE` in its folder."""
     return f'<script src="{BESIDE}"></script>\n<script>{_DRAW}draw();</script>'
 
 

@@ -182,8 +182,8 @@ def _refreshes(state: RunProgress) -> list[Text]:
 
 
 def _messages(state: RunProgress) -> list[Text]:
-    """Return the traffic of the connections that send most."""
     found = []
+    # The rows are sorted by bytes sent.
     for line, exchanges, sent_bytes, waited_s, most_s in state.messages.rows()[:_LINES]:
         text = Text.assemble(f"{line}: ", (f"{exchanges:,}", "bold"), " exchanges  ·  ", (size(sent_bytes), "bold"))
         waits = "" if most_s == waited_s else f", {seconds(most_s)} at most"
@@ -318,11 +318,9 @@ def _event(event: EventRecord | SplitRecord | MembershipRecord, width: int) -> T
 
 
 def split_message(split: SplitRecord) -> str:
-    """Return a split in one line, for any number of workers."""
     said = parts_of(split.shares)
     return f"{said} ({split.reason})" if split.reason else said
 
 
 def change_message(change: MembershipRecord | MemberChange) -> str:
-    """Return a membership change in one line."""
     return f"{change.why}; {len(change.members)} go on after {seconds(change.pause_s)}"

@@ -39,9 +39,6 @@ class RunData:
     """A whole run, joined and sorted, without iterations that a later life repeated.
 
     For asynchronous workers, iterations are pieces (``journal.apart``), and everything else is assigned to a piece.
-
-    Attributes:
-        threads: rank → thread → steps and samples, if it had several.
     """
 
     name: str
@@ -55,7 +52,7 @@ class RunData:
     unfinished: int = 0
     profiles: dict[int, ProfileRecord] = field(default_factory=dict)  # rank → its cost curve before its newest start
     exchanges: dict[int, list[ExchangeRecord]] = field(default_factory=dict)  # rank → its parameter exchanges
-    threads: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    threads: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)  # rank → thread → steps, samples
     messages: Messages = field(default_factory=Messages)  # traffic between workers, by connection
     refreshes: Refreshes = field(default_factory=Refreshes)
     changes: MemberChanges = field(default_factory=MemberChanges)  # of the membership, in order
@@ -69,9 +66,7 @@ class RunData:
 
     @property
     def connected(self) -> bool:
-        """True if lines continue over intervals in which a worker ended no step, because it was present all the
-        time.
-        """
+        """True if lines continue over intervals without a step, because the worker was present all the time."""
         return self.apart and not self.changes
 
     @property
@@ -85,7 +80,6 @@ class RunData:
 
     @property
     def ranks(self) -> list[int]:
-        """All workers that took part at any time."""
         return sorted({rank for one in self.iterations for rank in one.timings} | set(self.runs))
 
 
@@ -196,7 +190,6 @@ def stretches(rows: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def worker_series(pieces: Iterable[Sequence[Iteration]], rank: int) -> WorkerSeries:
-    """Return the columns of one worker."""
     series = WorkerSeries()
     pieces = list(pieces)
     its = [place for place, piece in enumerate(pieces) if any(rank in one.timings for one in piece)]
@@ -232,11 +225,8 @@ def thinned(rows: Sequence[T], most: int, x: Callable[[T], float], y: Callable[[
 
 
 def moving_limit(pieces: Iterable[Sequence[Iteration]]) -> tuple[Column, Column]:
-    """Return iterations and the seconds in which all members could finish together at their current speeds.
-
-    This is X / Σ_i v_i of :mod:`uneven.journal.summary` for each interval.
-    """
-    x, y = Column(), Column()
+    """Return iterations and the seconds in which all members could finish together at their current speeds."""
+    x, y = Column(), Column()  # X / Σ_i v_i of uneven.journal.summary, for each interval
     speeds: dict[int, float] = {}
     for piece in pieces:
         there = {rank for one in piece for rank in (one.members or one.timings)}

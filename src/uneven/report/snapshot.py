@@ -42,9 +42,7 @@ def snapshots(run: RunData, series: Mapping[int, WorkerSeries]) -> Figure:
 
 
 def cost_curves(run: RunData) -> Figure:
-    """Return the seconds of a step over the batch, measured before the start; a cross marks a batch that did not
-    fit.
-    """
+    """Return the seconds of a step over the batch, measured before the start; a cross: the batch did not fit."""
     ranks = sorted(run.profiles)
     scale, unit = time_unit(max((max(run.profiles[rank].seconds) for rank in ranks), default=1.0))
     data: list[Figure] = []
@@ -67,8 +65,8 @@ def cost_curves(run: RunData) -> Figure:
 
 
 def _ticks(values: list[float]) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten, from below the least to above the greatest."""
     if not values:
         return []
+    # 1, 2 and 5 times powers of ten, from below the least to above the greatest value.
     first, last = (math.floor(math.log10(one)) for one in (min(values), max(values)))
     return [float(f"{digit}e{power}") for power in range(first, last + 2) for digit in (1, 2, 5)]

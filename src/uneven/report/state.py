@@ -32,18 +32,12 @@ RECENT = 30  # iterations averaged for "now"
 
 @dataclass(slots=True)
 class RunProgress:
-    """The run so far: sums, newest values and the last few iterations, not the records.
-
-    For asynchronous workers, iterations are pieces as large as the global batch (``journal.apart``).
-
-    Attributes:
-        scalars: name → newest value of the lowest rank that logged it.
-        events: newest last; with splits and membership changes, without plans and ends.
-    """
+    """The run so far: sums, newest values and the last few iterations, not the records."""
 
     runs: dict[int, RunRecord] = field(default_factory=dict)  # rank → its newest start
     loads: dict[int, LoadRecord] = field(default_factory=dict)  # rank → newest use of machine and process
-    scalars: dict[str, ScalarRecord] = field(default_factory=dict)
+    scalars: dict[str, ScalarRecord] = field(default_factory=dict)  # newest of the lowest rank that logged it
+    # Newest last; with splits and membership changes, without plans and ends.
     events: deque[EventRecord | SplitRecord | MembershipRecord] = field(default_factory=lambda: deque(maxlen=50))
     messages: Messages = field(default_factory=Messages)  # traffic between workers, by connection
     refreshes: Refreshes = field(default_factory=Refreshes)  # of preconditioners, by owner
@@ -111,7 +105,6 @@ class RunProgress:
 
     @property
     def apart(self) -> bool:
-        """True if workers are asynchronous."""
         return self._join.apart
 
     @property
@@ -135,9 +128,7 @@ class RunProgress:
         return self.changes.gone | self._left
 
     def shares(self) -> dict[int, int]:
-        """Return samples by rank in the newest full iteration; for asynchronous workers, the recent shares of a global
-        batch.
-        """
+        """Return samples by rank in the newest full iteration; if asynchronous, recent shares of a global batch."""
         if not self._recent:
             return {}
         if self.apart:
@@ -152,11 +143,9 @@ class RunProgress:
         return {rank: timing.batch for rank, timing in newest.timings.items()}
 
     def now(self) -> Summary:
-        """Return the summary of the last :data:`RECENT` iterations."""
         return summarize(self._recent)
 
     def total(self) -> Summary:
-        """Return the summary of the whole run."""
         return self._totals.summary()
 
     def time_left_s(self) -> float:

@@ -32,7 +32,6 @@ class WatchedRun:
         self._follower = Follower(run)
 
     def update(self) -> RunProgress:
-        """Read new records and return the state."""
         self._feed()
         if self.state.rewound:
             # A resumed run repeats iterations that were counted, so start again from the beginning.
@@ -49,7 +48,6 @@ class WatchedRun:
             self._tracking.feed(records, final=self.state.ended)
 
     def end(self) -> None:
-        """Finish the tracking."""
         if self._tracking is not None:
             self._tracking.end(self.state.total())
 
@@ -63,8 +61,6 @@ def watch(
     tracking: LiveTracking | None = None,
 ) -> RunProgress:
     """Show a run until it has ended, was stopped, or Ctrl-C; then print its final table.
-
-    If all processes of the run have ended on this machine without an end record, the run counts as stopped.
 
     Args:
         run: the run directory; it must exist, its journal may appear later.
@@ -113,7 +109,6 @@ def _follow(watched: WatchedRun, console: Console, every_s: float, stop: Callabl
 
 
 def plain_line(state: RunProgress) -> str:
-    """Return the progress in one line without colours."""
     if state.last is None:
         return f"waiting for the first {state.iteration_name}"
     now, of = state.now(), f"/{state.planned}" if state.planned else ""
@@ -126,6 +121,7 @@ def plain_line(state: RunProgress) -> str:
 
 
 def _over(state: RunProgress) -> bool:
+    # Processes may have ended without an end record, by a crash or a kill.
     return state.ended or (bool(state.runs) and all(_gone(run) for run in state.runs.values()))
 
 

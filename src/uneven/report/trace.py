@@ -22,11 +22,7 @@ _WORKERS, _SHARES = 1, 2  # arbitrary process ids of the two groups of tracks
 
 
 def write(run: Path, path: Path) -> int:
-    """Write the trace of a run; return the number of trace events.
-
-    Raises:
-        JournalError: no journal, or the file cannot be written.
-    """
+    """Write the trace of a run; return the number of trace events. Raises JournalError if a file cannot be used."""
     data = run_data(read(run), each=True)
     written = 0
     with access(f"write {path} (another file can be named with --trace)", JournalError):
@@ -73,7 +69,6 @@ def events(data: RunData) -> Iterator[Event]:
 
 
 def longest_of(one: Iteration) -> float:
-    """Return the seconds of the longest step in an iteration."""
     return max(timing.total_s for timing in one.timings.values())
 
 

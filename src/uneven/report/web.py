@@ -82,7 +82,6 @@ class LiveReport:
 
     @property
     def closed(self) -> bool:
-        """True if the report is no longer updated."""
         return self._over.is_set()
 
     def close(self) -> None:
@@ -116,10 +115,7 @@ def _drawn(run: Path) -> dict[str, Any]:
 
 
 class WebServer:
-    """A server of a run's page until it is closed; a ``with`` block closes it.
-
-    Attributes:
-        address: of the page, with its token.
+    """A server of a run's page at ``address`` (with its token) until it is closed; a ``with`` block closes it.
 
     Raises:
         ConfigError: the port is in use.
@@ -143,7 +139,6 @@ class WebServer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until an interrupt."""
         self._thread.join()
 
     def close(self) -> None:

@@ -30,10 +30,7 @@ class TrackedRun(ABC):
 
 
 class Tracker(ABC):
-    """An experiment tracker.
-
-    Args:
-        where: a folder, or an address if the tracker has servers.
+    """An experiment tracker at ``where``: a folder, or an address if it has servers.
 
     Raises:
         ConfigError: it is not installed; the message names the extra.
@@ -44,19 +41,13 @@ class Tracker(ABC):
 
     @abstractmethod
     def begin(self, name: str, settings: Mapping[str, Plain], *, group: str = "") -> TrackedRun:
-        """Start a run; raise ConfigError if its folder cannot be written.
-
-        Args:
-            group: the search or ensemble that it belongs to.
-        """
+        """Start a run, in the group of its search or ensemble; raise ConfigError if its folder cannot be written."""
 
 
 def tracker(text: str) -> Tracker:
     """Return the tracker of ``"tensorboard:FOLDER"``, ``"wandb:FOLDER"`` or ``"mlflow:FOLDER"``.
 
-    Raises:
-        ConfigError: the text has another form, or the tracker is not installed.
-        UnknownNameError: there is no such tracker.
+    Raises ConfigError for another form or a missing library, UnknownNameError for another tracker.
     """
     name, colon, where = text.partition(":")
     if name not in _WHERE:

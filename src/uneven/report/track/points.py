@@ -57,9 +57,7 @@ class PointStream:
         return self._join.rewound
 
     def feed(self, records: Iterable[Record], *, final: bool = False) -> list[LoggedValue]:
-        """Add new records (``final``: the last ones) and return the points that are now complete, by ascending
-        steps.
-        """
+        """Add new records (``final``: the last ones); return the points that are now complete, by step."""
         for record in records:
             self._join.add(record)
             if isinstance(record, RunRecord) and record.rank == 0:
@@ -111,7 +109,6 @@ class PointStream:
 
 
 def results(summary: Summary) -> Mapping[str, float]:
-    """Return the run's key numbers."""
     usual = "mean" if summary.apart else "median"
     values = {
         f"run/{usual}_iteration_s": summary.iteration_s,
@@ -123,7 +120,6 @@ def results(summary: Summary) -> Mapping[str, float]:
 
 
 def _measured(one: Iteration, seen: set[int]) -> list[LoggedValue]:
-    """Return the points of one iteration."""
     at = (one.iteration, one.ended_at_s)
     found = []
     if one.duration_s == one.duration_s:

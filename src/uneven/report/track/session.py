@@ -14,12 +14,7 @@ from uneven.report.track.points import PointStream, results
 
 
 def write(run: Path, tracker: Tracker) -> int:
-    """Log a run from its journal; return the number of values.
-
-    Raises:
-        JournalError: there is no journal.
-        ConfigError: the tracker cannot write.
-    """
+    """Log a run from its journal; return the number of values. Raises JournalError or ConfigError if that fails."""
     journal = read(run)
     stream = PointStream()
     points = stream.feed(journal.records(), final=True)
@@ -39,7 +34,6 @@ class LiveTracking:
         self._runs: list[TrackedRun] = []
 
     def feed(self, records: Iterable[Record], *, final: bool = False) -> None:
-        """Log the points that these records complete."""
         points = self._stream.feed(records, final=final)
         if points and not self._runs:
             self._runs = [one.begin(self._name, self._stream.settings) for one in self._trackers]
