@@ -204,7 +204,7 @@ def _check_same(store: StreamStore, source: VideoSource, options: IngestOptions)
 
 
 def _tuned(source: VideoSource, side: int, truth: Truth, wanted: Wanted, options: IngestOptions) -> Tuned:
-    # Reading and detecting dominate the cost of an ingest, so the sample predicts it before the stream has started.
+    # The cost of reading the sample predicts that of the ingest, by which the stream gets a machine.
     began_s = time.process_time()
     learn, check = sampled(source, options.per_s, wanted, side, options.detector)
     spent_s, video_s = time.process_time() - began_s, (learn.frames + check.frames) / options.per_s

@@ -87,9 +87,11 @@ class Moving:
         return max(1, round(pixels.shape[1] / self._options.width))
 
     def state(self) -> npt.NDArray[np.float32] | None:
+        """Return the background, (height, width) float32 of reduced frames, or None before the first frame."""
         return self._background
 
     def load(self, state: npt.NDArray[np.float32] | None) -> None:
+        """Continue with a background, (height, width)."""
         self._background = state
 
     def _learn(self, grey: npt.NDArray[np.float32], moves: npt.NDArray[np.bool_]) -> None:

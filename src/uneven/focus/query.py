@@ -54,7 +54,7 @@ class QueryCost:
     """The cost of an index's queries since it was opened; all counts but the first and last are parts of the first."""
 
     candidates: int = 0  # clusters that could hold the class
-    sure: int = 0  # accepted by the cheap network alone
+    sure: int = 0  # accepted by the cheap network without the truth network
     known: int = 0  # judged by an earlier query
     alike: int = 0  # accepted or rejected by the verdict on a nearby centroid
     rejected: int = 0  # rejected by a query's own filter
@@ -248,6 +248,7 @@ class VideoIndex:
         yield from ((one, verdicts[led][1]) for one, led in leaders.items() if verdicts[led][0] == label)
 
     def close(self) -> None:
+        """Close the index's files."""
         for store in self.streams.values():
             store.close()
 

@@ -76,7 +76,6 @@ class Spreading:
         for row, side in zip(rows, map(int, is_it), strict=True):
             apart = self._from(row)
             nearer = apart < self._apart[side]
-            # Row numbers below 0 are precedents, see `speakers`.
             self._apart[side][nearer], self._speaker[side][nearer] = apart[nearer], row
             self._judged[row] = True
 
@@ -84,7 +83,7 @@ class Spreading:
         for side in (0, 1):
             if len(those := np.flatnonzero(is_it == bool(side))):
                 nearest = _nearest(self._features, features[those])
-                self._speaker[side] = -1 - those[nearest]
+                self._speaker[side] = -1 - those[nearest]  # numbers below 0 are precedents
                 apart = self._features - features[those[nearest]]
                 self._apart[side] = np.sqrt(np.einsum("nd,nd->n", apart, apart))
 

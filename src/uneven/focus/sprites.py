@@ -41,6 +41,7 @@ class Sprites:
     live: bool = field(default=False)
 
     def length_s(self) -> float:
+        """Return the length in seconds."""
         return float(self.seconds)
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:

@@ -143,7 +143,7 @@ class ClassResult:
     settled: Leap = Leap(0.0, 1.0, 0)
 
     def risk(self, confidence: float) -> tuple[float, float]:
-        """Return upper bounds, at that confidence, of what recall and precision lack to 1."""
+        """Return upper bounds, at that confidence, of 1 − recall and 1 − precision."""
         together = self.put_together.risk(confidence) + self.settled.risk(max(confidence, EVEN))
         return self.left_out.risk(confidence) + together, self.unseen.risk(confidence) + together
 
@@ -288,6 +288,7 @@ def sweep(
     seen: LabelledObjects, networks: Iterable[Looked], truth_work: float, grid: SweepGrid = SweepGrid()
 ) -> Iterator[Tried]:
     """Yield every setting of the grid with its costs and results; raise ConfigError if there are no objects."""
+    # `seen` must be a part of the video on which no network was trained, or its results would be too good.
     if len(seen.label) == 0:
         raise ConfigError("nothing moves in the frames sampled to choose the settings: give a longer part of the video")
     labels = seen.dominant()

@@ -92,6 +92,7 @@ class Truth:
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def work(self) -> float:
+        """Return the floating-point operations for one object."""
         return work(self.network, torch.zeros(1, 3, self.side, self.side))
 
     @property

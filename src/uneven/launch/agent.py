@@ -145,7 +145,7 @@ def _end(ends: Mapping[int, Death], expendable: ExpendableWorkers, ended_s: Mapp
     """Report the worker that died first, in one line; raise LaunchError unless the run could finish without it."""
     lost, left = tuple(expendable.lost.values()), tuple(expendable.left.values())
     if deaths := [one for rank, one in ends.items() if rank not in expendable.lost]:
-        # The workers in `lost` were survived, so their earlier ends are not the cause of this failure.
+        # The run survived the workers in `lost`, so their earlier ends are not the cause of this failure.
         lost_pids = {one.pid for one in lost}
         first_s = min((ended for pid, ended in ended_s.items() if pid not in lost_pids), default=0.0)
         raise blame(deaths, first_s=first_s, shutdown_within_s=shutdown_within_s(), lost=lost, left=left)

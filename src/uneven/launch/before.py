@@ -54,7 +54,7 @@ def local_workers(launch: Launch) -> int:
 def _refuse_used_port(launch: Launch) -> None:
     host, port = address(launch.endpoint, repr(launch.endpoint))
     join = f"; workers for the elastic run whose store is there need --join {host}:{port}" if launch.elastic else ""
-    # Only the first machine's launcher listens here. torch would wait minutes for a port that is in use.
+    # Only the first machine's launcher listens here. torch would wait until its timeout for a port in use.
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -81,9 +81,7 @@ class ExpendableWorkers:
         return []
 
     def missed(self, alive: Mapping[int, int]) -> tuple[int, ...]:
-        """Return the stopped ranks of ``alive`` (rank → process id), each a possible cause of the failure just
-        found.
-        """
+        """Return the stopped ranks of ``alive`` (rank → process id), which may have caused the failure just found."""
         # The throttle stops and continues workers all the time, so a stopped one means nothing.
         self.stopped = () if self._throttled else tuple(rank for rank, pid in alive.items() if stopped(pid))
         return self.stopped

@@ -18,18 +18,14 @@ _CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A worker's abnormal end.
-
-    Attributes:
-        told: its own report about its end, see :func:`uneven.world.report_failures`.
-    """
+    """A worker's abnormal end."""
 
     rank: int
     pid: int
     exit_code: int  # −n for signal n
     where: str = ""  # the name of its node, if it has one
     ended_s: float = float("inf")  # when its end was noticed, Unix time; infinite if it had ended before it was found
-    told: Mapping[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Any] = field(default_factory=dict)  # its own report, see uneven.world.report_failures
     killed_by: str = ""  # the reason why it was killed, if known
     stops: str = ""  # the reason why the others cannot continue without it although their policy allows that
     silent: str = ""  # the observation (stopped or hanging) for which it was killed

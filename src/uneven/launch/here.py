@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from torch.distributed import (  # type: ignore[attr-defined] # its stubs say that some are private
+from torch.distributed import (  # type: ignore[attr-defined] # its stubs mark some as private
     PrefixStore,
     TCPStore,
 )

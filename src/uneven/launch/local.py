@@ -88,17 +88,11 @@ class LocalRun:
 def start(
     launch: Launch,
     *,
-    run_directory: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    output: Path | None = None,
+    run_directory: Path | None = None,  # given to the workers in ``UNEVEN_RUN``
+    env: Mapping[str, str] | None = None,  # on top of this process's environment
+    output: Path | None = None,  # file for all output of launcher and workers; None shows it here
 ) -> LocalRun:
-    """Start the launcher in a separate process and return immediately. It ends when this process does.
-
-    Args:
-        run_directory: given to the workers in ``UNEVEN_RUN``.
-        env: variables on top of this process's environment.
-        output: file for all output of launcher and workers; None shows it here.
-    """
+    """Start the launcher in a separate process and return immediately. It ends when this process does."""
     task = {
         "launch": dataclasses.asdict(launch),
         "run_directory": run_directory and str(run_directory),

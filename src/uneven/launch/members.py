@@ -74,7 +74,7 @@ class Members:
             process.signal(signal.SIGKILL)
 
     def start(self, worker: int) -> None:
-        # The lowest free local rank: it selects the device, and a replacement takes the one that became free.
+        # The lowest free local rank, so that a replacement takes the place (device, share) that became free.
         place = next(one for one in range(len(self._places) + 1) if one not in self._places.values())
         self._places[worker] = place
         env = {**os.environ, **self._variables(worker, place), "TORCHELASTIC_ERROR_FILE": str(self._error_file(worker))}
@@ -222,7 +222,7 @@ def _end(members: Members, stop: Stop, *, through: bool, goes_on: bool) -> None:
         if members.lost:
             print(f"uneven: the run has come to its end; {len(members.lost)} of its workers were lost", file=sys.stderr)
         return
-    # The same signal ended all workers, so the order of their deaths says nothing about the cause.
+    # The same signal ended all workers, so the order of their deaths does not show the cause.
     if len(members.lost) > 1 and all(one.exit_code == members.lost[0].exit_code < 0 for one in members.lost):
         raise all_gone(members.lost)
     first_s = min(one.ended_s for one in members.lost)

@@ -80,5 +80,5 @@ def _connected(worker: StartedWorker) -> bool:
         lines = psutil.Process(worker.pid).net_connections(kind="tcp")
     except (psutil.Error, OSError):
         return False  # it has ended, or we lack the permission
-    # At any address: the store's host name may resolve to several.
+    # At any address: only the port of the rendezvous is known here.
     return any(line.raddr and line.raddr.port == worker.port for line in lines)

@@ -24,7 +24,7 @@ _DEAREST = 1.3  # top of the time scale ÷ 98th percentile, so that a slow start
 
 def batches_and_times(run: RunData, points: int) -> Figure:
     """Return two pictures over one axis, each worker's samples and seconds, with at most ``points`` per line."""
-    # The last, smaller iteration of an epoch is left out: it says nothing about the split.
+    # The last, smaller iteration of an epoch is left out: it does not show the split.
     usual = sorted(one.global_batch for one in run.iterations)[len(run.iterations) // 2]
     whole = [one for one in run.iterations if one.apart or one.global_batch >= usual]
     pieces = stretches(whole, points)
@@ -118,7 +118,7 @@ def _band(first: int, end: int, phase: str) -> dict[str, Any]:
 
 
 def _key(phase: str) -> Figure:
-    # A trace without points: it only adds a line to the legend, which shapes cannot.
+    # A trace without points: it only adds a line to the legend.
     mark = {"color": PHASES[phase], "size": 14, "symbol": "square", "line": {"color": "#bbb", "width": 1}}
     return {
         "type": "scatter",

@@ -137,7 +137,7 @@ class RunProgress:
                 taken.update({rank: timing.batch for rank, timing in one.timings.items()})
             whole = self._recent[-1].apart
             return {rank: round(whole * samples / taken.total()) for rank, samples in taken.items()}
-        # The last iteration of an epoch may be small and says little about the split.
+        # The last iteration of an epoch may be small and does not show the split.
         largest = max(one.global_batch for one in self._recent)
         newest = next(one for one in reversed(self._recent) if one.global_batch == largest)
         return {rank: timing.batch for rank, timing in newest.timings.items()}

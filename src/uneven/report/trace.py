@@ -45,7 +45,8 @@ def events(data: RunData) -> Iterator[Event]:
     for one in data.iterations:
         end_us = (one.ended_at_s - origin_s) * 1e6
         for rank, timing in one.timings.items():
-            # Clocks of different hosts are not corrected, so keep the slices of a track from overlapping.
+            # A step may seem to start before the last one's end, but slices of a track must not overlap. Clocks of
+            # different hosts are not corrected.
             start_us = max(end_us - timing.total_s * 1e6, free_us.get(rank, 0.0))
             yield from _slices(one, timing, start_us)
             free_us[rank] = start_us + timing.total_s * 1e6
