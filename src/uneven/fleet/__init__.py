@@ -1,4 +1,4 @@
-"""Many unlike models trained at once, on shared data, each on the number of devices at which all keep pace.
+"""Train many different models at once, on shared data, each on the number of devices that equalizes their speeds.
 
 ::
 
@@ -7,8 +7,6 @@
     ensemble = fleet.Ensemble(members={"small": make_small, "wide": make_wide}, dataset=train_set, transform=augment,
                               validate=val_set, converged=fleet.plateau(patience=3), max_epochs=60)
     result = fleet.train(ensemble, devices="auto")
-
-A name is imported when it is first touched: planning needs no torch.
 """
 
 from __future__ import annotations
@@ -56,6 +54,7 @@ _HOMES = {
     "uneven.fleet.result": ("Result",),
     "uneven.fleet.planning.rounds": ("Paradigm",),
 }
+# Names are imported on first use, so that planning does not import torch.
 __getattr__ = late(__name__, _HOMES)
 
 

@@ -1,4 +1,4 @@
-"""What is to be trained: members, the data they share, and when a member is done."""
+"""Define the members, the data they share and the end of their training."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from uneven.fleet.member.converge import Never, Rule
 
 @dataclass(slots=True)
 class Member:
-    """One model with everything that trains it; what a factory returns.
+    """One model with everything that trains it, as returned by a factory.
 
-    A sample's last field is the target, the others go into the model; a sample of one field is both.
+    The last field of a sample is the target, the others are the model's inputs; a single field is both.
 
     Attributes:
         model: any module.
         optimizer: made from the model's parameters.
-        batch_size: samples of a step; the last batch of an epoch may be smaller.
-        drop_last: leave out that smaller batch.
-        loss: called with the model's output and the target; the mean over the batch.
+        batch_size: samples per step; the last batch of an epoch may be smaller.
+        loss: function of the model's output and the target; returns the mean over the batch, a scalar.
         scheduler: stepped as ``schedule`` says; ``ReduceLROnPlateau`` gets the metric.
-        find_unused_parameters: set it if a forward pass may leave out some parameters; asked only where several workers
-            train the member.
+        schedule: "epoch" or "batch".
+        find_unused_parameters: needed if a forward pass may leave out parameters and several workers train the member.
+        drop_last: leave out the smaller last batch.
     """
 
     model: nn.Module
@@ -42,15 +42,15 @@ class Member:
 
 
 Factory = Callable[[], Member]
-"""Makes a member from nothing, in whatever process it is called."""
+"""Makes a new member, in any process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What members are judged by, on the validation set.
+    """The measure by which members are judged on the validation set.
 
     Attributes:
-        of: output and target → mean over the batch; None takes the member's own loss.
+        of: function of output and target; returns the mean over the batch, a scalar. None takes the member's own loss.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Metric:
 
 
 def _right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    # A data set whose labels have shape (1,) gives targets of shape (n, 1).
     if target.dim() == output.dim() > 1 and target.shape[1] == 1:
         target = target[:, 0]
     if output.dim() < 2 or output.shape[1] < 2 or target.shape != (len(output), *output.shape[2:]):
@@ -75,28 +76,28 @@ accuracy = Metric("accuracy", _right, higher_is_better=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """Unlike models that train on the same data.
+    """Different models that train on the same data.
 
-    Every epoch's samples are read, decoded and transformed once, in processes for that alone, and all members that
-    train at that time see the same ones; also the same random crops.
+    Each epoch's samples are read, decoded and transformed once, in separate processes. All members that train at that
+    time get the same samples, with the same random crops.
 
     Attributes:
         members: name → function without arguments that returns a :class:`Member`. It is called in another process, so
-            it must lie at the top level of a module (or be a ``functools.partial`` of one that does).
+            it must be at the top level of a module (or be a ``functools.partial`` of such a function).
         dataset: has ``__len__`` and ``__getitem__``; a sample is a tensor, array or number, or a tuple of them.
-        transform: called with each sample, as the data set gives it, in every epoch anew; makes all samples the same
-            shape. ``random``, ``numpy.random`` and torch are seeded before each chunk of samples.
-        validate: a data set as ``dataset``, whose samples look alike. Without one, members are judged by their training
-            loss.
-        validate_transform: the same for ``validate``.
+        transform: called with each sample of the data set in every epoch; returns samples of one shape. ``random``,
+            ``numpy.random`` and torch are seeded before each chunk of samples.
+        validate: a data set with samples like those of ``dataset``. Without one, the training loss judges members.
+        validate_transform: the transform for ``validate``.
         metric: ``fleet.accuracy``, ``fleet.own_loss`` or your own :class:`Metric`.
-        converged: asked at the end of each epoch of each member; ``fleet.plateau(…)``, ``fleet.target(…)``,
-            ``fleet.never()`` or your own function of a :class:`~uneven.fleet.member.converge.History`.
-        max_epochs: after so many a member is trained, whatever the rule says.
-        seed: decides the first weights, the order of the samples and what augmentation draws.
+        converged: the rule that ends a member's training, called after each of its epochs: ``fleet.plateau(…)``,
+            ``fleet.target(…)``, ``fleet.never()`` or your own function of a
+            :class:`~uneven.fleet.member.converge.History`.
+        max_epochs: limit of a member's epochs.
+        seed: determines the first weights, the order of the samples and the random numbers of augmentation.
 
     Raises:
-        ConfigError: no members, no epochs, an empty data set, or something that is not what it must be.
+        ConfigError: there are no members, epochs or samples, or a value has the wrong type.
     """
 
     members: Mapping[str, Factory]
@@ -122,8 +123,11 @@ class Ensemble:
                 )
         if not isinstance(self.metric, Metric):
             raise ConfigError(f"metric is {self.metric!r}: give fleet.accuracy, fleet.own_loss or a fleet.Metric")
-        for what, call in (("transform", self.transform), ("validate_transform", self.validate_transform),
-                           ("converged", self.converged)):  # fmt: skip
+        for what, call in (
+            ("transform", self.transform),
+            ("validate_transform", self.validate_transform),
+            ("converged", self.converged),
+        ):
             if not (callable(call) or (call is None and what != "converged")):
                 raise ConfigError(f"{what} is {call!r}: give a function")
         if self.max_epochs < 1:

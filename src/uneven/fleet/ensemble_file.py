@@ -1,4 +1,4 @@
-"""An ensemble described in TOML.
+"""Read an ensemble from a TOML file.
 
 ::
 
@@ -7,7 +7,7 @@
     transform = "mymodels:augment"
     validate = "mymodels:test_set"
     metric = "accuracy"                   # or "loss"
-    patience = 3                          # stop a member whose metric has not become better for so many epochs
+    patience = 3                          # stop a member whose metric has not improved for this number of epochs
     max_epochs = 60
 
     [members]
@@ -32,19 +32,21 @@ from uneven.tables import document, integer, located, number, shown, text
 METRICS: dict[str, Metric] = {"accuracy": accuracy, "loss": own_loss}
 
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
-    "patience": integer, "least": number, "max_epochs": integer, "seed": integer,
-}  # fmt: skip
+    "patience": integer,
+    "least": number,
+    "max_epochs": integer,
+    "seed": integer,
+}
 _CALLED = ("dataset", "validate")
 _TAKEN = ("transform", "validate_transform")
 _KEYS = (*_CALLED, *_TAKEN, "metric", *_NUMBERS)
 
 
 def read(path: Path) -> Ensemble:
-    """The ensemble in a file. Modules are imported from where Python finds them.
+    """Return the ensemble in a file. Modules are imported from Python's path.
 
-    Raises:
-        ConfigError: the file cannot be read or understood, or names something that is not there.
-        UnknownNameError: a table, key or metric that does not exist, offering the nearest one.
+    Raises `ConfigError` if the file cannot be read or names something that does not exist, and `UnknownNameError`,
+    which offers the nearest name, for an unknown table, key or metric.
     """
     found = _document(path)
     members, asked = found.get("members", {}), found.get("ensemble", {})
@@ -108,27 +110,19 @@ def _factory(value: Any) -> Factory:
 
 
 def _call(function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | None = None) -> Callable[[], Any]:
-    """The function with these arguments.
-
-    Raises:
-        ConfigError: it does not take them.
-    """
+    """Bind these arguments to the function. Raises `ConfigError` if it does not take them."""
     arguments = arguments or {}
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
         raise ConfigError(f"{name} cannot be called with the keys {list(arguments)}: {error}") from error
     except ValueError:
-        pass  # one of Python's own that does not say what it takes
+        pass  # a built-in without a signature
     return partial(function, **arguments) if arguments else function
 
 
 def named(value: Any) -> Any:
-    """What "module:name" stands for.
-
-    Raises:
-        ConfigError: it is no such text, or names nothing.
-    """
+    """Return the object that "module:name" names. Raises `ConfigError` for another form or a missing object."""
     module, colon, name = text(value).partition(":")
     if not (colon and name and all(part.isidentifier() for part in module.split("."))):
         raise ConfigError(f'it is {shown(value)}: it is named as "module:name"')
@@ -137,7 +131,7 @@ def named(value: Any) -> Any:
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not module.startswith(error.name):
-            raise  # the module is there, and misses one of its own
+            raise  # the module exists, but one of its own imports does not
         raise ConfigError(f"there is no module {shown(module)}, neither here nor where Python looks") from error
     if not hasattr(found, name):
         raise ConfigError(f"module {module!r} has no {shown(name)}")

@@ -1,4 +1,4 @@
-"""What a training brought: a table of the members, their best weights, and the ensemble itself."""
+"""Give access to a finished training: the table of members, their best weights, and the ensemble's predictions."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from uneven.report.track import LoggedValue, Tracker
 
 
 class Result:
-    """What :func:`uneven.fleet.train` returns.
+    """The result of :func:`uneven.fleet.train`.
 
     Attributes:
-        table: a row for each member, the best first, those that failed last.
-        state: everything the run knows, histories and plans among it.
-        directory: where it lies.
+        table: a row for each member, the best first, failed ones last.
+        state: the state of the run, with histories and plans.
+        directory: the directory of the run.
     """
 
     def __init__(self, ensemble: Ensemble, state: RunState, directory: Path) -> None:
-        self.state, self.directory = state, directory
+        self.state = state
+        self.directory = directory
         self._ensemble = ensemble
         self._models: dict[str, nn.Module] = {}
         self.table: tuple[MemberRow, ...] = ranked(ensemble, state, directory)
 
     @property
     def metric(self) -> str:
-        """What members are judged by, in a word."""
+        """The name of the metric that members are judged by."""
         return self._ensemble.metric.name
 
     def report(self, path: str | Path) -> None:
-        """Write a page with the plan over time and every member's curves; one HTML file that needs no network.
+        """Write one HTML file with the plan over time and every member's curves; it needs no network.
 
         Raises:
             ConfigError: it cannot be written there.
@@ -50,7 +51,10 @@ class Result:
             Path(path).write_text(page(self.table, self.state, self.metric, self.directory), encoding="utf-8")
 
     def track(self, tool: Tracker) -> None:
-        """Give a tool that keeps curves a run for each member, by epoch; times count from the start of the training.
+        """Log each member as a run of a tracking tool, by epoch. Times count from the start of the training.
+
+        Args:
+            tool: see :class:`~uneven.report.track.Tracker`.
 
         Raises:
             ConfigError: the tool cannot write.
@@ -68,25 +72,25 @@ class Result:
 
     @property
     def failed(self) -> tuple[MemberRow, ...]:
-        """The members that were not trained, with the reason."""
+        """The members that failed, with the reason."""
         return tuple(row for row in self.table if row.status == "failed")
 
     @property
     def best(self) -> MemberRow:
-        """The best of the members that were trained.
+        """The best trained member.
 
         Raises:
-            TrainingError: no member was.
+            TrainingError: no member was trained.
         """
         if self.table[0].status != "trained":
             raise TrainingError(f"no member was trained; {self.table[0].name!r}: {self.table[0].why}")
         return self.table[0]
 
     def model(self, name: str) -> nn.Module:
-        """A member with the weights of its best epoch, in evaluation mode, on the CPU.
+        """Return a member's model with the weights of its best epoch, in evaluation mode, on the CPU.
 
         Raises:
-            UnknownNameError: nobody of that name.
+            UnknownNameError: there is no such member.
             TrainingError: it finished no epoch.
         """
         if name not in self._ensemble.members:
@@ -96,6 +100,7 @@ class Result:
             if path is None:
                 raise TrainingError(f"member {name!r} has finished no epoch: {self.state.members[name].why}")
             saved = checkpoint.FILES.read(path)
+            # The factory draws first weights; the caller's random numbers must not depend on that.
             before = torch.get_rng_state()
             made = self._ensemble.members[name]().model
             torch.set_rng_state(before)
@@ -110,20 +115,20 @@ class Result:
         members: Iterable[str] | None = None,
         through: Callable[[Any], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The mean of what the members answer, each with the weights of its best epoch.
+        """Return the mean of the members' outputs, each with the weights of its best epoch.
 
         Args:
-            inputs: a batch, as a model gets it.
-            members: whose answers; by default those of all that were trained.
-            through: applied to each answer before they are averaged; ``lambda z: z.softmax(-1)`` averages the
-                probabilities of classifiers.
+            inputs: a batch, as a model takes it: tensors of shape (n, …).
+            members: names; by default all trained members.
+            through: applied to each output before the mean; ``lambda z: z.softmax(-1)`` averages the probabilities of
+                classifiers.
 
         Returns:
-            Shape of one answer.
+            The shape of one member's output.
 
         Raises:
-            TrainingError: nobody was trained.
-            UnknownNameError: a member that does not exist.
+            TrainingError: no member was trained.
+            UnknownNameError: a member does not exist.
         """
         names = [row.name for row in self.table if row.status == "trained"] if members is None else list(members)
         if not names:

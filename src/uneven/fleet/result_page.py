@@ -1,4 +1,4 @@
-"""A training of an ensemble as one HTML file: who had which devices when, and what each member learnt."""
+"""Write the report of a training as one HTML file: devices over time, and each member's curves."""
 
 from __future__ import annotations
 
@@ -21,21 +21,18 @@ _GANTT_NOTE = (
 
 
 def page(table: Sequence[MemberRow], state: RunState, metric: str, directory: Path) -> str:
-    """The report of a training, as HTML that needs no network.
-
-    Args:
-        table: of the members, the best first.
-        state: what the run knows.
-        metric: what members are judged by, in a word.
-        directory: where the run lies.
-    """
+    """Return the report as HTML that needs no network; `table` has the best member first."""
     trained = sum(row.status == "trained" for row in table)
     made = Page("Ensemble", f"{len(table)} members trained on shared data, in {directory}.")
-    made.cards([
-        (f"{trained} of {len(table)}", "members trained"), (f"{state.wall_s:,.0f} s", "took"),
-        (str(len(state.plan)), "flotillas"), (f"{state.prepared:,}", "samples prepared"),
-        (f"{state.preprocess_cpu_s:,.0f} s", "processor time for it"),
-    ])  # fmt: skip
+    made.cards(
+        [
+            (f"{trained} of {len(table)}", "members trained"),
+            (f"{state.wall_s:,.0f} s", "took"),
+            (str(len(state.plan)), "flotillas"),
+            (f"{state.prepared:,}", "samples prepared"),
+            (f"{state.preprocess_cpu_s:,.0f} s", "processor time for it"),
+        ]
+    )
     made.table("Members", _members(table, state, metric))
     epochs = {name: [one for one in member.epochs if one.flotilla] for name, member in state.members.items()}
     spans = stretches(epochs)
@@ -48,13 +45,7 @@ def page(table: Sequence[MemberRow], state: RunState, metric: str, directory: Pa
 
 
 def stretches(epochs: Mapping[str, Sequence[Epoch]]) -> list[Span]:
-    """Who had which devices when: a span for each member in each flotilla. Pure.
-
-    Devices of one machine are alike, so they are numbered as they are taken: the lowest that nobody has.
-
-    Args:
-        epochs: member → its epochs, the oldest first.
-    """
+    """Return one span per member and flotilla, with the devices it used. Pure. `epochs` are in order of time."""
     found = []
     for name, mine in epochs.items():
         for _, group in groupby(mine, lambda one: (one.flotilla, one.devices)):
@@ -64,6 +55,8 @@ def stretches(epochs: Mapping[str, Sequence[Epoch]]) -> list[Span]:
             found.append((start_s, end_s, name, together[0].devices, computed_s / max(end_s - start_s, 1e-9)))
     spans: list[Span] = []
     for start_s, end_s, name, count, computed in sorted(found):
+        # The state holds only numbers of devices. Those of one machine are identical, so each member gets the lowest
+        # free ones.
         taken = {number for span in spans if span.end_s > start_s for number in span.devices}
         free = [number for number in range(len(taken) + count) if number not in taken]
         spans.append(Span(name, tuple(free[:count]), start_s, end_s, min(1.0, max(0.0, computed))))
@@ -78,15 +71,22 @@ def _members(table: Sequence[MemberRow], state: RunState, metric: str) -> PageTa
         waited = sum(one.waited_s for one in epochs) / busy_s if busy_s else 0.0
         reached = f"{row.metric:.4f}" if row.best_epoch else "–"
         rows.append(
-            (row.name, reached, str(row.epochs), str(row.best_epoch or "–"), f"{row.device_s:.1f}", f"{waited:.0%}",
-             f"{row.status}: {row.reason}")
-        )  # fmt: skip
+            (
+                row.name,
+                reached,
+                str(row.epochs),
+                str(row.best_epoch or "–"),
+                f"{row.device_s:.1f}",
+                f"{waited:.0%}",
+                f"{row.status}: {row.reason}",
+            )
+        )
     headings = ("member", metric, "epochs", "best epoch", "device·s", "waited for data", "")
     return PageTable(headings, rows, frozenset({0, 6}))
 
 
 def _curves(epochs: Mapping[str, Sequence[Epoch]], title: str, *, over_time: bool) -> Figure:
-    names = sorted(name for name, mine in epochs.items() if mine)  # as the plan orders its colours
+    names = sorted(name for name, mine in epochs.items() if mine)  # the plan's order, for the same colours
     data = []
     for place, name in enumerate(names):
         mine = epochs[name]

@@ -1,4 +1,4 @@
-"""The table of the members of a training, the best first."""
+"""Rank the members of a training."""
 
 from __future__ import annotations
 
@@ -13,39 +13,26 @@ from uneven.fleet.ensemble import Ensemble
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """One member of the table.
+    """One row of the table of members."""
 
-    Attributes:
-        rank: 1 is the best; members that failed come last.
-        metric: at its best epoch; not a number if it has none.
-        epochs: trained for.
-        best_epoch: counted from 1; 0 if it has none.
-        device_s: seconds times devices that it held.
-        status: "trained" or "failed".
-        why: what ended it.
-        note: why it was not trained on more devices, if it could not be.
-        checkpoint: of its best epoch, for ``torch.load(…, weights_only=True)``; None of a member that failed.
-    """
-
-    rank: int
+    rank: int  # 1 is the best; failed members come last
     name: str
-    metric: float
-    epochs: int
-    best_epoch: int
-    device_s: float
-    status: str
-    why: str
-    checkpoint: Path | None
-    note: str = ""
+    metric: float  # at the best epoch; NaN if there is none
+    epochs: int  # number of trained epochs
+    best_epoch: int  # from 1; 0 if there is none
+    device_s: float  # seconds times devices that it held
+    status: str  # "trained" or "failed"
+    why: str  # the reason for its end
+    checkpoint: Path | None  # of the best epoch, for `torch.load(…, weights_only=True)`; None if the member failed
+    note: str = ""  # why it was not trained on more devices, if it could not be
 
     @property
     def reason(self) -> str:
-        """Why it ended and what was not possible, in one line."""
+        """The reason for its end and its note, in one line."""
         return "; ".join(text.splitlines()[-1] for text in (self.why, self.note) if text)
 
 
 def ranked(ensemble: Ensemble, state: RunState, directory: Path) -> tuple[MemberRow, ...]:
-    """A row for each member: the best first, those that failed last."""
     higher = ensemble.metric.higher_is_better
     found = []
     for name, member in state.members.items():

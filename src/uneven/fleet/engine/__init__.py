@@ -1,1 +1,1 @@
-"""Carries out the plan: starts members, passes the data to them, keeps the state of the run."""
+"""Carry out the plan: start members, feed them data and keep the state of the run."""

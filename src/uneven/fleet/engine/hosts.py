@@ -1,4 +1,4 @@
-"""The processes in which members train, as the engine sees them."""
+"""Manage the processes in which members train."""
 
 from __future__ import annotations
 
@@ -21,55 +21,41 @@ _BETWEEN = "\0"  # in a reader's name, between the member and the number of its 
 
 
 def reader_of(member: str, rank: int) -> str:
-    """The name under which a worker of a member reads the stream."""
     return f"{member}{_BETWEEN}{rank}" if rank else member
 
 
 def member_of(reader: str) -> str:
-    """Whose worker reads under this name."""
+    """Return the member whose worker reads under this name."""
     return reader.partition(_BETWEEN)[0]
 
 
 def devices_of(job: Job) -> tuple[int, ...]:
-    """The devices of a member's workers, by their indices in the place where it is trained."""
+    """Return the devices of a member's workers, by index in the place where it is trained."""
     return job.places or tuple(range(len(job.devices)))
 
 
 @dataclass(slots=True)
 class Host:
-    """A member and the processes in which it trains, one for each of its devices.
-
-    Attributes:
-        asked: workers that were asked for something and have not answered.
-        used: how many of its workers have something to do.
-        answer: what the member said last: "loaded", "epoch", "profiled", "failed" or "died".
-        lost: workers that ended because another one was missing, and what they said.
-        since_s: until when its time has been counted.
-    """
+    """A member and its processes, one per device."""
 
     children: list[Linked]
     job: Job
-    asked: set[int] = field(default_factory=set)
-    used: int = 1
+    asked: set[int] = field(default_factory=set)  # ranks of the workers that have not answered the last request
+    used: int = 1  # number of workers that have work to do
+    # the member's last answer: "loaded", "epoch", "profiled", "failed" or "died", with its values
     answer: tuple[Any, ...] = ()
+    # rank → message of a worker that ended because another worker was missing
     lost: dict[int, str] = field(default_factory=dict)
+    # time up to which the member's device time has been counted
     since_s: float = field(default_factory=time.perf_counter)
 
     @property
     def gone(self) -> bool:
-        """Whether it has failed or died, and its processes have ended."""
         return bool(self.answer) and self.answer[0] in ("failed", "died")
 
 
 class Hosts:
-    """Gives each member its processes, asks all of them at once and collects the answers.
-
-    Args:
-        timeout_s: how long a member that has been asked for something may be silent.
-
-    Attributes:
-        by_member: who has processes now.
-    """
+    """The processes of all members: starts them, sends requests and collects answers within `timeout_s` seconds."""
 
     def __init__(self, place: Place, feed: Feed, timeout_s: float = TIMEOUT_S) -> None:
         self._place = place
@@ -78,28 +64,29 @@ class Hosts:
         self._meetings = Meetings(place.address)
         self._spare: dict[int, list[Linked]] = {}
         self._started = 0
-        self.by_member: dict[str, Host] = {}
+        self.by_member: dict[str, Host] = {}  # the members that have processes now
 
     def load(self, job: Job) -> None:
-        """Give a member processes, such as others have left or new ones, and let it be made or restored in them."""
+        """Assign processes to a member, idle or new ones, and make or restore the member in them."""
         self._open(job, lambda seat: ("load", job, seat))
 
     def profile(self, job: Job, sample: list[Any], limit_s: float) -> None:
-        """The same to measure how fast it is, for so many seconds."""
+        """Assign processes to a member and measure its speed for `limit_s` seconds."""
         self._open(job, lambda seat: ("profile", job, seat, sample, limit_s))
 
     def epoch(self, name: str, number: int) -> None:
-        """Let a member train for this pass over the data. One that died since it was asked last has answered."""
+        """Start a member's pass `number` over the data. A member that has died since its last request does nothing."""
         one = self.by_member[name]
         if one.gone:
             return
         one.asked, one.answer = set(range(one.used)), ()
+        # A worker joins the ring before it starts, so that no sample of its pass is overwritten before it reads.
         for rank in range(one.used):
             self._feed.join(reader_of(name, rank))
             one.children[rank].send(("epoch", number))
 
     def leave(self, name: str) -> Host:
-        """A member is stopped; its processes, if they live, are for the next one."""
+        """Stop a member and keep its live processes for the next one."""
         one = self.by_member.pop(name)
         if not one.gone:
             for device, child in zip(devices_of(one.job), one.children, strict=True):
@@ -108,16 +95,10 @@ class Hosts:
         return one
 
     def collect(self, look: Callable[[], None] = lambda: None) -> dict[str, tuple[Any, ...]]:
-        """Wait for all who were asked.
+        """Wait for the answers to all requests. Call `look` four times a second.
 
-        Args:
-            look: called four times a second.
-
-        Returns:
-            Member → its answer, "failed" and "died" among them, also of those who had died before they were asked.
-
-        Raises:
-            DataError: a sample cannot be prepared.
+        Returns member → answer, including "failed" and "died", also of members that had died before the request. Raises
+        `DataError` if a sample cannot be prepared.
         """
         asked = [name for name, one in self.by_member.items() if one.asked or one.gone]
         looked_s = -_LOOK_S
@@ -131,32 +112,27 @@ class Hosts:
 
     @property
     def quiet(self) -> dict[str, Silence]:
-        """Members that are busy, and do not wait for samples → how long all of their workers have been silent.
-
-        A worker that waits for another one is silent too, and not for that one's fault.
-        """
+        """Return how long all workers of each busy member that has data have been silent."""
         return {
+            # The shortest silence: while one worker hangs, those that wait for it are silent too, so the member hangs
             name: min((one.children[rank].silence for rank in one.asked), key=lambda silence: silence.for_s)
             for name, one in self.by_member.items()
             if one.asked and not any(self._feed.waits(reader_of(name, rank)) for rank in one.asked)
         }
 
     def tell(self, reader: str, message: Any) -> None:
-        """Answer a reader."""
         one = self.by_member.get(member_of(reader))
         if one is not None:
             one.children[int(reader.partition(_BETWEEN)[2] or 0)].send(message)
 
     @property
     def processes(self) -> dict[str, tuple[int, ...]]:
-        """Member → the numbers of its processes."""
         return {name: tuple(child.pid for child in one.children) for name, one in self.by_member.items()}
 
     def close(self) -> None:
-        """End all."""
         children = [child for spare in self._spare.values() for child in spare]
         for one in self.by_member.values():
-            if one.used > 1:  # they may be waiting for each other, and would not hear that they are to end
+            if one.used > 1:  # blocked in a collective with each other, they would not read a request to end
                 for child in one.children:
                     child.kill()
             else:
@@ -211,16 +187,17 @@ class Hosts:
         if place is None:
             for spare in self._spare.values():
                 if child in spare:
+                    # A dead process must not be given to the next member.
                     spare.remove(child)
             return
         name, rank = place
-        if rank not in self.by_member[name].lost:  # else its end says nothing; whom it missed will be heard of
+        if rank not in self.by_member[name].lost:  # otherwise the worker that it missed reports the cause
             self._end(name, ("died", str(child.ending)))
 
     def _lost(self, name: str, rank: int, text: str) -> None:
         one = self.by_member[name]
         one.lost[rank] = text
-        if len(one.lost) == one.used:  # nobody failed: they lost each other
+        if len(one.lost) == one.used:  # no worker failed: the connection between them broke
             self._end(name, ("died", f"its workers lost each other: {text}"))
 
     def _answered(self, name: str, rank: int, message: tuple[Any, ...]) -> None:
@@ -229,7 +206,7 @@ class Hosts:
         if message[0] == "loaded":
             one.used = message[1]
         elif message[0] == "epoch":
-            self._feed.leave(reader_of(name, rank))  # the ring holds nothing back for it any more
+            self._feed.leave(reader_of(name, rank))  # otherwise the ring would keep samples for it
         if rank == 0:
             one.answer = message
 
@@ -241,7 +218,7 @@ class Hosts:
                 self._end(name, ("failed", hangs(self._timeout_s, longest.at)))
 
     def _end(self, name: str, answer: tuple[Any, ...]) -> None:
-        """One of a member's workers has failed or died; those who wait for it would wait long."""
+        """Kill all workers of a member, because the others would wait for the one that failed or died."""
         one = self.by_member[name]
         if one.gone:
             return

@@ -1,4 +1,4 @@
-"""Where the workers of a member meet: a store of torch's, kept by the engine so that it outlives each of them."""
+"""Open the torch store through which the workers of a member find each other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from uneven.fleet.member.team import PATIENCE_S, Seat
 
 
 class Meetings:
-    """Seats workers; the store is opened for the first member that has several.
-
-    Args:
-        address: of this machine, where the workers reach it: the loopback, if they are all here.
-    """
+    """The rendezvous of members' workers at this machine's `address`. The engine's store outlives each worker."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self._address = address
@@ -25,25 +21,21 @@ class Meetings:
         self._held = 0
 
     def seats(self, size: int) -> list[Seat]:
-        """A seat for each of so many workers of a member.
-
-        Raises:
-            ConfigError: no port there is to be had.
-        """
+        """Return a seat for each of a member's `size` workers. Raises `ConfigError` if no port is available."""
         if size == 1:
             return [Seat()]
         if self._store is None:
             self._open()
         self._held += 1
+        # Each rendezvous has its own key prefix, so a later member never reads the keys of an earlier one.
         return [Seat(rank, size, self._port, f"meeting {self._held}", self._address) for rank in range(size)]
 
     def close(self) -> None:
-        """Close the port."""
         self._store = None
 
     def _open(self) -> None:
         try:
-            listening = socket.create_server((self._address, 0))  # there alone: torch would listen everywhere
+            listening = socket.create_server((self._address, 0))  # a socket of torch's would listen on all interfaces
         except OSError as error:
             raise ConfigError(
                 f"members on several devices need a port on {self._address}, which cannot be had ({error.strerror}): "
@@ -51,6 +43,10 @@ class Meetings:
             ) from error
         self._port = listening.getsockname()[1]
         self._store = TCPStore(
-            self._address, self._port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach(),
+            self._address,
+            self._port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
             timeout=timedelta(seconds=PATIENCE_S),
-        )  # fmt: skip
+        )

@@ -1,4 +1,4 @@
-"""How an ensemble is trained, and what is shown of it."""
+"""Define the options of a fleet run and the snapshot that a view shows."""
 
 from __future__ import annotations
 
@@ -19,32 +19,29 @@ from uneven.jobs.pulse import Silence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to train, not what.
+    """The settings of a fleet run.
 
     Attributes:
-        buffer: samples that the shared memory holds; how far the fastest member may lead. FLEET's queues hold 2048.
-        chunk: samples that a preprocessor makes in one go.
-        preprocessors: how many; by default as many as the flotilla's pace needs, at most one for each core.
-        paradigm: plan all devices anew when too few are busy (FLEET-G), or refill those that become free (FLEET-L).
-        together: all members that memory holds share one stream and take turns on the CPU slots
-            (:class:`~uneven.fleet.planning.together.Together`, ours) instead of FLEET's rule. By default where the
-            devices are CPU slots, no fewer than there are cores, and no ``rates`` are given, which are for FLEET's
-            rule.
-        alpha: the share of the devices that must be busy for a round to go on.
-        closeness: how near the rates of those who share a stream are; by default a quarter of the fastest. Ours: the
-            paper's 20 samples/s is for members of 21 … 176 samples/s.
-        batch_rule: what becomes of batch and learning rate of a member whose number of devices changes; by default its
-            global batch is kept.
-        balance: how the batches of a member on several devices are split among its workers: a balancer of
-            :class:`uneven.Session`; "even" repeats to the bit.
-        timeout_s: how long one sample, one step, a factory's call or the writing of a checkpoint may take; infinite
-            waits for ever. A member that takes longer has failed; a sample that hangs twice ends the run.
-        nonfinite: "raise": a member whose loss or weights are no longer finite numbers has failed. "warn": it is
-            trained on, and its ``note`` says so.
-        rates: member → samples/s on 1, 2, … devices, if they are known; otherwise they are measured first.
+        buffer: samples in the shared memory, which limits the lead of the fastest member. FLEET's queues hold 2048.
+        chunk: samples that a preprocessor makes at a time.
+        preprocessors: their number; by default as many as the flotilla's speed needs, at most one per core.
+        paradigm: plan all devices again when too few are busy (FLEET-G), or refill free devices (FLEET-L).
+        together: all members that fit into memory share one stream and take turns on the CPU slots
+            (:class:`~uneven.fleet.planning.together.Together`, ours) instead of FLEET's rule. By default if the devices
+            are CPU slots, at least as many as cores, and there are no ``rates``, which only FLEET's rule uses.
+        alpha: share of the devices that must be busy for a round to continue.
+        closeness: largest difference between the rates of members that share a stream; by default a quarter of the
+            fastest. Ours: the paper's 20 samples/s is for members of 21 … 176 samples/s.
+        batch_rule: batch and learning rate if a member's number of devices changes; by default the global batch stays.
+        balance: the balancer of :class:`uneven.Session` that splits a member's batches among its workers; "even" is
+            repeatable bit for bit.
+        timeout_s: limit for one sample, one step, a factory's call or the writing of a checkpoint; may be infinite. A
+            member that takes longer has failed; a sample that hangs twice ends the run.
+        nonfinite: "raise": a member whose loss or weights are not finite has failed. "warn": it trains on, with a note.
+        rates: member → samples/s on 1, 2, … devices, if known; otherwise they are measured first.
 
     Raises:
-        ConfigError: a number that makes no sense, or a balancer that does not exist.
+        ConfigError: a number is out of range, or the balancer does not exist.
     """
 
     buffer: int = 2048
@@ -68,24 +65,21 @@ class Options:
         if self.nonfinite not in ("raise", "warn"):
             raise ConfigError(f'nonfinite={self.nonfinite!r}: give "raise" or "warn"')
         checked(self.timeout_s)
-        balancers.resolve(self.balance)  # says now what its workers would say
+        balancers.resolve(self.balance)  # raises here instead of later in each worker
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """What a face may show: the state, who trains on how many devices now, and the book of the shared buffer.
-
-    Attributes:
-        processes: member → the numbers of its processes; "" → those of the preprocessors.
-        quiet: members and preprocessors that are busy → since when nothing was heard of them.
-    """
+    """The state of a run as a view shows it."""
 
     state: RunState
-    running: Mapping[str, int]
-    ledger: Ledger
+    running: Mapping[str, int]  # members that train now → number of their devices
+    ledger: Ledger  # positions in the shared buffer
     preprocessors: int
     max_epochs: int
+    # member → its process ids; "" → those of the preprocessors
     processes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # busy members and preprocessors → how long they have been silent
     quiet: Mapping[str, Silence] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""How fast members are on how many devices: asked before the first flotilla, and no further than its plan needs."""
+"""Measure members' speeds before the first flotilla, only as far as its plan needs them."""
 
 from __future__ import annotations
 
@@ -14,58 +14,49 @@ from uneven.fleet.planning.profile import most_profiled, rate_per_s
 from uneven.fleet.planning.rates import Rates
 from uneven.jobs.place import Place
 
-PROFILE_S = 0.5
-"""Longest profile of a member on one number of devices."""
+PROFILE_S = 0.5  # longest profile of a member on one number of devices
 
+
+# If members take turns, rates decide little; a profile only shows the memory and whether the member works.
 LOOK_S = 0.05
-"""The same where members take turns and rates decide little: what matters is whether a member works, and its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """Lets members run for a moment on data that never lack, and writes into the state what they show.
-
-    Attributes:
-        job_of: a member's name and devices of the place → its job.
-        sample: the fields of a sample, as arrays.
-        look: called four times a second.
-    """
+    """A short run of members on data that is always available; it writes the results into the state."""
 
     hosts: Hosts
     state: RunState
-    job_of: Callable[[str, tuple[int, ...]], Job]
+    job_of: Callable[[str, tuple[int, ...]], Job]  # a member's name and devices of the place → its job
     place: Place
-    sample: list[Any]
-    look: Callable[[], None]
+    sample: list[Any]  # the fields of a sample, as arrays
+    look: Callable[[], None]  # called four times a second
 
     def known_rates(self, names: Iterable[str], least_gain: float | None = None) -> None:
-        """Measure these members as FLEET does, unless an earlier start did.
+        """Measure these members as FLEET does, unless an earlier start did: r(1) of all, then r(2 … M_t).
 
-        FLEET's order: r(1) of all, then r(2 … M_t); one after the other here, so that none disturbs another one. No
-        member is tried on more CPU slots than there are cores, or on more devices than its batch can be divided among.
-        One that cannot be profiled has failed; one that can on fewer devices is trained on those.
-
-        Args:
-            least_gain: ours: a member is tried on no more devices once another one adds less than this share.
+        A member is tried on at most as many CPU slots as cores, and on at most as many devices as its batch divides
+        into. If it fails on several devices, it is trained on fewer. With `least_gain` (ours), it is tried on no
+        further device after one that adds less than this share.
         """
         state, devices = self.state, self.place.devices
         fresh = [name for name in names if self._waits(name) and name not in state.rates]
         for name in fresh:
+            # One member at a time, so that members do not slow each other down.
             self._rate(name, 1)
         alone = {name: rates[0] for name, rates in state.rates.items() if rates[0] > 0.0}
         most = min(self._useful, most_profiled(alone, len(devices), len(devices))) if alone else 1
         for name in fresh:
             if self._waits(name):
-                all(self._rate(name, count, least_gain) for count in range(2, most + 1))  # to the first of no use
+                all(self._rate(name, count, least_gain) for count in range(2, most + 1))  # stops at the first useless
 
     @property
     def _useful(self) -> int:
-        """Up to how many devices rates are worth measuring: CPU slots beyond the cores add nothing."""
+        """Return the largest number of devices worth measuring. CPU slots beyond the cores add nothing."""
         place = self.place
         return place.cores if place.shares_devices and place.devices[0] == "cpu" else len(place.devices)
 
     def brief_look(self) -> None:
-        """A few steps of every member on one slot, so many at a time as there are, if no earlier start took them."""
         state = self.state
         new = [name for name in state.members if self._waits(name) and name not in state.alone]
         slots = len(self.place.devices)
@@ -76,7 +67,7 @@ class Profiler:
                 state.member_bytes = max(state.member_bytes, held_bytes)
 
     def rates(self) -> Rates:
-        """What is known of all members. One that nothing is known of has failed, or was trained without."""
+        """Return the known rates of all members. A member without a measurement gets 1.0."""
         known = {name: [rate] for name, rate in self.state.alone.items()} | self.state.rates
         return Rates({name: known.get(name, [1.0]) for name in self.state.members})
 
@@ -92,7 +83,6 @@ class Profiler:
         return False
 
     def _tried(self, names: Sequence[str], count: int, limit_s: float) -> dict[str, tuple[Any, ...]]:
-        """What these members show at the same time; without those that cannot."""
         answers: dict[str, tuple[Any, ...]] = {}
         while names:
             lost = self.place.gone()
@@ -104,7 +94,8 @@ class Profiler:
             answers |= self.hosts.collect(self.look)
             for name in names:
                 self.hosts.leave(name)
-            if self.place.gone() == lost:  # otherwise a death says nothing of the member: its machine was lost
+            # Only a death on a live machine counts against the member; after the loss of a machine all are tried again.
+            if self.place.gone() == lost:
                 names = [name for name in names if answers[name][0] == "died" and not self._too_often(name, answers)]
         for name, answer in answers.items():
             member = self.state.members[name]
@@ -123,11 +114,7 @@ class Profiler:
 
 
 def take_given(state: RunState, given: Mapping[str, Sequence[float]]) -> None:
-    """The rates that the user knows, for all members.
-
-    Raises:
-        ConfigError: one has none.
-    """
+    """Store the rates that the user gave. Raises `ConfigError` if a member has none."""
     missing = [name for name in state.members if name not in given]
     if missing:
         raise ConfigError(f"rates has no entry for member {missing[0]!r}: give all members one, or none")

@@ -1,13 +1,13 @@
-"""Trains an ensemble: plans flotillas, runs passes over the shared data, keeps what was trained.
+"""Train an ensemble: plan flotillas, run passes over the shared data and keep what was trained.
 
 ::
 
     plan ──► load members ──► pass over the data ──► who is trained? ──► state.json ──┬─► pass …   while the round lasts
      ▲                         all read one stream                                     │
-     └────────── stop everybody ◄───── fewer than α · M devices busy ──────────────────┘
+     └────────── stop all members ◄─── fewer than α · M devices busy ──────────────────┘
 
-All members of a flotilla begin a pass together, so at its end each stands at the end of an epoch, and nothing but the
-number of passes has to be known about the data to go on later.
+All members of a flotilla start a pass together, so all of them are between epochs at its end. To continue later, the
+number of passes is all that must be known about the data.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from uneven.jobs.processes import usable_cores
 
 _IMPORTED = (*IMPORTED, "uneven.fleet.member.host", "uneven.fleet.stream.preprocess")
 
+
+# For shorter epochs, a second slot saves fewer seconds than profiling members on it costs (two seconds each).
 LONG_EPOCH_S = 5.0
-"""With shorter epochs than this, a second slot saves so few seconds that profiling members on it, two seconds each,
-is not worth it."""
 
 
 def run(
     ensemble: Ensemble, devices: Devices, directory: Path, options: Options, show: Show, engine: str = "local"
 ) -> RunState:
-    """Train until every member is trained or has failed, or continue an earlier start; see ``fleet.train``."""
+    """Train until every member is trained or has failed, or continue an earlier start. See ``fleet.train``."""
     jobs = _pickled(ensemble)
     asked = {
         "members": list(ensemble.members),
@@ -77,12 +77,12 @@ def run(
         untrained = {f"member {name}" for name, member in state.members.items() if not member.epochs}
         trained = [name for name in code if name not in untrained] if len(untrained) < len(state.members) else ()
         begun = Begun(directory, "fleet", code, trained)
-        for member in state.members.values():  # what failed is tried again; perhaps its cause is gone
+        for member in state.members.values():  # a new start tries failed members again: their cause may be fixed
             if member.status == "failed":
                 member.status, member.why, member.deaths = "waiting", "", 0
             flaw = member.history(ensemble.metric.higher_is_better).flaw(ensemble.metric.name)
             if member.status == "trained" and flaw and options.nonfinite == "raise":
-                member.status, member.why = "failed", flaw  # a start that trained on, or an earlier version, kept it
+                member.status, member.why = "failed", flaw  # kept by a start with "warn" or an earlier version
             if member.status == "trained" and _more(ensemble, member):
                 member.status = "waiting"
         if any(member.status == "waiting" for member in state.members.values()):
@@ -95,14 +95,14 @@ def run(
 
 
 def code_in(ensemble: Ensemble) -> Code:
-    """Read the code that decides what members learn. The rule of convergence may change while they train."""
+    """Return the code that decides what members learn. The convergence rule is left out, because it may change."""
     given = {name: getattr(ensemble, name) for name in ("dataset", "transform", "validate", "validate_transform")}
     members = {f"member {name}": factory for name, factory in ensemble.members.items()}
     return code_of({**given, "metric": ensemble.metric.of, **members}, *ensemble.members.values())
 
 
 def _more(ensemble: Ensemble, member: MemberState) -> bool:
-    """Whether a trained member was stopped only by a limit of epochs that has been raised since."""
+    """Return whether a trained member stopped only at an epoch limit that has been raised since."""
     history = member.history(ensemble.metric.higher_is_better)
     return len(member.epochs) < ensemble.max_epochs and not ensemble.converged(history)
 
@@ -121,8 +121,6 @@ def _pickled(ensemble: Ensemble) -> dict[str, bytes]:
 
 
 class _Run:
-    """One start of a run."""
-
     def __init__(
         self,
         ensemble: Ensemble,
@@ -137,7 +135,8 @@ class _Run:
         self._options = options
         self._directory = directory
         self._state = state
-        self._factories, self._show = factories, show
+        self._factories = factories
+        self._show = show
         self._place = place
         self._free = list(range(len(place.devices)))
         self._together = (
@@ -153,7 +152,8 @@ class _Run:
         self._folders = folders(directory, list(state.members))
         self._running: dict[str, int] = {}
         self._wall_s = state.wall_s
-        self._cpu_s, self._prepared = state.preprocess_cpu_s, state.prepared
+        self._cpu_s = state.preprocess_cpu_s
+        self._prepared = state.prepared
         self._began_s = time.perf_counter()
 
     def go(self) -> None:
@@ -163,10 +163,16 @@ class _Run:
         stream = Stream(len(ensemble.dataset), validation, options.chunk, ensemble.seed)
         probed = look(self._place, source, options.timeout_s, self._look_at_first)
         self._feed = Feed(
-            self._place, source, stream, probed.layout, slots=options.buffer // options.chunk,
-            most=options.preprocessors or self._place.cores, tell=self._tell,
-            start=stream.begins(self._state.passes), timeout_s=options.timeout_s,
-        )  # fmt: skip
+            self._place,
+            source,
+            stream,
+            probed.layout,
+            slots=options.buffer // options.chunk,
+            most=options.preprocessors or self._place.cores,
+            tell=self._tell,
+            start=stream.begins(self._state.passes),
+            timeout_s=options.timeout_s,
+        )
         try:
             self._hosts = Hosts(self._place, self._feed, options.timeout_s)
             try:
@@ -187,7 +193,7 @@ class _Run:
         self._hosts.tell(reader, message)
 
     def _planner(self) -> FlotillaPlanner:
-        """FLEET's, or where members take turns ours; what it has to know of the members is measured first."""
+        """Return FLEET's planner, or ours if members take turns, after measuring what it needs of the members."""
         self._slots = self._left()
         options, state, slots = self._options, self._state, self._slots
         if options.rates is not None:
@@ -196,6 +202,7 @@ class _Run:
             self._profiler.known_rates(state.members)
             self._rates = self._profiler.rates()
             return Planner(self._fitting(slots), slots, options.paradigm, options.closeness, options.alpha)
+        # Read before the profile, whose processes take memory themselves.
         free_bytes = psutil.virtual_memory().available
         self._profiler.brief_look()
         waiting = self._waiting()
@@ -207,7 +214,7 @@ class _Run:
         return Together(self._rates, slots, places, alpha=options.alpha)
 
     def _worth_profiling(self, names: list[str]) -> bool:
-        """Whether these members train so long that it is worth finding out what they would gain by a second slot."""
+        """Return whether these members' epochs are long enough to measure their gain from a second slot."""
         alone = [self._profiler.rates().per_s(name, 1) for name in names]
         return bool(alone) and len(self._ensemble.dataset) / min(alone) > LONG_EPOCH_S
 
@@ -222,11 +229,12 @@ class _Run:
             if not self._running and not self._waiting():
                 break
             if not self._running:
-                continue  # all of this flotilla failed to start
+                continue  # no member of this flotilla started
             before = len(self._running)
             self._pass(stream)
             planner = self._replanned(planner)
-            # Who stays when nobody has left: planning again would stop them for the same plan.
+            # If no member has left, a new plan would be the same one, and stopping members for it would cost their
+            # start.
             if len(self._running) < before and self._ends(planner):
                 for name in list(self._running):
                     self._stop(name)
@@ -237,7 +245,7 @@ class _Run:
         self._look()
 
     def _replanned(self, planner: FlotillaPlanner) -> FlotillaPlanner:
-        """The same, or one for what is left, where devices were lost since it was made."""
+        """Return the planner, or a new one if devices were lost since it was made."""
         return planner if self._left() == self._slots else self._planner()
 
     def _ends(self, planner: FlotillaPlanner) -> bool:
@@ -246,16 +254,13 @@ class _Run:
         return planner.round_ends(sum(self._running.values()))
 
     def _interrupted(self) -> Flotilla:
-        """Who trained when an earlier start was stopped in the middle of a round; the plan goes on as it was."""
+        """Return the flotilla of an earlier start that stopped in the middle of a round, so that its plan continues."""
         members = self._state.members
         left = {name: n for name, n in self._state.running.items() if members[name].status == "waiting"}
         return Flotilla(left if sum(left.values()) <= len(self._free) else {})
 
     def _fitting(self, slots: int) -> Rates:
-        """The rates of those for whom so many devices are enough.
-
-        After a loss the others have failed until the next start; otherwise it is the planner that refuses them.
-        """
+        """Return the rates of the members that fit on `slots` devices. After a loss, the others fail in this start."""
         if slots == len(self._place.devices):
             return self._rates
         fits = {}
@@ -268,11 +273,7 @@ class _Run:
         return Rates(fits or {"nobody": [1.0]})
 
     def _left(self) -> int:
-        """Devices that are still there.
-
-        Raises:
-            TrainingError: none is.
-        """
+        """Return the number of devices that are left. Raises `TrainingError` if none is left."""
         gone = self._place.gone()
         self._free = [device for device in self._free if device not in gone]
         if len(gone) == len(self._place.devices):
@@ -301,17 +302,14 @@ class _Run:
             self._state.plan.append((self._state.passes, dict(self._running)))
 
     def _pace(self) -> float:
-        """Samples/s at which the flotilla would go if data never lacked.
-
-        Infinite, which asks for as many preprocessors as there may be, if the user gave a number; and where they take
-        turns with the members, for then one that has nothing to do costs nothing.
-        """
+        """Return the samples/s of the flotilla if data were always available; infinite starts all preprocessors."""
+        # If members take turns on the cores, an idle preprocessor costs nothing, so their number needs no limit.
         if self._options.preprocessors is not None or self._together:
             return math.inf
         return min(self._alone_per_s(name, count) for name, count in self._running.items())
 
     def _alone_per_s(self, name: str, count: int) -> float:
-        """What a member has shown in its last epoch on so many devices; before that, what its profile says."""
+        """Return a member's samples/s in its last epoch on `count` devices, or its profile's before that."""
         last = [epoch for epoch in self._state.members[name].epochs[-1:] if epoch.devices == count]
         busy_s = sum(epoch.train_s + epoch.validate_s - epoch.waited_s for epoch in last)
         return last[0].samples / busy_s if busy_s > 0.0 else self._rates.per_s(name, count)
@@ -321,6 +319,7 @@ class _Run:
         for name in self._running:
             self._hosts.epoch(name, number)
         after = stream.begins(number + 1)
+        # The preprocessors may already fill the buffer for the next pass, but only if there will be one.
         ahead = self._feed.ledger.slots if self._goes_on() else 0
         self._feed.allow(after + ahead, after)
         answers = self._hosts.collect(self._look)
@@ -332,10 +331,10 @@ class _Run:
             else:
                 self._lost(name, answer)
         if self._running:
-            self._feed.needs(self._pace())  # now it is known how much one preprocessor makes
+            self._feed.needs(self._pace())  # set again, because the pass measured what one preprocessor makes
 
     def _goes_on(self) -> bool:
-        """Whether the next pass is needed by somebody, as far as the numbers of epochs tell."""
+        """Return whether the epoch counts say that some member needs the next pass."""
         members, last = self._state.members, self._ensemble.max_epochs - 1
         return bool(self._waiting()) or any(len(members[name].epochs) < last for name in self._running)
 
@@ -357,12 +356,12 @@ class _Run:
             self._stop(name)
 
     def _lost(self, name: str, answer: tuple[Any, ...]) -> None:
-        """A member failed, or its process was killed; everybody else goes on."""
+        """Stop a member that failed or whose process was killed. The others continue."""
         member = self._state.members[name]
         if answer[0] == "failed":
             member.status, member.why = "failed", answer[1].strip()
         elif not self._place.gone().intersection(self._hosts.by_member[name].job.places):
-            why = member.died(answer[1], "one epoch")  # its machine lives, so it may have been the member
+            why = member.died(answer[1], "one epoch")  # the machine lives, so the member may be the cause
             if why:
                 member.status, member.why = "failed", why
         self._stop(name)
@@ -380,6 +379,7 @@ class _Run:
 
     def _save(self) -> None:
         self._count()
+        # After a kill, `_interrupted` restarts exactly these members.
         self._state.running = dict(self._running)
         for one in self._hosts.by_member.values():
             self._charge(one)
@@ -391,7 +391,6 @@ class _Run:
 
     @property
     def _now_s(self) -> float:
-        """Seconds of all starts together."""
         return self._wall_s + time.perf_counter() - self._began_s
 
     def _count(self) -> None:
@@ -410,14 +409,22 @@ class _Run:
         epochs = len(self._state.members[name].epochs)
         folder, names = self._folders[name], self._place.devices
         return Job(
-            name, self._factories[name], self._ensemble.metric, tuple(names[one % len(names)] for one in places),
-            folder, epochs, self._ensemble.seed, self._options.batch_rule, self._options.balance, places,
+            name,
+            self._factories[name],
+            self._ensemble.metric,
+            tuple(names[one % len(names)] for one in places),
+            folder,
+            epochs,
+            self._ensemble.seed,
+            self._options.batch_rule,
+            self._options.balance,
+            places,
             self._options.nonfinite,
-        )  # fmt: skip
+        )
 
 
 def best_checkpoint(directory: Path, ensemble: Ensemble, state: RunState, name: str) -> Path | None:
-    """The file of the epoch at which a member was best; None if it has finished none."""
+    """Return the file of a member's best epoch, or None if it has finished none."""
     member = state.members[name]
     if not member.epochs:
         return None

@@ -1,13 +1,13 @@
-"""What a run knows at the end of an epoch: one small file, written at once or not at all.
+"""Keep the state of a run in one small file, which is replaced as a whole at the end of an epoch.
 
 ::
 
-    DIRECTORY/state.json              who is trained, who waits, how many passes over the data are behind
+    DIRECTORY/state.json              which members are trained or wait, and the number of finished passes
     DIRECTORY/members/00-NAME/00007.pt    a member after seven epochs; the newest and the best are kept
-    DIRECTORY/lock                    held by the run that goes on here
+    DIRECTORY/lock                    held by the run that uses this directory
 
-A member's file is written before the state that names it, and deleted after the state that no longer does. So whatever
-is killed at whatever moment, the state names files that are whole, and all members of it stand at the same pass.
+A member's file is written before the state that names it, and deleted after the state that no longer does. So after a
+kill at any moment, the state names only complete files, and all its members are at the same pass.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ SCHEMA = 1
 STATE = "state.json"
 Devices = Annotated[int, Range(1, 2**20)]
 
-MOST_DEATHS = 3
-"""A member whose process was killed so often within one epoch, or in its profile, has failed."""
+MOST_DEATHS = 3  # so many deaths of its process within one epoch or profile: the member has failed
 
 _HINTS = {
     "SIGSEGV": "; perhaps it writes into its batch, which is shared and read-only: let it clone first",
@@ -42,30 +41,22 @@ _HINTS = {
 
 @dataclass(slots=True)
 class MemberState:
-    """What is known of a member.
+    """The progress of one member."""
 
-    Attributes:
-        status: "waiting" (to be trained, or trained in part), "trained" or "failed".
-        why: what ended it, in words.
-        epochs: all of its epochs.
-        device_s: seconds times devices, from when it was started to when it was stopped.
-        deaths: how often its process was killed since its last finished epoch.
-        note: what else is to be known of it: why it is not trained on more devices.
-    """
-
+    # "waiting" (not trained, or not to the end), "trained" or "failed"
     status: Literal["waiting", "trained", "failed"] = "waiting"
-    why: str = ""
+    why: str = ""  # the reason for its end, in words
     epochs: list[Epoch] = field(default_factory=list)
-    device_s: Amount = 0.0
-    deaths: Count = 0
-    note: str = ""
+    device_s: Amount = 0.0  # seconds times devices, from its starts to its stops
+    deaths: Count = 0  # number of times that its process was killed since its last finished epoch
+    note: str = ""  # a remark, such as why it is not trained on more devices
 
     def history(self, higher_is_better: bool) -> History:
-        """For the rule of convergence."""
+        """Return its epochs for the convergence rule."""
         return History(tuple(self.epochs), higher_is_better)
 
     def died(self, how: str, during: str) -> str:
-        """Count that its process died; why it is not tried again, if that was too often."""
+        """Count a death of its process. Return the reason to give up if there were too many, otherwise ""."""
         self.deaths += 1
         if self.deaths < MOST_DEATHS:
             return ""
@@ -75,48 +66,35 @@ class MemberState:
 
 @dataclass(slots=True)
 class RunState:
-    """All of ``state.json``.
+    """All of ``state.json``."""
 
-    Attributes:
-        asked: what the run was asked for; a later start must ask for the same.
-        passes: passes over the data that are behind.
-        rates: member → samples/s on 1, 2, … devices.
-        alone: member → samples/s on a CPU slot, from a short look; where members take turns.
-        member_bytes: memory of the largest member's process in that look.
-        members: in the order of the ensemble.
-        running: who is in the middle of a round → devices.
-        plan: every flotilla: first pass, and member → devices.
-        wall_s: seconds of all starts together.
-        preprocess_cpu_s: processor time of the preprocessors.
-        prepared: samples that they made.
-        scheduling_s: seconds of planning.
-    """
-
-    asked: dict[str, Any]
-    passes: Count = 0
-    rates: dict[str, list[Amount]] = field(default_factory=dict)
-    members: dict[str, MemberState] = field(default_factory=dict)
-    running: dict[str, Devices] = field(default_factory=dict)
+    asked: dict[str, Any]  # what the run was started with; a later start must ask for the same
+    passes: Count = 0  # finished passes over the data
+    rates: dict[str, list[Amount]] = field(default_factory=dict)  # member → samples/s on 1, 2, … devices
+    members: dict[str, MemberState] = field(default_factory=dict)  # in the order of the ensemble
+    running: dict[str, Devices] = field(default_factory=dict)  # members in the middle of a round → devices
+    # each flotilla's first pass, and member → devices
     plan: list[tuple[Count, dict[str, Devices]]] = field(default_factory=list)
-    wall_s: Amount = 0.0
-    preprocess_cpu_s: Amount = 0.0
-    prepared: Count = 0
-    scheduling_s: Amount = 0.0
+    wall_s: Amount = 0.0  # seconds of all starts together
+    preprocess_cpu_s: Amount = 0.0  # processor time of the preprocessors
+    prepared: Count = 0  # samples that they made
+    scheduling_s: Amount = 0.0  # seconds of planning
+    # member → samples/s on a CPU slot, from a brief profile; filled if members take turns
     alone: dict[str, Annotated[float, Range(1e-9)]] = field(default_factory=dict)
-    member_bytes: Count = 0
+    member_bytes: Count = 0  # memory of the largest member's process in that profile
 
 
 def folders(directory: Path, names: list[str]) -> dict[str, Path]:
-    """Where each member's checkpoints lie; names that no file system holds are made to fit."""
+    """Return each member's checkpoint folder."""
+    # The number keeps names apart that are equal after the replacement.
     safe = [re.sub(r"[^\w.-]+", "_", name)[:60] for name in names]
     return {name: directory / "members" / f"{i:02d}-{safe[i]}" for i, name in enumerate(names)}
 
 
 def load(directory: Path, asked: dict[str, Any]) -> RunState:
-    """The state of a run that was begun here, or a new one.
+    """Return the state of the run in this directory, or a new one.
 
-    Raises:
-        CheckpointError: it cannot be read, or belongs to a run that was asked for something else.
+    Raises `CheckpointError` if it cannot be read, or if the run was started with something else.
     """
     path = directory / STATE
     if not path.exists():
@@ -146,12 +124,7 @@ def load(directory: Path, asked: dict[str, Any]) -> RunState:
 
 
 def _consistent(state: RunState) -> None:
-    """See that what is said of members is said of those of the run.
-
-    Raises:
-        Misfit: it is not.
-        ConfigError: rates that no member can have.
-    """
+    """Check that the state names only members of the run. Raises `Misfit` or `ConfigError` if it does not."""
     names = state.asked["members"]
     if list(state.members) != names:
         raise Misfit(list(state.members), f"the members {names}", "members")
@@ -168,25 +141,21 @@ def _consistent(state: RunState) -> None:
 
 
 def save(directory: Path, state: RunState) -> None:
-    """Replace the state.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Replace the state. Raises `CheckpointError` if it cannot be written."""
     path = directory / STATE
     part = path.with_suffix(".part")
     try:
         with part.open("w", encoding="utf-8") as file:
             json.dump({"schema": SCHEMA, **asdict(state)}, file)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename, or a power loss could leave an empty file
         part.replace(path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
 
 
 def tidy(folder: Path, keep: set[int]) -> None:
-    """Delete a member's checkpoints but those of these epochs, and what was left half written."""
+    """Delete a member's checkpoints except these epochs', and partly written files."""
     for path in folder.glob("*.pt") if folder.is_dir() else ():
         if int(path.stem) not in keep:
             path.unlink()
@@ -196,11 +165,7 @@ def tidy(folder: Path, keep: set[int]) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep a second run out. The kernel gives the lock back when this process ends, however it does.
-
-    Raises:
-        ConfigError: a run goes on here, or the directory cannot be made.
-    """
+    """Hold the directory's lock. Raises `ConfigError` if another run holds it or the directory cannot be made."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / "lock").open("a")
@@ -208,6 +173,7 @@ def locked(directory: Path) -> Iterator[None]:
         raise ConfigError(f"cannot use {directory} for a run: {reason(error)}") from error
     with file:
         try:
+            # The kernel releases a flock when the process ends, even by SIGKILL, so no stale lock remains.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(

@@ -25,32 +25,32 @@ def train(
     engine: str = "local",
     progress: bool = True,
 ) -> Result:
-    """Train every member, several at a time on shared data.
+    """Train every member, several at a time, on shared data.
 
-    Stop it at any moment, by Ctrl-C or by ``kill -9``; the same call goes on at the end of the last pass over the data,
-    and trains no member twice. A member that fails, or whose process is killed, does not hold up the others. No member
-    is trained further with changed code.
+    It may be stopped at any moment, by Ctrl-C or by ``kill -9``; the same call continues at the end of the last pass
+    over the data and trains no member twice. A member that fails does not hold up the others. No member is trained
+    further with changed code.
 
     Args:
-        ensemble: what to train.
-        devices: "auto" for every GPU, or for a CPU slot for each core where there is none; a number of CPU slots; or
-            names of devices. A member with several trains in as many processes. With Ray ``["cuda"] * 4`` names a
-            kind and a number.
-        directory: for checkpoints and ``state.json``; by default ``runs/fleet``, with a number behind it if other code
+        ensemble: the members and their data.
+        devices: "auto" for every GPU, or one CPU slot per core if there is none; a number of CPU slots; or names of
+            devices. A member with several devices trains in as many processes. With Ray, ``["cuda"] * 4`` gives a kind
+            and a number.
+        directory: for checkpoints and ``state.json``; by default ``runs/fleet``, with a number appended if other code
             has finished a run there.
         options: buffer, planning and preprocessing; see :class:`~uneven.fleet.engine.options.Options`.
-        engine: "local", or "ray" for the devices of a Ray cluster; the extra ``ray`` brings it.
-        progress: show on the terminal what goes on.
+        engine: "local", or "ray" for the devices of a Ray cluster (extra ``ray``).
+        progress: show the progress on the terminal.
 
     Returns:
         The table of members, their best weights, and the ensemble's predictions.
 
     Raises:
-        ConfigError: devices, factories, data or options that cannot be used, before anything is trained.
-        UnknownNameError: there is no such engine.
+        ConfigError: devices, factories, data or options cannot be used; raised before training starts.
+        UnknownNameError: the engine does not exist.
         TrainingError: every device was lost with its machine.
-        DataError: a sample that cannot be read or transformed, by its number; what was trained before is kept.
-        CheckpointError: the directory holds a run that was asked for something else, or of other code.
+        DataError: the named sample cannot be read or transformed; what was trained before is kept.
+        CheckpointError: the directory holds a run that was started with something else, or with other code.
     """
     where = folder_for(directory, "fleet", code_in(ensemble))
     with live(ensemble.metric.name) if progress else nullcontext(lambda moment: None) as show:

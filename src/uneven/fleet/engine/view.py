@@ -1,4 +1,4 @@
-"""What one sees while an ensemble trains."""
+"""Show the progress of a fleet run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ from uneven.fleet.engine.hosts import member_of
 from uneven.fleet.engine.options import RunSnapshot, Show
 from uneven.report.console import Console
 
-SILENT_S = 10.0
-"""Who is silent for longer is shown."""
+SILENT_S = 10.0  # a longer silence is shown
 
 
 @contextmanager
 def live(metric: str, console: Console | None = None) -> Iterator[Show]:
-    """A table on the terminal, on the standard error so that results can be piped away.
-
-    Where that is no terminal, a line for each epoch of each member, and for who is silent long.
-    """
-    console = console or Console(stderr=True)
+    """Show a table on the terminal, or log lines if the output is not a terminal."""
+    console = console or Console(stderr=True)  # standard output stays free for results in a pipe
     if not console.is_terminal:
         yield _LogLines(metric, console)
         return
@@ -33,16 +29,16 @@ def live(metric: str, console: Console | None = None) -> Iterator[Show]:
 
 
 class _LogLines:
-    """What goes on, in lines: for a log file."""
-
     def __init__(self, metric: str, console: Console) -> None:
-        self._metric, self._console = metric, console
+        self._metric = metric
+        self._console = console
         self._epochs: dict[str, int] | None = None
         self._failed: set[str] = set()
         self._silent: dict[str, float] = {}
 
     def __call__(self, moment: RunSnapshot) -> None:
         members = moment.state.members
+        # Epochs of earlier starts are not logged again.
         known = self._epochs if self._epochs is not None else {name: len(one.epochs) for name, one in members.items()}
         for name, member in members.items():
             for number, epoch in enumerate(member.epochs[known[name] :], known[name] + 1):
@@ -55,6 +51,7 @@ class _LogLines:
         self._silent = {who: for_s for who, for_s in self._silent.items() if who in moment.quiet and who not in talks}
         for who, silence in moment.quiet.items():
             if silence.for_s >= self._silent.setdefault(who, SILENT_S):
+                # The next line about the same silence follows after twice the time, so that the log stays short.
                 self._silent[who] *= 2.0
                 self._say(f"{who}: {silence}")
 
@@ -63,7 +60,7 @@ class _LogLines:
 
 
 def page(moment: RunSnapshot, metric: str) -> Group:
-    """Every member with what it does now; the buffer, and for whom the others wait."""
+    """Return the table of members with what they do now, the fill of the buffer and the members that hold others up."""
     state = moment.state
     held = {member_of(reader) for reader in moment.ledger.holding()}
     table = Table(box=None, pad_edge=False)

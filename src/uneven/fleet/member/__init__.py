@@ -1,1 +1,1 @@
-"""One member of the ensemble: its workers, its epochs, and what is kept of it."""
+"""Train one member: its workers, its epochs and its checkpoints."""

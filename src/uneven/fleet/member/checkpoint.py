@@ -1,4 +1,4 @@
-"""What is kept of a member: enough to go on bit for bit, and readable with ``torch.load(weights_only=True)``."""
+"""Capture and restore a member bit for bit, readable with ``torch.load(weights_only=True)``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ FILES = StateFiles(
 def capture(
     name: str, member: Member, epochs: int, history: list[dict[str, Any]], states: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The state of a member after ``epochs`` epochs.
-
-    Args:
-        states: the random state of each of its workers; by default of this process alone.
-    """
+    """Return the state of a member. `states` are its workers' random states, by default only this process's."""
     states = states or [random_state()]
     return {
         "name": name,
@@ -37,13 +33,9 @@ def capture(
 
 
 def restore(saved: dict[str, Any], name: str, member: Member, rank: int = 0) -> None:
-    """Bring a member, newly made by its factory, to where it was.
+    """Restore a newly made member from its checkpoint, as worker `rank` of the member.
 
-    Args:
-        rank: of this worker of the member. One that was not there before keeps its random state.
-
-    Raises:
-        CheckpointError: the factory makes another model, optimizer or scheduler than the one that was saved.
+    Raises `CheckpointError` if the factory makes another model, optimizer or scheduler than the saved one.
     """
     try:
         member.model.load_state_dict(saved["model"])
@@ -60,6 +52,7 @@ def restore(saved: dict[str, Any], name: str, member: Member, rank: int = 0) -> 
             f"member {name!r}: its checkpoint does not fit what its factory makes ({error}): let the factory make what "
             f"it made when the training began, or name another directory"
         ) from error
+    # The number of workers may have changed since, so a rank may have no saved state.
     states = [saved["random"], *saved.get("others", ())]
     if rank < len(states):
         set_random_state(states[rank])

@@ -1,4 +1,4 @@
-"""When is a member trained? Asked at the end of each of its epochs. Pure."""
+"""Decide after each epoch whether a member is trained. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one epoch of one member brought.
+    """The results of one epoch of one member.
 
     Attributes:
-        train_loss: mean over the training samples, each at the moment when it was trained on.
+        train_loss: mean over the training samples, each measured when it was trained on.
         metric: on the validation set; without one, ``train_loss``.
-        train_s: seconds of the training part, waiting for data included.
-        waited_s: seconds of waiting for data, in both parts.
-        validate_s: seconds of the validation part.
+        train_s: seconds of training, including the wait for data.
+        waited_s: seconds of waiting for data, in training and validation.
+        validate_s: seconds of validation.
         checkpoint_s: seconds of writing the checkpoint.
-        samples: trained on.
-        devices: that the member had.
-        shares: samples of each of its workers in a batch, as split last.
-        flotilla: in which it ran, counted from 1; 0 where it was not kept.
-        began_s: when its pass over the data began, in seconds of the whole training.
-        ended_s: when that pass ended.
+        samples: number trained on.
+        devices: number of the member's devices.
+        shares: samples of each worker in a batch, after the last split.
+        flotilla: number of its flotilla, from 1; 0 if unknown.
+        began_s: start of its pass over the data, in seconds of the whole training.
+        ended_s: end of that pass.
     """
 
     train_loss: float
@@ -48,8 +48,8 @@ class History:
     """All epochs of a member so far.
 
     Attributes:
-        epochs: the oldest first; at least one when a rule is asked.
-        higher_is_better: which way the metric is to go.
+        epochs: oldest first; at least one when a rule is called.
+        higher_is_better: True if a larger metric is better.
     """
 
     epochs: tuple[Epoch, ...]
@@ -57,11 +57,11 @@ class History:
 
     @property
     def best(self) -> int:
-        """The epoch with the best metric, counted from 0; the earliest of equals, and of those without a number."""
+        """The index of the epoch with the best metric, from 0; the earliest of equal ones, or if none is finite."""
         return max(range(len(self.epochs)), key=lambda i: (self._worth(i), -i))
 
     def flaw(self, metric: str) -> str:
-        """Why what was learnt is no result, in words; nothing if all losses and the best epoch's metric are finite."""
+        """Return why the result is unusable, or "" if all losses and the best epoch's metric are finite."""
         for number, epoch in enumerate(self.epochs, 1):
             if not math.isfinite(epoch.train_loss):
                 return f"diverged: its loss was NaN or infinite in epoch {number}"
@@ -70,7 +70,7 @@ class History:
         return ""
 
     def since_gain(self, least: float = 0.0) -> int:
-        """Epochs since the metric was last better than everything before by more than ``least``."""
+        """Return the epochs since the metric last exceeded all earlier ones by more than ``least``."""
         top, since = -math.inf, 0
         for i in range(len(self.epochs)):
             if self._worth(i) > top + least:
@@ -82,17 +82,17 @@ class History:
     def _worth(self, i: int) -> float:
         value = self.epochs[i].metric
         if not math.isfinite(value):
-            return -math.inf
+            return -math.inf  # otherwise a NaN compares False with all numbers and could stay the best
         return value if self.higher_is_better else -value
 
 
 Rule = Callable[[History], bool]
-"""Answers whether the member is trained. A function of the user's is as good as those below."""
+"""Returns whether the member is trained. Your own function works like those below."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """Trained when the metric has not become better by more than ``least`` for ``patience`` epochs."""
+    """The rule that stops when the metric has not improved by more than ``least`` for ``patience`` epochs."""
 
     patience: int = 3
     least: float = 0.0
@@ -109,7 +109,7 @@ class Plateau:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Trained when the metric reaches ``value``."""
+    """The rule that stops when the metric reaches ``value``."""
 
     value: float
 
@@ -120,19 +120,19 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """Trained only at the largest number of epochs."""
+    """The rule that stops only at the largest number of epochs."""
 
     def __call__(self, history: History) -> bool:
         return False
 
 
 def plateau(patience: int = 3, least: float = 0.0) -> Plateau:
-    """Stop a member whose metric has not become better by more than ``least`` for ``patience`` epochs.
+    """Stop a member whose metric has not improved by more than ``least`` for ``patience`` epochs.
 
     FLEET checks at the end of each epoch and gives no formula; this one is ours.
 
     Raises:
-        ConfigError: patience below 1 or least below 0.
+        ConfigError: ``patience`` is below 1 or ``least`` below 0.
     """
     return Plateau(patience, least)
 
@@ -143,5 +143,5 @@ def target(value: float) -> Target:
 
 
 def never() -> Never:
-    """Stop nobody before the largest number of epochs."""
+    """Stop no member before the largest number of epochs."""
     return Never()

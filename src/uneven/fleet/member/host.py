@@ -1,4 +1,4 @@
-"""The process in which a member trains, or one of several: used again for the next member."""
+"""Train one member after the other in a process of its own."""
 
 from __future__ import annotations
 
@@ -33,34 +33,22 @@ from uneven.states import random_state, seed_all
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process needs to know of its member.
-
-    Attributes:
-        factory: pickled.
-        devices: what the member may use; a worker for each. Torch's names, each in the worker's own process.
-        places: which devices of the :class:`~uneven.jobs.place.Place` these are; by default its first ones.
-        folder: where its checkpoints lie.
-        epochs: that it has been trained for; its checkpoint of that epoch is read, if there is one.
-        batch_rule: what follows from the number of its devices.
-        balance: how its batches are split among its workers, see :class:`uneven.Session`.
-        nonfinite: "raise" or "warn", see :class:`~uneven.fleet.engine.options.Options`.
-    """
+    """The description of a member that is sent to each of its processes."""
 
     name: str
-    factory: bytes
+    factory: bytes  # pickled
     metric: Metric
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # torch's names, one per worker, each in the worker's own process
     folder: Path
-    epochs: int
+    epochs: int  # number of trained epochs; if above 0, the checkpoint of that epoch is read
     seed: int
     batch_rule: BatchRule = BatchRule.KEEP
-    balance: str = "lb-bsp"
-    places: tuple[int, ...] = ()
-    nonfinite: str = "raise"
+    balance: str = "lb-bsp"  # how batches are split among workers, see `Session`
+    places: tuple[int, ...] = ()  # indices of these devices in the `Place`; by default its first ones
+    nonfinite: str = "raise"  # "raise" or "warn", see `Options`
 
 
 def checkpoint_path(folder: Path, epochs: int) -> Path:
-    """The file of a member after so many epochs."""
     return folder / f"{epochs:05d}.pt"
 
 
@@ -68,10 +56,10 @@ def host(connection: ProcessLine, handle: RingHandle, stream: Stream) -> None:
     """Serve one member after the other.
 
     Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,
-    ``("leave",)``. Out: ``("loaded", workers)``, where those beyond that number have nothing to do, ``("epoch",
-    Epoch)``, ``("profiled", seconds of each step, batch size, workers, bytes that only this process holds)``, what a
-    :class:`Reader` and a :class:`Pulse` say, and the last word of a process, since nobody knows what the user's code
-    has left behind: ``("failed", text)``, or ``("lost", text)`` of one that misses another worker of its member.
+    ``("leave",)``. Out: ``("loaded", workers)``, where ranks from that number on have no work, ``("epoch", Epoch)``,
+    ``("profiled", seconds of each step, batch size, workers, bytes that only this process holds)``, and the messages of
+    :class:`Reader` and :class:`Pulse`. The last message of a process is ``("failed", text)``, or ``("lost", text)`` if
+    it misses another worker of its member.
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
@@ -79,6 +67,7 @@ def host(connection: ProcessLine, handle: RingHandle, stream: Stream) -> None:
     trainee: Trainee | None = None
     while True:
         what, *rest = connection.recv()
+        # After an error the process ends, because the state that the user's code left behind is unknown.
         with telling(lambda text: connection.send(("failed", text)), lambda text: connection.send(("lost", text))):
             if what != "epoch" and trainee is not None:
                 trainee.close()
@@ -99,14 +88,7 @@ def host(connection: ProcessLine, handle: RingHandle, stream: Stream) -> None:
 
 
 class Trainee:
-    """A member in one of its processes.
-
-    Args:
-        samples: of the training set, or what makes a data set of so many.
-
-    Attributes:
-        used: how many of its processes the member can use.
-    """
+    """A member in one of its processes. `samples` is the training set's size, or makes a data set of a given size."""
 
     def __init__(self, reader: Reader, pulse: Pulse, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
         self._reader = reader
@@ -118,18 +100,23 @@ class Trainee:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         self._workers: Alone | Team | None = None
+        # The model is made before the decision about `used`, because the smallest batch depends on its layers.
         self._member = _made(job, self._device)
         self._history: list[dict[str, Any]] = []
-        rule, batch, least = job.batch_rule, self._member.batch_size, least_samples(self._member.model)
+        rule = job.batch_rule
+        batch = self._member.batch_size
+        least = least_samples(self._member.model)
+        # The number of processes that the member can use; a batch may be too small to be divided among all of them.
         self.used = most_workers(rule, batch, len(job.devices), least)
         self._tried: Copies | None = None
         if seat.rank >= self.used:
             return
         batch = global_batch(rule, batch, self.used)
+        # Found here, before any step: a batch larger than the ring would wait forever.
         reader.check(batch)
         if isinstance(samples, int):
             _check_last(self._member, samples, batch, least)
-        if seat.rank:  # workers draw apart; the first one draws what it would alone
+        if seat.rank:  # each worker has its own random numbers; rank 0 has those of a single-process member
             _seed(job, f"worker {seat.rank} after {job.epochs}")
         if job.epochs:
             pulse.begin("reading its checkpoint")
@@ -147,14 +134,13 @@ class Trainee:
             self._workers = Team(reader, place, self._member, batch=batch, balance=job.balance, samples=source)
 
     def profile(self, limit_s: float) -> tuple[list[float], int]:
-        """Seconds of each step, and samples of a step; nothing of a process that the member cannot use."""
         if self._workers is None or self._tried is None:
             return [], 0
         steps_s = profile(self._member, self._workers, self._tried, self._device, limit_s, self._pulse)
         return steps_s, self._workers.batch
 
     def epoch(self, stream: Stream, number: int) -> Epoch | None:
-        """Train for an epoch and keep what came of it; the first worker tells."""
+        """Train for an epoch and save the result. Returns the epoch in the first worker, None in the others."""
         assert self._workers is not None, "a process that the member cannot use was asked"
         rule, least = self._job.batch_rule, least_samples(self._member.model)
         before = self._history[-1]["devices"] if self._history else 1
@@ -163,13 +149,22 @@ class Trainee:
         epochs = len(self._history) + 1
         self._pulse.begin("step 1 of epoch {}", epochs)
         done = run_epoch(
-            self._member, self._reader, self._workers, stream.sections(number), self._job.metric, self._device, factor,
-            pulse=self._pulse, epoch=epochs, strict=self._job.nonfinite == "raise",
-        )  # fmt: skip
+            self._member,
+            self._reader,
+            self._workers,
+            stream.sections(number),
+            self._job.metric,
+            self._device,
+            factor,
+            pulse=self._pulse,
+            epoch=epochs,
+            strict=self._job.nonfinite == "raise",
+        )
         self._pulse.begin("keeping what it learnt in epoch {}", epochs)
         began_s = time.perf_counter()
         done = replace(done, devices=len(self._job.devices))
         self._history.append(asdict(done))
+        # A collective, so it stands before the return of the ranks above 0.
         states = self._workers.gathered(random_state())
         if self._seat.rank:
             return None
@@ -181,7 +176,6 @@ class Trainee:
         return replace(done, checkpoint_s=time.perf_counter() - began_s)
 
     def close(self) -> None:
-        """Leave the other workers."""
         if self._workers is not None:
             self._workers.close()
 

@@ -1,4 +1,4 @@
-"""The workers of one member: one alone, or several that train one model through :class:`uneven.Session`.
+"""Connect the workers of one member: a single one, or several that train one model through :class:`uneven.Session`.
 
 ::
 
@@ -32,36 +32,27 @@ from uneven.world import READY_VARIABLE, RUN_VARIABLE
 if TYPE_CHECKING:
     from uneven.session import Session
 
-PATIENCE_S = 1800.0
-"""How long a worker waits for another one of its member. One that died is heard of at once, from the engine."""
+PATIENCE_S = 1800.0  # a wait for another worker; the engine reports a worker's death much earlier
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A worker's place among those of its member.
-
-    Attributes:
-        port: of the store where they meet; 0 for one that is alone.
-        meeting: what tells this meeting apart from others at that store.
-        address: of the machine that the store is on.
-    """
+    """A worker's place among those of its member."""
 
     rank: int = 0
     size: int = 1
-    port: int = 0
-    meeting: str = ""
-    address: str = "127.0.0.1"
+    port: int = 0  # of the rendezvous store; 0 for a single worker
+    meeting: str = ""  # key prefix of this rendezvous in the store
+    address: str = "127.0.0.1"  # of the machine that runs the store
 
 
 class Samples(Protocol):
-    """A data set whose samples are fetched together."""
-
     def __len__(self) -> int: ...
     def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]: ...
 
 
 Counted = tuple[list[torch.Tensor], int]
-"""A worker's part of a global batch, field by field, and how many of its samples count; padding does not."""
+"""A part of a global batch, a tensor of shape (samples, …) per field, and how many samples count; padding does not."""
 
 
 class Alone:
@@ -70,55 +61,51 @@ class Alone:
     rank, size = 0, 1
 
     def __init__(self, reader: Reader, batch: int, drop_last: bool = False) -> None:
-        self._reader, self.batch = reader, batch
+        self._reader = reader
+        self.batch = batch
         self._drop_last = drop_last
 
     def batches(self, section: Section) -> Iterator[Counted]:
-        """The training set in batches."""
+        """Yield this worker's parts of the training set's global batches."""
         for fields in self._reader.batches(section, self.batch):
             if len(fields[0]) == self.batch or not self._drop_last:
                 yield fields, len(fields[0])
 
     def judged(self, section: Section) -> Iterator[list[torch.Tensor]]:
-        """This worker's part of the validation set, in batches: for each field a tensor of shape (samples, …)."""
+        """Yield this worker's batches of the validation set, a tensor of shape (samples, …) per field."""
         return self._reader.batches(section, self.batch)
 
     def tried(self, samples: Samples) -> Iterator[list[torch.Tensor]]:
-        """Batches of another data set: for each field a tensor of shape (samples, …)."""
+        """Yield this worker's batches of another data set, a tensor of shape (samples, …) per field."""
         for start in range(0, len(samples), self.batch):
             yield samples.__getitems__(range(start, min(start + self.batch, len(samples))))
 
     def total(self, value: torch.Tensor) -> float:
-        """The sum over the workers; ``value`` has one number, shape ()."""
+        """Return the sum of `value`, a scalar tensor, over the workers; the same on all."""
         return float(value)
 
     def first_says(self, number: int) -> int:
-        """What worker 0 says, for all."""
+        """Return worker 0's number on all workers."""
         return number
 
     def gathered(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each worker says, at worker 0; elsewhere nothing."""
+        """Return each worker's state on worker 0, and [] on the others."""
         return [state]
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples of each worker in a global batch, as split last."""
+        """Return the samples of each worker in a global batch, after the last split."""
         return (self.batch,)
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the other workers."""
 
 
 class Team:
-    """One of several workers of a member; all make the same calls in the same order. See :class:`Alone`.
+    """One of several workers of a member. All make the same calls in the same order. See :class:`Alone`.
 
-    Args:
-        batch: the global batch, samples.
-        balance: the balancer, see :class:`uneven.Session`.
-        samples: of the training set, or another data set that :meth:`tried` will go through.
-
-    Raises:
-        PeerError: another worker did not come, or ended.
+    `samples` is the size of the training set, or another data set for :meth:`tried`. Raises `PeerError` if another
+    worker did not come, or ended.
     """
 
     def __init__(
@@ -127,7 +114,8 @@ class Team:
         self.rank = seat.rank
         self.size = seat.size
         self.batch = batch
-        self._reader, self._judge_in = reader, member.batch_size
+        self._reader = reader
+        self._judge_in = member.batch_size
         self._shared = Shared(reader, samples, batch) if isinstance(samples, int) else None
         self._others = _Others()
         self._session = together(seat, balance, self._others)
@@ -137,7 +125,6 @@ class Team:
         )
 
     def batches(self, section: Section) -> Iterator[Counted]:
-        """This worker's parts of the training set's global batches."""
         assert self._shared is not None
         self._shared.begin(section)
         for fields in self._loader:
@@ -145,16 +132,13 @@ class Team:
         self._shared.end()
 
     def judged(self, section: Section) -> Iterator[list[torch.Tensor]]:
-        """Every so many-th batch of the validation set: for each field a tensor of shape (samples, …)."""
         return self._reader.batches(section, self._judge_in, part=self.rank, parts=self.size)
 
     def tried(self, samples: Samples) -> Iterator[list[torch.Tensor]]:
-        """This worker's parts of its data set: for each field a tensor of shape (samples, …)."""
         return iter(self._loader)
 
     def total(self, value: torch.Tensor) -> float:
-        """The sum over the workers, the same on all; ``value`` has one number, shape ()."""
-        found = value.to("cpu", torch.float64)
+        found = value.to("cpu", torch.float64)  # the member's line is gloo's
         self._others.line.sum(found).wait()
         return float(found)
 
@@ -169,6 +153,7 @@ class Team:
         mine = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)
         length = torch.tensor([len(mine)])
         lengths, line = [torch.zeros_like(length) for _ in range(self.size)], self._others.line
+        # States differ in size between workers, so rank 0 needs the lengths before it can receive them.
         line.gather(length, lengths).wait()
         if self.rank:
             line.send(mine, 0).wait()
@@ -176,7 +161,7 @@ class Team:
         said = [mine, *(torch.empty(int(n), dtype=torch.uint8) for n in lengths[1:])]
         for rank, its in enumerate(said[1:], 1):
             line.receive(its, rank).wait()
-        # Plain data and tensors, as in a checkpoint: what comes over the network is not unpickled as code.
+        # Only tensors and plain data are read, because unpickling data of the network could run its code.
         return [torch.load(io.BytesIO(one.numpy().tobytes()), weights_only=True) for one in said]
 
     @property
@@ -188,30 +173,19 @@ class Team:
 
 
 class _Others(Part):
-    """The line to the other workers of the member."""
-
     def attach(self, run: Run) -> None:
         self.line = run.lines.open("member")
 
 
 def as_it_is(batch: Any) -> Any:
-    """For a loader of batches."""
     return batch
 
 
 def together(seat: Seat, balance: str, *parts: Part) -> Session:
-    """A session of the workers that have seats at the same meeting.
+    """Return a session of the workers with seats at one rendezvous. Raises `PeerError` if a worker did not come."""
+    from uneven.session import Session  # imported here, because a single worker does not need it
 
-    Args:
-        balance: the balancer, see :class:`uneven.Session`.
-        parts: of its run.
-
-    Raises:
-        PeerError: one of them did not come.
-    """
-    from uneven.session import Session  # only those who are several need it
-
-    for variable in (RUN_VARIABLE, READY_VARIABLE):  # of a launcher that started the whole program, not this worker
+    for variable in (RUN_VARIABLE, READY_VARIABLE):  # inherited from a launcher of the whole program
         os.environ.pop(variable, None)
     _meet(seat)
     return Session(
@@ -220,18 +194,12 @@ def together(seat: Seat, balance: str, *parts: Part) -> Session:
 
 
 def apart(session: Session) -> None:
-    """Its workers part."""
     session.close()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _meet(seat: Seat) -> None:
-    """Join the other workers of the member.
-
-    Raises:
-        PeerError: one of them did not come.
-    """
     limit = timedelta(seconds=PATIENCE_S)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     with _with_others("the meeting of the workers"):
@@ -242,7 +210,7 @@ def _meet(seat: Seat) -> None:
 
 @contextmanager
 def _with_others(what: str) -> Iterator[None]:
-    """What torch raises when another worker is gone, as ours: it says nothing about this member."""
+    """Turn torch's error about a missing worker into a `PeerError`, which does not blame this member."""
     try:
         yield
     except RuntimeError as error:

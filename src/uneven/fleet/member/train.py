@@ -1,4 +1,4 @@
-"""One member's epoch: its own batches of the shared stream, then the validation set."""
+"""Train a member for one epoch on its own batches of the shared stream, and judge it on the validation set."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from uneven.fleet.stream.order import Section
 from uneven.fleet.stream.reader import Reader
 from uneven.jobs.pulse import Pulse
 
-_TRIED_BATCHES = 3  # of a profile, before it is decided how many more fit into its time
+_TRIED_BATCHES = 3  # of a profile, before the number of further batches is set
 
 Factor = Callable[[int, int], float]
-"""Step of an epoch, steps in it → what the learning rate is multiplied with."""
+"""Function of the step within an epoch and the steps of the epoch; returns the factor of the learning rate."""
 
 
 def run_epoch(
@@ -40,13 +40,8 @@ def run_epoch(
 ) -> Epoch:
     """Train on every training sample once, then judge on every validation sample once.
 
-    Args:
-        factor: of the learning rate; None leaves it alone.
-        epoch: of this member, counted from 1.
-        strict: a loss that is no finite number ends the training.
-
-    Raises:
-        TrainingError: the loss was not finite, and in which step.
+    `epoch` is the number of this member's epoch, from 1. With `strict`, raises `TrainingError`, which names the step,
+    if a loss is not finite.
     """
     train, validate = sections
     waited_s, began_s = reader.waited_s, time.perf_counter()
@@ -74,13 +69,14 @@ def run_epoch(
 
 @contextmanager
 def _scaled(optimizer: torch.optim.Optimizer, factor: Callable[[int], float] | None) -> Iterator[None]:
-    """Multiply the learning rates with ``factor(step)`` while each step is taken; schedulers do not see it."""
+    """Multiply the learning rates by ``factor(step)`` during each step."""
     if factor is None:
         yield
         return
     kept: list[Any] = []
     steps = 0
 
+    # The factor is applied around `step()` only, so schedulers see and change the unscaled rate.
     def before(one: torch.optim.Optimizer, *_: Any) -> None:
         nonlocal steps
         kept[:] = [group["lr"] for group in one.param_groups]
@@ -111,10 +107,10 @@ def _train(
 ) -> float:
     member.model.train()
     total = torch.zeros((), dtype=torch.float64, device=device)
-    finite = torch.zeros((), dtype=torch.int64, device=device)  # steps; what is not finite once, remains so in a sum
+    finite = torch.zeros((), dtype=torch.int64, device=device)  # finite steps; a sum that is not finite stays so
     for number, (fields, counted) in enumerate(workers.batches(section), 1):
         if pulse.beat("step {} of epoch {}", number, epoch) and strict:
-            _refuse_nonfinite(total, finite, epoch)  # now and then, since a GPU has to be waited for
+            _refuse_nonfinite(total, finite, epoch)  # only at a pulse, because reading the sum waits for the GPU
         total += _step(member, [field.to(device) for field in fields]).double() * counted
         finite += total.isfinite()
     if strict:
@@ -128,7 +124,6 @@ def _refuse_nonfinite(total: torch.Tensor, finite: torch.Tensor, epoch: int) -> 
 
 
 def diverged(what: str) -> TrainingError:
-    """What is said of a member that learns nothing more, with the way out."""
     return TrainingError(
         f"diverged: {what}; let its factory lower the learning rate or clip gradients, and name another directory; "
         f'Options(nonfinite="warn") trains on'
@@ -136,11 +131,12 @@ def diverged(what: str) -> TrainingError:
 
 
 def nonfinite_in(model: nn.Module) -> str | None:
-    """The first parameter with a NaN or an infinity, or buffer with a NaN; a mask may well hold infinities."""
+    """Return the name of the first parameter with a NaN or infinity, or buffer with a NaN, or None."""
     for name, weights in model.named_parameters():
         if weights.is_floating_point() and not weights.isfinite().all():
             return name
     for name, buffer in model.named_buffers():
+        # A buffer may hold infinities on purpose, such as an attention mask.
         if buffer.is_floating_point() and buffer.isnan().any():
             return name
     return None
@@ -173,6 +169,7 @@ def _validate(
     for number, fields in enumerate(workers.judged(section), 1):
         pulse.beat("batch {} of the validation after epoch {}", number, epoch)
         inputs, target = _parted([field.to(device) for field in fields])
+        # Weighted by samples, because the last batch may be smaller.
         total += measure(member.model(*inputs), target).double() * len(target)
     return workers.total(total) / section.samples
 
@@ -182,10 +179,11 @@ def _parted(fields: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], tor
 
 
 class Copies:
-    """One sample many times over, as a data set: what a member is profiled on, for it never lets it wait."""
+    """A data set of one sample many times, for profiles that must not wait for data."""
 
     def __init__(self, sample: Sequence[Any], samples: int) -> None:
-        self._fields, self._samples = [torch.as_tensor(field) for field in sample], samples
+        self._fields = [torch.as_tensor(field) for field in sample]
+        self._samples = samples
 
     def __len__(self) -> int:
         return self._samples
@@ -200,13 +198,13 @@ class Copies:
 def profile(
     member: Member, workers: Alone | Team, copies: Copies, device: torch.device, limit_s: float, pulse: Pulse
 ) -> list[float]:
-    """Seconds of the last steps of a member that never waits for data; the member is spoilt by it.
+    """Return the seconds of the last steps of a member that never waits for data. Its weights are useless afterwards.
 
-    At most 48 steps, and no more than fit into ``limit_s`` at the pace of the third; then the first half of the steps
-    is left out, as warming up. Who trains alone on a CPU slot is timed by the seconds of the processor that it used:
-    others on the machine do not make them more.
+    It runs at most 48 steps, and at most as many as fit into ``limit_s`` at the speed of the third one. The first half
+    warms up and is left out.
     """
     member.model.train()
+    # Processor time does not grow when other processes use the core. It cannot time a GPU or a wait for other workers.
     now_s = time.process_time if device.type == "cpu" and workers.size == 1 else time.perf_counter
     ends_s, most = [now_s()], MOST_BATCHES
     pulse.begin("step 1 of its profile")
@@ -214,11 +212,12 @@ def profile(
         pulse.beat("step {} of its profile", len(ends_s))
         _step(member, [field.to(device) for field in fields])
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)  # kernels run asynchronously
         ends_s.append(now_s())
         if len(ends_s) == _TRIED_BATCHES + 1:
             left_s, each_s = limit_s - (ends_s[-1] - ends_s[0]), max(ends_s[-1] - ends_s[-2], 1e-9)
             fit = _TRIED_BATCHES + int(min(MOST_BATCHES, max(0.0, left_s) / each_s))
+            # All workers need the same number, because each step is a collective.
             most = min(MOST_BATCHES, workers.first_says(fit))
         if len(ends_s) > most:
             break

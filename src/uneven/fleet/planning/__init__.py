@@ -1,1 +1,1 @@
-"""Who trains together, on which devices, and for how long. Imports nothing of the world."""
+"""Plan which members train together, on which devices, and for how long. Free of I/O, clocks and processes."""

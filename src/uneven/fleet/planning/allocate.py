@@ -1,8 +1,8 @@
-"""Who trains together, and on how many devices each: FLEET's flotillas. Pure.
+"""Choose the members that train together and their numbers of devices: FLEET's flotillas. Pure.
 
-A flotilla is a group of members that share one stream of prepared samples. Sharing holds all of them to the pace
-of the slowest; so a flotilla is made of members that can reach nearly the same rate, each on its own number of
-devices. For a whole training, ask a :class:`uneven.fleet.planning.rounds.Planner`, which says when to plan again::
+A flotilla is a group of members that share one stream of prepared samples, so all of them move at the speed of the
+slowest. It therefore consists of members that reach nearly the same rate, each on its own number of devices. For a
+whole training use a :class:`uneven.fleet.planning.rounds.Planner`, which decides when to plan again::
 
     rates = Rates({"wide": (40.0, 75.0, 105.0), "small": (100.0, 190.0, 270.0)})
     flotilla = create_flotilla(rates, waiting=("wide", "small"), devices=4)
@@ -23,35 +23,27 @@ import numpy.typing as npt
 from uneven.errors import ConfigError
 from uneven.fleet.planning.rates import Rates
 
-DELTA_PER_S = 20.0
-"""δ of the paper's experiments, samples/s: how far a member's rate may be from the fastest one's."""
+DELTA_PER_S = 20.0  # δ of the paper's experiments, samples/s: largest difference to the fastest member's rate
 
 
 @dataclass(frozen=True, slots=True)
 class Flotilla:
-    """Members that train together on shared data, and how many devices each has.
+    """Members that train together on shared data."""
 
-    Attributes:
-        members: name → devices, in the order in which they were chosen; empty if nobody fits.
-    """
-
+    # name → devices, in the order in which they were chosen; empty if no member fits
     members: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
-        """Devices of all members together."""
+        """The number of devices of all members."""
         return sum(self.members.values())
 
     def per_s(self, rates: Rates) -> dict[str, float]:
-        """What each member could train alone on its devices, samples/s."""
+        """Return the samples/s of each member on its devices if it trained without the others."""
         return {name: rates.per_s(name, count) for name, count in self.members.items()}
 
     def pace_per_s(self, rates: Rates) -> float:
-        """Samples/s at which the shared stream moves: the rate of the slowest member.
-
-        Raises:
-            ConfigError: an empty flotilla has no pace.
-        """
+        """Return the samples/s of the shared stream: the slowest rate. Raises `ConfigError` if there is no member."""
         if not self.members:
             raise ConfigError("an empty flotilla has no pace: ask only when it has members")
         return min(self.per_s(rates).values())
@@ -59,17 +51,14 @@ class Flotilla:
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """Which rates are near enough to share a stream, and what becomes of devices left over.
+    """The rule for rates that are close enough to share a stream, and for left-over devices.
 
     Attributes:
-        delta_per_s: δ: the rate may differ from the reference by at most so many samples/s (*at most*, not *less*).
+        delta_per_s: δ, the largest difference to the reference rate, samples/s (*at most*, not *less than*).
         delta_share: δ as a share of the reference instead; ours, for ensembles whose rates span orders of magnitude.
-        least_gain: a left-over device goes to the slowest member only if its rate grows by at least this share of
-            itself; else handing out ends, since nobody else can raise the pace. Zero, the default, refuses only what
-            makes the member slower. ``None`` hands out all devices, as the paper does: where extrapolated rates turn
-            down, the slowest member then gets slower with each, and so all the others too.
-        falling: whether numbers of devices are considered where a smaller one is as fast, as printed. A rate that turns
-            down comes near the reference a second time, and may then be taken there, with ten times as many devices.
+        least_gain: the slowest member gets a left-over device only if its rate grows by at least this share. Zero, the
+            default, rejects devices that make the member slower. ``None`` gives out all devices, as the paper does.
+        falling: consider numbers of devices that are no faster than a smaller number, as printed in the paper.
     """
 
     delta_per_s: float = DELTA_PER_S
@@ -84,7 +73,7 @@ class Closeness:
                 raise ConfigError(f"{name} is {value}: a distance of rates is zero or positive")
 
     def delta(self, reference_per_s: float) -> float:
-        """δ at this reference, samples/s."""
+        """Return δ at this reference, samples/s."""
         return self.delta_per_s if self.delta_share is None else self.delta_share * reference_per_s
 
 
@@ -96,32 +85,26 @@ def create_flotilla(
     closeness: Closeness | None = None,
     reference_per_s: float | None = None,
 ) -> Flotilla:
-    """The next flotilla, by the paper's greedy rule (Algorithm 2). O(n log n) for n rates within δ.
+    """Return the next flotilla by the paper's greedy rule (Algorithm 2). O(n log n) for n rates within δ.
 
-    The fastest waiting member on its smallest number of devices (one, where memory allows) is the reference. Then,
-    again and again, the member and number of devices whose rate is nearest to the reference join, if the distance is
-    at most δ and the devices suffice. Devices left over go one by one to whoever is slowest at that moment.
+    The reference is the fastest waiting member on its smallest number of devices (one, if memory allows). Then the
+    member and number of devices whose rate is nearest to the reference joins, repeatedly, while the distance is at most
+    δ and the devices suffice. Left-over devices go one by one to the slowest member at that moment.
 
-    Two things differ from the printed rule, and only for rates that turn down, as Eq. 5 does in the end; see
-    ``Closeness.falling`` and ``Closeness.least_gain``, which also say how to get the printed rule.
-
-    The paper leaves ties open. Ours: of equal distances the fewer devices, then the earlier member; of equally slow
-    members the earlier one. A member that cannot use another device is passed over when some are left.
+    It differs from the printed rule only for rates that fall with more devices, as Eq. 5 eventually does; ``Closeness``
+    (``falling``, ``least_gain``) can restore the printed rule. The paper leaves ties open. Ours: among equal distances
+    fewer devices, then the earlier member; among equally slow members the earlier one.
 
     Args:
-        rates: of all members.
-        waiting: who is not trained yet.
-        devices: how many may be used.
-        closeness: what is near enough, and what becomes of left-over devices.
-        reference_per_s: a rate to stay near to instead of the fastest member's: the pace of those who run, when a
-            newcomer shall join their stream. Then nobody joins who is further away than δ.
+        reference_per_s: a reference rate instead of the fastest member's, such as the rate of running members whose
+            stream newcomers join. Only members within δ of it join.
 
     Returns:
-        The flotilla; empty if nobody waits, or if none of those who wait fits on so few devices.
+        The flotilla; empty if no member waits or fits on ``devices`` devices.
 
     Raises:
-        ConfigError: devices below zero, or a member that waits twice.
-        UnknownNameError: a member without rates.
+        ConfigError: ``devices`` is negative, or a member waits twice.
+        UnknownNameError: a member has no rates.
     """
     rule = closeness or Closeness()
     places = waiting_places(rates, waiting)
@@ -136,6 +119,8 @@ def create_flotilla(
     if reference is None:
         first, chosen[first] = _fastest(table, fits)
         reference = float(table[first, chosen[first] - 1])
+    # A rate that falls comes near the reference a second time, with perhaps ten times the devices; the printed rule may
+    # choose that number.
     useful = fits if rule.falling else _rising(table)
     _gather(np.where(useful, np.abs(table - reference), np.inf), rule.delta(reference), devices, chosen)
     hand_out_rest(rates.table[places], devices, chosen, rule.least_gain)
@@ -143,11 +128,9 @@ def create_flotilla(
 
 
 def waiting_places(rates: Rates, waiting: Iterable[str]) -> list[int]:
-    """The rows of those who wait, in the order of the table.
+    """Return the rows of the waiting members, in the order of the table.
 
-    Raises:
-        ConfigError: a member that waits twice.
-        UnknownNameError: a member without rates.
+    Raises `ConfigError` if a member waits twice, and `UnknownNameError` if one has no rates.
     """
     places = sorted(rates.place(name) for name in waiting)
     for one, other in pairwise(places):
@@ -157,7 +140,7 @@ def waiting_places(rates: Rates, waiting: Iterable[str]) -> list[int]:
 
 
 def _fastest(table: npt.NDArray[np.float64], fits: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """The row that is fastest on its smallest number of devices, and that number."""
+    """Return the row that is fastest on its smallest number of devices, and that number."""
     least = np.argmax(fits, axis=1)
     alone = np.where(fits.any(axis=1), table[np.arange(len(table)), least], -1.0)
     row = int(np.argmax(alone))
@@ -165,20 +148,18 @@ def _fastest(table: npt.NDArray[np.float64], fits: npt.NDArray[np.bool_]) -> tup
 
 
 def _rising(table: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Where one device more gave a higher rate than any smaller number: nobody wants more devices for less."""
+    """Return where a number of devices gives a higher rate than all smaller numbers."""
     before = np.zeros_like(table)
     np.maximum.accumulate(table[:, :-1], axis=1, out=before[:, 1:])
     return table > before
 
 
 def _gather(gaps: npt.NDArray[np.float64], delta: float, devices: int, chosen: dict[int, int]) -> None:
-    """Add the nearest rates within δ while devices last.
-
-    The reference stays, so all distances are known beforehand, and what does not fit now never will: one walk over
-    the sorted distances finds what the paper's search of the minimum finds again and again.
-    """
+    """Add the nearest rates within δ while devices last."""
     left = devices - sum(chosen.values())
     rows, columns = np.nonzero(gaps <= delta)
+    # One walk over the sorted distances finds the same as the paper's repeated search of the minimum: the reference
+    # stays, so no distance changes, and what does not fit now never will.
     for place in np.lexsort((rows, columns, gaps[rows, columns])).tolist():
         row, count = int(rows[place]), int(columns[place]) + 1
         if row not in chosen and count <= left:
@@ -191,13 +172,9 @@ def _gather(gaps: npt.NDArray[np.float64], delta: float, devices: int, chosen: d
 def hand_out_rest(
     table: npt.NDArray[np.float64], devices: int, chosen: dict[int, int], least_gain: float | None
 ) -> None:
-    """Give each device left over to the member that is slowest at that moment.
+    """Give each left-over one of `devices` to the slowest member at that moment; changes `chosen` (row → devices).
 
-    Args:
-        table: shape (members, counts); zero where a member does not fit.
-        devices: all that may be used.
-        chosen: row of the table → devices; changed in place.
-        least_gain: see ``Closeness``.
+    `table` has shape (members, counts), with zeros if a member does not fit; `least_gain` is that of ``Closeness``.
     """
     left = devices - sum(chosen.values())
     slowest = [(float(table[row, count - 1]), row) for row, count in chosen.items()]
@@ -206,9 +183,10 @@ def hand_out_rest(
         rate, row = slowest[0]
         count = chosen[row]
         more = float(table[row, count]) if count < table.shape[1] else 0.0
-        if more == 0.0:  # it can use no more
+        if more == 0.0:  # it cannot use another device, but the next slowest may
             heapq.heappop(slowest)
             continue
+        # The slowest member sets the speed of the stream, so a device for any other member would not raise it.
         if least_gain is not None and more - rate < least_gain * rate:
             return
         chosen[row], left = count + 1, left - 1

@@ -1,4 +1,4 @@
-"""Which devices each member of a flotilla gets, so that few members reach over several nodes. Pure."""
+"""Assign devices to the members of a flotilla so that few members span several nodes. Pure."""
 
 from __future__ import annotations
 
@@ -8,40 +8,32 @@ from collections.abc import Iterable, Sequence
 from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import Flotilla
 
-MOST_ORDERS = 1024
-"""Orders of the remaining members that are tried; the paper's cap."""
+MOST_ORDERS = 1024  # orders of the remaining members that are tried; the paper's limit
 
+# With more members, the first 1024 orders permute only the last seven: 6! < 1024 < 7!.
 _PERMUTED = 7
-"""With more members than this, the first 1024 orders change the places of the last seven alone: 6! < 1024 < 7!."""
 
-_DIGITS = 9
-"""Costs that agree so far are equal; the earlier order wins."""
+_DIGITS = 9  # costs that agree to so many digits are equal, and the earlier order wins
 
 
 def assign_devices(flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Devices for each member: the paper's Algorithms 3 and 4, mended, where all nodes offer the same number.
+    """Assign devices to each member: the paper's Algorithms 3 and 4, corrected, if all nodes offer the same number.
 
-    What counts is the cost Σ_i c_i / m_i, where member i has m_i devices on c_i nodes (Eq. 4). Devices are dealt
-    contiguously: first to members that fill whole nodes, then to pairs that together do, then to the rest in the best
-    of at most 1024 orders.
+    The cost is Σ_i c_i / m_i for member i with m_i devices on c_i nodes (Eq. 4). Devices are dealt contiguously: first
+    to members that fill whole nodes, then to pairs that together do, then to the rest in the best of at most 1024
+    orders.
 
-    Two readings of the printed pairing are known to fail, so ours keeps a list of waiting members per remainder: as
-    printed, the partner found under (−m) mod G is not the entry that is deleted (m mod G), and of two members with
-    the same remainder the later one hides the earlier.
-
-    Where nodes offer different numbers, as when some of their devices are in use, the paper has no rule. Ours: the
-    largest member first, on the node that it leaves the least of, or over the emptiest nodes if it fits on none. On
-    equal nodes this is taken too where it costs less, as when many members do not pair.
+    The paper has no rule for nodes that offer different numbers. Ours: the largest member first, on the node with the
+    least left over, or across the emptiest nodes if it fits on none. On equal nodes the cheaper of both is used.
 
     Args:
-        flotilla: names and numbers of devices.
-        nodes: the devices that are free, node by node.
+        nodes: the free devices of each node.
 
     Returns:
         Member → its devices, in the order of ``flotilla.members``.
 
     Raises:
-        ConfigError: more devices wanted than there are, or a device named twice.
+        ConfigError: the flotilla needs more devices than there are, or a device is named twice.
     """
     flat = [device for node in nodes for device in node]
     if len(set(flat)) != len(flat):
@@ -57,12 +49,9 @@ def assign_devices(flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[s
 
 
 def cost(counts: Iterable[int], per_node: int, start: int = 0) -> float:
-    """Σ c/m of members that get so many devices each, contiguously in this order, from device ``start`` on (Eq. 4).
+    """Return Σ c/m (Eq. 4) of members that get ``counts`` devices each, contiguously, from device ``start`` on.
 
-    Args:
-        counts: devices of each member.
-        per_node: G, devices on each node.
-        start: the first device dealt, counted from a node's edge.
+    `per_node` is G, the devices of each node; `start` is counted from the start of a node.
     """
     total = 0.0
     for count in counts:
@@ -72,15 +61,17 @@ def cost(counts: Iterable[int], per_node: int, start: int = 0) -> float:
 
 
 def spread(assignment: dict[str, tuple[int, ...]], nodes: Sequence[Sequence[int]]) -> float:
-    """Σ c/m of an assignment (Eq. 4); the least possible is the sum of ⌈m / G⌉ / m."""
+    """Return Σ c/m of an assignment (Eq. 4); its lower bound is the sum of ⌈m / G⌉ / m."""
     home = {device: place for place, node in enumerate(nodes) for device in node}
     return sum(len({home[device] for device in devices}) / len(devices) for devices in assignment.values())
 
 
 def device_order(flotilla: Flotilla, per_node: int) -> list[str]:
-    """The order in which members take contiguous devices on equal nodes: whole nodes, pairs, the best of the rest."""
+    """Return the order in which members take devices on equal nodes: whole nodes, pairs, the best of the rest."""
     counts = flotilla.members
     order = [name for name, count in counts.items() if count % per_node == 0]
+    # A list per remainder mends two faults of the printed pairing: it deletes another entry (m mod G) than the partner
+    # it found ((−m) mod G), and of two members with one remainder the later hides the earlier.
     waiting: dict[int, list[str]] = {}
     for name, count in counts.items():
         if count % per_node == 0:
@@ -95,8 +86,9 @@ def device_order(flotilla: Flotilla, per_node: int) -> list[str]:
 
 
 def _best_order(names: list[str], counts: list[int], per_node: int) -> list[str]:
-    """The cheapest of the first 1024 orders. All start at a node's edge, for what came before fills whole nodes."""
+    """Return the cheapest of the first 1024 orders."""
     fixed = max(0, len(names) - _PERMUTED)
+    # Members before these fill whole nodes, so the first of these starts a node.
     start, tail = sum(counts[:fixed]), counts[fixed:]
     tried = itertools.islice(itertools.permutations(range(len(tail))), MOST_ORDERS)
     best = min(tried, key=lambda order: round(cost([tail[i] for i in order], per_node, start), _DIGITS))

@@ -1,4 +1,4 @@
-"""What whoever carries out a plan asks a planner. Pure."""
+"""Define the interface of planners. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from uneven.fleet.planning.allocate import Flotilla
 
 
 class FlotillaPlanner(Protocol):
-    """Who starts when devices are free, and when all who run are stopped and planned anew."""
+    """The planner of a training: which members start on free devices, and when all are stopped and planned again."""
 
     @property
     def shared(self) -> bool:
-        """Whether those who run at the same time share one stream of samples, and so one pace."""
+        """True if members that run at the same time share one stream of samples, and so one speed."""
         ...
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """Who starts now, and on how many of the free devices; see ``Planner.next_flotilla``."""
+        """Return the members that start now and their devices; see ``Planner.next_flotilla``."""
         ...
 
     def round_ends(self, busy_devices: int) -> bool:
-        """Whether those who still run are stopped now; see ``Planner.round_ends``."""
+        """Return whether the running members are stopped now; see ``Planner.round_ends``."""
         ...

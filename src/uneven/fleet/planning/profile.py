@@ -1,4 +1,4 @@
-"""How rates are taken, and how many are taken. Pure.
+"""Compute rates from profiles, and how many to measure. Pure.
 
 The paper runs every member on 1 … M_t devices for at most 48 batches; the last 20 give the rate (section 6.1).
 """
@@ -11,28 +11,22 @@ from collections.abc import Mapping, Sequence
 
 from uneven.errors import ConfigError
 
-MOST_BATCHES = 48
-"""Batches of a profile at most (section 6.1)."""
+MOST_BATCHES = 48  # of a profile (section 6.1)
 
-LAST_BATCHES = 20
-"""Batches at its end that the rate is taken from; what comes before warms up (section 6.1)."""
+LAST_BATCHES = 20  # of a profile, which give the rate; earlier ones warm up (section 6.1)
 
 
 def rate_per_s(batch_s: Sequence[float], batch: int, *, median: bool = False) -> float:
-    """Samples/s over the last 20 batches of a profile.
+    """Return the samples/s over the last 20 batches of a profile.
 
-    Args:
-        batch_s: seconds that each batch took, at most 48 of them.
-        batch: samples in each, of all devices of the member together.
-        median: of the batch in the middle, not of all 20 together. Ours, for CPU slots: one batch in which the
-            processor did something else counts for one.
-
-    Raises:
-        ConfigError: no batches, more than a profile has, or times that are not positive.
+    `batch_s` are the seconds of at most 48 batches, `batch` the samples of each, summed over the member's devices.
+    `median` uses the median batch instead of all 20 (ours, for CPU slots). Raises `ConfigError` for times that are not
+    positive.
     """
     if not 1 <= len(batch_s) <= MOST_BATCHES:
         raise ConfigError(f"a profile has 1 … {MOST_BATCHES} batches, not {len(batch_s)}")
     last = batch_s[-LAST_BATCHES:]
+    # With the median, a single batch that the operating system interrupted does not lower the rate.
     took_s = len(last) * statistics.median(last) if median else math.fsum(last)
     if not (batch > 0 and min(last) >= 0.0 and 0.0 < took_s < math.inf):
         raise ConfigError(f"{len(last)} batches of {batch} samples in {took_s} s have no rate")
@@ -40,18 +34,11 @@ def rate_per_s(batch_s: Sequence[float], batch: int, *, median: bool = False) ->
 
 
 def most_profiled(alone_per_s: Mapping[str, float], per_node: int, devices: int) -> int:
-    """M_t: up to how many devices each member is profiled (section 6.1).
+    """Return M_t, the largest number of devices on which members are profiled (section 6.1).
 
-    M_a = ⌈max r(1) / min r(1)⌉ is what the slowest would need to match the fastest if it scaled linearly;
-    M_b = 2 · G reaches over a node's edge; M_t = max(M_a, M_b), here at most M, which the paper expects to be larger.
-
-    Args:
-        alone_per_s: member → samples/s on one device.
-        per_node: G, devices on a node.
-        devices: M, devices of all nodes.
-
-    Raises:
-        ConfigError: no members, a rate that is not positive, or no devices.
+    M_a = ⌈max r(1) / min r(1)⌉ is what the slowest would need to match the fastest if it scaled linearly; M_b = 2 · G
+    spans two nodes; M_t = max(M_a, M_b), here at most M, which the paper expects to be larger. `per_node` is G,
+    `devices` is M. Raises `ConfigError` if there are no members or devices, or a rate is not positive.
     """
     if not alone_per_s or not all(0.0 < rate < math.inf for rate in alone_per_s.values()):
         raise ConfigError("rates on one device must be positive, of at least one member")

@@ -1,4 +1,4 @@
-"""How fast each member of an ensemble trains on how many devices: r_i(m) of the FLEET paper. Pure."""
+"""Keep each member's rate on each number of devices: r_i(m) of the FLEET paper. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from uneven.errors import ConfigError, UnknownNameError
 
 
 class Rates:
-    """Samples/s of every member on 1, 2, 3, … devices of the same kind, alone and with all the data it wants.
+    """The samples/s of every member on 1, 2, 3, … devices of one kind, if it trains alone and never waits for data.
 
     Args:
-        per_s: member → its rates on 1, 2, 3, … devices. Zero means that the member does not fit on so few (its
-            memory, for instance); a row that ends early means that it can use no more devices than that.
-
-    Attributes:
-        members: the names, in the order given; among equals, the planner takes the earlier one.
-        most: the largest number of devices that some member can use.
-        table: shape (members, most), read-only; zero where a member cannot use so many devices, or so few.
+        per_s: member → its rates on 1, 2, 3, … devices. Zero means that the member does not fit on this number (its
+            memory, for instance); a shorter row means that it cannot use more devices.
 
     Raises:
-        ConfigError: no members, a rate that is negative or not finite, a member that fits on no number of devices, or
-            one that fits on some number and not on a larger one.
+        ConfigError: there are no members; a rate is negative or not finite; or a member fits on no number of devices,
+            or on some number but not on a larger one.
     """
 
     __slots__ = ("_place", "members", "most", "table")
@@ -32,36 +27,33 @@ class Rates:
     def __init__(self, per_s: Mapping[str, Sequence[float] | Floats]) -> None:
         if not per_s:
             raise ConfigError("an ensemble without members has no rates: name at least one member")
-        self.members = tuple(per_s)
-        self.most = max(len(row) for row in per_s.values())
+        self.members = tuple(per_s)  # the names, in the order given; among equals, the planner takes the earlier one
+        self.most = max(len(row) for row in per_s.values())  # the largest number of devices that some member can use
         self._place = {name: place for place, name in enumerate(self.members)}
         table = np.zeros((len(per_s), self.most))
         for name, row in per_s.items():
             table[self._place[name], : len(row)] = _checked(name, row)
         table.flags.writeable = False
+        # shape (members, most), read-only; zero if a member cannot use this number of devices
         self.table: Floats = table
 
     def place(self, member: str) -> int:
-        """Its row in the table.
-
-        Raises:
-            UnknownNameError: nobody of that name.
-        """
+        """Return the member's row in the table. Raises `UnknownNameError` if there is no such member."""
         if member not in self._place:
             raise UnknownNameError("member", member, self.members)
         return self._place[member]
 
     def per_s(self, member: str, devices: int) -> float:
-        """Samples/s of a member on so many devices; zero if it cannot use so many, or so few."""
+        """Return the samples/s of a member on a number of devices; zero if it cannot use that number."""
         row = self.table[self.place(member)]
         return float(row[devices - 1]) if 1 <= devices <= self.most else 0.0
 
     def least(self, member: str) -> int:
-        """The smallest number of devices that it fits on."""
+        """Return the smallest number of devices that the member fits on."""
         return int(np.argmax(self.table[self.place(member)] > 0.0)) + 1
 
     def at_least(self, devices: Mapping[str, int]) -> Rates:
-        """The same rates, where these members do not fit on fewer than so many devices."""
+        """Return these rates with zeros below the given smallest numbers of devices."""
         kept = self._lists()
         for name, least in devices.items():
             kept[self.members[self.place(name)]][: least - 1] = [0.0] * (least - 1)

@@ -1,4 +1,4 @@
-"""When a flotilla ends and who follows: FLEET-G, FLEET-L, and both together. Pure."""
+"""Decide when a flotilla ends and which one follows: FLEET-G, FLEET-L, and both together. Pure."""
 
 from __future__ import annotations
 
@@ -11,57 +11,51 @@ from uneven.errors import ConfigError
 from uneven.fleet.planning.allocate import Closeness, Flotilla, create_flotilla
 from uneven.fleet.planning.rates import Rates
 
-ALPHA = 0.8
-"""α of the paper's experiments: the share of the devices that must be busy for a round to go on."""
+ALPHA = 0.8  # α of the paper's experiments: share of the devices that must be busy for a round to continue
 
-_SAME = 1e-9  # devices: α · M as a product of floats may lie a hair above the whole number that it is
+_SAME = 1e-9  # devices; α · M as a float product may be slightly above the integer that it stands for
 
 
 class Paradigm(Enum):
-    """What becomes of the devices of a member that has converged."""
+    """The use of the devices of a member that has converged."""
 
     GLOBAL = "fleet-g"
-    """They rest until the round ends; then all devices are planned anew."""
+    """They are idle until the round ends; then all devices are planned again."""
 
     LOCAL = "fleet-l"
-    """They are given at once to members that wait; nobody who runs is stopped."""
+    """They are given immediately to waiting members; no running member is stopped."""
 
     REFILL = "fleet-refill"
-    """Ours: they are given at once to members within δ of the running pace, and all is planned anew as in FLEET-G.
-
-    Members converge at an epoch's end, so newcomers are in step with those who run.
-    """
+    """Ours: they are given immediately to members within δ of the running rate, and all is planned again as in FLEET-G.
+    Members converge at an epoch's end, so newcomers are in step with running members."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans a whole training; holds no state, so what trains keeps who waits and who runs.
+    """The plan of a whole training. It has no state; the caller keeps track of waiting and running members.
 
-    A round of FLEET-G, with M devices, in the engine's words::
+    A round of FLEET-G with M devices::
 
         flotilla = planner.next_flotilla(waiting, M, running=Flotilla())     # none waits: the training is over
         ...each epoch end: take the converged ones out of ``running``, their devices rest...
         if planner.round_ends(running.devices):  checkpoint all, running = Flotilla(), plan again
 
-    The others ask ``next_flotilla(waiting, free, running)`` whenever devices become free; FLEET-L never stops anybody.
-    All may be asked at any time: FLEET-G answers with an empty flotilla while its round goes on.
+    The other paradigms call ``next_flotilla(waiting, free, running)`` when devices become free. It may be called at any
+    time: FLEET-G returns an empty flotilla during a round.
 
     Args:
         rates: of all members; make a new planner when they have changed.
-        devices: M, how many there are.
-        paradigm: global (FLEET-G), local (FLEET-L) or both (ours).
-        closeness: what is near enough, and what becomes of left-over devices.
-        alpha: α; ``round_ends`` when fewer than α · M devices are busy. The paper has it for FLEET-G.
-        at_running_pace: who joins a running flotilla must be within δ of its pace. Ours, for FLEET-L, since newcomers
-            share the stream: without it a newcomer may be slower than all who run, and hold them up. The paper does
-            not say which rate is the reference there; without it the fastest newcomer is, as in a new flotilla.
+        alpha: α; ``round_ends`` when fewer than α · M devices are busy. In the paper it belongs to FLEET-G.
+        at_running_pace: newcomers to a running flotilla must be within δ of its rate. Ours, for FLEET-L: otherwise a
+            newcomer may be slower than all running members and slow their stream down. The paper does not define the
+            reference in this case; without this flag it is the fastest newcomer, as in a new flotilla.
 
     Raises:
         ConfigError: fewer than one device, α outside 0 … 1, or a member that does not fit on all devices together.
     """
 
     shared: ClassVar[bool] = True
-    """Those who run at the same time share one stream of samples."""
+    """Members that run at the same time share one stream of samples."""
 
     rates: Rates
     devices: int
@@ -83,15 +77,10 @@ class Planner:
                 )
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """Who starts now, on how many of the free devices; empty if nobody does.
+        """Return the members that start now and their devices; empty if none does.
 
-        Args:
-            waiting: who is neither trained nor running.
-            free_devices: devices that nobody uses.
-            running: who trains at the moment, without those who have converged.
-
-        Raises:
-            ConfigError: more devices in use and free than there are, or somebody who both waits and runs.
+        `waiting` are members that are neither trained nor running, `running` those in training that have not converged.
+        Raises `ConfigError` if more devices are in use or free than there are, or a member both waits and runs.
         """
         queue = tuple(waiting)
         if running.devices + free_devices > self.devices:
@@ -111,10 +100,10 @@ class Planner:
         return create_flotilla(self.rates, queue, devices, closeness=self.closeness, reference_per_s=pace_per_s)
 
     def round_ends(self, busy_devices: int) -> bool:
-        """Whether all who still run are to be stopped, checkpointed and planned anew: fewer than α · M are busy.
+        """Return whether all running members are to be stopped and planned again: fewer than α · M devices are busy.
 
-        A share of *devices*, not of members; at exactly α · M the round goes on. FLEET-L has no rounds: never, while
-        anybody runs.
+        α is a share of *devices*, not of members; at exactly α · M the round continues. FLEET-L has no rounds, so it
+        returns False while a member runs.
         """
         if self.paradigm is Paradigm.LOCAL:
             return busy_devices == 0

@@ -1,15 +1,15 @@
-"""All members at once, where devices are slots of a processor that all of them share anyway: ours, beside FLEET. Pure.
+"""Run all members at the same time on CPU slots, which share the processor's cores: our alternative to FLEET. Pure.
 
-FLEET's devices are each a member's own, so members of unlike speed leave devices idle; its rule looks for like ones.
-A processor's cores are nobody's: who waits for a sample leaves its core to whoever has work, preprocessors among them.
-So unlike speeds cost nothing while there is work for all cores, and the more members share the stream, the fewer
-samples are prepared. With members that need c_i seconds of a core for a sample, preprocessing that needs c_0, and C
-cores, the stream moves at::
+Each of FLEET's devices belongs to one member, so members of different speeds leave devices idle; its rule looks for
+equal speeds. A core belongs to no member: one that waits for a sample leaves its core to any process with work. So
+different speeds cost nothing while all cores have work, and fewer samples are prepared the more members share the
+stream. If members need c_i core-seconds per sample, preprocessing needs c_0, and there are C cores, the stream moves
+at::
 
     min( C / (c_0 + Σ c_i),  min_i 1 / c_i )
 
-The first term is all cores at work; only where the second one is smaller, because one member alone keeps a core busy
-while others have nothing left to do, is anything to be gained by giving that member more than one slot.
+The first term is all cores at work. A second slot for one member gains something only if the second term is smaller,
+because that member keeps its core busy while others are idle.
 """
 
 from __future__ import annotations
@@ -22,26 +22,19 @@ from uneven.fleet.planning.allocate import Flotilla, hand_out_rest, waiting_plac
 from uneven.fleet.planning.rates import Rates
 from uneven.fleet.planning.rounds import ALPHA
 
+# Data-parallel training costs more on each core than single-process training, and preprocessors can use a free core.
+# So a left-over slot must raise the slowest member's rate by at least this share.
 LEAST_GAIN = 0.1
-"""A slot left over goes to the slowest member only if its rate grows by at least this share. Data-parallel training
-costs every core it uses more than training alone, and the preprocessors have use for one that is left."""
 
-MEMORY_SHARE = 0.8
-"""Part of the free memory that members which train at once may take."""
+MEMORY_SHARE = 0.8  # part of the free memory that members may take together
 
 
 class Together:
-    """Plans as :class:`~uneven.fleet.planning.rounds.Planner` does, for members that take turns on a processor's slots.
-
-    Everybody who fits is started; where memory does not hold all, the slowest first, so that those who share a stream
-    are of like speed. Only where members are fewer than slots do slots go to the slowest, as in FLEET.
+    """A planner like :class:`~uneven.fleet.planning.rounds.Planner` for members that take turns on a processor's slots.
 
     Args:
-        rates: of all members on 1, 2, … slots; on one slot is enough, and then nobody gets a second one.
-        slots: of the processor.
-        places: members that may run at once, more than ``slots`` or not.
-        alpha: a round ends when fewer than α · ``slots`` are used.
-        least_gain: of a slot left over, see ``Closeness``.
+        rates: of all members on 1, 2, … slots; with rates on one slot only, no member gets a second one.
+        places: members that may run at the same time; may exceed ``slots``.
 
     Raises:
         ConfigError: no slot, or no place.
@@ -57,10 +50,12 @@ class Together:
         self._rates = rates
         self._slots = slots
         self._places = places
-        self._alpha, self._least_gain = alpha, least_gain
+        self._alpha = alpha
+        self._least_gain = least_gain
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """Who starts now; see ``Planner.next_flotilla``. ``free_devices`` is not asked: slots are shared."""
+        """Return the members that start now; see ``Planner.next_flotilla``. Slots are shared, so none is ever taken."""
+        # If memory does not hold all, the slowest start first, so that members on one stream have similar speeds.
         rows = sorted(waiting_places(self._rates, waiting), key=lambda row: self._rates.table[row, 0])
         chosen = dict.fromkeys(rows[: self._places - len(running.members)], 1)
         if not running.members and len(chosen) < self._slots:
@@ -68,19 +63,15 @@ class Together:
         return Flotilla({self._rates.members[row]: count for row, count in chosen.items()})
 
     def round_ends(self, busy_devices: int) -> bool:
-        """Whether those who still run are stopped and planned anew: fewer than α · slots are used."""
+        """Return whether the running members are stopped and planned again: fewer than α · slots are used."""
         return busy_devices < self._alpha * self._slots
 
 
 def places_for(members: int, slots: int, member_bytes: int, free_bytes: int) -> int:
-    """How many members may run at once: all of them if memory holds them, and one at least.
+    """Return how many members may run at the same time: all if memory holds them, at least one.
 
-    Args:
-        member_bytes: of the largest member's process; zero if it is not known, which limits nothing.
-        free_bytes: memory that is free before any of them is started.
-
-    Raises:
-        ConfigError: no members or no slots.
+    `member_bytes` is the memory of the largest member's process; zero, if unknown, sets no limit. `free_bytes` is the
+    free memory before any member starts. Raises `ConfigError` for no members or no slots.
     """
     if members < 1 or slots < 1:
         raise ConfigError(f"{members} members on {slots} slots: give at least one of each")
@@ -89,8 +80,8 @@ def places_for(members: int, slots: int, member_bytes: int, free_bytes: int) -> 
 
 
 def takes_turns(slots: int, cores: int) -> bool:
-    """Whether CPU slots are no devices of their own: there are no more cores than slots, so none is left for others.
+    """Return whether CPU slots share cores: there are at least as many slots as cores.
 
-    With fewer slots than cores, each slot has a core, and so has a preprocessor: FLEET's devices.
+    With fewer slots than cores, each slot and a preprocessor have a core, as with FLEET's devices.
     """
     return slots >= cores

@@ -1,1 +1,1 @@
-"""The shared stream of samples: prepared once, in memory that all members read."""
+"""Share one stream of samples: prepared once, in memory that all members read."""

@@ -1,6 +1,6 @@
-"""Prepared samples where processes share no memory: each chunk is an object of the place's store.
+"""Store prepared samples for processes that share no memory: each chunk is an object of the place's store.
 
-They are made and read by the same code as in shared memory, with another line and other memory.
+Chunks implement the interface of the ring, so the code that makes and reads samples is the same.
 """
 
 from __future__ import annotations
@@ -17,27 +17,23 @@ from uneven.fleet.stream.layout import Layout
 from uneven.jobs.place import ObjectLine, ObjectLostError, Parcel
 
 Told = dict[int, tuple[int, Any]]
-"""Chunk → how often it has been made, and a reference to it."""
+"""Chunk → number of times it has been made, and a reference to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunksHandle:
-    """Chunks on their way into another process."""
+    """A description of the chunks that can be sent to another process."""
 
     layout: Layout
     slots: int
     chunk: int
 
     def open(self, line: ObjectLine) -> Chunks:
-        """A process's end of the store."""
         return Chunks(self, line)
 
 
 class Chunks:
-    """The chunks that a process makes or reads; for those who use it like a :class:`~uneven.fleet.stream.ring.Ring`.
-
-    A batch is always a copy: memory of an object store can be written to, and others read it too.
-    """
+    """The chunks that a process makes or reads, with the interface of :class:`~uneven.fleet.stream.ring.Ring`."""
 
     def __init__(self, handle: ChunksHandle, line: ObjectLine) -> None:
         self.layout = handle.layout
@@ -49,43 +45,45 @@ class Chunks:
         self._here: dict[int, list[npt.NDArray[Any]]] = {}
 
     def slot(self, number: int) -> list[npt.NDArray[Any]]:
-        """Where the samples of a chunk are to be written, field by field; arrays of shape ``(chunk, …)``."""
+        """Return arrays for the samples of a chunk, of shape (chunk, …) per field."""
         self._making = [np.zeros((self.chunk, *field.shape), field.dtype) for field in self.layout]
         return self._making
 
     def made(self, number: int) -> Parcel:
-        """The chunk that was written last, for the place's store of objects."""
+        """Return the chunk that was written last, for the place's object store."""
         parcel, self._making = Parcel(self._making), []
         return parcel
 
     def arrived(self, refs: Told) -> None:
-        """Where chunks are to be found; Ray brings them to this machine meanwhile."""
+        """Store references to chunks."""
         self._told.update(refs)
+        # Ray copies the chunks to this machine in the background.
         self._line.expect([reference for _, reference in refs.values()])
 
     def batch(self, start: int, size: int) -> list[torch.Tensor]:
-        """The samples from place ``start`` of the stream on, a tensor of shape (samples, …) for each field."""
+        """Return the samples from position ``start`` of the stream on, a tensor of shape (samples, …) per field."""
         parts = []
         while size:
             number, at = divmod(start, self.chunk)
             taken = min(size, self.chunk - at)
             parts.append([field[at : at + taken] for field in self._chunk(number)])
             start, size = start + taken, size - taken
+        # Always a copy: memory of an object store is writable, and others read it too.
         return [torch.from_numpy(np.concatenate(field)) for field in zip(*parts, strict=True)]
 
     def free(self, chunk: int) -> None:
-        """This reader needs nothing below a chunk."""
+        """Forget all chunks below ``chunk``."""
         for held in (self._told, self._here):
             for number in [number for number in held if number < chunk]:
                 del held[number]
 
     def forget(self) -> None:
-        """This reader starts anew."""
+        """Forget all chunks."""
         self._told.clear()
         self._here.clear()
 
     def _chunk(self, number: int) -> Sequence[npt.NDArray[Any]]:
-        """A chunk; one that was lost with a machine is asked for until it is there again."""
+        """Return a chunk. If it was lost with a machine, request it until it has been made again."""
         while number not in self._here:
             times, reference = self._told.get(number, (0, None))
             try:
@@ -94,6 +92,7 @@ class Chunks:
                     continue
             except ObjectLostError:
                 pass
+            # The count of makings lets the engine ignore a second report of the same loss.
             self._line.send(("missing", number, times))
             _, _, refs = self._line.recv()
             self._told.update(refs)
@@ -101,9 +100,9 @@ class Chunks:
 
 
 class KeptChunks:
-    """The engine's end of the chunks; see :class:`~uneven.fleet.stream.store.Store`.
+    """The engine's side of the chunks; see :class:`~uneven.fleet.stream.store.Store`.
 
-    This process owns them, so that they outlive whoever made them; what is lost with a machine is made again.
+    This process owns the chunks, so they outlive their makers. A chunk lost with a machine is made again.
     """
 
     def __init__(self, handle: ChunksHandle) -> None:
@@ -112,20 +111,17 @@ class KeptChunks:
         self._times: dict[int, int] = {}
 
     def handle(self, *, writable: bool) -> ChunksHandle:
-        """For another process."""
         return self._handle
 
     def keep(self, number: int, reference: Any) -> None:
-        """A chunk has been made; ``reference`` says where it is."""
         self._times[number] = self._times.get(number, 0) + 1
         self._there[number] = self._times[number], reference
 
     def found(self, first: int, end: int) -> Told:
-        """References to chunks."""
         return {number: self._there[number] for number in range(first, end) if number in self._there}
 
     def lost(self, number: int, times: int) -> bool:
-        """Whether this is the first that is heard of the loss of a chunk that had been made ``times`` times."""
+        """Return whether this is the first report of the loss of a chunk that had been made ``times`` times."""
         there = self._there.get(number)
         if there is None or there[0] != times:
             return False
@@ -138,5 +134,4 @@ class KeptChunks:
                 del held[number]
 
     def close(self) -> None:
-        """Let go of all."""
         self._there.clear()

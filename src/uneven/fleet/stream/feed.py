@@ -1,4 +1,4 @@
-"""The shared stream, as the engine sees it: preprocessors fill a ring, readers empty it, the ledger keeps the book."""
+"""Run the engine's side of the shared stream: preprocessors fill a ring, readers empty it, a ledger keeps count."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from uneven.fleet.timeout import TIMEOUT_S, hangs
 from uneven.jobs import How, end_all
 from uneven.jobs.place import Linked, Place
 
-MOST_DEATHS = 3
-"""So many preprocessors may die over one chunk; then it is the data."""
+MOST_DEATHS = 3  # preprocessors that may die over one chunk; then its data is the cause
 
 _LOOK_S = 0.25
 
@@ -34,29 +33,19 @@ _UNSTARTED = (
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What the first sample looks like.
+    """The first sample."""
 
-    Attributes:
-        layout: of every sample.
-        sample: its fields, as arrays.
-    """
-
-    layout: Layout
-    sample: list[Any]
+    layout: Layout  # of every sample
+    sample: list[Any]  # its fields, as arrays
 
 
 def look(
     place: Place, source: Source, timeout_s: float = TIMEOUT_S, watch: Callable[[Linked], None] = lambda _: None
 ) -> Probed:
-    """Prepare the first sample, in a process of its own.
+    """Prepare the first sample in a separate process within `timeout_s` seconds. `watch` is called with that process.
 
-    Args:
-        timeout_s: how long that may take.
-        watch: called with the process while it works.
-
-    Raises:
-        DataError: it cannot be read or transformed, hangs, or the two sets do not agree.
-        ConfigError: data set or transform cannot be pickled.
+    Raises `DataError` if it cannot be read or transformed, hangs, or the two sets do not agree, and `ConfigError` if
+    data set or transform cannot be pickled.
     """
     for _ in range(MOST_DEATHS):
         word, *more = _looked(place, source, timeout_s, watch)
@@ -64,19 +53,22 @@ def look(
             return Probed(*more)
         if word == "failed":
             raise DataError(more[0])
+        # A killed process is tried again (out of memory, for instance); one that ended itself would do so again.
         if more[0].how is not How.KILLED:
             break
     raise DataError(_UNSTARTED.format(more[0]))
 
 
 def _looked(place: Place, source: Source, timeout_s: float, watch: Callable[[Linked], None]) -> tuple[Any, ...]:
-    """One attempt: "layout" with that and the sample, "failed" with why, or "died" with how the process ended."""
+    """Make one attempt: return "layout" and its values, "failed" and the reason, or "died" and the process's end."""
     heard: list[Any] = []
     child = place.start(
-        "preprocessor", probe, (source,),
+        "preprocessor",
+        probe,
+        (source,),
         heard=lambda _, message: heard.append(message),
         ended=lambda one: heard.append(("died", one.ending)),
-    )  # fmt: skip
+    )
     try:
         while not heard:
             place.wait(_LOOK_S)
@@ -91,19 +83,12 @@ def _looked(place: Place, source: Source, timeout_s: float, watch: Callable[[Lin
 
 
 class Feed:
-    """The ring, who fills it, and who is notified when something is there.
+    """The ring, the preprocessors that fill it, and the readers that wait for it.
 
     Args:
-        most: the largest number of preprocessors.
         tell: called with a reader's name and a message for it.
-        start: the chunk at which the first reader will begin.
-        timeout_s: how long a preprocessor may be silent over its chunk.
-
-    Attributes:
-        wanted: preprocessors that get work; the others rest.
-        cpu_s: processor time of the preprocessors.
-        samples: samples made.
-        deaths: preprocessors that died.
+        start: the chunk at which the first reader starts.
+        timeout_s: longest silence of a preprocessor over its chunk.
     """
 
     def __init__(
@@ -122,10 +107,10 @@ class Feed:
         self.ledger = Ledger(slots=slots, floor=start)
         self.stream = stream
         self.ring = store_in(place, layout, slots=slots, chunk=stream.chunk)
-        self.wanted = 1
-        self.cpu_s = 0.0
-        self.samples = 0
-        self.deaths = 0
+        self.wanted = 1  # preprocessors that get work; the others are idle
+        self.cpu_s = 0.0  # processor time of the preprocessors
+        self.samples = 0  # number of samples made
+        self.deaths = 0  # preprocessors that died
         self._place = place
         self._source = source
         self._most = most
@@ -144,11 +129,7 @@ class Feed:
         self._hire()
 
     def wait(self, timeout_s: float) -> None:
-        """Let everybody speak who has something to say.
-
-        Raises:
-            DataError: a sample cannot be prepared.
-        """
+        """Process messages for up to `timeout_s` seconds. Raises `DataError` if a sample cannot be prepared."""
         self._place.wait(timeout_s)
         for maker in self.busy:
             if maker.quiet_s > self._timeout_s:
@@ -157,27 +138,27 @@ class Feed:
             raise DataError(self._failure)
 
     def join(self, reader: str) -> int:
-        """A reader begins at the floor; answers with its first chunk."""
+        """Add a reader at the floor and return its first chunk."""
         return self.ledger.join(reader)
 
     def leave(self, reader: str) -> None:
-        """A reader is gone."""
+        """Remove a reader."""
         self._waiting.pop(reader, None)
         self._missed.pop(reader, None)
         self.ledger.leave(reader)
         self._hand_out()
 
     def want(self, reader: str, chunk: int, known: int) -> None:
-        """A reader needs every chunk below ``chunk``, and knows of those below ``known``."""
+        """Answer the reader once every chunk below ``chunk`` exists; it has references to those below ``known``."""
         self._waiting[reader] = chunk, known
         self._answer()
 
     def waits(self, reader: str) -> bool:
-        """Whether a reader waits for samples."""
+        """Return whether a reader waits for samples."""
         return reader in self._waiting or reader in self._missed
 
     def missing(self, reader: str, chunk: int, reference: Any) -> None:
-        """A reader cannot find a chunk where it should be; the same samples are made again, for whoever misses them."""
+        """Make a chunk again that a reader cannot find; the samples are the same."""
         if self.ring.lost(chunk, reference):
             self.ledger.again(chunk)
         self._missed[reader] = chunk
@@ -185,39 +166,38 @@ class Feed:
         self._answer()
 
     def read(self, reader: str, upto: int) -> None:
-        """A reader needs nothing below this chunk any more."""
+        """Release all chunks below ``upto`` for this reader."""
         self.ledger.read(reader, upto)
         self._hand_out()
 
     def allow(self, end: int, floor: int) -> None:
-        """Make chunks below ``end``; newcomers begin at ``floor`` from now on."""
+        """Make chunks below ``end``; newcomers start at ``floor`` from now on."""
         self.ledger.raise_floor(floor)
         self.ledger.allow(end)
         self._hand_out()
 
     def needs(self, per_s: float) -> None:
-        """The stream should move at so many samples/s; hire as many preprocessors as that takes."""
+        """Set the samples/s that the stream needs, and start as many preprocessors as that takes."""
         self._need_per_s = per_s
         self._resize()
         self._hand_out()
 
     @property
     def each_per_s(self) -> float:
-        """Samples/s of processor time that one preprocessor makes; not a number before the first chunk."""
+        """The samples that one preprocessor makes per second of processor time; NaN before the first chunk."""
         return self._each_per_s
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The numbers of the preprocessors' processes."""
         return tuple(maker.pid for maker in self._makers.values())
 
     @property
     def busy(self) -> tuple[Linked, ...]:
-        """The preprocessors that are making something."""
+        """The preprocessors that have a chunk to make."""
         return tuple(maker for name, maker in self._makers.items() if name not in self._idle)
 
     def close(self) -> None:
-        """End the preprocessors and give the memory back."""
+        """End the preprocessors and release the memory."""
         end_all(list(self._makers.values()))
         self.ring.close()
 
@@ -245,6 +225,7 @@ class Feed:
         self.samples += size
         now = size / max(seconds, 1e-9)
         known = self._each_per_s
+        # Processor time, not wall time: it does not depend on how busy the cores are.
         self._each_per_s = now if math.isnan(known) else known + _SMOOTH * (now - known)
         self._idle.append(maker.name)
         self._resize()
@@ -252,13 +233,15 @@ class Feed:
         self._answer()
 
     def _maker_hangs(self, maker: Linked) -> None:
-        """Another one makes its chunk, and says of each sample that it is begun: now one that hangs can be named."""
+        """Kill a preprocessor that hangs and let another one make its chunk."""
         chunk = self.ledger.making(maker.name)
         why = hangs(self._timeout_s, maker.at)
         maker.kill(hung=why)
         if chunk in self._hung_over:
             self._failure = f"the second preprocessor that was given these samples: {why}"
         elif chunk is not None:
+            # The next preprocessor reports the start of every sample of this chunk, so that a second hang names the
+            # sample.
             self._hung_over.add(chunk)
         self._maker_died(maker)
 
@@ -290,6 +273,7 @@ class Feed:
             chunk = self.ledger.assign(self._idle[0])
             if chunk is None:
                 return
+            # A chunk number is sent twice: as the chunk and as its slot in the ring.
             self._makers[self._idle.pop(0)].send((chunk, chunk, chunk in self._hung_over))
 
     def _answer(self) -> None:
@@ -297,6 +281,7 @@ class Feed:
         for reader, (chunk, known) in list(self._waiting.items()):
             if chunk <= ready:
                 del self._waiting[reader]
+                # References that the reader has, or has passed, are not sent again.
                 self._tell(reader, ("ready", ready, self.ring.found(max(known, self.ledger.readers[reader]), ready)))
         for reader, chunk in list(self._missed.items()):
             if not self.ledger.missing(chunk):

@@ -1,4 +1,4 @@
-"""What a prepared sample looks like in memory: the same fields, types and shapes for every sample."""
+"""Describe prepared samples in memory: all samples have the same fields, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,13 @@ from uneven.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One part of a sample: an image, a label.
+    """One part of a sample, such as an image or a label."""
 
-    Attributes:
-        dtype: NumPy's name.
-        shape: of one sample.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # NumPy's name
+    shape: tuple[int, ...]  # of one sample
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one sample's field."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -37,15 +31,10 @@ Layout = tuple[Field, ...]
 
 
 def arrays_of(sample: Any, what: str) -> list[npt.NDArray[Any]]:
-    """The fields of a sample as arrays, of any shape; a sample that is no tuple or list has one field.
+    """Return the fields of a sample as arrays of any shape; a sample that is not a tuple or list has one field.
 
-    Numbers become int64 and float64, as in torch's own ``default_collate``.
-
-    Args:
-        what: which sample, for the message.
-
-    Raises:
-        DataError: a field that is no tensor, array or number.
+    Numbers become int64 and float64, as in torch's ``default_collate``. Raises `DataError`, which names the sample as
+    `what`, if a field is not a tensor, array or number.
     """
     fields = sample if isinstance(sample, tuple | list) else (sample,)
     return [_array(field, number, what) for number, field in enumerate(fields)]
@@ -68,20 +57,12 @@ def _array(field: Any, number: int, what: str) -> npt.NDArray[Any]:
 
 
 def layout_of(sample: Any, what: str) -> Layout:
-    """The layout that this sample has, and all others are to have.
-
-    Raises:
-        DataError: a field that is no tensor, array or number.
-    """
+    """Return the layout that all samples must have. Raises `DataError` if a field is not a tensor, array or number."""
     return tuple(Field(array.dtype.name, array.shape) for array in arrays_of(sample, what))
 
 
 def check(arrays: list[npt.NDArray[Any]], layout: Layout, what: str) -> None:
-    """See that a sample has the layout of the others, the shapes included.
-
-    Raises:
-        DataError: it has not, naming both.
-    """
+    """Check that a sample's arrays, of any shape, have this layout. Raises `DataError`, which names both."""
     if len(arrays) == len(layout):
         for array, field in zip(arrays, layout, strict=True):
             if array.shape != field.shape or array.dtype.name != field.dtype:

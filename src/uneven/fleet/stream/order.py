@@ -1,7 +1,7 @@
-"""Where each sample lies in the shared stream. Pure.
+"""Compute the position of each sample in the shared stream. Pure.
 
-The stream is the same pass over and over: the training set in a new order, then the validation set as it lies. Each
-begins with a chunk of its own, so its last chunk may hold fewer samples than the others::
+The stream is a sequence of passes: the training set in a new order, then the validation set in its own order. Each set
+starts with a new chunk, so its last chunk may be smaller::
 
     pass 0                                      pass 1
     ├ training set ──────────┼ validation set ──┼ training set ── …
@@ -20,52 +20,32 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one preprocessor makes in one go.
+    """The samples that a preprocessor makes at a time."""
 
-    Attributes:
-        number: counted over the whole run.
-        epoch: the pass over the data that it belongs to.
-        validates: it holds samples of the validation set.
-        start: its first position in the order of that set.
-        size: samples.
-    """
-
-    number: int
-    epoch: int
-    validates: bool
-    start: int
-    size: int
+    number: int  # counted over the whole run
+    epoch: int  # its pass over the data
+    validates: bool  # it holds samples of the validation set
+    start: int  # its first position in the order of that set
+    size: int  # number of samples
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A whole set within a pass.
+    """A whole set within a pass."""
 
-    Attributes:
-        first: its first chunk.
-        chunks: how many.
-        samples: how many.
-    """
-
-    first: int
-    chunks: int
-    samples: int
+    first: int  # its first chunk
+    chunks: int  # number of chunks
+    samples: int  # number of samples
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How passes are cut into chunks.
+    """The division of passes into chunks."""
 
-    Attributes:
-        train: samples of the training set.
-        validate: samples of the validation set; may be 0.
-        chunk: samples of a whole chunk.
-        seed: with the pass's number, decides the order of the training set and what augmentation draws.
-    """
-
-    train: int
-    validate: int
-    chunk: int
+    train: int  # samples of the training set
+    validate: int  # samples of the validation set; may be 0
+    chunk: int  # samples of a full chunk
+    # determines, with the pass's number, the order of the training set and the random numbers of augmentation
     seed: int
 
     def __post_init__(self) -> None:
@@ -77,21 +57,18 @@ class Stream:
 
     @property
     def per_pass(self) -> int:
-        """Chunks of a pass."""
         return -(-self.train // self.chunk) - (-self.validate // self.chunk)
 
     def begins(self, epoch: int) -> int:
-        """The first chunk of a pass."""
         return epoch * self.per_pass
 
     def sections(self, epoch: int) -> tuple[Section, Section]:
-        """The training set and the validation set of a pass."""
+        """Return the training set and the validation set of a pass."""
         chunks = -(-self.train // self.chunk)
         first = self.begins(epoch)
         return Section(first, chunks, self.train), Section(first + chunks, self.per_pass - chunks, self.validate)
 
     def describe(self, number: int) -> Chunk:
-        """What the chunk of this number holds."""
         epoch, within = divmod(number, self.per_pass)
         training = -(-self.train // self.chunk)
         validates = within >= training
@@ -100,41 +77,28 @@ class Stream:
         return Chunk(number, epoch, validates, start, min(self.chunk, total - start))
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Index in the training set of every position of a pass: int64, shape ``(train,)``."""
+        """Return the training-set index of every position of a pass: int64, shape (train,)."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
         return generator.permutation(self.train).astype(np.int64, copy=False)
 
     def draws(self, number: int) -> int:
-        """The seed of everything random in the making of a chunk, 0 … 2^32 − 1.
-
-        It depends on the chunk alone. So it does not matter which preprocessor makes it, how many there are, or
-        whether one of them died over it.
-        """
+        """Return the random seed for making a chunk, 0 … 2^32 − 1."""
+        # It depends only on the chunk, so the number of preprocessors and their deaths change no sample.
         return int(np.random.SeedSequence([self.seed, 1, number]).generate_state(1)[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch of one reader, within a section.
+    """One batch of one reader, within a section."""
 
-    Attributes:
-        start: first sample, counted from the section's first.
-        stop: the sample after the last one.
-        needs: every chunk below this one must have been made.
-        frees: once the batch has been used, nothing below this chunk is needed.
-    """
-
-    start: int
-    stop: int
-    needs: int
-    frees: int
+    start: int  # first sample, counted from the section's first
+    stop: int  # the sample after the last one
+    needs: int  # every chunk below this one must have been made
+    frees: int  # chunks below this one are not needed once the batch has been used
 
 
 def batches(section: Section, size: int, chunk: int) -> list[Batch]:
-    """A section in batches of ``size`` samples; the last one may be smaller, and no sample is left out.
-
-    Raises:
-        ConfigError: a batch of less than one sample.
+    """Divide a section into batches of ``size`` samples; the last may be smaller. Raises `ConfigError` if ``size`` < 1.
     """
     if size < 1:
         raise ConfigError(f"a batch of {size} samples cannot be: give it at least one")
@@ -142,6 +106,7 @@ def batches(section: Section, size: int, chunk: int) -> list[Batch]:
     for start in range(0, section.samples, size):
         stop = min(start + size, section.samples)
         last = stop == section.samples
+        # A chunk that a batch uses in part is still needed by the next batch, except at the section's end.
         frees = section.first + (section.chunks if last else stop // chunk)
         found.append(Batch(start, stop, section.first + -(-stop // chunk), frees))
     return found

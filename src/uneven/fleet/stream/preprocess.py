@@ -1,4 +1,4 @@
-"""What a preprocessor does: read, decode and augment a chunk of samples into the ring, once for everybody."""
+"""Read, decode and augment chunks of samples into the ring, once for all members."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ from uneven.states import seed_all
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where samples come from.
-
-    Attributes:
-        train, validate: data sets with ``__len__`` and ``__getitem__``; the second may be None.
-        transform: called with what ``train[i]`` gives; None takes it as it is.
-        validate_transform: the same for ``validate``.
-    """
+    """The data sets, with ``__len__`` and ``__getitem__``, and transforms; all but `train` may be None."""
 
     train: Any
     validate: Any
@@ -36,24 +30,21 @@ class Source:
     validate_transform: Callable[[Any], Any] | None
 
     def sample(self, index: int, *, validates: bool) -> Any:
-        """One sample, prepared."""
+        """Return one prepared sample."""
         data = self.validate if validates else self.train
         change = self.validate_transform if validates else self.transform
         return data[index] if change is None else change(data[index])
 
 
 def named(index: int | str, *, validates: bool) -> str:
-    """A sample in words."""
     return f"sample {index} of the {'validation' if validates else 'training'} set"
 
 
 def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: RingHandle) -> None:
-    """Make the chunks whose numbers come, until nobody is there any more.
+    """Make the requested chunks until the connection closes.
 
-    With each number come the slot of the ring that it is written to, and whether to say of every sample that it is
-    begun, and not only now and then.
-    Messages: ``("made", number, seconds, where it lies)`` of processor time, or ``("failed", text)``, after which it
-    ends.
+    Messages in: number, slot of the ring, and whether to report the start of every sample instead of only occasionally.
+    Out: ``("made", number, seconds of processor time, reference)``, or ``("failed", text)`` and the end of the process.
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
@@ -65,6 +56,7 @@ def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: 
         pulse.every_s = 0.0 if each else BEAT_S
         began_s = time.process_time()
         if not chunk.validates and (order is None or order[0] != chunk.epoch):
+            # The permutation of a large data set is expensive, so it is kept for the chunks of one epoch.
             order = chunk.epoch, stream.order(chunk.epoch)
         indices = range(chunk.start, chunk.start + chunk.size)
         if order is not None and not chunk.validates:
@@ -83,6 +75,7 @@ def _make(
     layout: Layout,
     fields: list[npt.NDArray[Any]],
 ) -> None:
+    # Before each chunk, so that augmentation depends on the chunk only and not on the process.
     seed_all(stream.draws(chunk.number))
     at, where = indices[0], named("{}", validates=chunk.validates)
 
@@ -101,10 +94,10 @@ def _make(
 
 
 def probe(connection: ProcessLine, source: Source) -> None:
-    """Prepare the first sample of each set, and say what they look like.
+    """Prepare the first sample of each set and report its layout.
 
-    It is done in a process of its own, so that the user's transform runs in no other process than later.
-    Messages: ``("layout", layout, first sample)`` or ``("failed", text)``.
+    Messages: ``("layout", layout, first sample)`` or ``("failed", text)``. It runs in a separate process, like every
+    later use of the transform.
     """
     torch.set_num_threads(1)
     pulse = Pulse(connection.send)
@@ -119,4 +112,4 @@ def probe(connection: ProcessLine, source: Source) -> None:
             pulse.begin(what)
             check(arrays_of(source.sample(0, validates=True), "it"), layout, "it")
     connection.send(("layout", layout, [np.array(array) for array in arrays_of(first, "it")]))
-    connection.poll(None)  # until the other end is closed
+    connection.poll(None)  # returns when the other end closes; an earlier exit would look like a death

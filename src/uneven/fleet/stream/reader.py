@@ -1,4 +1,4 @@
-"""A member's side of the shared stream: its own batches, where they lie."""
+"""Read a member's own batches from the shared stream, without a copy."""
 
 from __future__ import annotations
 
@@ -14,30 +14,23 @@ from uneven.jobs.place import ProcessLine
 
 
 class Reader:
-    """Waits for chunks, hands out batches, and says what is no longer needed.
+    """A member's access to the stream: waits for chunks, yields batches and releases chunks.
 
-    Messages: ``("want", chunk, ready)`` when every chunk below the first is needed and those below the second are known
-    to be there, which is answered with ``("ready", chunk, where they lie)``; ``("read", chunk)`` when nothing below it
-    is needed any more.
-
-    Attributes:
-        waited_s: how long it has waited for data.
-        ready: chunks below it are there.
+    Messages out: ``("want", chunk, ready)`` if every chunk below the first is needed and those below the second are
+    known; the answer is ``("ready", chunk, references)``. ``("read", chunk)`` if nothing below it is needed any more.
     """
 
     def __init__(self, connection: ProcessLine, ring: Ring) -> None:
-        self._connection, self._ring = connection, ring
-        self.waited_s = 0.0
-        self.ready = 0
+        self._connection = connection
+        self._ring = ring
+        self.waited_s = 0.0  # seconds of waiting for data
+        self.ready = 0  # chunks below it are available
         self._freed = 0
 
     def check(self, batch_size: int) -> None:
-        """See that batches of this size can be handed out at all.
-
-        Raises:
-            ConfigError: a batch does not fit into the ring, wherever it begins.
-        """
+        """Check that batches of this size fit into the ring at every position. Raises `ConfigError` if they do not."""
         chunk, slots = self._ring.chunk, self._ring.slots
+        # In the worst position a batch starts with the last sample of a chunk.
         if batch_size < 1 or -(-(batch_size - 1) // chunk) + 1 > slots:
             raise ConfigError(
                 f"a batch of {batch_size} samples does not fit into the shared buffer of {slots * chunk}: take "
@@ -45,26 +38,24 @@ class Reader:
             )
 
     def batches(self, section: Section, size: int, *, part: int = 0, parts: int = 1) -> Iterator[list[torch.Tensor]]:
-        """The section in batches: for each field a tensor, shape (samples, …), valid until the next is asked for.
+        """Yield the section in batches, a tensor of shape (samples, …) per field, valid until the next request.
 
-        The tensors lie in memory that others read too: writing into them ends the process.
-
-        Args:
-            part: of ``parts`` readers who divide the batches, this one takes those with this remainder. It goes past
-                the others' at their pace, so that it holds nothing back.
+        The tensors are in read-only shared memory: writing into them ends the process. Of ``parts`` readers that divide
+        the batches, this one takes the batches with the remainder `part`.
         """
         for number, batch in enumerate(batches(section, size, self._ring.chunk)):
             self.wait_for(batch.needs)
             if number % parts == part:
                 yield self.samples(section, batch.start, batch.stop)
+            # Also for batches of other parts, so that this reader holds nothing back.
             self.free(batch.frees)
 
     def samples(self, section: Section, start: int, stop: int) -> list[torch.Tensor]:
-        """Samples of a section, a tensor of shape (samples, …) for each field; they must be there."""
+        """Return samples of a section that are available, a tensor of shape (samples, …) per field."""
         return self._ring.batch(section.first * self._ring.chunk + start, stop - start)
 
     def wait_for(self, chunk: int) -> None:
-        """Wait until every chunk below this one is there."""
+        """Wait until every chunk below this one is available."""
         if chunk <= self.ready:
             return
         began_s = time.perf_counter()
@@ -74,36 +65,31 @@ class Reader:
         self.waited_s += time.perf_counter() - began_s
 
     def free(self, chunk: int) -> None:
-        """Nothing below this chunk is needed any more."""
+        """Report that nothing below this chunk is needed any more."""
         if chunk > self._freed:
             self._freed = chunk
             self._ring.free(chunk)
             self._connection.send(("read", chunk))
 
     def forget(self) -> None:
-        """Know of no chunk any more: the next member in this process may begin much later."""
+        """Forget all chunks: the next member in this process may start at a much later one."""
         self.ready = 0
         self._ring.forget()
 
     @property
     def chunk(self) -> int:
-        """Samples of a whole chunk."""
         return self._ring.chunk
 
 
 class Shared:
-    """A section of the stream as a data set whose samples are asked for in order, a global batch after the other.
+    """A section of the stream as a data set that is read in order, one global batch after the other.
 
-    Each worker of a member asks for its part of every global batch. It waits for the whole of it, as the others do, so
-    that no worker looks slow for the place of its part; and asking for the next one says that the last one is done.
-
-    Args:
-        samples: of every section that will be read.
-        batch: samples of a global batch.
+    Every section has `samples` samples; `batch` is the number in a global batch.
     """
 
     def __init__(self, reader: Reader, samples: int, batch: int) -> None:
-        self._reader, self._samples = reader, samples
+        self._reader = reader
+        self._samples = samples
         self._section: Section | None = None
         self._size = batch
 
@@ -111,12 +97,12 @@ class Shared:
         return self._samples
 
     def begin(self, section: Section) -> None:
-        """Samples are of this section from now on."""
+        """Read samples of this section from now on."""
         assert section.samples == self._samples
         self._section = section
 
     def end(self) -> None:
-        """All of the section has been used."""
+        """Release the section."""
         assert self._section is not None
         self._reader.free(self._section.first + self._section.chunks)
 
@@ -124,11 +110,13 @@ class Shared:
         raise NotImplementedError  # whole batches only, in order
 
     def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]:
-        """Samples of one global batch, field by field, without copying where they follow each other."""
+        """Return samples of one global batch, a tensor of shape (samples, …) per field; a view if consecutive."""
         assert self._section is not None
         section, start = self._section, positions[0] // self._size * self._size
         stop = min(start + self._size, self._samples)
+        # A request for this batch means that the last one is done.
         self._reader.free(section.first + start // self._reader.chunk)
+        # Each worker waits for the whole global batch, so that no worker looks slow because its part comes last.
         self._reader.wait_for(section.first + -(-stop // self._reader.chunk))
         if positions[-1] - positions[0] == len(positions) - 1:
             return self._reader.samples(section, positions[0], positions[-1] + 1)

@@ -1,8 +1,4 @@
-"""The memory that all share: prepared samples, written once, read by every member where they lie.
-
-The memory has no name in any file system. The kernel takes it back when the last process that maps it is gone,
-however it ended, so nothing has to be cleaned up, even after everything was killed.
-"""
+"""Share memory between all processes: samples are written once and read in place by every member."""
 
 from __future__ import annotations
 
@@ -27,16 +23,11 @@ _ALIGN = 64
 
 
 class Ring:
-    """Room for ``slots`` chunks of ``chunk`` samples; each field of all samples lies in one piece.
+    """The memory for ``slots`` chunks of ``chunk`` samples; all samples of a field are contiguous.
 
-    Sample p of the stream lies at place p mod (slots · chunk), so a batch is a slice, unless it goes around the end.
-
-    Args:
-        memory: an open file descriptor; None makes new memory.
-        writable: False maps it so that writing ends the process: nobody can spoil a batch that others still read.
-
-    Raises:
-        ConfigError: the memory is not to be had.
+    Sample p of the stream is at position p mod (slots · chunk), so a batch is a slice unless it wraps around. `memory`
+    is an open file descriptor; None makes new memory. Unless `writable`, writing ends the process, which protects
+    batches that others still read. Raises `ConfigError` if the memory is not available.
     """
 
     def __init__(self, layout: Layout, *, slots: int, chunk: int, memory: int | None = None, writable: bool) -> None:
@@ -56,19 +47,19 @@ class Ring:
             flat = np.frombuffer(self._map, dtype=field.dtype, count=count, offset=start)
             self.fields.append(flat.reshape(places, *field.shape))
             start += size
-        with warnings.catch_warnings():  # that it must not be written to is the point
+        with warnings.catch_warnings():  # torch warns of read-only memory, which is intended here
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             self.tensors = [torch.from_numpy(field) for field in self.fields]
 
     def slot(self, number: int) -> list[npt.NDArray[Any]]:
-        """Where the samples of a chunk lie, field by field; arrays of shape ``(chunk, …)``."""
+        """Return the arrays of a chunk's samples, of shape (chunk, …) per field."""
         first = number % self.slots * self.chunk
         return [field[first : first + self.chunk] for field in self.fields]
 
     def batch(self, start: int, size: int) -> list[torch.Tensor]:
-        """The samples from place ``start`` of the stream on, a tensor of shape (samples, …) for each field.
+        """Return the samples from position ``start`` of the stream on, a tensor of shape (samples, …) per field.
 
-        Views into the shared memory; a batch that goes around the end of the ring is a copy.
+        Views of the shared memory; a batch that wraps around is a copy.
         """
         places = self.slots * self.chunk
         first, last = start % places, start % places + size
@@ -77,38 +68,39 @@ class Ring:
         return [torch.cat((tensor[first:], tensor[: last - places])) for tensor in self.tensors]
 
     def handle(self, *, writable: bool) -> RingHandle:
-        """What another process needs to map the same memory; goes into the arguments of a new process."""
+        """Return the arguments with which a new process maps the same memory."""
         return RingHandle(self.layout, self.slots, self.chunk, self._memory, writable)
 
     def made(self, number: int) -> Any:
-        """What readers need to know of a chunk in its slot: nothing, whoever maps the memory finds it."""
+        """Return None: readers of shared memory need no reference to a chunk."""
         return None
 
     def arrived(self, reference: None) -> None:
-        """What a reader gets beside the number of chunks that are there."""
+        """Ignore references."""
 
     def free(self, chunk: int) -> None:
-        """This reader needs nothing below a chunk."""
+        """Do nothing: readers of shared memory hold no references."""
 
     def forget(self) -> None:
-        """This reader starts anew."""
+        """Do nothing."""
 
     def keep(self, number: int, reference: None) -> None:
-        """The engine has heard that a chunk was made."""
+        """Do nothing."""
 
     def found(self, first: int, end: int) -> None:
-        """What readers get of chunks beside their numbers."""
+        """Return None: there are no references."""
 
     def lost(self, number: int, reference: None) -> bool:
-        """Whether a chunk that was there is gone; shared memory loses none."""
+        """Return False: shared memory loses no chunk."""
         return False
 
     def drop(self, below: int) -> None:
-        """Nobody needs the chunks below this one."""
+        """Do nothing: the slot is written again later."""
 
     def close(self) -> None:
-        """Give the memory back, once nobody in this process looks at it any more. Twice is no error."""
+        """Release the memory once no view of it is left in this process. Idempotent."""
         if self._memory >= 0:
+            # The map itself is closed when the last view is freed; closing it earlier would raise a BufferError.
             self.fields.clear()
             self.tensors.clear()
             os.close(self._memory)
@@ -116,7 +108,7 @@ class Ring:
 
 
 class RingHandle:
-    """A ring on its way into another process."""
+    """A description of a ring that can be sent to another process."""
 
     def __init__(self, layout: Layout, slots: int, chunk: int, memory: int, writable: bool) -> None:
         self._rest = layout, slots, chunk, writable
@@ -126,7 +118,6 @@ class RingHandle:
         return _arrived, (reduction.DupFd(self._memory), self._rest)
 
     def open(self, line: ProcessLine | None = None) -> Ring:
-        """Map it in this process."""
         layout, slots, chunk, writable = self._rest
         return Ring(layout, slots=slots, chunk=chunk, memory=self._memory, writable=writable)
 
@@ -144,13 +135,15 @@ def _allocate(nbytes: int) -> int:
             f"buffer=…) fewer samples"
         )
     try:
+        # Memory without a name in any file system: the kernel frees it with the last process that maps it, however it
+        # ends.
         if hasattr(os, "memfd_create"):
             memory = os.memfd_create("uneven-fleet", os.MFD_CLOEXEC)
         else:
             with tempfile.TemporaryFile() as file:
                 memory = os.dup(file.fileno())
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(memory, 0, nbytes)  # now, not when somebody writes into it and is killed
+            os.posix_fallocate(memory, 0, nbytes)  # fails here, instead of killing a process that writes later
         else:
             os.ftruncate(memory, nbytes)
     except OSError as error:

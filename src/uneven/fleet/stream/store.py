@@ -1,4 +1,4 @@
-"""Where prepared samples lie: memory that all processes share, or a place's store of objects."""
+"""Choose the memory for prepared samples: memory that all processes share, or a place's object store."""
 
 from __future__ import annotations
 
@@ -12,39 +12,35 @@ from uneven.jobs.place import Place
 
 
 class Store(Protocol):
-    """Where prepared samples lie, as the engine sees it; see :class:`~uneven.fleet.stream.ring.Ring`."""
+    """The memory for prepared samples on the engine's side; see :class:`~uneven.fleet.stream.ring.Ring`."""
 
     def handle(self, *, writable: bool) -> Any:
-        """What another process needs to read or write there: it has a method ``open(line)``."""
+        """Return what another process needs to read or write the samples: an object with a method ``open(line)``."""
         ...
 
     def keep(self, number: int, reference: Any) -> None:
-        """A chunk has been made; ``reference`` is what its maker's end of the store says of it."""
+        """Record that a chunk was made; ``reference`` comes from its maker's ``made``."""
         ...
 
     def found(self, first: int, end: int) -> Any:
-        """What a reader needs to find the chunks ``first`` … ``end`` − 1, beyond knowing that they are there."""
+        """Return what a reader needs to find the chunks ``first`` … ``end`` − 1."""
         ...
 
     def lost(self, number: int, reference: Any) -> bool:
-        """A reader cannot find a chunk by its reference; whether the chunk has to be made again for that."""
+        """Return whether a chunk that a reader cannot find by this reference must be made again."""
         ...
 
     def drop(self, below: int) -> None:
-        """Nobody needs the chunks below this one any more."""
+        """Release the chunks below this one."""
         ...
 
     def close(self) -> None:
-        """Give the memory back. Twice is no error."""
+        """Release the memory. Idempotent."""
         ...
 
 
 def store_in(place: Place, layout: Layout, *, slots: int, chunk: int) -> Store:
-    """Room for so many chunks of so many samples.
-
-    Raises:
-        ConfigError: the memory is not to be had.
-    """
+    """Return memory for ``slots`` chunks of ``chunk`` samples. Raises `ConfigError` if the memory is not available."""
     if place.shares_memory:
         return Ring(layout, slots=slots, chunk=chunk, writable=True)
     needs, room = slots * chunk * sum(field.nbytes for field in layout), place.room_bytes
