@@ -1,4 +1,4 @@
-"""Which settings are worth training: trials on unequal devices, stopped, paused, resumed and cloned as they learn.
+"""Search for good settings: trials on unequal devices that are stopped, paused, resumed and cloned as they learn.
 
 ::
 
@@ -6,14 +6,12 @@
 
     def train(trial):
         model, optimizer = build(trial.params)
-        for step in trial.steps(model=model, optimizer=optimizer):  # goes on where the trial was paused
+        for step in trial.steps(model=model, optimizer=optimizer):  # continues where the trial was paused
             ...
             trial.report(accuracy=evaluate(model))                  # may not return: stopped or paused here
 
     result = search.run(train, space={"lr": search.log(1e-4, 1e-1)}, metric="accuracy", trials=64,
                         scheduler="asha:max_t=27,reduction_factor=3")
-
-A name is imported when it is first touched: deciding needs no torch.
 """
 
 from __future__ import annotations
@@ -59,28 +57,25 @@ _HOMES = {
     "uneven.search.space": ("Space", "choice", "grid", "integer", "log", "uniform"),
     "uneven.search.trial": ("Trainable", "Trial"),
 }
+# Names are imported on first use, so that decisions do not import torch.
 __getattr__ = late(__name__, _HOMES)
 
 
 def needed_optuna() -> Any:
-    """Return what needs Optuna.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the module that uses Optuna. Raises `ConfigError` if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError(f"Optuna is not installed: {install_hint('.[search]')}")
     return importlib.import_module("uneven.search.with_optuna")
 
 
 def _optuna_search(inner: str = "tpe") -> OptunaSearch:
-    """Optuna's samplers, asked and told: `optuna:tpe`; also `cmaes`, `gp`, `qmc`, `nsgaii`, `random`."""
+    """The samplers of Optuna: `optuna:tpe`; also `cmaes`, `gp`, `qmc`, `nsgaii`, `random`."""
     made: OptunaSearch = needed_optuna().OptunaSearch(inner)
     return made
 
 
 def _optuna_pruner(inner: str = "median") -> OptunaPruner:
-    """Optuna's pruners: `optuna:median`; also `percentile`, `halving`, `hyperband`. They stop, and never pause."""
+    """The pruners of Optuna: `optuna:median`; also `percentile`, `halving`, `hyperband`. They stop but never pause."""
     made: OptunaPruner = needed_optuna().OptunaPruner(inner)
     return made
 

@@ -1,4 +1,4 @@
-"""What a search may be asked for, and who of its parts needs which of it."""
+"""Define the options of a search and divide them among its parts."""
 
 from __future__ import annotations
 
@@ -25,45 +25,44 @@ _OF_PEERS = {
     "evaluated_rewards": "warm_start=…", "storage": "warm_start=…, and result.optuna(…) afterwards",
     "resources_per_trial": "devices=…", "low_cost_partial_config": "points_to_evaluate=[…]", "callbacks": "progress=…",
 }  # fmt: skip
-"""Arguments of Ray Tune, Optuna, FLAML and Syne Tune → what is written here."""
+"""Arguments of Ray Tune, Optuna, FLAML and Syne Tune → their counterparts here."""
 
 
 class SearchOptions(TypedDict, total=False):
-    """Keywords of :func:`uneven.search.run`, which may all be left out.
+    """The optional keywords of :func:`uneven.search.run`.
 
     Attributes:
         mode: "max", the default, or "min".
-        trials: how many are tried; one by default.
-        scheduler: which of them go on: a name with options, such as "asha:max_t=27,reduction_factor=3"; by default all.
-        searcher: which settings are tried: "random", the default, "grid", "optuna:tpe".
-        max_t: a trial is done after so much training.
-        time_attr: the reported number that says how much a trial has been trained; by default its reports are counted.
-        target: the search is over when a trial reaches this metric.
-        max_failures: a trial that crashes is tried so many times again, from its last state; by default never.
-        nonfinite: "stop", the default: a metric that is no finite number ends the trial; "keep" lets the scheduler
-            decide.
-        seed: decides all that is random in the search, and each trial's own seed.
-        data: what trials read with ``trial.epochs``: anything with ``__len__`` and ``__getitem__``. Each sample is
-            prepared once per epoch, for all trials; what a trial sees in its epoch e depends on e alone.
-        transform: called with what ``data[i]`` gives.
+        trials: number of trials; one by default.
+        scheduler: decides which trials continue: a name with options, such as "asha:max_t=27,reduction_factor=3"; by
+            default all do.
+        searcher: decides which settings are tried: "random", the default, "grid", "optuna:tpe".
+        max_t: the training after which a trial is done.
+        time_attr: the reported number that measures a trial's training; by default its reports are counted.
+        target: the search ends when a trial reaches this metric.
+        max_failures: how often a crashed trial is tried again, from its last state; by default never.
+        nonfinite: "stop", the default: a metric that is not finite ends the trial; "keep" lets the scheduler decide.
+        seed: determines all random numbers of the search, and each trial's own seed.
+        data: the data set of ``trial.epochs``: anything with ``__len__`` and ``__getitem__``. Each sample is prepared
+            once per epoch, for all trials; the samples of a trial's epoch e depend on e only.
+        transform: called with ``data[i]``.
         validate, validate_transform: the same for ``trial.validation``.
-        chunk: samples that are prepared in one go, 128 by default.
-        data_bytes: memory for prepared samples; by default 512 MiB, or a tenth of what is free.
-        share: False lets each trial prepare its own, the same ones.
-        preprocessors: processes that prepare; by default as many as there are cores, at most.
-        devices: "auto", the default, for every GPU, or a CPU slot for each core; a number of CPU slots; or names.
-        placing: "planned", the default, see :mod:`uneven.search.placing`, or "first-come"; or "flotillas", where
-            devices that no trial waits for help those who train.
+        chunk: samples that are prepared at a time, 128 by default.
+        data_bytes: memory for prepared samples; by default 512 MiB, or a tenth of the free memory.
+        share: False lets each trial prepare its own samples, which are the same.
+        preprocessors: the largest number of processes that prepare samples; by default the number of cores.
+        devices: "auto", the default, for every GPU, or one CPU slot per core; a number of CPU slots; or names.
+        placing: "planned", the default, see :mod:`uneven.search.placing`; "first-come"; or "flotillas", in which free
+            devices help running trials.
         engine: "local", the default, or "ray" for the devices of a Ray cluster.
-        warm_start: directories of earlier searches for the same metric, studies of Optuna, or URLs of its storages; a
-            searcher that learns, such as "optuna:tpe", gets the results of their trials that lie in this space.
+        warm_start: directories of earlier searches for the same metric, studies of Optuna, or URLs of its storages. A
+            searcher that learns, such as "optuna:tpe", gets the results of their trials within this space.
         points_to_evaluate: settings that are tried first, such as ``[{"lr": 0.1}]``; they count among ``trials``.
-        directory: for events and states; by default ``runs/`` and the function's name, with a number behind it if other
+        directory: for events and states; by default ``runs/`` and the function's name, with a number appended if other
             code has finished a search there.
-        timeout_s: a trial that reports nothing for so long hangs, and has failed; by default it is waited for.
-        time_budget_s: the search ends after so many seconds, and trials that run then end with it. A later call with
-            another budget continues it.
-        progress: show on the terminal what goes on, the default.
+        timeout_s: a trial that reports nothing for this time has failed; by default infinite.
+        time_budget_s: the search and its running trials end after this time; a later call with another one continues.
+        progress: show the progress on the terminal, the default.
     """
 
     mode: str
@@ -97,11 +96,7 @@ class SearchOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """How a search goes about it, and where; see :class:`SearchOptions`.
-
-    Raises:
-        ConfigError: a value that makes no sense.
-    """
+    """The execution of a search; see :class:`SearchOptions`. Raises `ConfigError` for an invalid value."""
 
     scheduler: str | Scheduler = "fifo"
     searcher: str | Searcher = "random"
@@ -122,21 +117,19 @@ class SearchPlan:
 
     @property
     def placer(self) -> Placer:
-        """A new one."""
         return Placer(placing_named(self.placing))
 
     @property
     def earlier(self) -> list[Any]:
-        """The directories, studies of Optuna and URLs of its storages that the search begins with."""
+        """The directories, studies of Optuna and URLs of its storages for the warm start."""
         given = self.warm_start if isinstance(self.warm_start, list | tuple) else [self.warm_start]
         return [Path(one).absolute() if isinstance(one, str | Path) and not is_storage(one) else one for one in given]
 
     def folder(self, name: str) -> str | Path:
-        """Return the directory of a search for a function of this name."""
         return DefaultFolder(f"runs/{name}") if self.directory is None else self.directory
 
     def kept(self) -> dict[str, Any]:
-        """What must be the same when the search goes on."""
+        """Return the options that must be the same when the search continues."""
         found: dict[str, Any] = {"scheduler": _said(self.scheduler), "searcher": _said(self.searcher)}
         return found | ({"warm_start": [source_name(one) for one in self.earlier]} if self.earlier else {})
 
@@ -145,16 +138,12 @@ Part = TypeVar("Part")
 
 
 def part_of(kind: Callable[..., Part], asked: Mapping[str, Any]) -> Part:
-    """The part of a search that ``kind`` makes of what of ``asked`` it takes."""
+    """Create the part ``kind`` from those options in ``asked`` that it takes."""
     return kind(**{name: asked[name] for name in signature(kind).parameters if name in asked})
 
 
 def check_names(asked: Mapping[str, Any]) -> None:
-    """Refuse what nobody needs.
-
-    Raises:
-        UnknownNameError: a keyword that does not exist, offering the nearest one.
-    """
+    """Raise `UnknownNameError` for an unknown keyword and `ConfigError` for one of another library."""
     for name in asked:
         if name in _OF_PEERS:
             raise ConfigError(f"search.run has no {name}: write {_OF_PEERS[name]}")

@@ -38,29 +38,30 @@ Train = Callable[[Trial], Any] | type[Trainable]
 def run(
     train: Train, space: Mapping[str, Domain | Plain] | None = None, *, metric: str, **asked: Unpack[SearchOptions]
 ) -> SearchResult:
-    """Find out which settings are worth training.
+    """Search for the settings with the best metric.
 
-    Stop it at any moment, by Ctrl-C or by ``kill -9``; the same call goes on where it was, with the scheduler's memory,
-    on as many devices as there are then. A trial that was running resumes from its last state. The same call for a
-    search that has finished returns its result. A search never continues with changed code.
+    It may be stopped at any moment, by Ctrl-C or by ``kill -9``; the same call continues it, with the scheduler's
+    memory, on the devices available then. A trial that was running resumes from its last state. The same call for a
+    finished search returns its result. A search never continues with changed code.
 
     Args:
         train: a function of a :class:`~uneven.search.trial.Trial` that reports, or a
-            :class:`~uneven.search.trial.Trainable` that is stepped. It is called in other processes, so it lies at the
-            top level of a module.
-        space: name → ``search.uniform``, ``log``, ``integer``, ``choice`` or ``grid``, or a plain value that stays;
-            None if the function asks for all settings itself (``trial.suggest_float``).
-        metric: what trials report and the search optimizes.
+            :class:`~uneven.search.trial.Trainable` that is stepped. It is called in other processes, so it must be at
+            the top level of a module.
+        space: name → ``search.uniform``, ``log``, ``integer``, ``choice`` or ``grid``, or a plain constant; None if the
+            function asks for all settings itself (``trial.suggest_float``).
+        metric: name of the metric that trials report and the search optimizes.
         asked: see :class:`~uneven.search.asked.SearchOptions`.
 
     Raises:
-        ConfigError: something that cannot be used, before anything is trained.
-        TrainingError: no process comes to train, or the metric is never reported.
-        CheckpointError: the directory holds a search that was asked for something else, or of other code.
-        DataError: a sample that cannot be read or transformed, by its number.
-        KeyboardInterrupt: it was asked to stop.
+        ConfigError: an argument cannot be used; raised before training starts.
+        TrainingError: processes end before they train, or the metric is never reported.
+        CheckpointError: the directory holds a search that was started with something else, or with other code.
+        DataError: the named sample cannot be read or transformed.
+        KeyboardInterrupt: the search was stopped.
     """
-    if getattr(current_process(), "_inheriting", False):  # it imports the script, which searches without a guard
+    # A spawned process imports the script. Without a `__main__` guard it would start a search of its own here.
+    if getattr(current_process(), "_inheriting", False):
         raise SystemExit(1)
     pickled = _pickled(train)
     check_names(asked)

@@ -1,6 +1,6 @@
-"""A trial's states on disk: ``DIRECTORY/trials/00007/1-9.pt`` is trial 7 in its second life, trained to 9.
+"""Keep trials' states on disk: ``DIRECTORY/trials/00007/1-9.pt`` is trial 7 in its second life, trained to 9.
 
-It is left to the system when a file reaches the disk, as trials write many.
+Files are not synced to the disk, because trials write many.
 """
 
 from __future__ import annotations
@@ -21,44 +21,40 @@ FILES = StateFiles(
 
 @dataclass(frozen=True, slots=True)
 class SavedTrial:
-    """A file of a trial."""
-
     path: Path
     life: int
     t: float
 
 
 def folder_of(directory: Path, trial: int) -> Path:
-    """Where a trial's states lie."""
     return directory / "trials" / f"{trial:05d}"
 
 
 def path_of(folder: Path, life: int, t: float) -> Path:
-    """The file of a trial that has been trained to ``t`` in this life."""
     return folder / f"{life}-{t:.17g}.pt"
 
 
 def saved_in(folder: Path) -> list[SavedTrial]:
-    """What is there, the oldest first."""
+    """Return the state files of a trial, oldest first."""
     found = []
     for path in folder.glob("*.pt") if folder.is_dir() else ():
         life, _, t = path.stem.partition("-")
         try:
             found.append(SavedTrial(path, int(life), float(t)))
         except ValueError:
-            continue  # somebody else's
+            continue  # not a file of a search
     return sorted(found, key=lambda one: (one.life, one.t))
 
 
 def newest(folder: Path, life: int, upto: float) -> SavedTrial | None:
-    """The state of this life that has been trained most, but no further than was reported."""
+    """Return the most trained state of this life, but not beyond the last report."""
     return max(
         (one for one in saved_in(folder) if one.life == life and one.t <= upto), key=lambda one: one.t, default=None
     )
 
 
 def tidy(folder: Path, life: int, keep: Collection[float]) -> None:
-    """Delete what nobody needs: older lives, and all of this one but the newest and those trained to ``keep``."""
+    """Delete older lives, and all states of this life except the newest and those trained to ``keep``."""
     mine = saved_in(folder)
     for one in mine[:-1]:
         if one.life != life or one.t not in keep:
@@ -66,9 +62,9 @@ def tidy(folder: Path, life: int, keep: Collection[float]) -> None:
 
 
 def adopt(source: Path, folder: Path, life: int, t: float) -> Path:
-    """Let a state of another trial be this one's, without copying it."""
+    """Link a state of another trial as this one's, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, life, t)
     if not path.exists():
-        os.link(source, path)
+        os.link(source, path)  # a state may be gigabytes, and none is changed after it is written
     return path

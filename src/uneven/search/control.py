@@ -1,7 +1,6 @@
-"""A person's word to a search that runs: notes in a folder of its directory, which only the same user can write.
+"""Send commands to a running search as notes in a folder of its directory, which only the same user can write.
 
-A note is there at once or not at all; its answer lies beside it. So it works at any terminal, on any machine that sees
-the directory, and nobody listens at a port.
+This works from any machine that sees the directory, without a port.
 """
 
 from __future__ import annotations
@@ -24,13 +23,9 @@ VERBS = ("stop", "resume", "clone")
 
 
 class SearchControl:
-    """The search's end.
+    """The search's side. `answer` is called with each note and returns the answer.
 
-    Args:
-        answer: called with each note; what it returns is the answer.
-
-    Raises:
-        ConfigError: the folder belongs to somebody else.
+    Raises `ConfigError` if the folder belongs to another user.
     """
 
     def __init__(self, directory: Path, answer: Callable[[dict[str, Any]], str]) -> None:
@@ -38,18 +33,19 @@ class SearchControl:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         if self._folder.stat().st_uid != os.geteuid():
             raise ConfigError(f"{self._folder} belongs to somebody else: name another directory for the search")
-        self._folder.chmod(0o700)
+        self._folder.chmod(0o700)  # it may have existed with another mode
         self._answer = answer
 
     def listen(self) -> int:
-        """Answer what has come; how many that was."""
         notes = sorted(self._folder.glob("*.note"))
         for note in notes:
             write_json(note.with_suffix(".answer"), self._heard(note))
+            # Deleted last: after a kill in between, the note is answered again.
             note.unlink()
         return len(notes)
 
     def _heard(self, note: Path) -> dict[str, str]:
+        # The folder may have been writable by other users before this search.
         if note.lstat().st_uid != os.geteuid() or note.is_symlink():
             return {"refused": "only the user who runs a search may act on it"}
         try:
@@ -62,22 +58,17 @@ class SearchControl:
 
 
 def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | None = None, within_s: float = 30) -> str:
-    """Say something to the search that runs in a directory; its answer.
+    """Send the command "stop", "resume" or "clone" to the search of a directory, and return its answer.
 
-    Args:
-        verb: "stop", "resume" or "clone".
-        changes: settings of a clone that are other than the trial's.
-        within_s: how long to wait for the answer.
-
-    Raises:
-        ConfigError: no search runs there, it refuses, or it does not answer in time.
+    `changes` are a clone's changed settings; `within_s` limits the wait. Raises `ConfigError` if no search runs there,
+    it rejects the command, or it does not answer in time.
     """
     if not running(directory):
         raise ConfigError(f"no search runs in {directory}: start it again with its own command, then say it")
     note = directory / FOLDER / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.note"
     answer = note.with_suffix(".answer")
     until_s = time.monotonic() + within_s
-    while not note.parent.is_dir() and time.monotonic() < until_s:  # it begins, and does not listen yet
+    while not note.parent.is_dir() and time.monotonic() < until_s:  # the search holds its lock but is still starting
         time.sleep(_ASK_EVERY_S)
     try:
         write_json(note, {"verb": verb, "trial": trial, "changes": dict(changes or {})})
@@ -98,7 +89,6 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
 
 
 def running(directory: Path) -> bool:
-    """Whether somebody holds the lock of a directory."""
     try:
         with (directory / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

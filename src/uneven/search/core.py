@@ -1,9 +1,9 @@
-"""What a search knows, and what it decides: events in, answers out. Pure.
+"""Decide what a search does: events in, decisions out. Pure.
 
-It has no clock, process, file or tensor. Whoever runs trials tells it what has happened, and is told what to do; each
-event that matters is noted, so that a search which was killed comes back by telling a new core the same::
+It has no clock, process, file or tensor. Its caller runs trials, reports events and carries out decisions. Each event
+that matters is noted, so that a killed search is restored by applying the same events to a new core::
 
-    start()          who runs next ─────────────┐            note({"event": "start", "trial": 7})
+    start()          the next trial ────────────┐            note({"event": "start", "trial": 7})
     reported(7, …)   continue, pause or stop ───┼──► note ──► the log, and apply() reads it again
     ended(7)         its function has returned ─┘
 """
@@ -22,44 +22,41 @@ from uneven.search.searchers import NoneNow, Searcher
 from uneven.search.space import Params, Plain, Space, domain_of
 
 Happened = dict[str, Any]
-"""An event as it is noted: plain data, for JSON."""
+"""An event as plain data, for JSON."""
 
 
 class SearchCore:
-    """See the module.
+    """The state of a search and its decisions. `note` is called with each event once it has been decided on.
 
-    Args:
-        note: called with each event once it has been decided on.
-
-    Attributes:
-        trials: all of them, by number.
-        target_by: the trial that has reached the target.
-        learnt: results of earlier searches that the searcher was told.
-
-    Raises:
-        ConfigError: the terms and the scheduler contradict each other, or the searcher cannot search this space.
+    Raises `ConfigError` if the terms and the scheduler contradict each other, or the searcher cannot search this space.
     """
 
     def __init__(
-        self, terms: SearchTerms, space: Space, scheduler: Scheduler, searcher: Searcher,
+        self,
+        terms: SearchTerms,
+        space: Space,
+        scheduler: Scheduler,
+        searcher: Searcher,
         note: Callable[[Happened], None] = lambda event: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if terms.max_t is not None and scheduler.max_t is not None and terms.max_t != scheduler.max_t:
             raise ConfigError(
                 f"max_t={terms.max_t:g} for the search, max_t={scheduler.max_t:g} for its scheduler: give one of them"
             )
-        self.terms, self.space = terms, space
-        self.trials: list[TrialRecord] = []
-        self.target_by: int | None = None
-        self.learnt = 0
+        self.terms = terms
+        self.space = space
+        self.trials: list[TrialRecord] = []  # all of them, by number
+        self.target_by: int | None = None  # the trial that has reached the target
+        self.learnt = 0  # number of results of earlier searches that the searcher got
         self.note = note
-        self.scheduler, self._searcher = scheduler, searcher
+        self.scheduler = scheduler
+        self._searcher = searcher
         self._queues = WaitingTrials()
         self._suggested = 0
         self._exhausted = False
         self._stopping: dict[int, str] = {}
         self._running = 0
-        self._whys: dict[str, str] = {}  # many end for the same reason: it is kept once
+        self._whys: dict[str, str] = {}  # reasons that many trials share are stored once
         self._points = [space.checked(point, open_=not space) for point in terms.points_to_evaluate]
         self._point_of: dict[int, Params] = {}
         scheduler.begin(space, terms.seed)
@@ -69,51 +66,42 @@ class SearchCore:
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs and nobody will be started any more; ask after :meth:`start` has given nobody."""
+        """True if no trial runs and none will start. Valid after :meth:`start` has returned None."""
         return self._running == 0 and (self.target_by is not None or self._upcoming() is None)
 
     @property
     def best(self) -> TrialRecord | None:
-        """The trial with the best score of all, None while nobody has one."""
         scored = [one for one in self.trials if one.best == one.best]
         return max(scored, key=lambda one: (one.best, -one.number), default=None)
 
     def waiting(self) -> list[int]:
-        """Trials that wait for a device, those who may be next first."""
+        """Return the waiting trials, likely next ones first."""
         return [*self._queues.urgent, *self._queues.pending, *self._queues.paused]
 
     def left(self, trial: int, t: float) -> float:
-        """How much training a trial may still get that has had ``t``; infinite where nothing limits it."""
+        """Return the training that a trial with ``t`` may still get; infinite without a limit."""
         most = self.terms.max_t if self.terms.max_t is not None else self.scheduler.max_t
         return math.inf if most is None else max(0.0, most - t)
 
     def known(self, trial: int) -> TrialRecord:
-        """A trial.
-
-        Raises:
-            UnknownNameError: there is none of that number.
-        """
         if not 0 <= trial < len(self.trials):
             raise UnknownNameError("trial", str(trial), [str(one.number) for one in self.trials])
         return self.trials[trial]
 
     def learn(self, results: Sequence[tuple[Params, float]]) -> None:
-        """Tell the searcher results of earlier searches, before it suggests anything.
+        """Give the searcher results of earlier searches, before its first suggestion.
 
-        Args:
-            results: settings, and the score that came of them, the higher the better.
-
-        Raises:
-            ConfigError: it learns nothing of results.
+        `results` are settings and scores, higher is better. Raises `ConfigError` if the searcher does not learn from
+        results.
         """
         for params, score in results:
             self._searcher.learn(params, score)
         self.learnt += len(results)
         self.note({"event": "learn", "results": [[dict(params), score] for params, score in results]})
 
-    # ---------------------------------------------------------------- who runs
+    # ---------------------------------------------------------------- scheduling
     def start(self) -> TrialRecord | None:
-        """The next trial; it runs now. None if nobody is to be started at the moment."""
+        """Start the next trial and return it, or None if none is to be started now."""
         if self.target_by is not None:
             return None
         self._refill()
@@ -131,7 +119,7 @@ class SearchCore:
 
     @property
     def starts_more(self) -> bool:
-        """Whether somebody would be started if there were a device."""
+        """True if a trial would start if there were a free device."""
         return self.target_by is None and (self._upcoming() is not None or self._wants_more)
 
     @property
@@ -141,6 +129,7 @@ class SearchCore:
 
     def _upcoming(self) -> int | None:
         if self._queues.urgent:
+            # Trials that must run again (failed, resumed, cloned) come before the scheduler's choice.
             return next(iter(self._queues.urgent))
         return self.scheduler.choose(self._queues.pending.keys(), self._queues.paused.keys())
 
@@ -156,6 +145,7 @@ class SearchCore:
             return False
         known = {**self.space.constants, **found}
         if self._suggested < len(self._points):
+            # The searcher fills in the settings that a point leaves out.
             self._point_of[number] = point = self._points[self._suggested]
             known |= {name: value for name, value in point.items() if name in known}
         self._suggested += 1
@@ -168,39 +158,39 @@ class SearchCore:
         self.trials.append(one)
         self.scheduler.added(one.number, one.params)
 
-    # ---------------------------------------------------------------- what comes of it
+    # ---------------------------------------------------------------- results
     def reported(self, trial: int, t: float, metric: float | None, more: Mapping[str, Any] | None = None) -> Ruling:
-        """A running trial has reported.
-
-        A trial that goes on from before its last report, since it or the search was killed, reports again what is
-        known: that changes nothing.
-
-        Args:
-            t: how much it has been trained.
-            metric: None if this report had none.
-            more: what else is to be noted.
-        """
+        """Process a running trial's report and return the decision. `metric` is None if the report had none."""
         one = self.trials[trial]
         if trial in self._stopping:
             self.note({"event": "halt", "trial": trial})
             return self._halted(one)
+        # A trial that resumed from an older state reports known results again; they change nothing.
         if t <= one.t or metric is None:
             return GO_ON
         score = self.terms.sign * metric
         one.t, one.score = t, score
-        if not one.best >= score and score == score:
+        if not one.best >= score and score == score:  # `not >=` is True while best is NaN; `==` excludes a NaN score
             one.best, one.best_t = score, t
         ruling, ordered = self._judged(one)
         others = {str(other): what.why for other, what in ruling.others.items() if what.why}
-        self.note({
-            "event": "report", "trial": trial, "t": t, "metric": metric,
-            "move": ruling.move.value, "why": ruling.why, **({"others": others} if others else {}), **(more or {}),
-        })  # fmt: skip
+        self.note(
+            {
+                "event": "report",
+                "trial": trial,
+                "t": t,
+                "metric": metric,
+                "move": ruling.move.value,
+                "why": ruling.why,
+                **({"others": others} if others else {}),
+                **(more or {}),
+            }
+        )
         self._settle(one, ruling, ordered)
         return ruling
 
     def _decided(self, one: TrialRecord) -> Ruling | None:
-        """Return the status that it gets regardless of the scheduler."""
+        """Return the decision that is made without the scheduler, if any."""
         if self.target_by is not None:
             return Ruling(Move.STOP, f"trial {self.target_by} has reached the target")
         if self._diverged(one):
@@ -214,10 +204,11 @@ class SearchCore:
         return not math.isfinite(one.score) and self.terms.nonfinite == "stop"
 
     def _judged(self, one: TrialRecord) -> tuple[Ruling, bool]:
-        """What becomes of it, and whether the scheduler has said so."""
+        """Return the decision, and whether the scheduler made it."""
         decided = self._decided(one)
         if decided is not None:
             return decided, False
+        # The scheduler gets the report even if max_t ends the trial, because other trials are compared with it.
         ruling = self.scheduler.on_result(Progress(one.number, one.t, one.score, self._queues.waiting))
         if self.terms.max_t is not None and one.t >= self.terms.max_t and ruling.move is not Move.STOP:
             return Ruling(Move.STOP, f"trained to max_t={self.terms.max_t:g}", others=ruling.others), False
@@ -251,7 +242,7 @@ class SearchCore:
         (self._queues.urgent if urgent else self._queues.paused)[one.number] = None
 
     def _over(self, one: TrialRecord, status: TrialStatus, ruling: Ruling, *, told: bool) -> Ruling:
-        """It ends; the scheduler is told unless it has said so itself."""
+        """End a trial. `told` notifies the scheduler, unless the end was its own decision."""
         self._running -= one.status is TrialStatus.RUNNING
         self._queues.out(one.number)
         self._stopping.pop(one.number, None)
@@ -267,18 +258,13 @@ class SearchCore:
         return self._over(one, TrialStatus.TERMINATED, Ruling(Move.STOP, self._stopping[one.number]), told=True)
 
     def saved(self, trial: int, t: float) -> None:
-        """A checkpoint that a ruling has asked for is there."""
+        """Record that a checkpoint exists which a decision asked for."""
         self.trials[trial].kept_t = t
         self.scheduler.saved(trial, t)
         self.note({"event": "saved", "trial": trial, "t": t})
 
     def ended(self, trial: int, metric: float | None = None, more: Mapping[str, Any] | None = None) -> None:
-        """A running trial's function has returned.
-
-        Args:
-            metric: what it has returned, which counts instead of its reports; None if it has returned nothing.
-            more: what else is to be noted.
-        """
+        """Record that a running trial's function has returned. Its value, if any, counts instead of its reports."""
         one, ruling, failed = self.trials[trial], None, False
         event: Happened = {"event": "end", "trial": trial}
         if metric is not None:
@@ -291,10 +277,9 @@ class SearchCore:
         self._over(one, status, ruling or Ruling(why="its function returned"), told=True)
 
     def failed(self, trial: int, why: str, *, lost: bool = False) -> bool:
-        """A running trial has raised, or its process was killed; whether it is tried again.
+        """Record that a running trial raised or its process was killed. Return whether it is tried again.
 
-        Args:
-            lost: neither it nor its settings are to blame: its machine went, or the whole search was killed.
+        `lost` means that neither the trial nor its settings are the cause: its machine or the whole search was lost.
         """
         self.note({"event": "fail", "trial": trial, "why": why, "lost": lost})
         one = self.trials[trial]
@@ -311,10 +296,9 @@ class SearchCore:
         return again
 
     def define(self, trial: int, name: str, said: Mapping[str, Any]) -> Plain:
-        """A setting that a training function asks for while it runs; the same answer each time.
+        """Return a setting that a training function asks for while it runs; the same for each call.
 
-        Raises:
-            ConfigError: the space names it and says something else, or the searcher cannot suggest it.
+        Raises `ConfigError` if the space defines it differently, or the searcher cannot suggest it.
         """
         one, domain = self.trials[trial], domain_of(said)
         point = self._point_of.get(trial, {})
@@ -331,13 +315,9 @@ class SearchCore:
             )
         return one.params[name]
 
-    # ---------------------------------------------------------------- a person's word
+    # ---------------------------------------------------------------- commands of the user
     def stop(self, trial: int) -> str:
-        """Let a trial end at its next report, or now if it does not run; what is done, in words.
-
-        Raises:
-            UnknownNameError: there is no such trial.
-        """
+        """Stop a trial at its next report, or now if it does not run. Return the effect in words."""
         one = self.known(trial)
         if one.over:
             return f"trial {trial} has ended already"
@@ -350,11 +330,7 @@ class SearchCore:
         return f"trial {trial} is stopped"
 
     def resume(self, trial: int) -> str:
-        """Let a trial that waits or has ended run next; what is done, in words.
-
-        Raises:
-            UnknownNameError: there is no such trial.
-        """
+        """Let a waiting or ended trial run next. Return the effect in words."""
         one = self.known(trial)
         if one.status is TrialStatus.RUNNING and trial not in self._stopping:
             return f"trial {trial} runs already"
@@ -369,14 +345,9 @@ class SearchCore:
         return f"trial {trial} is next"
 
     def clone(self, trial: int, t: float, changes: Mapping[str, object]) -> int:
-        """A new trial that goes on from this one's checkpoint with some settings changed; its number.
+        """Create a trial from this one's checkpoint at ``t`` (0: none) with changed settings, and return its number.
 
-        Args:
-            t: of the checkpoint; 0 if there is none.
-
-        Raises:
-            UnknownNameError: there is no such trial.
-            ConfigError: no such setting, or a value that it cannot have.
+        Raises `UnknownNameError` if there is no such trial, and `ConfigError` for an invalid setting.
         """
         one = self.known(trial)
         changed = self.space.checked(changes)
@@ -390,19 +361,18 @@ class SearchCore:
         return number
 
     def close(self) -> None:
-        """The search is over: who still waits will not run."""
         for one in self.trials:
             if not one.over:
                 cut = "ended with the search" if one.status is TrialStatus.RUNNING else "not started"
                 one.status, one.why = TrialStatus.TERMINATED, f"{one.why}; not resumed" if one.why else cut
                 self._queues.out(one.number)
 
-    # ---------------------------------------------------------------- once more
+    # ---------------------------------------------------------------- replay
     def apply(self, event: Happened) -> None:
-        """Let happen again what was noted.
+        """Apply an event of the log.
 
-        Raises:
-            CheckpointError: searcher or scheduler answer otherwise than they did: the search was begun with others.
+        Raises `CheckpointError` if searcher or scheduler decide differently now, because the search was started with
+        others.
         """
         trial = event.get("trial", -1)
         match event["event"]:
@@ -437,7 +407,7 @@ class SearchCore:
                 self.clone(trial, event["t"], event["changes"])
 
     def interrupted(self) -> list[int]:
-        """The search was killed: who ran at that moment runs first again, and is not to blame. These trials."""
+        """Restart the trials that ran when the search was killed, without counting a failure. Return them."""
         running = [one.number for one in self.trials if one.status is TrialStatus.RUNNING]
         for trial in running:
             self.failed(trial, "the search was interrupted", lost=True)

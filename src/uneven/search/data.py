@@ -1,4 +1,4 @@
-"""Data that all trials of a search read: prepared once, lying in memory that their processes share."""
+"""Provide data that all trials of a search read: prepared once, in memory that their processes share."""
 
 from __future__ import annotations
 
@@ -26,19 +26,14 @@ from uneven.search.post import TrialPost
 from uneven.search.shelf import Shelf, slots_for
 from uneven.states import random_state, seed_all, set_random_state
 
-DATA_BYTES = 512 * 2**20
-"""Memory for prepared samples, if no more than a tenth of what is free."""
+DATA_BYTES = 512 * 2**20  # for prepared samples, at most a tenth of the free memory
 
-AHEAD = 2
+AHEAD = 2  # chunks that are prepared ahead of each reader
 
 
 @dataclass(frozen=True, slots=True)
 class TrialData:
-    """What the trials of a search are to read, and how it is prepared; see :func:`uneven.search.run`.
-
-    Raises:
-        ConfigError: something that belongs to data, and no data.
-    """
+    """The data of a search's trials; see :func:`uneven.search.run`. Raises `ConfigError` for options without data."""
 
     data: Any = None
     transform: Callable[[Any], Any] | None = None
@@ -54,28 +49,29 @@ class TrialData:
             raise ConfigError("validate=… or transform=… without data=…: give the data set that they belong to")
 
     def kept(self) -> dict[str, Any]:
-        """What must be the same when the search goes on."""
         return {"data": [len(self.data), self._validates, self.chunk]} if self.data is not None else {}
 
     def code(self) -> dict[str, Any]:
-        """Return the objects whose code must be the same when the search is resumed."""
+        """Return the objects whose code must be the same when the search continues."""
         return {one: getattr(self, one) for one in ("data", "transform", "validate", "validate_transform")}
 
     def shared(self, place: Place, core: SearchCore, tell: Callable[[int, Any], None]) -> SharedData | None:
-        """The data at work, None if there are none.
-
-        Args:
-            tell: says something to the process on a device.
-        """
+        """Start to prepare the data; None if there are none. `tell` sends a message to the process on a device."""
         if self.data is None:
             return None
         passes = core.left(0, 0.0) if core.terms.time_attr in ("training_iteration", "epoch") else math.inf
         source = Source(self.data, self.validate, self.transform, self.validate_transform)
         stream = Stream(len(self.data), self._validates, self.chunk, core.terms.seed)
         return SharedData(
-            place, source, stream, tell=tell, room_bytes=self.data_bytes, share=self.share, passes=passes,
+            place,
+            source,
+            stream,
+            tell=tell,
+            room_bytes=self.data_bytes,
+            share=self.share,
+            passes=passes,
             preprocessors=self.preprocessors,
-        )  # fmt: skip
+        )
 
     @property
     def _validates(self) -> int:
@@ -84,50 +80,37 @@ class TrialData:
 
 @dataclass(frozen=True, slots=True)
 class DataHandle:
-    """What a process needs to read the data.
-
-    Attributes:
-        ring: memory that all share; None where each trial prepares its own.
-    """
+    """The description of the data for a trial's process; `ring` is None if each trial prepares its own samples."""
 
     source: Source
     stream: Stream
     ring: RingHandle | None
 
     def open(self, line: ProcessLine, post: TrialPost) -> DataReader:
-        """This process's end."""
         return DataReader(self, self.ring.open(line) if self.ring is not None else None, post)
 
 
 class DataReader:
-    """A trial's side: its batches, the same ones in its epoch e whoever prepared them.
-
-    Args:
-        ring: opened, None where each trial prepares its own.
-        post: whom to ask for what lies in it.
-
-    Attributes:
-        prepared_s: processor time of what this process has prepared by itself.
-    """
+    """A trial's access to the data. Its samples in epoch e are the same in any process."""
 
     def __init__(self, handle: DataHandle, ring: Ring | None = None, post: TrialPost | None = None) -> None:
         self.stream = handle.stream
-        self.prepared_s = 0.0
+        self.prepared_s = 0.0  # processor time that this process spent on preparing samples
         self._handle = handle
-        self._ring, self._post = ring, post
+        self._ring = ring
+        self._post = post
 
     def train(self, trial: int, epoch: int, batch_size: int) -> Iterator[list[torch.Tensor]]:
-        """The training set in the order of this epoch, field by field; no sample is left out.
+        """Yield the training set of this epoch in batches, a tensor of shape (samples, …) per field, without omissions.
 
-        A batch is valid until the next one is asked for, and is not to be written into.
+        A batch is read-only and valid until the next one is requested.
         """
         return self._batches(trial, self.stream.sections(epoch)[0], batch_size)
 
     def validation(self, trial: int, batch_size: int) -> Iterator[list[torch.Tensor]]:
-        """The validation set, as it lies.
+        """Yield the validation set in its own order, a tensor of shape (samples, …) per field.
 
-        Raises:
-            ConfigError: there is none.
+        Raises `ConfigError` if there is none.
         """
         section = self.stream.sections(0)[1]
         if not section.samples:
@@ -154,6 +137,7 @@ class DataReader:
                 yield [field[at : at + size] for field in fields]
                 at += size
             if at < have:
+                # A copy, because the slot may be written again once the next chunk is requested.
                 rest = [field[at:have].clone() for field in fields]
         if rest:
             yield rest
@@ -167,7 +151,7 @@ class DataReader:
         return [tensor[first : first + self.stream.chunk] for tensor in self._ring.tensors]
 
     def _prepared(self, number: int) -> list[torch.Tensor]:
-        """As a preprocessor makes it, here."""
+        """Prepare a chunk in this process, as a preprocessor would."""
         began_s, kept = time.process_time(), random_state()
         chunk, source = self.stream.describe(number), self._handle.source
         seed_all(self.stream.draws(number))
@@ -176,6 +160,7 @@ class DataReader:
             list(places) if chunk.validates else self.stream.order(chunk.epoch)[places.start : places.stop].tolist()
         )
         rows = [arrays_of(source.sample(index, validates=chunk.validates), "it") for index in indices]
+        # The training function's random numbers must not depend on whether samples are shared.
         set_random_state(kept)
         stacked: list[npt.NDArray[Any]] = [np.stack(field) for field in zip(*rows, strict=True)]
         self.prepared_s += time.process_time() - began_s
@@ -183,28 +168,26 @@ class DataReader:
 
 
 class SharedData:
-    """The engine's side: the shelf, its memory, and the processes that fill it.
+    """The engine's side of the data: the index of the chunks, their memory, and the preprocessors.
 
-    Args:
-        tell: says something to the process on a device.
-        passes: how many epochs the longest trial has.
-
-    Attributes:
-        cpu_s: processor time of the preprocessors.
-        prepared, read: chunks.
-
-    Raises:
-        DataError: the first sample cannot be read or transformed.
-        ConfigError: the data cannot be sent to a process, or find no room.
+    `passes` is the number of epochs of the longest trial. Raises `DataError` if the first sample cannot be read or
+    transformed, and `ConfigError` if the data cannot be sent to a process or do not fit into the memory.
     """
 
     def __init__(
-        self, place: Place, source: Source, stream: Stream, *, tell: Callable[[int, Any], None],
-        room_bytes: float | None = None, share: bool = True, passes: float = float("inf"),
+        self,
+        place: Place,
+        source: Source,
+        stream: Stream,
+        *,
+        tell: Callable[[int, Any], None],
+        room_bytes: float | None = None,
+        share: bool = True,
+        passes: float = float("inf"),
         preprocessors: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.cpu_s = 0.0
-        self.prepared = self.read = 0
+        self.prepared = self.read = 0  # chunks
         self.failure: DataError | None = None
         self._place = place
         self._source = source
@@ -230,11 +213,10 @@ class SharedData:
 
     @property
     def handle(self) -> DataHandle:
-        """For a trial's process."""
         return DataHandle(self._source, self._stream, self._ring.handle(writable=False) if self._ring else None)
 
     def want(self, device: int, chunk: int, last: int) -> None:
-        """The process on a device asks for a chunk; it is told the slot now or later."""
+        """Process a request for a chunk. The process gets its slot now or once it is made."""
         self.read += 1
         slot = self.shelf.want(device, chunk, last)
         if slot is not None:
@@ -242,12 +224,11 @@ class SharedData:
         self._hand_out()
 
     def leave(self, device: int) -> None:
-        """A trial has left its process there."""
+        """Forget the reader of a trial that has left its process."""
         if self._ring is not None:
             self.shelf.leave(device)
 
     def close(self) -> None:
-        """End the preprocessors and give the memory back."""
         end_all(list(self._makers.values()), within_s=0.5)
         if self._ring is not None:
             self._ring.close()

@@ -1,4 +1,4 @@
-"""Who trains where next: the core says who, the placer where; the same for real devices and for virtual ones. Pure."""
+"""Decide which trial trains next and where: the core chooses the trial, the placer its devices. Pure."""
 
 from __future__ import annotations
 
@@ -9,33 +9,26 @@ from uneven.search.core import SearchCore
 from uneven.search.placing import Placer
 from uneven.search.records import TrialRecord
 
-Running = Mapping[int, tuple[int, ...]]
-"""Trial → its devices."""
-Left = Callable[[int], float]
-"""Trial → seconds until it is done, as far as one can tell."""
+Running = Mapping[int, tuple[int, ...]]  # trial → its devices
+Left = Callable[[int], float]  # trial → estimated seconds until it is done
 
 
 @dataclass(slots=True)
 class Dispatch:
-    """See the module.
-
-    Attributes:
-        devices: how many there are.
-        held: trials that run by the core's word and wait for a device.
-    """
+    """The assignment of trials to devices."""
 
     core: SearchCore
     placer: Placer
-    devices: int
-    held: list[TrialRecord] = field(default_factory=list)
+    devices: int  # number of devices
+    held: list[TrialRecord] = field(default_factory=list)  # trials that the core has started and that wait for a device
 
     def starts(
         self, running: Running, left_s: Left, unsettled: Callable[[TrialRecord], bool]
     ) -> Iterator[tuple[TrialRecord, tuple[int, ...]]]:
-        """Who begins now, and where. At most one trial is held for each busy device, and only for a faster one.
+        """Yield the trials that start now, with their devices.
 
-        Args:
-            unsettled: whether the state that a trial begins with is still being kept.
+        At most one trial is held for each busy device, and only for a faster one. `unsettled` returns whether the state
+        that a trial starts with is still being written.
         """
         free, busy_s = self._free(running), self._busy_s(running, left_s)
         waiting, self.held = self.held, []
@@ -47,11 +40,12 @@ class Dispatch:
             if unsettled(one):
                 self.held.append(one)
                 continue
+            # Held trials count too, because they will need devices soon.
             others = here | {other.number for other in (*waiting, *self.held)}
             devices = self.placer.devices_for(one.number, free, busy_s, share=self._share(one.number, others))
             if not free.keys() >= set(devices):
                 for device in devices:
-                    del busy_s[device]  # it is spoken for
+                    del busy_s[device]  # reserved for this trial, so no other may wait for it
                 self.held.append(one)
                 continue
             here.add(one.number)
@@ -61,11 +55,9 @@ class Dispatch:
         self.held += waiting
 
     def goes_on(self, trial: int, running: Running, left_s: Left) -> tuple[int, ...]:
-        """Where a trial goes on that has reported; devices of others: it waits for them.
-
-        Who waits goes before who would be faster.
-        """
+        """Return the devices on which a trial continues after a report; it waits if another trial has them."""
         here = running[trial]
+        # Waiting trials come first: this one takes no other device while one waits.
         if len(here) == 1 and (self.held or self.core.starts_more):
             return here
         busy_s = self._busy_s({other: devices for other, devices in running.items() if other != trial}, left_s)
@@ -73,7 +65,7 @@ class Dispatch:
         return self.placer.devices_for(trial, self._free(running), busy_s, here, self._share(trial, others))
 
     def _share(self, trial: int, others: set[int]) -> int:
-        """Several devices are for when nobody would be started on them."""
+        """Return how many devices a trial should have; several only if no other trial would start on them."""
         if not self.placer.shares_out or self.core.starts_more:
             return 1
         return self.placer.share(trial, others, self.devices)
@@ -83,7 +75,8 @@ class Dispatch:
         return {device: None for device in range(self.devices) if device not in taken}
 
     def _busy_s(self, running: Running, left_s: Left) -> dict[int, float]:
-        """Device → seconds until it is free; looking costs more than all else here, so only if it matters."""
+        """Return the seconds until each busy device is free."""
+        # The estimates cost more than all else here, so they are only made if the placer uses them.
         if not self.placer.looks:
             return {}
         return {device: left_s(trial) for trial, devices in running.items() for device in devices}

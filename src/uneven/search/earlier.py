@@ -1,4 +1,4 @@
-"""Searches of earlier: what was asked and what came of it, from their directories."""
+"""Read earlier searches from their directories: what they were started with, and their results."""
 
 from __future__ import annotations
 
@@ -22,30 +22,22 @@ from uneven.search.space import Params, Space, domain_of
 
 @dataclass(frozen=True, slots=True)
 class EarlierSearch:
-    """A search that was begun, and may be over.
-
-    Attributes:
-        asked: what it was asked for, as plain data.
-        core: as it stands after its last event.
-        events: all of them.
-    """
+    """A search that was started, and may be finished."""
 
     directory: Path
-    asked: dict[str, Any]
-    core: SearchCore
-    events: list[Happened]
+    asked: dict[str, Any]  # its options, as plain data
+    core: SearchCore  # its state after the last event
+    events: list[Happened]  # all events
 
     def new_core(self, trials: int) -> SearchCore:
-        """A core for the same search, of so many trials, that has heard of nothing."""
         return _core(self.asked, trials)
 
 
 def reopened(directory: Path) -> EarlierSearch:
-    """The search of a directory, whether it is over, was killed, or goes on.
+    """Return the search of a directory, finished or not.
 
-    Raises:
-        ConfigError: no search lies there, or one of which the scheduler or searcher is no name but an object.
-        CheckpointError: its files cannot be read, or the present version decides otherwise.
+    Raises `ConfigError` if there is no search, or its scheduler or searcher was given as an object, and
+    `CheckpointError` if its files cannot be read or this version decides differently.
     """
     asked = asked_in(directory)
     events = read_events(directory)
@@ -69,26 +61,22 @@ def _core(asked: dict[str, Any], trials: int) -> SearchCore:
 
 
 def is_storage(source: object) -> bool:
-    """Whether this is the URL of a storage of Optuna, such as ``sqlite:///study.db``."""
+    """Return whether this is the URL of an Optuna storage, such as ``sqlite:///study.db``."""
     return isinstance(source, str) and "://" in source
 
 
 def source_name(source: Any) -> str:
-    """How a warm start is written down; without the password of a URL."""
+    """Return the name of a warm start for logs, without the password of a URL."""
     if isinstance(source, str | Path):
         return re.sub(r"//[^@/]*@", "//", source) if isinstance(source, str) else str(source)
     return f"study {getattr(source, 'study_name', source)}"
 
 
 def results_of(sources: Sequence[Any], terms: SearchTerms, space: Space) -> list[tuple[Params, float]]:
-    """Settings and last scores of the trials of earlier searches that have not failed, where the space holds them.
+    """Return settings and last scores of trials of earlier searches that have not failed and lie in the space.
 
-    Args:
-        sources: directories of searches, studies of Optuna, or URLs of its storages.
-
-    Raises:
-        ConfigError: one optimized something else, or not a single trial lies in the space.
-        CheckpointError: see :func:`reopened`.
+    `sources` are directories, Optuna studies, or URLs of its storages. Raises `ConfigError` if one optimized something
+    else or no trial lies in the space, and `CheckpointError` as :func:`reopened`.
     """
     if not space:
         raise ConfigError(
@@ -115,7 +103,7 @@ def results_of(sources: Sequence[Any], terms: SearchTerms, space: Space) -> list
 
 
 def _results(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, float]]:
-    """Number, settings and last score of each trial that has one and has not failed."""
+    """Yield number, settings and last score of each trial that has one and has not failed."""
     if not isinstance(source, Path):
         yield from needed_optuna().results_of(source, terms)
         return

@@ -1,8 +1,8 @@
-"""Runs trials in a pool of processes, one on each device, and tells the core what happens.
+"""Run trials in a pool of processes, one per device, and report their events to the core.
 
 ::
 
-    core.start() ──► a device ──► its process trains ──► report ──► core.reported() ──┬─► go on
+    core.start() ──► a device ──► its process trains ──► report ──► core.reported() ──┬─► continue
          ▲               (placing)                                  events.jsonl      │
          └─────────────────────────── the device is free ◄── paused, stopped, ended ◄─┘
 """
@@ -34,11 +34,9 @@ from uneven.search.worker import seed_of, work
 
 LOOK_S = 0.25
 
-MOST_WITHOUT_METRIC = 10
-"""A trial that has reported so often, and never the metric, never will."""
+MOST_WITHOUT_METRIC = 10  # reports without the metric, after which the trial will never report it
 
-MOST_QUICK_DEATHS = 3
-"""So many processes in a row may end before they have said anything; then none will."""
+MOST_QUICK_DEATHS = 3  # processes in a row that end before their first message; further ones would end too
 
 START_S = 120.0
 """Seconds that a process has for its start, if ``timeout_s`` is shorter."""
@@ -46,38 +44,22 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class SearchSnapshot:
-    """What a face may show.
-
-    Attributes:
-        running: trial → its devices.
-        curves: trial → its newest reports, as (t, metric).
-        unit_s: trial → seconds for a unit of training, where it runs.
-        moves: how often a trial was moved to a faster device.
-    """
+    """The state of a search as a view shows it."""
 
     core: SearchCore
     devices: tuple[str, ...]
-    running: Mapping[int, tuple[int, ...]]
-    curves: Mapping[int, list[tuple[float, float]]]
-    unit_s: Mapping[int, float]
-    moves: int
+    running: Mapping[int, tuple[int, ...]]  # trial → its devices
+    curves: Mapping[int, list[tuple[float, float]]]  # trial → its newest reports, as (t, metric)
+    unit_s: Mapping[int, float]  # running trial → seconds for a unit of training
+    moves: int  # how often a trial was moved to a faster device
     took_s: float
 
 
 @dataclass(slots=True)
 class Pool:
-    """See the module.
+    """The processes of a search. `train` is the pickled training function; `show` is called four times a second.
 
-    Args:
-        train: the training function, pickled.
-        stop: the pool ends when it has been asked to.
-        show: called four times a second.
-        timeout_s: a trial that reports nothing for so long hangs, and its process is killed.
-        time_budget_s: the pool ends after so long.
-
-    Attributes:
-        data: that all trials read.
-        own_cpu_s: processor time of trials that prepare their own samples.
+    It ends on a request to `stop` or after `time_budget_s`. It kills a trial that is silent for `timeout_s`.
     """
 
     core: SearchCore
@@ -91,8 +73,8 @@ class Pool:
     time_budget_s: float = math.inf
     curves: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     failure: TrainingError | None = None
-    data: SharedData | None = None
-    own_cpu_s: float = 0.0
+    data: SharedData | None = None  # the data of all trials
+    own_cpu_s: float = 0.0  # processor time of trials that prepare their own samples
     _missed: dict[int, int] = field(default_factory=dict)
     slots: DeviceSlots = field(init=False)
     _dispatch: Dispatch = field(init=False)
@@ -101,14 +83,14 @@ class Pool:
     _began_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.slots, self._meetings = DeviceSlots(), Meetings(self.place.address)
+        self.slots = DeviceSlots()
+        self._meetings = Meetings(self.place.address)
         self._dispatch = Dispatch(self.core, self.placer, len(self.place.devices))
 
     def run(self) -> None:
-        """Until nobody runs and nobody will be started.
+        """Run until no trial runs and none will start.
 
-        Raises:
-            TrainingError: processes end before they say anything, or no trial ever reports the metric.
+        Raises `TrainingError` if processes end before their first message, or no trial ever reports the metric.
         """
         control = SearchControl(self.directory, self._asked)
         self.core.interrupted()
@@ -132,35 +114,42 @@ class Pool:
             self._end_processes()
             if self.data is not None:
                 self.data.close()
-                self.core.note({
-                    "event": "data", "prepared": self.data.prepared, "read": self.data.read,
-                    "cpu_s": round(self.data.cpu_s + self.own_cpu_s, 3),
-                })  # fmt: skip
+                self.core.note(
+                    {
+                        "event": "data",
+                        "prepared": self.data.prepared,
+                        "read": self.data.read,
+                        "cpu_s": round(self.data.cpu_s + self.own_cpu_s, 3),
+                    }
+                )
 
     def _end_processes(self) -> None:
         for slot in self.slots.all:
             if slot.trial is not None and len(self.slots.team(slot.trial)) > 1:
-                slot.process.kill()  # they may wait for each other, and would not hear that they are to end
+                slot.process.kill()  # blocked in a collective with each other, they would not read a request to end
         end_all([slot.process for slot in self.slots.all], within_s=0.5)
         self._meetings.close()
 
     def snapshot(self) -> SearchSnapshot:
-        """How it stands."""
         running = self.slots.running
         unit_s = {trial: self.placer.paces.unit_s(trial, *devices) for trial, devices in running.items()}
         return SearchSnapshot(
-            self.core, self.place.devices, running, self.curves, unit_s, self.placer.moves,
+            self.core,
+            self.place.devices,
+            running,
+            self.curves,
+            unit_s,
+            self.placer.moves,
             time.monotonic() - self._began_s,
-        )  # fmt: skip
+        )
 
     def _over(self) -> bool:
         idle = all(slot.trial is None for slot in self.slots.all)
         spent = time.monotonic() - self._began_s >= self.time_budget_s
         return (idle and not self._dispatch.held and self.core.over) or self.core.target_by is not None or spent
 
-    # ---------------------------------------------------------------- who runs where
+    # ---------------------------------------------------------------- starts
     def tell(self, device: int, message: Any) -> None:
-        """Say something to the process of a device."""
         slot = self.slots.at(device)
         if slot is not None:
             slot.process.send(message)
@@ -170,7 +159,7 @@ class Pool:
             self._begin(one, devices)
 
     def _unsettled(self, one: TrialRecord) -> bool:
-        """Whether its state, or the one that it is to be made of, is still being kept."""
+        """Return whether its state, or the one that it is cloned from, is still being written."""
         return self.slots.leaving(one.number, one.source[0] if one.source is not None else None)
 
     def _left_s(self, trial: int) -> float:
@@ -184,12 +173,27 @@ class Pool:
         for device, seat in zip(devices, self._meetings.seats(len(devices)), strict=True):
             slot = self.slots.at(device) or self._started(device)
             slot.begins(one.number, seat)
-            slot.process.send(("run", TrialJob(
-                number=one.number, params=one.params, seed=seed_of(terms.seed, one.number), t=one.t, life=one.life,
-                folder=checkpoints.folder_of(self.directory, one.number), load=load, metric=terms.metric,
-                time_attr=terms.time_attr, sign=terms.sign, best=one.best if one.life == 0 else math.nan,
-                device=self.place.devices[device], slot=device, seat=seat,
-            )))  # fmt: skip
+            slot.process.send(
+                (
+                    "run",
+                    TrialJob(
+                        number=one.number,
+                        params=one.params,
+                        seed=seed_of(terms.seed, one.number),
+                        t=one.t,
+                        life=one.life,
+                        folder=checkpoints.folder_of(self.directory, one.number),
+                        load=load,
+                        metric=terms.metric,
+                        time_attr=terms.time_attr,
+                        sign=terms.sign,
+                        best=one.best if one.life == 0 else math.nan,
+                        device=self.place.devices[device],
+                        slot=device,
+                        seat=seat,
+                    ),
+                )
+            )
 
     def _started(self, device: int) -> Slot:
         process = self.place.start(
@@ -204,7 +208,7 @@ class Pool:
         return self.slots.all[-1]
 
     def _state_of(self, one: TrialRecord) -> Path | None:
-        """The newest state of its own, else the one that its life begins with."""
+        """Return the newest state of this life, or the one that the life starts from."""
         folder = checkpoints.folder_of(self.directory, one.number)
         own = checkpoints.newest(folder, one.life, one.t)
         if own is not None or one.source is None:
@@ -213,12 +217,13 @@ class Pool:
         first = checkpoints.newest(checkpoints.folder_of(self.directory, trial), life, t)
         return checkpoints.adopt(first.path, folder, one.life, first.t) if first is not None else None
 
-    # ---------------------------------------------------------------- what they say
+    # ---------------------------------------------------------------- messages
     def _heard(self, process: Linked, message: tuple[Any, ...]) -> None:
         slot = self.slots.of(process)
         if slot is None:
             return
         slot.spoke, self._quick = True, 0
+        # Late messages about a trial that has left are dropped.
         if slot.trial is None or message[1] != slot.trial:
             return
         what, trial, *rest = message
@@ -252,9 +257,12 @@ class Pool:
         fresh = metric is not None and t > one.t
         ruling = self.core.reported(trial, t, metric, self._noted(here, metrics, told["seconds"]))
         if fresh and metric is not None:
+            # Only new reports, since a resumed trial repeats older ones.
             self.curves.setdefault(trial, []).append((t, metric))
+            # A long trial's curve would grow without limit, and the view shows only its end.
             del self.curves[trial][:-100]
         self._settled(one, ruling)
+        # The clone starts from another trial's state, so the process leaves this trial without saving.
         move = Move.STOP if ruling.clone is not None else ruling.move
         if move is Move.CONTINUE and self._moves(trial):
             move = Move.PAUSE
@@ -287,9 +295,9 @@ class Pool:
         return curve[-1][0] if curve else self.core.trials[trial].t
 
     def _settled(self, one: TrialRecord, ruling: Ruling) -> None:
-        """Keep for clones what they are made of, before it is tidied away."""
         for number, what in {one.number: ruling, **ruling.others}.items():
             if what.clone is not None:
+                # Links the source's state for the clone now, before it is tidied away.
                 self._state_of(self.core.trials[number])
 
     def _tidy(self, one: TrialRecord) -> None:
@@ -302,9 +310,7 @@ class Pool:
         except ConfigError as error:
             slot.process.send(("refused", str(error)))
 
-    def _ended(
-        self, trial: int, here: tuple[int, ...], metrics: Mapping[str, float] | None, seconds: float
-    ) -> None:
+    def _ended(self, trial: int, here: tuple[int, ...], metrics: Mapping[str, float] | None, seconds: float) -> None:
         one = self.core.trials[trial]
         if metrics is None and one.t == 0.0 and one.best != one.best:
             self._never_reported(trial, {})
@@ -325,10 +331,10 @@ class Pool:
         return slot.is_left()
 
     def _give_up(self, slot: Slot, text: str, *, lost: bool) -> None:
-        """Its process ends, since nobody knows what the user's code has left behind.
+        """End the process of a trial that failed, because the state that the user's code left behind is unknown.
 
-        Args:
-            lost: it misses another process of its trial, of which more will be heard, unless that one is missing too.
+        `lost` means that it misses another process of its trial; then that one's report counts, unless it is missing
+        too.
         """
         assert slot.trial is not None
         self.slots.all.remove(slot)
@@ -340,18 +346,16 @@ class Pool:
         self._fill()
 
     def _failed(self, slot: Slot, text: str, *, again_alone: bool = False, lost: bool = False) -> None:
-        """A trial cannot go on.
+        """Stop all processes of a failed trial.
 
-        Args:
-            again_alone: it goes on on one device, and that it failed on several does not count.
-            lost: it has not begun, so that does not count either.
+        The failure does not count if the trial continues on one device (`again_alone`) or had not started (`lost`).
         """
         trial = self._left(slot)
         assert trial is not None
         for other in self.slots.team(trial):
             self.slots.all.remove(other)
             self._left(other)
-            other.process.kill()  # it would wait for the one that is gone
+            other.process.kill()  # it would wait for the failed one
         if self.core.trials[trial].status is TrialStatus.RUNNING:
             self.core.failed(trial, text.strip(), lost=again_alone or lost)
             self.placer.alone |= {trial} if again_alone else set()
@@ -362,6 +366,7 @@ class Pool:
         if slot is None:
             return
         self.slots.all.remove(slot)
+        # Processes that end before any message point to an import error or a missing guard, not to a trial.
         self._quick = 0 if slot.spoke else self._quick + 1
         if self._quick >= MOST_QUICK_DEATHS:
             self.failure = TrainingError(
@@ -381,7 +386,7 @@ class Pool:
                 slot.process.kill(hung=f"nothing was heard of trial {slot.trial} for {self.timeout_s:g} s")
                 self._died(slot.process)
 
-    # ---------------------------------------------------------------- a person's word
+    # ---------------------------------------------------------------- commands of the user
     def _asked(self, note: dict[str, Any]) -> str:
         verb, trial = note["verb"], int(note["trial"])
         if verb == "stop":

@@ -1,7 +1,4 @@
-"""What has happened in a search, in a file that only grows: one line of JSON for each event.
-
-A line is written at once, by one call, so a search that is killed leaves whole lines and at most one that is cut off.
-"""
+"""Log the events of a search, one JSON line each, in a file that only grows."""
 
 from __future__ import annotations
 
@@ -24,8 +21,6 @@ ASKED = "search.json"
 
 
 class _Event(TypedDict):
-    """An event as far as its readers use it; another kind has other fields too."""
-
     event: str
     at_s: Amount
     trial: NotRequired[Count]
@@ -40,8 +35,6 @@ class _Event(TypedDict):
 
 
 class _Result(TypedDict):
-    """A report, or an end with what the function returned."""
-
     event: str
     at_s: Amount
     why: NotRequired[str]
@@ -56,14 +49,7 @@ class _Result(TypedDict):
 
 
 class SearchLog:
-    """The file, open for more.
-
-    Args:
-        directory: of the search.
-
-    Raises:
-        ConfigError: it cannot be written there.
-    """
+    """The log of a search's directory, open for writing. Raises `ConfigError` if it cannot be written."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / EVENTS
@@ -71,26 +57,25 @@ class SearchLog:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {reason(error)}") from error
+        # A kill during a write leaves a partial last line; the next event must not be appended to it.
         os.ftruncate(self._file, len(_whole(path)))
 
     def write(self, event: Happened) -> None:
-        """One more."""
         line = json.dumps({**event, "at_s": round(time.time(), 3)}, separators=(",", ":")).encode() + b"\n"
+        # A single call for the whole line, so that a kill leaves at most one partial line.
         if os.write(self._file, line) != len(line):
             raise CheckpointError(f"{EVENTS}: the disk is full; make room, and start again")
 
     def close(self) -> None:
-        """No more."""
         os.close(self._file)
 
 
 @contextmanager
 def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[bool]:
-    """Bring a core to where the search of this directory was, then write down what happens to it; whether it is new.
+    """Restore a core from the directory's log, then log its events. Yield whether the search is new.
 
-    Raises:
-        ConfigError: the directory cannot be written, or a search goes on there.
-        CheckpointError: the search was asked for something else, or its events cannot be read.
+    Raises `ConfigError` if the directory cannot be written or a search runs there, and `CheckpointError` if the search
+    was started with something else or its events cannot be read.
     """
     with locked(directory):
         events = read_events(directory)
@@ -108,11 +93,7 @@ def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[b
 
 
 def replay(core: SearchCore, events: Sequence[Happened], directory: Path) -> None:
-    """Bring a new core to where it was after these events.
-
-    Raises:
-        CheckpointError: they do not follow from each other.
-    """
+    """Apply events to a new core. Raises `CheckpointError` if they do not follow from each other."""
     for number, event in enumerate(events, 1):
         try:
             core.apply(event)
@@ -124,11 +105,7 @@ def replay(core: SearchCore, events: Sequence[Happened], directory: Path) -> Non
 
 
 def read_events(directory: Path) -> list[Happened]:
-    """Every event, but a last line that was cut off.
-
-    Raises:
-        CheckpointError: a line is no event.
-    """
+    """Return every event except a partial last line. Raises `CheckpointError` if a line is not an event."""
     events = []
     for number, line in enumerate(_whole(directory / EVENTS).splitlines(), 1):
         try:
@@ -143,11 +120,7 @@ def read_events(directory: Path) -> list[Happened]:
 
 
 def agree(directory: Path, asked: dict[str, Any]) -> None:
-    """See that the search which was begun here was asked for the same.
-
-    Raises:
-        CheckpointError: it was asked for something else.
-    """
+    """Check that the search of this directory has the same options. Raises `CheckpointError` if not."""
     before = asked_in(directory)
     for key in sorted({*before, *asked}):
         if before.get(key) != asked.get(key):
@@ -158,12 +131,7 @@ def agree(directory: Path, asked: dict[str, Any]) -> None:
 
 
 def asked_in(directory: Path) -> dict[str, Any]:
-    """What a search was asked for.
-
-    Raises:
-        ConfigError: none lies here.
-        CheckpointError: it cannot be read.
-    """
+    """Return the options of a directory's search. Raises `ConfigError` or `CheckpointError` if it cannot be read."""
     path = directory / ASKED
     try:
         asked: dict[str, Any] = read(dict[str, Any], json.loads(path.read_bytes()))
@@ -175,6 +143,5 @@ def asked_in(directory: Path) -> dict[str, Any]:
 
 
 def _whole(path: Path) -> bytes:
-    """All lines that are not cut off."""
     text = path.read_bytes() if path.exists() else b""
     return text[: text.rfind(b"\n") + 1]

@@ -1,8 +1,8 @@
-"""How fast trials train on which devices, from what was measured. Pure.
+"""Estimate trials' speeds on devices from measurements. Pure.
 
-Seconds for a unit of training are taken to be a trial's cost times a device's slowness; both are fitted to what was
-measured, in logarithms, and pulled towards the average as long as little is known. Several devices together are taken
-to be as fast as all of them, until a trial has been trained on so many: what that took beyond it, others take too.
+The seconds for a unit of training are modelled as a trial's cost times a device's slowness. Both are fitted in
+logarithms and shrunk to the average while few measurements exist. Several devices are assumed to have the sum of their
+speeds, until a trial has been measured on that number; its additional time is then assumed for other trials too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 _SWEEPS = 3
-_REMEMBERED = 64
-"""Pairs of trial and device that are looked at; older ones are forgotten."""
+_REMEMBERED = 64  # newest pairs of trial and device that are kept
 
-_TEAM_DOUBT = 0.1
-"""How much the loss of so many devices is pulled towards none: as by so many measurements of none."""
+_TEAM_DOUBT = 0.1  # weight of "no loss" in the loss of a number of devices, in measurements
 
 
 Key = TypeVar("Key")
@@ -25,14 +23,11 @@ Key = TypeVar("Key")
 
 @dataclass(slots=True)
 class Paces:
-    """What was measured.
+    """The measurements and the fitted model."""
 
-    Attributes:
-        seen_s: trial and device → seconds for a unit of training, the last time.
-        seen_together_s: the same of trials on several devices.
-    """
-
+    # trial and device → seconds for a unit of training, newest measurement
     seen_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    # the same for trials on several devices
     seen_together_s: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)
     _slowness: dict[int, float] = field(default_factory=dict)
     _cost: dict[int, float] = field(default_factory=dict)
@@ -41,7 +36,7 @@ class Paces:
     _stale: bool = False
 
     def measured(self, trial: int, devices: tuple[int, ...], units: float, seconds: float) -> None:
-        """A trial took so long on these devices for so much training."""
+        """Record the seconds that a trial took on these devices for an amount of training."""
         if not units > 0 or not seconds > 0:
             return
         if len(devices) == 1:
@@ -51,11 +46,10 @@ class Paces:
         self._stale = True
 
     def knows(self, trial: int) -> bool:
-        """Whether it was measured on a device of its own."""
         return any(seen == trial for seen, _ in self.seen_s)
 
     def unit_s(self, trial: int, *devices: int) -> float:
-        """Seconds for a unit of training on all of these devices together; 1 on each before anything is known."""
+        """Return the seconds for a unit of training on these devices together; 1 on each before any measurement."""
         self._fit()
         return math.exp(self._alone(trial, devices) + self._loss.get(len(devices), 0.0))
 
@@ -72,7 +66,7 @@ class Paces:
         self._loss = _means(losses, _TEAM_DOUBT)
 
     def _alone(self, trial: int, devices: tuple[int, ...]) -> float:
-        """The logarithm of the seconds that so many devices take if nothing is lost between them."""
+        """Return the logarithm of the seconds on these devices without any loss between them."""
         per_s = math.fsum(math.exp(-self._slowness.get(device, 0.0)) for device in devices)
         return self._mean + self._cost.get(trial, 0.0) - math.log(per_s)
 
@@ -87,11 +81,10 @@ def _remember(seen_s: dict[Key, float], key: Key, unit_s: float) -> None:
 def fitted(
     seen_s: Mapping[tuple[int, int], float], *, sweeps: int = _SWEEPS, doubt: float = 1.0
 ) -> tuple[float, dict[int, float], dict[int, float]]:
-    """Logarithms: the mean, what each trial costs beyond it, and how slow each device is; together the seconds seen.
+    """Return logarithms that sum to the seconds seen: the mean, each trial's additional cost, each device's slowness.
 
-    Args:
-        sweeps: costs and slowness are fitted in turns, so often.
-        doubt: how much a trial's cost is pulled towards the mean: as by so many measurements of the mean.
+    Costs and slowness are fitted alternately, `sweeps` times. `doubt` is the weight of the mean in a trial's cost, in
+    measurements.
     """
     rows = [(trial, device, math.log(seconds)) for (trial, device), seconds in seen_s.items()]
     mean = sum(seen for *_, seen in rows) / len(rows)
@@ -104,7 +97,7 @@ def fitted(
 
 
 def _means(pairs: Iterable[tuple[int, float]], doubt: float) -> dict[int, float]:
-    """Key → mean of what belongs to it, and of ``doubt`` zeros, for little is known from few."""
+    """Return key → mean of its values and of ``doubt`` zeros, which shrink means of few values."""
     sums: dict[int, tuple[float, float]] = {}
     for key, value in pairs:
         total, count = sums.get(key, (0.0, doubt))

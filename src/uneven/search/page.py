@@ -1,4 +1,4 @@
-"""A search as one HTML file: curves, who was stopped when and why, which settings mattered, who had which device."""
+"""Write a search's report as one HTML file: curves, stops with reasons, important settings, devices over time."""
 
 from __future__ import annotations
 
@@ -16,31 +16,27 @@ from uneven.search.records import SearchTerms
 from uneven.search.result import TrialRow
 
 _MOST_CURVES = 100
-_MOST_NAMED = 12
-"""With more curves than this, only the one under the pointer says which it is."""
+_MOST_NAMED = 12  # curves in a legend; with more, only the curve under the pointer shows its name
 
 _FEWEST_FOR_IMPORTANCE = 8
-_WIDE = 30
-"""An axis whose largest value is so many times its smallest is logarithmic."""
+_WIDE = 30  # ratio of an axis' largest to its smallest value from which it is logarithmic
 
 
 def page(rows: Sequence[TrialRow], events: Sequence[Mapping[str, Any]], terms: SearchTerms, directory: Path) -> str:
-    """The report of a search, as HTML that needs no network.
-
-    Args:
-        rows: the trials, the best first.
-        events: all that has happened.
-        terms: what the search was asked for.
-        directory: where it lies.
-    """
+    """Return the report as HTML that needs no network; `rows` has the best trial first."""
     reports = [event for event in events if "metric" in event]
     took_s = events[-1]["at_s"] - events[0]["at_s"] if events else 0.0
     best = rows[0].metric if rows else math.nan
     made = Page("Search", f"{len(rows)} trials, in {directory}.")
-    made.cards([
-        (f"{best:.6g}", f"best {terms.metric}"), (str(len(rows)), "trials"), (f"{took_s:,.0f} s", "from first to last"),
-        (f"{len(reports):,}", "reports"), (str(sum(row.status == "error" for row in rows)), "failed"),
-    ])  # fmt: skip
+    made.cards(
+        [
+            (f"{best:.6g}", f"best {terms.metric}"),
+            (str(len(rows)), "trials"),
+            (f"{took_s:,.0f} s", "from first to last"),
+            (f"{len(reports):,}", "reports"),
+            (str(sum(row.status == "error" for row in rows)), "failed"),
+        ]
+    )
     made.table("Trials", _trials(rows, terms))
     made.figure(f"{terms.metric} by training", _curves(rows, reports, terms))
     if len(rows) > 1 and _numbers(rows):
@@ -76,16 +72,22 @@ def _curves(rows: Sequence[TrialRow], reports: Sequence[Mapping[str, Any]], term
     for event in reports:
         points.setdefault(event["trial"], []).append((event["t"], float(event["metric"])))
     data = [
-        line([t for t, _ in points[number]], [metric for _, metric in points[number]], f"trial {number}",
-             colour(place, len(shown)), marks=True)
-        for place, number in enumerate(shown) if number in points
-    ]  # fmt: skip
+        line(
+            [t for t, _ in points[number]],
+            [metric for _, metric in points[number]],
+            f"trial {number}",
+            colour(place, len(shown)),
+            marks=True,
+        )
+        for place, number in enumerate(shown)
+        if number in points
+    ]
     few = {"showlegend": len(data) <= _MOST_NAMED, "hovermode": "closest"}
     return {"data": data, "layout": layout(terms.metric, x_title=terms.time_attr.replace("_", " ")) | few}
 
 
 def _numbers(rows: Sequence[TrialRow]) -> dict[str, list[float]]:
-    """Settings that differ, as numbers; words by their order among the words."""
+    """Return the settings that differ, as numbers; a word becomes its index among the sorted words."""
     found = {}
     for name in rows[0].params:
         values = [row.params.get(name) for row in rows]
@@ -108,22 +110,25 @@ def _parallel(rows: Sequence[TrialRow], terms: SearchTerms) -> Figure:
 
 
 def _axis(name: str, values: Sequence[float], rows: Sequence[TrialRow]) -> dict[str, Any]:
-    """One setting: words by name, and what spans orders of magnitude by these."""
     said = [row.params.get(name) for row in rows]
     if any(not isinstance(value, int | float) for value in said):
         words = dict(zip(values, map(str, said), strict=True))
         return {"label": name, "values": values, "tickvals": list(words), "ticktext": list(words.values())}
     if min(values) <= 0 or max(values) < _WIDE * min(values):
         return {"label": name, "values": values}
+    # Plotly's parallel coordinates have no logarithmic axes, so values and ticks are converted here.
     powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
     return {
-        "label": name, "values": [math.log10(value) for value in values], "range": [powers[0], powers[-1]],
-        "tickvals": list(powers), "ticktext": [f"{10.0**power:g}" for power in powers],
-    }  # fmt: skip
+        "label": name,
+        "values": [math.log10(value) for value in values],
+        "range": [powers[0], powers[-1]],
+        "tickvals": list(powers),
+        "ticktext": [f"{10.0**power:g}" for power in powers],
+    }
 
 
 def importance(rows: Sequence[TrialRow]) -> list[tuple[str, float]]:
-    """Spearman's rank correlation of each setting with the metric, the strongest first; nothing for few trials."""
+    """Return Spearman's rank correlation of each setting with the metric, strongest first; [] for few trials."""
     known = [row for row in rows if math.isfinite(row.metric)]
     if len(known) < _FEWEST_FOR_IMPORTANCE:
         return []
@@ -137,7 +142,6 @@ def importance(rows: Sequence[TrialRow]) -> list[tuple[str, float]]:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Places in ascending order; equals share the mean of theirs."""
     ordered = sorted(values)
     first = {value: ordered.index(value) for value in set(values)}
     count = {value: ordered.count(value) for value in set(values)}
@@ -145,7 +149,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Who had which device from when to when, in seconds since training began; a pause or a move ends a stretch."""
+    """Return one span per trial and uninterrupted use of devices, in seconds since training began."""
     spans: list[Span] = []
     open_: dict[int, tuple[tuple[int, ...], float, float]] = {}  # trial → devices, begin, end
 

@@ -1,8 +1,8 @@
-"""Which devices a trial gets where some are faster than others, or where there are more of them than trials. Pure.
+"""Choose devices for trials if some are faster than others, or if there are more devices than trials. Pure.
 
-Whoever waits gets the fastest free device. At a report, if nobody else waits, a trial moves to a faster device that is
-free, since pausing costs next to nothing; and where a faster one will be free so soon that the next report comes sooner
-there, it waits for that. Where trials may have several devices, those that nobody waits for are shared out by a plan.
+A waiting trial gets the fastest free device. At a report, if no other trial waits, a trial moves to a faster free
+device, because a pause costs little; if a faster one will be free so soon that the next report comes sooner there, the
+trial waits for it. If trials may have several devices, devices that no trial waits for are shared out by a plan.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from uneven.fleet.planning.rates import Rates
 from uneven.search.paces import Paces
 from uneven.search.planning import Plan, flotilla_of_all, one_each
 
-LEAST_GAIN = 0.15
-"""A trial moves only to devices that are faster by so much: it has to load its checkpoint there."""
+LEAST_GAIN = 0.15  # least gain for a move, because the trial has to load its checkpoint there
 
 
 class Placing(Enum):
-    """How devices are given out."""
+    """The rule for giving out devices."""
 
     FIRST_COME = "first-come"
-    """Whoever is next gets the free device of the lowest number, and keeps it."""
+    """The next trial gets the free device with the lowest number, and keeps it."""
     PLANNED = "planned"
-    """See the module; a device for each."""
+    """One device per trial, chosen by speed; see the module."""
     FLOTILLAS = "flotillas"
-    """The same, and devices that nobody waits for help those who train, as FLEET's rule says."""
+    """As planned, and devices that no trial waits for help running trials, by FLEET's rule."""
 
 
 PLANS: Mapping[Placing, Plan] = {
@@ -41,11 +40,7 @@ PLANS: Mapping[Placing, Plan] = {
 
 
 def placing_named(name: str) -> Placing:
-    """The one of this name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the rule of this name. Raises `ConfigError` if there is none."""
     known = [one.value for one in Placing]
     if name not in known:
         raise ConfigError(f"placing={name!r}: give one of {', '.join(known)}")
@@ -54,37 +49,25 @@ def placing_named(name: str) -> Placing:
 
 @dataclass(slots=True)
 class Placer:
-    """Says which devices a trial gets.
-
-    Attributes:
-        paces: what was measured.
-        moves: how often a trial was moved, or made to wait for a faster device.
-        alone: trials that cannot be trained on several devices.
-    """
+    """The choice of devices for trials."""
 
     kind: Placing = Placing.PLANNED
-    paces: Paces = field(default_factory=Paces)
-    moves: int = 0
-    alone: set[int] = field(default_factory=set)
+    paces: Paces = field(default_factory=Paces)  # the measurements
+    moves: int = 0  # how often a trial was moved, or made to wait for a faster device
+    alone: set[int] = field(default_factory=set)  # trials that cannot be trained on several devices
 
     @property
     def looks(self) -> bool:
-        """Whether it matters how long devices are busy."""
         return self.kind is not Placing.FIRST_COME
 
     @property
     def shares_out(self) -> bool:
-        """Whether a trial may have several devices."""
         return self.kind is Placing.FLOTILLAS
 
     def share(self, trial: int, others: Collection[int], devices: int) -> int:
-        """How many devices a trial should have; one while more trials wait than there are devices.
+        """Return how many of `devices` devices a trial should have; one while more trials wait than there are devices.
 
-        A trial is measured on a device of its own before it gets several.
-
-        Args:
-            others: who else runs, or could be started now.
-            devices: how many there are.
+        `others` are the other trials that run or could start now.
         """
         if not self.shares_out or trial in self.alone or len(others) + 1 >= devices:
             return 1
@@ -93,19 +76,17 @@ class Placer:
         return dict(PLANS[self.kind](tuple(rates), Rates(rates), devices))[str(trial)]
 
     def _per_s(self, trial: int, devices: Sequence[int]) -> list[float]:
+        # A trial is measured on one device before it gets several, because a plan needs its rate.
         most = len(devices) if self.paces.knows(trial) and trial not in self.alone else 1
         return [1 / self.paces.unit_s(trial, *devices[:count]) for count in range(1, most + 1)]
 
     def devices_for(
         self, trial: int, free: Collection[int], busy: Mapping[int, float], here: tuple[int, ...] = (), share: int = 1
     ) -> tuple[int, ...]:
-        """The devices on which a trial goes on; one that is busy: it waits for that.
+        """Return the devices on which a trial continues, `share` of them if possible; it waits for one that is busy.
 
-        Args:
-            free: devices that nobody uses.
-            busy: those it may wait for → seconds until they are free, as far as one can tell.
-            here: where it runs; elsewhere it has to load its checkpoint.
-            share: how many it should have.
+        `busy` are devices that it may wait for → estimated seconds. On devices other than `here` it must load its
+        checkpoint.
         """
         if self.kind is Placing.FIRST_COME:
             return here or tuple(sorted(free)[:1])
@@ -122,7 +103,7 @@ class Placer:
         self, trial: int, free: Collection[int], busy: Mapping[int, float], here: tuple[int, ...]
     ) -> tuple[int, ...]:
         best, best_s = here, self._unit_s(trial, here) / (1 + LEAST_GAIN)
-        if len(here) > 1:  # the others of its devices are for somebody else
+        if len(here) > 1:  # its other devices are for another trial, so it moves in any case
             best, best_s = (), math.inf
         for device, wait_s in sorted({**busy, **dict.fromkeys((*free, *here), 0.0)}.items()):
             if wait_s + self.paces.unit_s(trial, device) < best_s:

@@ -1,4 +1,4 @@
-"""Which trials run, and on how many devices each: one each, or FLEET's groups of one pace. Pure."""
+"""Plan which trials run on how many devices: one each, or FLEET's groups of equal speed. Pure."""
 
 from __future__ import annotations
 
@@ -9,56 +9,41 @@ from uneven.fleet.planning.allocate import Closeness, create_flotilla
 from uneven.fleet.planning.rates import Rates
 
 Placement = tuple[tuple[str, int], ...]
-"""Trials in the order in which they were chosen, and how many devices each has."""
+"""The trials in the order in which they were chosen, and their numbers of devices."""
 
 Plan = Callable[[Sequence[str], Rates, int], Placement]
-"""Who waits, samples/s of each on 1, 2, … devices, and how many devices are free → who runs."""
+"""Waiting trials, samples/s of each on 1, 2, … devices, and the number of free devices → running trials."""
 
+
+# δ as a share of the fastest rate: any rate fits. Shared samples stay in a cache, so no trial slows another down.
 ANY_PACE = 1.0
-"""A trial may be slower than the fastest by so much of its rate: by all of it. What trials share lies on a shelf, so
-none holds another one up."""
 
 
 def one_each(candidates: Sequence[str], rates: Rates, devices: int) -> Placement:
-    """The first ones, on one device each.
-
-    Raises:
-        ConfigError: fewer than no devices.
-    """
+    """Return the first candidates with one device each. Raises `ConfigError` if ``devices`` is negative."""
     if devices < 0:
         raise ConfigError(f"{devices} devices: give zero or more")
     return tuple((name, 1) for name in candidates[:devices])
 
 
 def flotilla(candidates: Sequence[str], rates: Rates, devices: int, *, closeness: Closeness | None = None) -> Placement:
-    """A group of trials that train at nearly one pace, each on the number of devices that it needs for it.
+    """Return a group of trials of nearly equal speed, each with the number of devices for it: FLEET's Algorithm 2.
 
-    FLEET's greedy rule (Algorithm 2): the fastest on one device, the others on as many as bring them nearest to it.
-
-    Args:
-        closeness: which rates are near enough.
-
-    Raises:
-        ConfigError: devices below zero, or a trial that waits twice.
-        UnknownNameError: a trial without rates.
+    Raises `ConfigError` if ``devices`` is negative or a trial waits twice, and `UnknownNameError` if one has no rates.
     """
     return tuple(create_flotilla(rates, candidates, devices, closeness=closeness).members.items())
 
 
 def flotilla_of_all(candidates: Sequence[str], rates: Rates, devices: int, *, least_gain: float = 0.0) -> Placement:
-    """The same for trials of which none is to wait: for whom too few devices are left keeps one, and the others share
-    the rest. The first ones alone if there are more trials than devices.
+    """Return a group in which every trial has a device, or the first candidates if there are more trials than devices.
 
-    Args:
-        least_gain: a device that is left over is used only if a trial gets faster by at least this share.
-
-    Raises:
-        ConfigError: devices below zero, or a trial that waits twice.
-        UnknownNameError: a trial without rates.
+    A left-over device is used only if a trial gets faster by at least the share `least_gain`. Raises as
+    :func:`flotilla`.
     """
     rule = Closeness(delta_share=ANY_PACE, least_gain=least_gain)
     alone: list[str] = []
     while True:
+        # A trial for which too few devices are left keeps one, and the other trials share the rest.
         others = [name for name in candidates[:devices] if name not in alone]
         placed = flotilla(others, rates, devices - len(alone), closeness=rule) if others else ()
         left_out = [name for name in others if name not in dict(placed)]

@@ -1,4 +1,4 @@
-"""A trial's end of the line: messages are taken by their kind."""
+"""Sort a trial's incoming messages by kind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from uneven.jobs.place import ProcessLine
 
 
 class TrialPost:
-    """What comes over a line. Where a trial has several processes, a ruling on the first one's report reaches the
-    others maybe before they have come so far, while they wait for something else; so it is put aside.
-    """
+    """The messages between a trial's process and the engine."""
 
     def __init__(self, line: ProcessLine) -> None:
         self._line = line
@@ -21,21 +19,19 @@ class TrialPost:
         self._line.send(message)
 
     def take(self, *kinds: str) -> tuple[Any, ...]:
-        """The next message of one of these kinds, once it is there.
-
-        Raises:
-            EOFError: nobody is there any more.
-        """
+        """Wait for the next message of one of these kinds and return it. Raises `EOFError` if the engine has ended."""
         for message in self._aside:
             if message[0] in kinds:
                 self._aside.remove(message)
                 return message
         while (message := self._line.recv())[0] not in kinds:
+            # In a trial of several processes, the decision on the first one's report may arrive while this one waits
+            # for data.
             self._aside.append(message)
         return message
 
     def begin(self) -> Any:
-        """The next trial, once there is one; what was said about the last one is of no use any more."""
+        """Wait for the next trial, and drop messages about the last one."""
         _, job = self.take("run")
         self._aside.clear()
         return job

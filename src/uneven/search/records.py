@@ -1,4 +1,4 @@
-"""What is known of a search and of its trials. Pure."""
+"""Define the records of a search and of its trials. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from uneven.tables import shown
 
 
 class TrialStatus(Enum):
-    """Where a trial is."""
-
     PENDING = "pending"
     RUNNING = "running"
     PAUSED = "paused"
@@ -25,49 +23,32 @@ class TrialStatus(Enum):
 
 @dataclass(slots=True)
 class TrialRecord:
-    """What is known of a trial.
+    """The state of a trial."""
 
-    Attributes:
-        number: from 0.
-        t: how much it has been trained, by its reports.
-        score: the last metric, the higher the better; not a number before one was reported.
-        best: the best of them, and ``best_t`` when that was.
-        failures: how often it has crashed.
-        life: how often it has become a clone; its checkpoints before that are no longer its own.
-        source: whose checkpoint its life begins with: the trial, the life and the ``t`` of that; None for a new trial.
-        kept_t: of the checkpoint that is kept for others to clone.
-        why: what has become of it, in words.
-    """
-
-    number: int
+    number: int  # from 0
     params: dict[str, Plain]
     status: TrialStatus = TrialStatus.PENDING
-    t: float = 0.0
-    score: float = math.nan
-    best: float = math.nan
-    best_t: float = 0.0
-    failures: int = 0
-    life: int = 0
+    t: float = 0.0  # its training so far, by its reports
+    score: float = math.nan  # of the last metric, higher is better; NaN before the first one
+    best: float = math.nan  # the best score
+    best_t: float = 0.0  # training at the best score
+    failures: int = 0  # number of crashes
+    life: int = 0  # number of times that it became a clone; older checkpoints are not its own any more
+    # trial, life and `t` of the checkpoint that its life starts from; None for a new trial
     source: tuple[int, int, float] | None = None
-    kept_t: float | None = None
-    why: str = ""
+    kept_t: float | None = None  # of the checkpoint that is kept for clones
+    why: str = ""  # the reason for its status, in words
 
     @property
     def over(self) -> bool:
-        """Whether it will not run again by itself."""
         return self.status in (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTerms:
-    """What a search was asked for; see :class:`~uneven.search.asked.SearchOptions`.
+    """The goal and limits of a search; see :class:`~uneven.search.asked.SearchOptions`.
 
-    Attributes:
-        metric: the name under which trials report what is to be optimized.
-        points_to_evaluate: settings of the first trials, name → value; the searcher adds what they leave out.
-
-    Raises:
-        ConfigError: a value that makes no sense.
+    Raises `ConfigError` for an invalid value.
     """
 
     metric: str
@@ -107,7 +88,7 @@ class SearchTerms:
             )
 
     def kept(self) -> dict[str, Any]:
-        """What must be the same when the search goes on; trials and target may change."""
+        """Return the terms that must be the same when the search continues; trials and target may change."""
         without = ("trials", "target", "points_to_evaluate")
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in without}
         points = [{**one} for one in self.points_to_evaluate]
@@ -115,14 +96,15 @@ class SearchTerms:
 
     @property
     def sign(self) -> float:
-        """Times the metric: the higher the better."""
+        """The factor of the metric that makes higher scores better."""
         return 1.0 if self.mode == "max" else -1.0
 
 
 @dataclass(slots=True)
 class WaitingTrials:
-    """Trials that wait, in order; as keys, so that each is found at once."""
+    """The waiting trials, in order."""
 
+    # Dictionaries keep the order and remove a trial in constant time.
     urgent: dict[int, None] = field(default_factory=dict)
     pending: dict[int, None] = field(default_factory=dict)
     paused: dict[int, None] = field(default_factory=dict)

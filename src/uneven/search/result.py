@@ -1,4 +1,4 @@
-"""What a search has found."""
+"""Give access to the results of a search."""
 
 from __future__ import annotations
 
@@ -19,45 +19,37 @@ from uneven.search.space import Plain
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One trial.
-
-    Attributes:
-        metric: its best one; not a number if it has none.
-        best_t: how much it had been trained then.
-        t: how much it was trained in all.
-        status: "terminated" or "error"; while a search runs, also "pending", "running", "paused".
-        why: what ended it.
-        checkpoint: its state when it was best, for ``torch.load(…, weights_only=True)``; if that was not kept, the
-            newest; None without one.
-    """
+    """One row of the table of trials."""
 
     number: int
     params: Mapping[str, Plain]
-    metric: float
-    best_t: float
-    t: float
-    status: str
-    why: str
+    metric: float  # the best one; NaN if there is none
+    best_t: float  # training at the best metric
+    t: float  # training in all
+    status: str  # "terminated" or "error"; during a search also "pending", "running", "paused"
+    why: str  # the reason for its end
+    # the best state, or the newest if that was not kept, for `torch.load(…, weights_only=True)`; or None
     checkpoint: Path | None
 
 
 class SearchResult:
-    """What :func:`uneven.search.run` returns.
+    """The result of :func:`uneven.search.run`.
 
     Attributes:
         rows: the trials, the best first.
-        directory: where it lies.
+        directory: of the search.
     """
 
     def __init__(self, core: SearchCore, directory: Path) -> None:
         self.directory = directory
-        self._core, self._terms = core, core.terms
+        self._core = core
+        self._terms = core.terms
         ordered = sorted(core.trials, key=lambda one: (-one.best if one.best == one.best else float("inf"), one.number))
         self.rows = tuple(_row(one, self._terms.sign, directory) for one in ordered)
 
     @property
     def metric(self) -> str:
-        """What was optimized."""
+        """The name of the optimized metric."""
         return self._terms.metric
 
     @property
@@ -65,7 +57,7 @@ class SearchResult:
         """The best trial.
 
         Raises:
-            TrainingError: none has reported a metric.
+            TrainingError: no trial has reported a metric.
         """
         if not self.rows or self.rows[0].metric != self.rows[0].metric:
             why = f"; trial {self.rows[0].number}: {_last(self.rows[0].why)}" if self.rows else ""
@@ -74,15 +66,15 @@ class SearchResult:
 
     @property
     def failed(self) -> tuple[TrialRow, ...]:
-        """Trials that crashed or diverged."""
+        """The trials that crashed or diverged."""
         return tuple(row for row in self.rows if row.status == "error")
 
     def events(self) -> list[dict[str, Any]]:
-        """All that has happened, in order."""
+        """Return all events, in order."""
         return read_events(self.directory)
 
     def frame(self) -> Any:
-        """A row for each trial, as a pandas DataFrame.
+        """Return a pandas DataFrame with one row per trial.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -91,13 +83,23 @@ class SearchResult:
             import pandas
         except ImportError as error:
             raise ConfigError("result.frame() needs pandas: pip install pandas; or take result.rows") from error
-        return pandas.DataFrame([
-            {"trial": row.number, **row.params, self.metric: row.metric, "best_t": row.best_t, "t": row.t,
-             "status": row.status, "why": row.why} for row in self.rows
-        ])  # fmt: skip
+        return pandas.DataFrame(
+            [
+                {
+                    "trial": row.number,
+                    **row.params,
+                    self.metric: row.metric,
+                    "best_t": row.best_t,
+                    "t": row.t,
+                    "status": row.status,
+                    "why": row.why,
+                }
+                for row in self.rows
+            ]
+        )
 
     def report(self, path: str | Path) -> None:
-        """Write a page with every curve, who was stopped when and why, and who had which device; needs no network.
+        """Write an HTML page with all curves, the stops and their reasons, and the devices over time; needs no network.
 
         Raises:
             ConfigError: it cannot be written there.
@@ -111,7 +113,7 @@ class SearchResult:
         """Write curves and settings for TensorBoard, which shows the settings on its hparams page.
 
         Returns:
-            How many values of curves were written.
+            The number of values written.
 
         Raises:
             ConfigError: TensorBoard is not installed, or the folder cannot be written.
@@ -119,7 +121,7 @@ class SearchResult:
         return self.track(tracker(f"tensorboard:{folder}"))
 
     def optuna(self, storage: Any = None, study_name: str | None = None) -> Any:
-        """Write the trials into a new study of Optuna, for its dashboard and its plots; return the study.
+        """Write the trials into a new Optuna study, for its dashboard and plots, and return the study.
 
         A trial is COMPLETE if its function returned, or it was trained to the end; PRUNED if it was stopped before.
 
@@ -128,18 +130,18 @@ class SearchResult:
             study_name: by default the name of the search's directory.
 
         Raises:
-            ConfigError: Optuna is not installed, or it cannot be written there.
+            ConfigError: Optuna is not installed, or the storage cannot be written.
         """
         name = study_name or self.directory.resolve().name
         return needed_optuna().to_study(self._core, self.events(), storage, name)
 
     def track(self, tool: Tracker) -> int:
-        """Give a tool a run for each trial: its curves, its settings and its best metric.
+        """Log each trial as a run of a tracking tool: its curves, settings and best metric.
 
-        Step is how much a trial has been trained, and the time that of its report.
+        The step is the trial's training, and the time that of its report.
 
         Returns:
-            How many values of curves were written.
+            The number of values written.
 
         Raises:
             ConfigError: the tool cannot write.

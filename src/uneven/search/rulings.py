@@ -1,4 +1,4 @@
-"""What a scheduler hears of a trial, and what it answers. Pure."""
+"""Define what a scheduler gets and decides about a trial. Pure."""
 
 from __future__ import annotations
 
@@ -10,62 +10,42 @@ from uneven.search.space import Params
 
 
 class Move(Enum):
-    """What becomes of a trial."""
+    """The next move of a trial."""
 
     CONTINUE = "continue"
     PAUSE = "pause"
-    """Its state is kept, its device is free; it may be resumed."""
+    """It saves its state and frees its device; it may be resumed."""
     STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A trial has reported.
+    """A trial's report."""
 
-    Attributes:
-        trial: its number.
-        t: how much it has been trained, in the unit of the search: reports, epochs or samples, never seconds.
-        score: the metric, the higher the better; may be no number.
-        waiting: trials that wait for a device.
-    """
-
-    trial: int
-    t: float
-    score: float
-    waiting: int = 0
+    trial: int  # its number
+    t: float  # its training so far, in the unit of the search: reports, epochs or samples, never seconds
+    score: float  # the metric, higher is better; may be NaN
+    waiting: int = 0  # number of trials that wait for a device
 
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """A trial goes on from another one's checkpoint, with other settings.
+    """A trial's change to another trial's checkpoint with new settings."""
 
-    Attributes:
-        source: whose.
-        t: of that checkpoint.
-    """
-
-    source: int
-    t: float
+    source: int  # the other trial
+    t: float  # of that checkpoint
     params: Params
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a scheduler answers.
+    """A scheduler's decision on a report."""
 
-    Attributes:
-        move: of the trial that has reported.
-        why: in words, for those who look.
-        save: its state is to be kept now, for others to clone.
-        clone: what it is to become.
-        others: the same for trials that are paused.
-    """
-
-    move: Move = Move.CONTINUE
-    why: str = ""
-    save: bool = False
-    clone: Clone | None = None
-    others: Mapping[int, Ruling] = field(default_factory=dict)
+    move: Move = Move.CONTINUE  # of the reporting trial
+    why: str = ""  # the reason, in words
+    save: bool = False  # the trial saves its state now, for clones
+    clone: Clone | None = None  # the state and settings that it changes to
+    others: Mapping[int, Ruling] = field(default_factory=dict)  # decisions on paused trials
 
 
 GO_ON = Ruling()

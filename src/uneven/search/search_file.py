@@ -1,4 +1,4 @@
-"""A search described in TOML.
+"""Read a search from a TOML file.
 
 ::
 
@@ -16,7 +16,7 @@
     depth = { integer = [1, 4] }
     width = { choice = [32, 64, 128] }
     mix = { uniform = [0, 1] }
-    batch = 64                            # stays
+    batch = 64                            # a constant
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from uneven.tables import integer as whole
 
 
 def _made(value: Any) -> Any:
-    """What is named, or what it returns if it is a function."""
+    """Return the named object, or what it returns if it is a function."""
     found = named(value)
     return found() if callable(found) and not hasattr(found, "__getitem__") else found
 
@@ -49,18 +49,21 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "validate_transform": named, "chunk": whole, "data_bytes": whole, "share": boolean, "preprocessors": whole,
     "warm_start": _directories, "points_to_evaluate": lambda value: items(value, table), "time_budget_s": number,
 }  # fmt: skip
-_OPTIONS = ("devices", "directory", "engine")  # arguments of search.run that a machine decides, so no part of a file
+_OPTIONS = ("devices", "directory", "engine")  # depend on the machine, so a file may not set them
 _DOMAINS: dict[str, Callable[..., Domain]] = {
-    "uniform": uniform, "log": log, "integer": integer, "choice": choice, "grid": grid,
-}  # fmt: skip
+    "uniform": uniform,
+    "log": log,
+    "integer": integer,
+    "choice": choice,
+    "grid": grid,
+}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What ``search.run`` is given.
+    """Return the arguments of ``search.run``.
 
-    Raises:
-        ConfigError: the file cannot be read or understood, or names something that is not there.
-        UnknownNameError: a table, key or kind that does not exist, offering the nearest one.
+    Raises `ConfigError` if the file cannot be read or names something that does not exist, and `UnknownNameError`,
+    which offers the nearest name, for an unknown table, key or kind.
     """
     with access(f"read {path}"):
         try:

@@ -1,12 +1,10 @@
-"""Which prepared samples lie where, for trials that read the same data at different times. Pure.
+"""Track prepared samples for trials that read the same data at different times. Pure.
 
-What trial i sees in its epoch e depends on e alone, so a chunk of samples is prepared once and lies on the shelf for
-whoever comes to it later, as far as there is room. A reader, the process on a device, takes its epoch chunk by chunk::
+A trial's samples in its epoch e depend on e only, so a chunk of samples is prepared once and cached for later trials,
+if there is room. A reader, the process on a device, reads its epoch chunk by chunk::
 
     want(1, 40) ── is it there? ── yes ──► its slot, and 40 is not taken away before reader 1 wants another
                         └── no ──► a preprocessor makes it, and the next ones ahead of time
-
-Where room is short, the epochs that fewest trials come to go first: the highest.
 """
 
 from __future__ import annotations
@@ -18,22 +16,14 @@ from uneven.errors import ConfigError
 
 @dataclass(slots=True)
 class Shelf:
-    """The book of the shelf.
+    """The index of the cached chunks."""
 
-    Attributes:
-        slots: chunks that it holds.
-        per_pass: chunks of an epoch.
-        ahead: how many chunks are made ahead of each reader.
-        where: chunk → its slot, also while it is being made.
-        ready: chunks that are there.
-        reading: reader → the chunk that it reads or waits for, and the last one of its epoch.
-    """
-
-    slots: int
-    per_pass: int
-    ahead: int = 2
-    where: dict[int, int] = field(default_factory=dict)
-    ready: set[int] = field(default_factory=set)
+    slots: int  # chunks that it holds
+    per_pass: int  # chunks of an epoch
+    ahead: int = 2  # number of chunks made ahead of each reader
+    where: dict[int, int] = field(default_factory=dict)  # chunk → its slot, also while it is being made
+    ready: set[int] = field(default_factory=set)  # chunks that are complete
+    # reader → the chunk that it reads or waits for, and the last one of its epoch
     reading: dict[int, tuple[int, int]] = field(default_factory=dict)
     _making: dict[str, int] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
@@ -44,23 +34,20 @@ class Shelf:
         self._free = list(range(self.slots))
 
     def want(self, reader: int, chunk: int, last: int) -> int | None:
-        """A reader takes this chunk next, and none before it any more; its slot, None while it is not there.
+        """Record that a reader needs this chunk and no earlier one. Return its slot, or None while it is not ready.
 
-        Args:
-            last: of those that it will read in this epoch.
+        `last` is the last chunk that it will read in this epoch.
         """
         self.reading[reader] = chunk, last
         return self.where[chunk] if chunk in self.ready else None
 
     def leave(self, reader: int) -> None:
-        """It reads no more. Twice is no error."""
         self.reading.pop(reader, None)
 
     def assign(self, maker: str) -> tuple[int, int] | None:
-        """The chunk that ``maker`` is to make, and in which slot; None if nothing is wanted or there is no room.
+        """Return the chunk that ``maker`` must make and its slot; None if none is wanted or there is no room.
 
-        Raises:
-            ConfigError: it is making one.
+        Raises `ConfigError` if it is making one.
         """
         if maker in self._making:
             raise ConfigError(f"{maker!r} is still making chunk {self._making[maker]}")
@@ -73,7 +60,7 @@ class Shelf:
         return wanted, slot
 
     def wanted(self) -> int | None:
-        """The chunk that is needed most: first what readers wait for, then what they will read next."""
+        """Return the most needed chunk: first those that readers wait for, then those that they will read next."""
         for far in range(self.ahead + 1):
             for chunk, last in self.reading.values():
                 if chunk + far <= last and chunk + far not in self.where:
@@ -81,17 +68,16 @@ class Shelf:
         return None
 
     def made(self, maker: str) -> dict[int, int]:
-        """``maker`` has made its chunk; who waits for it → its slot.
+        """Record that ``maker`` has made its chunk. Return the readers that wait for it → its slot.
 
-        Raises:
-            KeyError: it was making none.
+        Raises `KeyError` if it was making none.
         """
         chunk = self._making.pop(maker)
         self.ready.add(chunk)
         return {reader: self.where[chunk] for reader, (wanted, _) in self.reading.items() if wanted == chunk}
 
     def lost(self, maker: str) -> int | None:
-        """``maker`` died; the chunk that it was making, which is wanted again."""
+        """Record that ``maker`` died, and return its chunk, which is wanted again."""
         chunk = self._making.pop(maker, None)
         if chunk is not None:
             self._free.append(self.where.pop(chunk))
@@ -103,23 +89,23 @@ class Shelf:
         needed = {at for chunk, last in self.reading.values() for at in range(chunk, min(last, chunk + self.ahead) + 1)}
         spare = self.ready - needed
         if not spare:
+            # If room is short, only the chunks in use are protected, not those ahead of readers.
             spare = self.ready - {chunk for chunk, _ in self.reading.values()}
         if not spare:
             return None
+        # The highest epoch goes first, because the fewest trials reach it.
         gone = max(spare, key=lambda chunk: (chunk // self.per_pass, -chunk))
         self.ready.remove(gone)
         return self.where.pop(gone)
 
 
 def slots_for(room_bytes: float, chunk_bytes: int, per_pass: int, readers: int, ahead: int, passes: float) -> int:
-    """How many chunks the shelf holds: what fits, no more than there are, and enough for all to go on.
+    """Return how many chunks to cache: as many as fit and exist, and enough for all trials to progress.
 
-    Args:
-        passes: how many epochs the longest trial has; infinite if that is not known.
-
-    Raises:
-        ConfigError: not even what the trials read at the same time fits.
+    `passes` is the number of epochs of the longest trial; infinite if unknown. Raises `ConfigError` if not even the
+    chunks that trials read at the same time fit.
     """
+    # One chunk in use per reader, and one that is being made.
     least = readers + 1
     fit = int(room_bytes // max(chunk_bytes, 1))
     if fit < least:

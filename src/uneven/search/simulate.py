@@ -1,4 +1,4 @@
-"""A search in virtual time: the same core, scheduler and placing as a real one, known curves and costs. Pure."""
+"""Simulate a search in virtual time: the same core, scheduler and placing, with known curves and costs. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Curves = Callable[[TrialRecord, float], float]
 Costs = Callable[[TrialRecord], float]
 """A trial → seconds for a unit of its training on a device of speed 1."""
 Helps = Callable[[int], float]
-"""A number of devices → the share of their speed together at which they train one trial; 1 loses nothing."""
+"""A number of devices → the share of their summed speed at which they train one trial; 1 is without loss."""
 Ends = Callable[[TrialRecord], float]
-"""A trial → how much training its function has."""
+"""A trial → the training after which its function returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSpan:
-    """A trial on a device, from when to when, in virtual seconds."""
+    """A trial's time on a device, in virtual seconds."""
 
     trial: int
     device: int
@@ -36,26 +36,19 @@ class SimulatedSpan:
 
 @dataclass(slots=True)
 class SimulatedSearch:
-    """What came of it.
+    """The result of a simulation."""
 
-    Attributes:
-        end_s: when the last trial ended.
-        units: training of all trials together.
-        bests: every improvement: when, after how much training of all, and the best score so far.
-    """
-
-    end_s: float = 0.0
-    units: float = 0.0
+    end_s: float = 0.0  # end of the last trial
+    units: float = 0.0  # training of all trials together
+    # every improvement: time, training of all trials until then, and best score
     bests: list[tuple[float, float, float]] = field(default_factory=list)
     spans: list[SimulatedSpan] = field(default_factory=list)
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which devices trained, of all together."""
         return sum(span.end_s - span.begin_s for span in self.spans)
 
     def scored(self, at_s: float, score: float) -> None:
-        """A trial has reported this score."""
         if score > (self.bests[-1][2] if self.bests else -math.inf):
             self.bests.append((at_s, self.units, score))
 
@@ -72,19 +65,9 @@ def simulate(
     step: float = 1.0,
     most_units: float = math.inf,
 ) -> SimulatedSearch:
-    """Play a search to its end.
+    """Simulate a search to its end, or until all trials together have trained `most_units`; trials report each `step`.
 
-    Args:
-        curves: what a trial reports.
-        speeds: of the devices.
-        costs: of a trial.
-        ends: after how much training a trial's function returns by itself.
-        helps: how well several devices train one trial.
-        step: training between two reports.
-        most_units: it breaks off after so much training of all trials.
-
-    Raises:
-        ConfigError: no devices, or one that stands still.
+    Raises `ConfigError` if there are no devices, or a speed is not above zero.
     """
     if not speeds or not all(speed > 0 for speed in speeds):
         raise ConfigError(f"speeds={list(speeds)}: give at least one device, and each a speed above zero")
@@ -105,11 +88,7 @@ def simulate(
 
 @dataclass(slots=True)
 class VirtualPool:
-    """What the pool of a real search does, with a clock that jumps from report to report.
-
-    Attributes:
-        queue: of trials that run: when it reports next, its devices, its number, its t then.
-    """
+    """The simulated pool of processes; its clock jumps from report to report."""
 
     core: SearchCore
     speeds: tuple[float, ...]
@@ -118,22 +97,21 @@ class VirtualPool:
     step: float
     helps: Helps
     now_s: float = 0.0
+    # running trials: time of the next report, devices, number, and t then
     queue: list[tuple[float, tuple[int, ...], int, float]] = field(default_factory=list)
     played: SimulatedSearch = field(default_factory=SimulatedSearch)
     _since_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def running(self) -> dict[int, tuple[int, ...]]:
-        """Trial → its devices."""
         return {number: devices for _, devices, number, _ in self.queue}
 
     def fill(self) -> None:
-        """Give free devices to trials that may run."""
         for trial, devices in self.dispatch.starts(self.running, self._left_s, lambda trial: False):
             self._go(trial, devices)
 
     def next(self) -> tuple[TrialRecord, tuple[int, ...], float, float]:
-        """The next trial to report, its devices, how much it is trained then, in how long; it is that moment now."""
+        """Advance to the next report: return its trial, devices, training so far, and seconds since the last report."""
         self.now_s, devices, number, t = heapq.heappop(self.queue)
         trial = self.core.trials[number]
         took_s = self.step * self._unit_s(trial, devices)
@@ -143,10 +121,9 @@ class VirtualPool:
         return trial, devices, t, took_s
 
     def settle(self, trial: TrialRecord, devices: tuple[int, ...], ruling: Ruling, *, returns: bool) -> None:
-        """Let a trial go on here or elsewhere, wait, or leave, after what the core has said.
+        """Carry out the core's decision on a trial: continue here or elsewhere, wait, or leave.
 
-        Args:
-            returns: its function returns now, unless it has been told to leave.
+        `returns` means that its function returns now, unless the decision ends it.
         """
         goes_on = ruling.move is Move.CONTINUE and ruling.clone is None
         if not goes_on or returns:

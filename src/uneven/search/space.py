@@ -1,7 +1,7 @@
-"""What a search may choose from: numbers in a range, whole numbers, choices. Pure.
+"""Define the space of settings: numbers in a range, integers, choices. Pure.
 
-A value is a number, a word, true, false or nothing, so that all of it can be written down and typed in a terminal; a
-class or function to choose from is named by a word, and looked up by the training function.
+A value is a number, a word, true, false or None, so that it can be logged and typed in a terminal. A class or function
+is represented by a word, which the training function looks up.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Params = Mapping[str, Plain]
 
 
 class Domain(ABC):
-    """What one setting may be."""
+    """The values of one setting."""
 
     @abstractmethod
     def sample(self, draw: Random) -> Plain:
-        """One of the values, at random."""
+        """Return a random value."""
 
     @abstractmethod
     def holds(self, value: object) -> bool:
-        """Whether it is one of the values."""
+        """Return whether `value` is one of the values."""
 
     @abstractmethod
     def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> Plain:
-        """A value near this one, or with a probability of ``resample`` a new one: what PBT does to a good setting."""
+        """Return a value near this one, or with probability ``resample`` a random one, as PBT does."""
 
     @abstractmethod
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it; :func:`domain_of` reads it."""
+        """Return a description for JSON; :func:`domain_of` reads it."""
 
 
 class _Range(Domain):
-    """Numbers in a range; what both kinds have in common."""
+    """The common base of both ranges of numbers."""
 
     kind: ClassVar[str]
     low: float
@@ -56,7 +56,7 @@ class _Range(Domain):
         """The nearest value of the range."""
 
     def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> Plain:
-        """Times one of the factors, and back into the range (Ray leaves it outside)."""
+        """Multiply by one of the factors and return the nearest value of the range (Ray leaves it outside)."""
         if draw.random() < resample or not isinstance(value, int | float):
             return self.sample(draw)
         return self._within(value * draw.choice(factors))
@@ -68,9 +68,9 @@ class _Range(Domain):
 
 @dataclass(frozen=True)
 class FloatRange(_Range):
-    """A number between ``low`` and ``high``, both included; with ``log`` each order of magnitude is as likely.
+    """A number from ``low`` to ``high``, both included; with ``log`` each order of magnitude has the same probability.
 
-    With ``step`` it is ``low`` plus a whole number of steps; ``high`` becomes the last of these.
+    With ``step`` it is ``low`` plus an integer number of steps; ``high`` becomes the last of these.
     """
 
     kind: ClassVar[str] = "float"
@@ -82,12 +82,14 @@ class FloatRange(_Range):
     def __post_init__(self) -> None:
         _checked_range(self.low, self.high, self.log, self.step)
         if self.step is not None:
+            # Decimal arithmetic, because 0.3 // 0.1 is 2 in floating point.
             low, high, step = (Decimal(str(one)) for one in (self.low, self.high, self.step))
             object.__setattr__(self, "high", float(low + (high - low) // step * step))
 
     def sample(self, draw: Random) -> float:
         if self.log:
             return self._within(math.exp(draw.uniform(math.log(self.low), math.log(self.high))))
+        # Half a step more at both ends, so that rounding gives the ends the same probability as other values.
         half = (self.step or 0.0) / 2
         return self._within(draw.uniform(self.low - half, self.high + half))
 
@@ -104,7 +106,7 @@ class FloatRange(_Range):
 
 @dataclass(frozen=True)
 class IntRange(_Range):
-    """A whole number between ``low`` and ``high``, both included; ``step`` as in :class:`FloatRange`."""
+    """An integer between ``low`` and ``high``, both included; ``step`` as in :class:`FloatRange`."""
 
     kind: ClassVar[str] = "int"
     low: int
@@ -135,7 +137,7 @@ class IntRange(_Range):
 
 @dataclass(frozen=True, slots=True)
 class Choices(Domain):
-    """One of several values; with ``every`` each of them is tried with each of the others' (a grid)."""
+    """One of several values; with ``every``, each is tried with each value of the others (a grid)."""
 
     values: tuple[Plain, ...]
     every: bool = False
@@ -156,11 +158,11 @@ class Choices(Domain):
         return draw.choice(self.values)
 
     def holds(self, value: object) -> bool:
-        """One of them, of the same type."""
+        """Return whether `value` is one of the values, with the same type."""
         return any(type(value) is type(one) and value == one for one in self.values)
 
     def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> Plain:
-        """The value before or behind it; the first and the last may stay."""
+        """Return the previous or next value; the first and the last may stay."""
         if draw.random() < resample or not self.holds(value):
             return self.sample(draw)
         place = self.values.index(value) + draw.choice((-1, 1))
@@ -171,27 +173,27 @@ class Choices(Domain):
 
 
 def uniform(low: float, high: float) -> FloatRange:
-    """A number between the two."""
+    """Return a setting that is a number from ``low`` to ``high``."""
     return FloatRange(low, high)
 
 
 def log(low: float, high: float) -> FloatRange:
-    """A number between the two, each order of magnitude as likely as the others."""
+    """Return a setting from ``low`` to ``high`` in which each order of magnitude has the same probability."""
     return FloatRange(low, high, log=True)
 
 
 def integer(low: int, high: int, *, log: bool = False) -> IntRange:
-    """A whole number between the two, both included."""
+    """Return a setting that is an integer from ``low`` to ``high``, both included."""
     return IntRange(low, high, log)
 
 
 def choice(*values: Any) -> Choices:
-    """One of these values, or of the values of one list."""
+    """Return a setting that is one of these values, or of the values of one list."""
     return Choices(_listed(values))
 
 
 def grid(*values: Any) -> Choices:
-    """Each of these, or of the values of one list, together with each value of the other grids."""
+    """Return a setting of which each value is tried with each value of the other grids."""
     return Choices(_listed(values), every=True)
 
 
@@ -200,16 +202,16 @@ def _listed(values: Sequence[Any]) -> tuple[Plain, ...]:
 
 
 class Space(Mapping[str, Domain]):
-    """Name → what it may be; and settings that are the same in every trial.
+    """The settings of a search: name → domain, and constants.
 
     Args:
-        settings: name → a domain, or a plain value for a setting that stays.
+        settings: name → a domain, or a plain value for a constant.
 
     Attributes:
-        constants: the settings that stay.
+        constants: the constant settings.
 
     Raises:
-        ConfigError: a name that is empty or no word, or a value that is neither.
+        ConfigError: a name is empty or not a word, or a value is neither a domain nor plain.
     """
 
     def __init__(self, settings: Mapping[str, Domain | Plain]) -> None:
@@ -238,13 +240,13 @@ class Space(Mapping[str, Domain]):
         return len(self._domains)
 
     def checked(self, changes: Mapping[str, object], *, open_: bool = False) -> dict[str, Plain]:
-        """Settings that a person asks for.
+        """Check settings that the user gives, and return them.
 
         Args:
-            open_: names that the space does not have are taken too: the training function may ask for them.
+            open_: allow names that the space does not have, because the training function may ask for them.
 
         Raises:
-            ConfigError: no such setting, or a value that it cannot have.
+            ConfigError: an unknown setting, or a value outside its domain.
         """
         found: dict[str, Plain] = {}
         for name, value in changes.items():
@@ -259,16 +261,12 @@ class Space(Mapping[str, Domain]):
         return found
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return a description for JSON."""
         return {"domains": {name: one.to_plain() for name, one in self.items()}, "constants": self.constants}
 
 
 def domain_of(said: Mapping[str, Any]) -> Domain:
-    """A domain from what ``to_plain`` gave.
-
-    Raises:
-        ConfigError: no such kind.
-    """
+    """Return the domain of a description by ``to_plain``. Raises `ConfigError` for an unknown kind."""
     match said.get("kind"):
         case "float":
             return FloatRange(said["low"], said["high"], said["log"], said.get("step"))

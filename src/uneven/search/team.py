@@ -1,6 +1,6 @@
-"""A trial on several devices: a process on each, which train one model through :class:`uneven.Session`.
+"""Train one trial on several devices: a process on each, joined by :class:`uneven.Session`.
 
-Every process reads the same batches from the search's data and takes its part of each, as the balancer splits it. The
+Every process reads the same batches of the search's data and takes its part of each, as the balancer splits it. The
 gradient is that of the whole batch, so the trial learns what it would on one device.
 """
 
@@ -19,19 +19,15 @@ BALANCE = "lb-bsp"
 
 
 class GlobalBatches:
-    """An epoch's batches as a data set, whose samples are asked for in order, a batch after the other.
-
-    Args:
-        samples: of an epoch.
-        size: of a batch.
-    """
+    """An epoch's batches as a data set of `samples` samples, read in order, batch by batch of `size` samples."""
 
     def __init__(self, samples: int, size: int) -> None:
-        self._samples, self._size = samples, size
+        self._samples = samples
+        self._size = size
         self.begin(iter(()))
 
     def begin(self, batches: Iterator[list[torch.Tensor]]) -> None:
-        """Samples are of these batches from now on."""
+        """Read from these batches, tensors of shape (samples, …), from now on."""
         self._batches, self._number = batches, -1
         self._fields: list[torch.Tensor] = []
 
@@ -42,7 +38,7 @@ class GlobalBatches:
         raise NotImplementedError  # whole batches only, in order
 
     def __getitems__(self, positions: Sequence[int]) -> list[torch.Tensor]:
-        """Samples of one batch, field by field: shape (samples, …), without copying where they follow each other."""
+        """Return samples of one batch, a tensor of shape (samples, …) per field; a view if they are consecutive."""
         while self._number < positions[0] // self._size:
             self._fields = next(self._batches)
             self._number += 1
@@ -53,16 +49,10 @@ class GlobalBatches:
 
 
 class TrialTeam:
-    """One process of a trial's; all make the same calls in the same order.
+    """One process of a trial; all make the same calls in the same order.
 
-    Args:
-        kept: what belongs to the trial's state, a model and its optimizers among them.
-        samples: of an epoch.
-        batch: the whole one, samples.
-
-    Raises:
-        ConfigError: no model, or several; or the batch is too small to be divided.
-        PeerError: another process did not come, or ended.
+    `kept` includes one model and its optimizers. Raises `ConfigError` if it does not, or if the batch is too small to
+    be divided, and `PeerError` if another process did not come, or ended.
     """
 
     def __init__(self, seat: Seat, kept: Sequence[Any], samples: int, batch: int) -> None:
@@ -78,10 +68,9 @@ class TrialTeam:
         self._loader = self._session.loader(self._global, batch, shuffle=False, collate_fn=as_it_is)
 
     def parts(self, batches: Iterator[list[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
-        """This process's part of each of an epoch's batches."""
+        """Yield this process's part of each batch, a tensor of shape (samples, …) per field."""
         self._global.begin(batches)
         yield from self._loader
 
     def close(self) -> None:
-        """Leave the others."""
         apart(self._session)

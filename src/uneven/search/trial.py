@@ -1,4 +1,4 @@
-"""What a training function is given: its settings, and whom to report to."""
+"""Define the interface of a training function to its search: settings, data, states and reports."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _UNDIVIDED = (
     "others: it is trained on one"
 )
 
-SAVE_SHARE = 0.05
-"""The share of a trial's time that may go into keeping states; its best one is kept in any case."""
+SAVE_SHARE = 0.05  # share of a trial's time for saving states; an improvement is saved in any case
 
 
-_OF_PEERS = {  # what trials of Optuna and configs of Ray Tune have → what is written here
+_OF_PEERS = {  # attributes of trials of Optuna and configs of Ray Tune → their counterparts here
     "set_user_attr": "report one more metric, trial.report(…, name=number)", "study": "see result.optuna() afterwards",
     **{f"suggest_{one}uniform": "write suggest_float(…), with log=True or step=" for one in ("", "log", "discrete_")},
     **dict.fromkeys(("get", "items", "keys", "values"), "trial.params is the dictionary of settings"),
@@ -41,60 +40,51 @@ _OF_PEERS = {  # what trials of Optuna and configs of Ray Tune have → what is 
 
 @dataclass(frozen=True, slots=True)
 class TrialJob:
-    """What a process is told about a trial.
-
-    Attributes:
-        t: how much it has been trained; its checkpoint may be older.
-        folder: where its states lie.
-        load: the state to go on from; None begins anew.
-        sign: times the metric: the higher the better.
-        best: its best score so far.
-        device: torch's name of it; ``slot`` is its place among the search's devices.
-        seat: of this process among those of the trial.
-    """
+    """The description of a trial that is sent to its processes."""
 
     number: int
     params: Params
     seed: int
-    t: float
+    t: float  # its training so far; its checkpoint may be older
     life: int
-    folder: Path
-    load: Path | None
+    folder: Path  # of its states
+    load: Path | None  # the state to continue from; None starts from nothing
     metric: str
     time_attr: str
-    sign: float
-    best: float
-    device: str
-    slot: int = 0
-    seat: Seat = field(default_factory=Seat)
+    sign: float  # factor of the metric that makes higher scores better
+    best: float  # its best score so far
+    device: str  # torch's name
+    slot: int = 0  # index among the search's devices
+    seat: Seat = field(default_factory=Seat)  # of this process among those of the trial
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, or anything else that has a state."""
+    """The interface of a model, an optimizer, or any object with a state."""
 
     def state_dict(self) -> Any:
-        """Tensors and plain data."""
+        """Return tensors and plain data."""
         ...
 
     def load_state_dict(self, state: Any) -> Any:
-        """Go on from there."""
+        """Restore this state."""
         ...
 
 
 class LeaveTrial(BaseException):
-    """The trial ends or pauses here; it unwinds the user's function, which is not to catch it."""
+    """The end or pause of a trial, which unwinds the user's function. ``except Exception`` does not catch it."""
 
 
 class Trial:
-    """One set of settings, being trained.
+    """One set of settings in training.
 
     Attributes:
         number: of the trial in its search.
         params: the settings.
-        device: torch's name of the device that it may use.
-        slot: the place of that among the search's devices.
-        seed: of this trial; the search's seed and its number decide it.
-        rank, size: of this process among those that train the trial together; 0 of 1 where it has one device.
+        device: torch's name of its device.
+        slot: index of the device among the search's devices.
+        seed: of this trial; determined by the search's seed and its number.
+        rank: of this process within the trial; 0 if it has one device.
+        size: number of processes that train the trial.
     """
 
     def __init__(self, post: TrialPost, job: TrialJob, data: DataReader | None = None) -> None:
@@ -103,8 +93,10 @@ class Trial:
         self.device = job.device
         self.slot = job.slot
         self.seed = job.seed
-        self.rank, self.size = job.seat.rank, job.seat.size
-        self._post, self._job = post, job
+        self.rank = job.seat.rank
+        self.size = job.seat.size
+        self._post = post
+        self._job = job
         self._data = data
         self._prepared_s = data.prepared_s if data is not None else 0.0
         self._team: TrialTeam | None = None
@@ -116,24 +108,24 @@ class Trial:
         self._best = job.best
         self._t = float(self._loaded.get("t", 0.0))
         self._since_s = time.perf_counter()
-        self._saved_s, self._save_took_s = -math.inf, 0.0
+        self._saved_s = -math.inf
+        self._save_took_s = 0.0
 
     def __getitem__(self, name: str) -> Plain:
         return self.params[name]
 
     @property
     def resumed(self) -> bool:
-        """Whether it goes on from a state."""
+        """True if it continues from a state."""
         return bool(self._loaded)
 
     def keep(self, **parts: Stateful) -> None:
-        """What belongs to the trial's state: models, optimizers and whatever else has a ``state_dict``.
+        """Add parts to the trial's state: models, optimizers and other objects with a ``state_dict``.
 
-        If the trial goes on from a state, each part is brought to it now.
+        If the trial continues from a state, each part is restored now.
 
         Raises:
-            ConfigError: a part without a state.
-            CheckpointError: the state has no such part: the function kept others when it was written.
+            ConfigError: a part has no ``state_dict``, or the state has no such part.
         """
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -152,16 +144,16 @@ class Trial:
             set_random_state(self._loaded["random"])
 
     def steps(self, **parts: Stateful) -> Iterator[int]:
-        """Numbers of steps, from the one at which the trial was paused, without end: ``report`` ends it.
+        """Yield step numbers without end, from the step at which the trial was paused; ``report`` ends the loop.
 
-        Each step reports once, at its end. To end by itself, a trial returns before it trains a step, not after its
-        report: that may pause it, and it goes on with the next step.
+        Each step reports once, at its end. To end itself, a trial returns before it trains a step, not after its
+        report: the report may pause it, and it resumes with the next step.
 
         Args:
             parts: see :meth:`keep`.
 
         Raises:
-            ConfigError: the trial has several devices, among which only the batches of :meth:`epochs` are divided.
+            ConfigError: the trial has several devices, which only divide the batches of :meth:`epochs`.
         """
         if self.size > 1:
             raise ConfigError(_UNDIVIDED)
@@ -178,18 +170,19 @@ class Trial:
     def epochs(
         self, *parts: Stateful, batch_size: int | None = None, **named: Stateful
     ) -> Iterator[tuple[int, Iterator[list[torch.Tensor]]]]:
-        """Epochs, from the one at which the trial was paused, without end, each with the batches of the search's data.
+        """Yield epochs without end, from the one at which the trial was paused, each with batches of the search's data.
 
-        A batch is a list of fields, valid until the next one; it lies in memory that other trials read, so a model
-        that writes into its input clones it first. Where a trial has several devices, each of its processes gets a part
-        of each batch, and gradients are those of the whole one, for a loss that is a mean over the samples.
+        A batch is a list of fields, tensors of shape (samples, …), valid until the next one. It is in memory that other
+        trials read, so a model that writes into its input must clone it first. If a trial has several devices, each of
+        its processes gets a part of each batch; the gradient is that of the whole batch for a loss that is a mean over
+        the samples.
 
         Args:
             parts, named: see :meth:`keep`. A trial on several devices has one model and its optimizers among them.
             batch_size: by default the setting of that name, or 64.
 
         Raises:
-            ConfigError: the search was given no data.
+            ConfigError: the search has no data.
         """
         data = self._needed_data()
         size = int(self.params.get("batch_size") or 64) if batch_size is None else batch_size
@@ -201,24 +194,25 @@ class Trial:
             yield epoch, batches
 
     def _joined(self, kept: Mapping[str, Stateful], samples: int, batch: int) -> TrialTeam:
-        """The other processes of the trial; meeting them is no training, so it does not count."""
+        """Return the connection to the trial's other processes."""
         if self._team is None:
-            if self.rank:  # they draw apart; the first one draws what it would alone
+            if self.rank:  # each process has its own random numbers; rank 0 has those of a single-process trial
                 torch.manual_seed(self.seed + self.rank)
             self._team = TrialTeam(self._job.seat, list(kept.values()), samples, batch)
+            # Waiting for the other processes to start is not training, so it must not lower the measured speed.
             self._since_s = time.perf_counter()
         return self._team
 
     def leave(self) -> None:
-        """Part with the other processes of the trial, if there are any."""
+        """Leave the trial's other processes, if there are any."""
         if self._team is not None:
             self._team.close()
 
     def validation(self, batch_size: int = 256) -> Iterator[list[torch.Tensor]]:
-        """The batches of the search's validation set.
+        """Yield the batches of the search's validation set, a tensor of shape (samples, …) per field.
 
         Raises:
-            ConfigError: the search was given none.
+            ConfigError: the search has none.
         """
         return self._needed_data().validation(self.number, batch_size)
 
@@ -230,15 +224,15 @@ class Trial:
     def report(
         self, value: float | Mapping[str, float] | None = None, step: int | None = None, /, **metrics: float
     ) -> None:
-        """Tell the search how good the trial is now. It may not return: the trial is stopped or paused here.
+        """Report the trial's metrics to the search. It may not return: the trial is stopped or paused here.
 
         Args:
-            value: the search's metric, as Optuna has it; or a mapping of metrics, as Ray Tune has it.
-            step: the number of the step that has ended, from 0, as Optuna has it; by default the one after the last.
+            value: the search's metric, as in Optuna; or a mapping of metrics, as in Ray Tune.
+            step: number of the finished step, from 0, as in Optuna; by default the one after the last.
             metrics: by name.
 
         Raises:
-            ConfigError: a value that is not a number, a second report in one step, or a step before the last one.
+            ConfigError: a value is not a number, or this is a second report in one step or a step before the last one.
         """
         if value is None and "value" in metrics and self._job.metric not in metrics:
             value = metrics.pop("value")
@@ -265,6 +259,7 @@ class Trial:
             self._reported = True
         self._t = float(self._needed_t(metrics))
         score = self._job.sign * float(metrics.get(self._job.metric, math.nan))
+        # `not >=` is True while best is NaN; `==` excludes a NaN score.
         better = not self._best >= score and score == score
         self._best = score if better else self._best
         now_s = time.perf_counter()
@@ -280,6 +275,7 @@ class Trial:
         _, move, save = self._post.take("ruling")
         if move == "stop":
             raise LeaveTrial
+        # Only rank 0 writes, because all processes of the trial have the same state.
         if self.rank == 0 and (save or move == "pause") and not saved:
             self._save()
         if self.rank == 0 and save:
@@ -294,14 +290,13 @@ class Trial:
         raise AttributeError(f"a trial of uneven.search has no {name!r}", name=name, obj=self)
 
     def should_prune(self) -> bool:
-        """False, as Optuna has it: a trial that is to be stopped does not come here, for :meth:`report` ends it."""
+        """Return False, as Optuna's method: :meth:`report` itself ends a trial that is to be stopped."""
         return False
 
     def returned(self, value: object) -> tuple[dict[str, float] | None, float]:
-        """What a training function returned, as metrics; and seconds since the last report.
+        """Return the training function's result as metrics, and the seconds since the last report.
 
-        Raises:
-            ConfigError: neither a number, a mapping with the search's metric, nor nothing.
+        Raises `ConfigError` if the result is neither a number, a mapping with the search's metric, nor None.
         """
         metrics = None if value is None else checked_metrics("the training function's return of", self._metrics(value))
         if metrics is not None and self._job.metric not in metrics:
@@ -314,15 +309,15 @@ class Trial:
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
-        """A setting that the space does not name, as Optuna has it."""
+        """Return a setting that the space does not name, as in Optuna."""
         return float(self._suggest(name, FloatRange(low, high, log, step)))  # type: ignore[arg-type]
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """The same of a whole number."""
+        """Return an integer setting that the space does not name, as in Optuna."""
         return int(self._suggest(name, IntRange(low, high, log, step)))  # type: ignore[arg-type]
 
     def suggest_categorical(self, name: str, choices: Sequence[Plain]) -> Plain:
-        """The same of a choice."""
+        """Return a setting among choices that the space does not name, as in Optuna."""
         return self._suggest(name, Choices(tuple(choices)))
 
     def _suggest(self, name: str, domain: Domain) -> Plain:
@@ -347,28 +342,32 @@ class Trial:
     def _worth_saving(self, now_s: float, better: bool) -> bool:
         if not self._parts:
             return False
+        # The interval grows with the time of a save, so that large states do not slow the trial down.
         return better or now_s - self._saved_s >= self._save_took_s / SAVE_SHARE
 
     def _save(self) -> bool:
         if not self._parts:
             return False
         began_s = time.perf_counter()
-        checkpoints.FILES.write(checkpoints.path_of(self._job.folder, self._job.life, self._t), {
-            "trial": self.number, "t": self._t, "iteration": self._iteration, "epoch": self._epoch,
-            "params": self.params, "parts": {name: part.state_dict() for name, part in self._parts.items()},
-            "random": random_state(),
-        })  # fmt: skip
+        checkpoints.FILES.write(
+            checkpoints.path_of(self._job.folder, self._job.life, self._t),
+            {
+                "trial": self.number,
+                "t": self._t,
+                "iteration": self._iteration,
+                "epoch": self._epoch,
+                "params": self.params,
+                "parts": {name: part.state_dict() for name, part in self._parts.items()},
+                "random": random_state(),
+            },
+        )
         self._saved_s = time.perf_counter()
         self._save_took_s = self._saved_s - began_s
         return True
 
 
 def checked_metrics(what: str, metrics: dict[str, Any]) -> dict[str, float]:
-    """The same metrics.
-
-    Raises:
-        ConfigError: one that is not a number, or has no name.
-    """
+    """Return the metrics. Raises `ConfigError` if one is not a number, or has no name."""
     for name, value in metrics.items():
         if isinstance(value, tuple | list):
             raise ConfigError(f"{what} {name}={shown(value)}: a search optimizes one number, give that")
@@ -379,7 +378,7 @@ def checked_metrics(what: str, metrics: dict[str, Any]) -> dict[str, float]:
 
 
 class Trainable(ABC):
-    """The other way to write a training: a class that is stepped, and reports what ``step`` returns."""
+    """The base of training classes that are stepped; each step's result is reported."""
 
     @abstractmethod
     def setup(self, params: Params) -> None:
@@ -387,26 +386,24 @@ class Trainable(ABC):
 
     @abstractmethod
     def step(self) -> Mapping[str, float]:
-        """Train a little, and return metrics."""
+        """Train for a while and return metrics."""
 
     @abstractmethod
     def save(self) -> dict[str, Any]:
-        """The state, of tensors and plain data."""
+        """Return the state, as tensors and plain data."""
 
     @abstractmethod
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from there; called after ``setup``."""
+        """Restore a state; called after ``setup``."""
 
 
 class _Kept:
-    """The state of a class that is stepped, as a part of a trial's."""
-
     def __init__(self, one: Trainable) -> None:
-        self.state_dict, self.load_state_dict = one.save, one.load
+        self.state_dict = one.save
+        self.load_state_dict = one.load
 
 
 def drive(kind: type[Trainable], trial: Trial) -> None:
-    """Step one until the search ends it."""
     one = kind()
     one.setup(trial.params)
     for _ in trial.steps(trainable=_Kept(one)):

@@ -1,4 +1,4 @@
-"""What one sees while a search runs."""
+"""Show the progress of a search."""
 
 from __future__ import annotations
 
@@ -19,22 +19,30 @@ from uneven.search.records import TrialRecord, TrialStatus
 
 _ROWS = 16
 _COLUMNS = {
-    "trial": 5, "metric": 8, "curve": 8, "at": 3, "device": 6, "s/unit": 6, "left": 5, "state": 0, "settings": 0,
-}  # fmt: skip
-"""Characters of each; those with none share what is left of the width, and what does not fit is cut off."""
+    "trial": 5,
+    "metric": 8,
+    "curve": 8,
+    "at": 3,
+    "device": 6,
+    "s/unit": 6,
+    "left": 5,
+    "state": 0,
+    "settings": 0,
+}
+"""Characters of each; columns with 0 share the remaining width, and longer content is cut off."""
 
 _NUMBERS = ("trial", "metric", "at", "s/unit", "left")
 _BARS = "▁▂▃▄▅▆▇█"
 _HELD = "held"
-"""It runs by the scheduler's word, and waits for a device that is faster, or for a state."""
+"""It was started, and waits for a faster device or for a state."""
 _STATES = (*(status.value for status in TrialStatus), _HELD)
 _ORDER = {TrialStatus.RUNNING: 0, TrialStatus.PAUSED: 1, TrialStatus.PENDING: 2}
 
 
 @contextmanager
 def live(metric: str, console: Console | None = None) -> Iterator[Callable[[SearchSnapshot], None]]:
-    """A table on the terminal, on the standard error; where that is no terminal, a line for each trial that ends."""
-    console = console or Console(stderr=True)
+    """Show a table on the terminal, or log a line for each trial that ends if the output is not a terminal."""
+    console = console or Console(stderr=True)  # standard output stays free for results in a pipe
     if not console.is_terminal:
         yield _lines(metric, console)
         return
@@ -58,7 +66,7 @@ def _lines(metric: str, console: Console) -> Callable[[SearchSnapshot], None]:
 
 
 def view(moment: SearchSnapshot) -> Group:
-    """Trials as rows: those that run, then those that wait, then the best of those that have ended."""
+    """Return the table of trials: running ones, then waiting ones, then the best of the ended ones."""
     core = moment.core
     counts = Counter(_state(one, moment) for one in core.trials)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, expand=True)
@@ -83,9 +91,13 @@ def view(moment: SearchSnapshot) -> Group:
             f"{unit_s:.3g}" if unit_s == unit_s else "",
             f"{left_s:.0f} s" if math.isfinite(left_s) else "",
             Text(_state(one, moment) + (f": {one.why.splitlines()[-1][:40]}" if one.why else "")),
-            Text(" ".join(f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
-                          for name, value in one.params.items())),
-        )  # fmt: skip
+            Text(
+                " ".join(
+                    f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+                    for name, value in one.params.items()
+                )
+            ),
+        )
     said = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     moved = f"; {moment.moves} moves to faster devices" if moment.moves else ""
     learnt = f"; {core.learnt} earlier results known" if core.learnt else ""
@@ -98,7 +110,6 @@ def _state(one: TrialRecord, moment: SearchSnapshot) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve in characters; numbers that are none are left out."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return ""

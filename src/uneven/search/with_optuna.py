@@ -1,4 +1,4 @@
-"""Optuna's samplers as searchers, and its pruners as schedulers; needs the extra ``search``."""
+"""Use Optuna's samplers as searchers and its pruners as schedulers; needs the extra ``search``."""
 
 from __future__ import annotations
 
@@ -37,17 +37,26 @@ PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
 
 
 _UNREADABLE = (
-    optuna.exceptions.OptunaError, SQLAlchemyError, ArithmeticError, AssertionError, AttributeError, ImportError,
-    LookupError, OSError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip
-"""What Optuna raises when a storage, or what lies in it, is not as it has written it."""
+    optuna.exceptions.OptunaError,
+    SQLAlchemyError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors that Optuna raises for a storage that was not written by it or is damaged."""
 
 
 class OptunaSearch(Searcher):
-    """Optuna's samplers, asked and told: ``"optuna:tpe"``; also cmaes, gp, qmc, nsgaii, random.
+    """The samplers of Optuna: ``"optuna:tpe"``; also cmaes, gp, qmc, nsgaii, random.
 
     Args:
-        inner: the sampler's name, or a sampler of Optuna's; of one that you have made yourself, the seed is yours.
+        inner: the sampler's name, or an Optuna sampler, which has its own seed.
 
     Raises:
         UnknownNameError: there is no such sampler.
@@ -56,7 +65,7 @@ class OptunaSearch(Searcher):
     def __init__(self, inner: str | optuna.samplers.BaseSampler = "tpe") -> None:
         if isinstance(inner, str) and inner not in SAMPLERS:
             raise UnknownNameError("sampler of Optuna", inner, SAMPLERS)
-        if inner == "cmaes" and importlib.util.find_spec("cmaes") is None:  # Optuna asks for it at a first trial
+        if inner == "cmaes" and importlib.util.find_spec("cmaes") is None:  # Optuna would fail only at the first trial
             raise ConfigError("optuna:cmaes needs the package cmaes: pip install cmaes, or take optuna:tpe")
         self._sampler = inner
         self._space = Space({})
@@ -73,7 +82,6 @@ class OptunaSearch(Searcher):
         return {name: self.define(trial, name, domain) for name, domain in self._space.items()}
 
     def tell(self, trial: int, score: float | None) -> None:
-        """The score at the end; a trial that failed counts as none."""
         asked = self._open.pop(trial, None)
         if asked is not None and score is not None:
             self._study.tell(asked, score)
@@ -89,10 +97,10 @@ class OptunaSearch(Searcher):
         self._study.add_trial(optuna.trial.create_trial(params=known, distributions=distributions, value=score))
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
-        """Optuna's ``suggest`` of a float, a whole number or a choice.
+        """Suggest a float, an integer or a choice through Optuna.
 
-        Raises:
-            ConfigError: Optuna's samplers learn nothing of a setting whose kind or choices differ between trials.
+        Raises `ConfigError` if kind or choices of a setting differ between trials, which Optuna's samplers do not
+        support.
         """
         asked, now = self._open.get(trial), _distribution(domain)
         if asked is None:
@@ -103,7 +111,7 @@ class OptunaSearch(Searcher):
         except ValueError as error:
             raise ConfigError(
                 f"trial.suggest of {name!r} as {domain}: an earlier trial asked for {before} ({error}); use the same "
-                f"choices and kind in all trials, another name for others, or searcher=\"random\""
+                f'choices and kind in all trials, another name for others, or searcher="random"'
             ) from error
         match domain:
             case FloatRange():
@@ -117,10 +125,10 @@ class OptunaSearch(Searcher):
 
 
 class OptunaPruner(Scheduler):
-    """Optuna's pruners: ``"optuna:median"``; also percentile, halving, hyperband. They stop, and never pause.
+    """The pruners of Optuna: ``"optuna:median"``; also percentile, halving, hyperband. They stop but never pause.
 
     Args:
-        inner: the pruner's name, or a pruner of Optuna's.
+        inner: the pruner's name, or an Optuna pruner.
 
     Raises:
         UnknownNameError: there is no such pruner.
@@ -137,13 +145,14 @@ class OptunaPruner(Scheduler):
         self._study = _study(pruner=self._pruner, sampler=optuna.samplers.RandomSampler(seed))
 
     def started(self, trial: int) -> None:
-        """Optuna counts trials in the order in which they begin."""
+        # Optuna numbers trials in the order in which it is asked, so it is asked at the start and not at the
+        # suggestion.
         if trial not in self._open:
             self._open[trial] = self._study.ask()
 
     def on_result(self, progress: Progress) -> Ruling:
         trial = progress.trial
-        self._open[trial].report(progress.score, max(0, int(progress.t) - 1))  # Optuna counts steps from 0
+        self._open[trial].report(progress.score, max(0, int(progress.t) - 1))  # Optuna's steps start at 0
         self._last[trial] = progress.score
         if not self._open[trial].should_prune():
             return GO_ON
@@ -151,7 +160,6 @@ class OptunaPruner(Scheduler):
         return Ruling(Move.STOP, f"pruned by {type(self._pruner).__name__} at {progress.t:g}")
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
-        """It counts as complete if it has a score."""
         asked, last = self._open.pop(trial, None), self._last.pop(trial, float("nan"))
         if asked is not None and last == last:
             self._study.tell(asked, last)
@@ -161,17 +169,14 @@ class OptunaPruner(Scheduler):
 
 
 def results_of(source: Any, terms: SearchTerms) -> Iterator[tuple[int, Params, float]]:
-    """Number, settings and score, the higher the better, of a study's trials that were completed or pruned.
+    """Yield number, settings and score (higher is better) of a study's completed or pruned trials.
 
-    Args:
-        source: a study, or the URL of a storage that holds one.
-
-    Raises:
-        ConfigError: it cannot be read, or it optimizes in another direction.
+    `source` is a study, or the URL of a storage with one. Raises `ConfigError` if it cannot be read, or it optimizes in
+    another direction.
     """
     name = f"warm_start: {source_name(source)}"
     path = Path(source.partition("///")[2]) if isinstance(source, str) and source.startswith("sqlite:") else None
-    if path is not None and not path.is_file():  # Optuna would make it
+    if path is not None and not path.is_file():  # Optuna would create it
         raise ConfigError(f"{name}: there is no file {path}")
     try:
         study = optuna.load_study(study_name=None, storage=source) if isinstance(source, str) else source
@@ -196,7 +201,7 @@ def _direction(terms: SearchTerms) -> optuna.study.StudyDirection:
 
 
 def to_study(core: SearchCore, events: Sequence[Happened], storage: Any, name: str) -> optuna.Study:
-    """The trials of a search as a new study; see :meth:`uneven.search.SearchResult.optuna`."""
+    """Return the trials of a search as a new study; see :meth:`uneven.search.SearchResult.optuna`."""
     states, direction = optuna.trial.TrialState, _direction(core.terms)
     reports: dict[int, dict[int, float]] = {one.number: {} for one in core.trials}
     domains = {one.number: dict(core.space) for one in core.trials}
@@ -217,17 +222,21 @@ def to_study(core: SearchCore, events: Sequence[Happened], storage: Any, name: s
         state = states.FAIL if one.status is TrialStatus.ERROR else states.COMPLETE if done else states.PRUNED
         state = states.PRUNED if state is states.COMPLETE and value is None else state
         known = {key: domain for key, domain in domains[one.number].items() if domain.holds(one.params.get(key))}
-        study.add_trial(optuna.trial.create_trial(
-            state=state, value=None if state is states.FAIL else value,
-            params={key: one.params[key] for key in known},
-            distributions={key: _distribution(domain) for key, domain in known.items()},
-            intermediate_values=reports[one.number],
-            user_attrs={"why": one.why, **{key: val for key, val in one.params.items() if key not in known}},
-        ))  # fmt: skip
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state,
+                value=None if state is states.FAIL else value,
+                params={key: one.params[key] for key in known},
+                distributions={key: _distribution(domain) for key, domain in known.items()},
+                intermediate_values=reports[one.number],
+                user_attrs={"why": one.why, **{key: val for key, val in one.params.items() if key not in known}},
+            )
+        )
     return study
 
 
 def _study(**given: Any) -> optuna.Study:
+    # Optuna would log a line for each trial.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(direction="maximize", **given)
 

@@ -1,4 +1,4 @@
-"""The process in which trials are trained, one after the other: a trial is a message, not a process."""
+"""Train trials one after the other in one process, because a process takes long to start."""
 
 from __future__ import annotations
 
@@ -21,22 +21,16 @@ Train = Callable[[Trial], Any] | type[Trainable]
 
 
 def seed_of(seed: int, trial: int) -> int:
-    """The seed of a trial, 0 … 2^32 − 1."""
     return int.from_bytes(hashlib.sha256(f"{seed} trial {trial}".encode()).digest()[:4])
 
 
 def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> None:
-    """Train whatever trials come.
+    """Train the trials that arrive with the pickled function or class `train`.
 
-    It begins with ``("ready", None)``. Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``,
-    ``("value", value)`` and ``("refused", text)``. Out: what a :class:`Trial` says, ``("left", trial)``, ``("ended",
+    It starts with ``("ready", None)``. Messages in: ``("run", TrialJob)``, and answers ``("ruling", move, save)``,
+    ``("value", value)`` and ``("refused", text)``. Out: those of a :class:`Trial`, ``("left", trial)``, ``("ended",
     trial, metrics, seconds)`` when its function has returned, where metrics are None if it returned nothing, and
-    ``("failed", trial, text)``, or ``("lost", trial, text)`` of one that misses another process of its trial, after
-    which the process ends, since nobody knows what the user's code has left behind.
-
-    Args:
-        train: the function or class, pickled.
-        handle: the data that trials read.
+    ``("failed", trial, text)``, or ``("lost", trial, text)`` if it misses another process of its trial.
     """
     torch.set_num_threads(1)
     function: Train = pickle.loads(train)  # noqa: S301  # it comes from the process that started this one
@@ -49,6 +43,7 @@ def work(line: ProcessLine, train: bytes, handle: DataHandle | None = None) -> N
 
 def _run(post: TrialPost, function: Train, job: TrialJob, data: DataReader | None) -> None:
     seed_all(job.seed)
+    # After an error the process ends, because the state that the user's code left behind is unknown.
     with telling(
         lambda text: post.send(("failed", job.number, text)), lambda text: post.send(("lost", job.number, text))
     ):
@@ -70,5 +65,6 @@ def _run(post: TrialPost, function: Train, job: TrialJob, data: DataReader | Non
 
 
 def pruned() -> tuple[type[BaseException], ...]:
-    """What a function raises by its own decision, as Optuna has it: the trial ends with what it has reported."""
+    """Return Optuna's exception for a trial that prunes itself; the trial ends with the reports it has made."""
+    # Only if the function has imported Optuna can it raise this, so the import is not needed here.
     return (sys.modules["optuna"].TrialPruned,) if "optuna" in sys.modules else ()

@@ -1,4 +1,4 @@
-"""Which trials go on, and which of those that wait is next? Pure."""
+"""Decide which trials continue, and which waiting trial is next. Pure."""
 
 from uneven.search.schedulers.asha import StoppingAsha
 from uneven.search.schedulers.base import Scheduler, schedulers

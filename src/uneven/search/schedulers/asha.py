@@ -1,4 +1,4 @@
-"""Asynchronous successive halving, the form that stops: Ray's rule, number by number. Pure."""
+"""Asynchronous successive halving that stops trials: Ray's rule, with identical results. Pure."""
 
 from __future__ import annotations
 
@@ -15,67 +15,57 @@ from uneven.search.space import Params, Space
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The value below which so large a share lies, linearly interpolated, to the bit as NumPy reckons it.
-
-    Args:
-        ordered: at least one number, in ascending order.
-        share: 0 … 1, times 100 and back, as it reaches NumPy.
-    """
+    """Return the percentile of ascending numbers, linearly interpolated, bit for bit as NumPy computes it."""
+    # Times 100 and back, with the rounding that the value gets on its way to NumPy.
     place = (len(ordered) - 1) * (share * 100 / 100)
     low = math.floor(place)
     if low >= len(ordered) - 1:
         return ordered[-1]
     part, a, b = place - low, ordered[low], ordered[low + 1]
+    # NumPy interpolates from the nearer end; the other formula differs in the last bit.
     return b - (b - a) * (1 - part) if part >= 0.5 else a + (b - a) * part
 
 
 @dataclass(slots=True)
 class Rung:
-    """Where trials are compared: after as much training, with whoever has been there before.
-
-    Attributes:
-        recorded: trials that have been here.
-        ordered: their scores but for those that are no number, ascending.
-    """
+    """A level of training at which trials are compared with those that reached it before."""
 
     milestone: float
-    recorded: set[int] = field(default_factory=set)
-    ordered: list[float] = field(default_factory=list)
+    recorded: set[int] = field(default_factory=set)  # trials that have reached it
+    ordered: list[float] = field(default_factory=list)  # their scores in ascending order, without NaN
 
     def cutoff(self, reduction_factor: float) -> float | None:
-        """The least score that goes on; None where nobody has been here."""
+        """Return the lowest score that continues; None for the first trial."""
         if not self.recorded:
             return None
         return percentile(self.ordered, 1 - 1 / reduction_factor) if self.ordered else math.nan
 
     def record(self, trial: int, score: float) -> None:
-        """A trial has been here."""
         self.recorded.add(trial)
         if not math.isnan(score):
             insort(self.ordered, score)
 
 
 def milestones(max_t: float, grace_period: float, reduction_factor: float, bracket: int = 0) -> list[float]:
-    """The rungs of a bracket, the lowest first: grace_period · reduction_factor^(k + bracket)."""
+    """Return the rungs of a bracket, lowest first: grace_period · reduction_factor^(k + bracket)."""
     count = int(math.log(max_t / grace_period) / math.log(reduction_factor) - bracket + 1)
     return [grace_period * reduction_factor ** (k + bracket) for k in range(count)]
 
 
 class StoppingAsha(Scheduler):
-    """ASHA as Ray has it: a trial below the best 1/reduction_factor of those before it at a rung is stopped for good.
+    """ASHA as in Ray: a trial below the best 1/reduction_factor of the earlier trials at a rung is stopped.
 
-    At each report the highest rung that the trial has reached and is not recorded at is looked at, and no other. The
-    first trial at a rung passes, so one worker after the other learns little: see
-    :class:`~uneven.search.schedulers.promotion.PromotingAsha`.
+    Each report is compared at the highest rung that the trial has reached and is not recorded at. The first trial at a
+    rung passes, so a single worker learns little: see :class:`~uneven.search.schedulers.promotion.PromotingAsha`.
 
     Args:
-        max_t: a trial is done after so much training.
-        grace_period: no trial is stopped before.
-        reduction_factor: of each rung, about one in so many goes on.
-        brackets: trials are dealt to so many rows of rungs, whose first rungs are higher and higher.
+        max_t: training after which a trial is done.
+        grace_period: training before which no trial is stopped.
+        reduction_factor: about one in ``reduction_factor`` trials of a rung continues.
+        brackets: number of series of rungs, with increasing first rungs, among which trials are divided.
 
     Raises:
-        ConfigError: max_t below the grace period, and other numbers that make no sense.
+        ConfigError: max_t is below the grace period, or another number is invalid.
     """
 
     def __init__(
@@ -100,8 +90,8 @@ class StoppingAsha(Scheduler):
         self._random = Random(f"asha {seed}")
 
     def added(self, trial: int, params: Params) -> None:
-        """It is dealt to a bracket, in proportion to e to the power of the bracket's rungs."""
         if len(self.brackets) > 1 and trial not in self._of:
+            # As in Ray: in proportion to e to the power of the bracket's number of rungs.
             weights = [math.exp(len(rungs) - len(self.brackets[0])) for rungs in self.brackets]
             self._of[trial] = self._random.choices(range(len(weights)), weights)[0]
 

@@ -1,4 +1,4 @@
-"""Which trials go on: the interface of schedulers. Pure."""
+"""Define the interface of schedulers. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uneven.search.space import Params, Space
 
 
 class Scheduler(ABC):
-    """Decides at each report what becomes of a trial, and which of those that wait is next.
+    """The base of schedulers: decides at each report how a trial continues, and which waiting trial is next.
 
-    It sees no clock, no process and no checkpoint: the same calls lead to the same answers, and random numbers come
-    from the seed. What it has to remember it remembers by itself; a search that was killed plays the same calls again.
+    It sees no clock, process or checkpoint, and takes random numbers from the seed: the same calls lead to the same
+    decisions. A killed search is restored by repeating the calls, so a scheduler does not save its state.
 
     Attributes:
-        ahead: how many trials it wants to know before they are started; infinite asks for all.
-        max_t: after so much training a trial is done; None if that is not its matter.
-        own_params: it changes settings itself, so that a searcher which learns would learn nothing true.
+        ahead: number of trials to suggest before they start; infinite for all.
+        max_t: training after which a trial is done; None without a limit.
+        own_params: it changes settings itself, so a searcher that learns would get wrong results.
     """
 
     ahead: float = 1
@@ -29,27 +29,27 @@ class Scheduler(ABC):
     own_params: ClassVar[bool] = False
 
     def begin(self, space: Space, seed: int) -> None:  # noqa: B027  # most need it not
-        """A search begins; called once, before anything else."""
+        """Start a search; called once, first."""
 
     def added(self, trial: int, params: Params) -> None:  # noqa: B027  # most need it not
-        """A trial waits to be started, for the first time or because a person has resumed it."""
+        """Add a trial that waits to be started, for the first time or because the user resumed it."""
 
     def started(self, trial: int) -> None:  # noqa: B027  # most need it not
-        """A trial was started or resumed."""
+        """Record that a trial was started or resumed."""
 
     def saved(self, trial: int, t: float) -> None:  # noqa: B027  # most need it not
-        """A checkpoint was kept because a ruling asked for it."""
+        """Record that a checkpoint was saved which a decision asked for."""
 
     @abstractmethod
     def on_result(self, progress: Progress) -> Ruling:
-        """What becomes of a trial that has reported."""
+        """Return the decision on a trial that has reported."""
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
-        """A trial has ended, and not because a ruling said so; what that means for those that are paused."""
+        """Record that a trial has ended without a decision of the scheduler. Return decisions on paused trials."""
         return {}
 
     def choose(self, pending: Collection[int], paused: Collection[int]) -> int | None:
-        """Who is started or resumed next, None if nobody is. Asking twice gives the same answer.
+        """Return the trial to start or resume next, None for none. Repeated calls give the same answer.
 
         Args:
             pending: trials that have never run, or must run again; in order.
@@ -59,15 +59,11 @@ class Scheduler(ABC):
 
 
 schedulers: Registry[Scheduler] = Registry("scheduler", Scheduler)  # type: ignore[type-abstract]
-"""Name → what it stands for."""
+"""Name → scheduler."""
 
 
 def checked_rungs(max_t: float, grace_period: float, reduction_factor: float) -> None:
-    """Refuse rungs that cannot be.
-
-    Raises:
-        ConfigError: see the messages.
-    """
+    """Raise `ConfigError` if the rungs are impossible."""
     if not grace_period > 0:
         raise ConfigError(f"grace_period={grace_period}: a trial must train at least a little, give more than 0")
     if not max_t >= grace_period:

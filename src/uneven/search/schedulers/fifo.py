@@ -1,4 +1,4 @@
-"""First in, first out. Pure."""
+"""First in, first out: no trial is stopped. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uneven.search.schedulers.base import Scheduler
 
 
 class Fifo(Scheduler):
-    """Every trial is trained to its end, in the order in which they were suggested."""
+    """The scheduler that trains every trial to its end, in the order of suggestion."""
 
     def on_result(self, progress: Progress) -> Ruling:
         return GO_ON

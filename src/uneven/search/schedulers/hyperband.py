@@ -1,4 +1,4 @@
-"""HyperBand, synchronous, as Ray has it. Pure."""
+"""Synchronous HyperBand, as in Ray. Pure."""
 
 from __future__ import annotations
 
@@ -13,48 +13,32 @@ from uneven.search.space import Params
 
 @dataclass(slots=True)
 class Bracket:
-    """Trials that are halved together, again and again.
+    """A group of trials that is halved repeatedly."""
 
-    Attributes:
-        room: n, how many it holds; after a halving, how many were kept.
-        milestone: r, how far each of them is to be trained before the next halving.
-        halvings: how many are left.
-        live: trial → (training, score) of its last report.
-        resumable: paused trials that have been kept.
-        work: samples, epochs or reports that all of it takes.
-        done: of these.
-    """
-
-    room: int
-    milestone: int
-    halvings: int
-    work: float
-    live: dict[int, tuple[float, float]] = field(default_factory=dict)
-    resumable: set[int] = field(default_factory=set)
-    done: float = 0.0
+    room: int  # n, its capacity; after a halving, the number of trials kept
+    milestone: int  # r, training of each trial before the next halving
+    halvings: int  # number of remaining halvings
+    work: float  # training of the whole bracket, in samples, epochs or reports
+    live: dict[int, tuple[float, float]] = field(default_factory=dict)  # trial → (training, score) of its last report
+    resumable: set[int] = field(default_factory=set)  # paused trials that were kept
+    done: float = 0.0  # finished part of it
 
     @property
     def reached(self) -> bool:
-        """Whether all who live have come to the milestone."""
         return all(t >= self.milestone for t, _ in self.live.values())
 
     @property
     def progress(self) -> float:
-        """0 … 1."""
+        """The finished share of the bracket, 0 … 1."""
         return 1.0 if self.halvings == 0 and self.reached else min(self.done / self.work, 1.0)
 
     def heard(self, trial: int, t: float, score: float) -> None:
-        """It has reported."""
         self.done += t - self.live[trial][0]
         self.live[trial] = t, score
         self.resumable.discard(trial)
 
     def halve(self, eta: float, max_t: float) -> list[int]:
-        """Keep the best ⌈n / η⌉ and raise the milestone.
-
-        Returns:
-            Those who are not kept.
-        """
+        """Keep the best ⌈n / η⌉, raise the milestone, and return the trials that are not kept."""
         self.halvings -= 1
         self.room = math.ceil(self.room / eta)
         self.milestone = int(min(self.milestone * eta, max_t))
@@ -63,18 +47,18 @@ class Bracket:
 
 
 class HyperBand(Scheduler):
-    """Brackets that trade the number of trials against the training of each; all wait for each other at a milestone.
+    """HyperBand: brackets that trade the number of trials against the training of each, and halve them at milestones.
 
-    Brackets are filled in the order s = 0, 1, 2, …: bracket s takes ⌈(s_max + 1) / (s + 1) · η^s⌉ trials and trains
-    them to max_t · η^−s first. A bracket that is not full is halved when those that it has are there, and keeps as many
-    as a full one would, so with few trials nobody is dropped.
+    Brackets are filled in the order s = 0, 1, 2, …: bracket s takes ⌈(s_max + 1) / (s + 1) · η^s⌉ trials and first
+    trains them to max_t · η^−s. A bracket that is not full is halved when all its trials are there, and keeps as many
+    as a full one would, so a small search may drop no trial.
 
     Args:
-        max_t: a trial is done after so much training.
-        reduction_factor: η, of each bracket one in so many goes on.
+        max_t: training after which a trial is done.
+        reduction_factor: η; one in η trials of a bracket continues.
 
     Raises:
-        ConfigError: numbers that make no sense.
+        ConfigError: a number is invalid.
     """
 
     ahead = math.inf
@@ -87,10 +71,9 @@ class HyperBand(Scheduler):
         self.bands: list[list[Bracket | None]] = [[]]
         self._of: dict[int, Bracket] = {}
         self._past = 0
-        """Bands of which nobody is left, at the beginning."""
+        """Number of leading bands without live trials."""
 
     def size(self, s: int) -> tuple[int, int]:
-        """n0 and r0 of bracket s."""
         return math.ceil(self._rows / (s + 1) * self._eta**s), int(self.max_t * self._eta ** (-s))
 
     def added(self, trial: int, params: Params) -> None:
@@ -117,20 +100,21 @@ class HyperBand(Scheduler):
         own = others.pop(progress.trial, None)
         if own is not None:
             return Ruling(own.move, own.why, others=others)
-        if bracket.live[progress.trial][0] < bracket.milestone:  # a halving has just raised it
+        # The report may have completed a halving, which raised the milestone.
+        if bracket.live[progress.trial][0] < bracket.milestone:
             bracket.resumable.discard(progress.trial)
             return Ruling(others=others)
         return Ruling(Move.PAUSE, f"waits for its bracket at {bracket.milestone}", others=others)
 
     def gone(self, trial: int) -> Mapping[int, Ruling]:
-        """It counts no longer, so the others may be ready to be halved."""
         bracket = self._of[trial]
         bracket.live.pop(trial, None)
         bracket.resumable.discard(trial)
+        # The others may have waited only for this trial.
         return self._halved(bracket)
 
     def choose(self, pending: Collection[int], paused: Collection[int]) -> int | None:
-        """Bands in order; inside, the bracket that is least advanced; there the first that may run."""
+        """Return the first runnable trial: by band, then by the least advanced bracket."""
         while self._past < len(self.bands) - 1 and not any(one and one.live for one in self.bands[self._past]):
             self._past += 1
         for band in self.bands[self._past :]:
@@ -141,7 +125,7 @@ class HyperBand(Scheduler):
         return None
 
     def _halved(self, bracket: Bracket) -> dict[int, Ruling]:
-        """If all are there: who is stopped; the others may be resumed."""
+        """Halve a bracket whose trials are all there, and return which trials stop; the others may be resumed."""
         rulings: dict[int, Ruling] = {}
         while bracket.live and bracket.reached:
             if bracket.halvings == 0:

@@ -1,4 +1,4 @@
-"""The median stopping rule, as Ray has it. Pure."""
+"""The median stopping rule, as in Ray. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from uneven.search.schedulers.base import Scheduler
 
 
 class MedianStopping(Scheduler):
-    """A trial is stopped when its best score is below the median of the others' mean scores up to the same point.
+    """The median rule: a trial stops if its best score is below the median of the other trials' mean scores so far.
 
-    Others are all trials, ended or not, that have come as far; the mean is over their results from the grace period on.
+    The other trials are all that have come as far, ended or not; a mean is over their results from the grace period on.
 
     Args:
-        grace_period: no trial is stopped before.
-        min_samples_required: how many others are needed; with fewer a trial makes room for those that wait.
-        min_time_slice: it makes room only after so much training since it did so last.
-        hard_stop: False pauses instead, and lets the trial be when it comes again.
+        grace_period: training before which no trial is stopped.
+        min_samples_required: number of other trials needed; with fewer, a trial pauses if others wait.
+        min_time_slice: least training between two such pauses.
+        hard_stop: False pauses instead, and does not judge the trial again.
 
     Raises:
-        ConfigError: numbers that make no sense.
+        ConfigError: a number is invalid.
     """
 
     def __init__(

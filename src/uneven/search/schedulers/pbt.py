@@ -1,4 +1,4 @@
-"""Population based training, as Ray has it. Pure."""
+"""Population based training, as in Ray. Pure."""
 
 from __future__ import annotations
 
@@ -15,41 +15,33 @@ from uneven.search.space import Params, Space
 
 @dataclass(slots=True)
 class Individual:
-    """A trial of the population.
-
-    Attributes:
-        score: of the last report that counted; None before it.
-        t: how much it has been trained.
-        perturbed_t: when it was last judged.
-        kept_t: of the checkpoint that others may clone; None without one.
-        best: it belongs to the upper quantile.
-    """
+    """A trial of the population."""
 
     params: Params
-    score: float | None = None
-    t: float = 0.0
-    perturbed_t: float = 0.0
-    kept_t: float | None = None
-    best: bool = False
+    score: float | None = None  # of the last report that counted; None before it
+    t: float = 0.0  # its training
+    perturbed_t: float = 0.0  # its training when it was last judged
+    kept_t: float | None = None  # of the checkpoint that others may clone; None without one
+    best: bool = False  # it belongs to the upper quantile
 
 
 class PopulationBased(Scheduler):
-    """PBT: every so often, a trial at the bottom goes on from the checkpoint of one at the top, with settings near its.
+    """PBT: at intervals, a trial at the bottom continues from the checkpoint of one at the top, with similar settings.
 
-    Settings that the space gives as a range are multiplied with one of the factors, those of a choice move one place;
-    or, with a probability, a new value is drawn.
+    Settings of a range are multiplied by one of the factors, those of a choice move one place; or, with a probability,
+    a new value is drawn.
 
     Args:
-        perturbation_interval: so much training lies between two judgements of a trial.
-        burn_in_period: nobody is judged before.
-        quantile_fraction: this share of the population is the top, and so large is the bottom.
-        resample_probability: of a new value instead of a near one.
-        factors: what numbers are multiplied with.
-        synch: everybody waits for everybody at each judgement, so that nothing depends on who is faster.
-        max_t: a trial is done after so much training; by default when its function returns.
+        perturbation_interval: training between two judgements of a trial.
+        burn_in_period: training before the first judgement.
+        quantile_fraction: share of the population that is the top, and share that is the bottom.
+        resample_probability: probability of a new value instead of a similar one.
+        factors: multipliers of numbers.
+        synch: all trials wait for each other at each judgement, so that the result does not depend on speeds.
+        max_t: training after which a trial is done; by default when its function returns.
 
     Raises:
-        ConfigError: numbers that make no sense.
+        ConfigError: a number is invalid.
     """
 
     ahead = math.inf
@@ -95,8 +87,8 @@ class PopulationBased(Scheduler):
         self.population.setdefault(trial, Individual(params))
 
     def saved(self, trial: int, t: float) -> None:
-        """Others may clone it now, if it is still at the top."""
         one = self.population.get(trial)
+        # While the state was being saved, the trial may have lost its place at the top.
         if one is not None and one.best:
             one.kept_t = t
 
@@ -118,14 +110,14 @@ class PopulationBased(Scheduler):
         return self._without(trial)
 
     def choose(self, pending: Collection[int], paused: Collection[int]) -> int | None:
-        """Whoever has been trained least; when all wait for all, whoever has not come to the judgement yet."""
+        """Return the least trained trial; with ``synch``, among those that have not reached the judgement."""
         ready = [*pending, *paused]
         if self._synch:
             ready = [trial for trial in ready if self.population[trial].t < self._next_t]
         return min(ready, key=lambda trial: self.population[trial].t, default=None)
 
     def quantiles(self) -> tuple[list[int], list[int]]:
-        """Bottom and top, the worst first: ⌈n q⌉ of those with a score, at most half of them."""
+        """Return bottom and top, the worst first: ⌈n q⌉ of the trials with a score, at most half of them."""
         known = [trial for trial, one in self.population.items() if one.score is not None and one.score == one.score]
         known.sort(key=lambda trial: self.population[trial].score or 0.0)
         if len(known) <= 1:
@@ -134,7 +126,6 @@ class PopulationBased(Scheduler):
         return (known[:size], known[-size:]) if size else ([], [])
 
     def explore(self, params: Params) -> Params:
-        """Settings near these."""
         near = dict(params)
         for name, domain in self._space.items():
             near[name] = domain.explore(params.get(name), self._random, self._resample, self._factors)
@@ -169,7 +160,7 @@ class PopulationBased(Scheduler):
         return self._all_judged() if self._synch else {}
 
     def _all_judged(self) -> dict[int, Ruling]:
-        """If all have come: the top, the middle, then the bottom. Who is at the top is paused, so its state is kept."""
+        """Judge all trials once they have arrived: the top, the middle, then the bottom."""
         waits = [trial for trial, one in self.population.items() if one.score is None or one.t < self._next_t]
         if waits or not self.population:
             return {}
@@ -177,11 +168,13 @@ class PopulationBased(Scheduler):
         middle = [trial for trial in self.population if trial not in upper and trial not in lower]
         furthest_t = max(one.t for one in self.population.values())
         rulings = {}
+        # The top comes first, so that its checkpoints exist when the bottom clones them.
         for trial in (*upper, *middle, *lower):
             one = self.population[trial]
             one.perturbed_t = one.t
             ruling = self._judged(trial, lower, upper)
             if one.best:
+                # Top trials are paused, so their states are saved.
                 one.kept_t = one.t
             if ruling.clone is not None or ruling.save:
                 rulings[trial] = ruling

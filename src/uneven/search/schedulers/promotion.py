@@ -1,4 +1,4 @@
-"""Asynchronous successive halving, the form that promotes. Pure."""
+"""Asynchronous successive halving that promotes trials. Pure."""
 
 from __future__ import annotations
 
@@ -12,39 +12,32 @@ from uneven.search.schedulers.asha import milestones
 from uneven.search.schedulers.base import Scheduler, checked_rungs
 
 _Place = tuple[float, int]
-"""Minus the score, and the trial: the best first, the earlier of equals first."""
+"""Minus the score, and the trial: sorts the best first, and the earlier of equal ones first."""
 
 
 @dataclass(slots=True)
 class Ladder:
-    """One rung, whose best are promoted.
-
-    Attributes:
-        all: who has been here, the best first.
-        waiting: those of them that were not promoted yet.
-    """
+    """One rung, whose best trials are promoted."""
 
     milestone: float
-    all: list[_Place] = field(default_factory=list)
-    waiting: list[_Place] = field(default_factory=list)
+    all: list[_Place] = field(default_factory=list)  # trials that have reached it, the best first
+    waiting: list[_Place] = field(default_factory=list)  # those that were not promoted yet
     places: dict[int, _Place] = field(default_factory=dict)
 
     def record(self, trial: int, score: float) -> None:
-        """A trial has come here."""
         place = (math.inf if math.isnan(score) else -score, trial)
         self.places[trial] = place
         insort(self.all, place)
         insort(self.waiting, place)
 
     def promotable(self, reduction_factor: float) -> int | None:
-        """The best of those that wait, if it belongs to the best 1/reduction_factor of all that were here."""
+        """Return the best waiting trial if it is among the best 1/reduction_factor of all at this rung."""
         if not self.waiting:
             return None
         good = bisect_left(self.all, self.waiting[0]) < int(len(self.all) / reduction_factor)
         return self.waiting[0][1] if good else None
 
     def forget(self, trial: int) -> None:
-        """It waits no longer."""
         place = self.places.get(trial)
         at = bisect_left(self.waiting, place) if place is not None else len(self.waiting)
         if at < len(self.waiting) and self.waiting[at] == place:
@@ -54,16 +47,16 @@ class Ladder:
 class PromotingAsha(Scheduler):
     """ASHA that pauses every trial at a rung and resumes those that turn out to be among the best there.
 
-    A free device goes to the promotable trial at the highest rung, else to a new trial. So nothing is decided on the
-    first few results, and one worker is enough.
+    A free device goes to the promotable trial at the highest rung, or to a new trial. So the first few results decide
+    nothing, and one worker is enough.
 
     Args:
-        max_t: a trial is done after so much training.
+        max_t: training after which a trial is done.
         grace_period: the first rung.
-        reduction_factor: of each rung, one in so many is promoted; each rung is so many times higher.
+        reduction_factor: one in ``reduction_factor`` trials of a rung is promoted; rungs grow by this factor.
 
     Raises:
-        ConfigError: max_t below the grace period, and other numbers that make no sense.
+        ConfigError: max_t is below the grace period, or another number is invalid.
     """
 
     def __init__(self, max_t: float = 100, grace_period: float = 1, reduction_factor: float = 4) -> None:
@@ -72,7 +65,7 @@ class PromotingAsha(Scheduler):
         self._factor = reduction_factor
         self.rungs = [Ladder(at) for at in milestones(max_t, grace_period, reduction_factor) if at < max_t]
         self._at: dict[int, int] = {}
-        """Trial → how many rungs it has been recorded at."""
+        """Trial → number of rungs that it has passed."""
 
     def on_result(self, progress: Progress) -> Ruling:
         trial = progress.trial
@@ -103,7 +96,6 @@ class PromotingAsha(Scheduler):
         return {}
 
     def choose(self, pending: Collection[int], paused: Collection[int]) -> int | None:
-        """Who is promoted, else who is new."""
         promoted = self._promoted()
         if promoted is not None and promoted in paused:
             return promoted

@@ -1,4 +1,4 @@
-"""Which settings are tried next? Pure."""
+"""Decide which settings are tried next. Pure."""
 
 from uneven.search.searchers.base import NoneNow, Searcher, searchers
 from uneven.search.searchers.own import ConcurrencyLimit, GridSearch, RandomSearch

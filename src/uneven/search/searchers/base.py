@@ -1,4 +1,4 @@
-"""Which settings are tried next: the interface of searchers. Pure."""
+"""Define the interface of searchers. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uneven.search.space import Domain, Params, Plain, Space
 
 
 class NoneNow(Enum):
-    """There are no settings to try."""
+    """The reason for no suggestion."""
 
     LATER = "later"
     """Ask again when a trial has ended."""
@@ -20,44 +20,44 @@ class NoneNow(Enum):
 
 
 class Searcher(ABC):
-    """Suggests settings and is told what came of them.
+    """The base of searchers: suggests settings and learns from their scores.
 
-    The same calls lead to the same suggestions; random numbers come from the seed. A search that was killed plays the
-    same calls again.
+    It takes random numbers from the seed: the same calls lead to the same suggestions. A killed search is restored by
+    repeating the calls.
     """
 
     def begin(self, space: Space, seed: int) -> None:  # noqa: B027  # most need it not
-        """A search begins; called once, before anything else.
+        """Start a search; called once, first.
 
         Raises:
-            ConfigError: a space that it cannot search.
+            ConfigError: it cannot search this space.
         """
 
     @abstractmethod
     def suggest(self, trial: int) -> Params | NoneNow:
-        """Settings for a new trial: a value for each name of the space."""
+        """Return settings for a new trial: a value for each name of the space."""
 
     def tell(self, trial: int, score: float | None) -> None:  # noqa: B027  # most need it not
-        """A trial has ended with this score, the higher the better; None if it failed."""
+        """Record that a trial has ended with this score, higher is better; None if it failed."""
 
     def enqueue(self, params: Params) -> None:  # noqa: B027  # most need it not
-        """Settings of one of the first trials; told before anything is suggested. They replace what it suggests."""
+        """Announce settings that will replace one of the first suggestions; called before them."""
 
     def learn(self, params: Params, score: float) -> None:
-        """A result of an earlier search; told before anything is suggested. All settings lie in the space.
+        """Record a result of an earlier search, within the space; called before the first suggestion.
 
         Raises:
-            ConfigError: it learns nothing of results.
+            ConfigError: it does not learn from results.
         """
         raise ConfigError(
             'warm_start: this searcher learns nothing of results: take one that does, such as searcher="optuna:tpe"'
         )
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
-        """A value for a setting that a training function asks for while it runs.
+        """Return a value for a setting that a training function asks for while it runs.
 
         Raises:
-            ConfigError: it cannot suggest what the space does not name.
+            ConfigError: it cannot suggest a setting that the space does not name.
         """
         raise ConfigError(
             f"trial.suggest: this searcher knows the space alone, which has no {name!r}: add it there, or take "
@@ -66,4 +66,4 @@ class Searcher(ABC):
 
 
 searchers: Registry[Searcher] = Registry("searcher", Searcher)  # type: ignore[type-abstract]
-"""Name → what it stands for."""
+"""Name → searcher."""

@@ -1,4 +1,4 @@
-"""Random settings, and each of a grid. Pure."""
+"""Search at random, or through all values of a grid. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uneven.search.space import Choices, Domain, Params, Plain, Space
 
 
 class RandomSearch(Searcher):
-    """Every setting drawn from its range, each trial for itself; grids are gone through as :class:`GridSearch` does."""
+    """The random searcher: draws every setting from its range, and tries grids as :class:`GridSearch` does."""
 
     def __init__(self) -> None:
         self._space = Space({})
@@ -25,14 +25,12 @@ class RandomSearch(Searcher):
 
     @property
     def combinations(self) -> int:
-        """How many combinations the values of all grids make."""
         return math.prod(len(one.values) for one in self._grids.values())
 
     def suggest(self, trial: int) -> Params | NoneNow:
-        """They depend on the seed and the trial's number alone."""
         found: dict[str, Plain] = {}
         place = (trial - self._enqueued) % self.combinations
-        for name, one in reversed(self._grids.items()):  # the last one changes fastest
+        for name, one in reversed(self._grids.items()):  # the last name changes fastest
             place, at = divmod(place, len(one.values))
             found[name] = one.values[at]
         return {
@@ -40,15 +38,15 @@ class RandomSearch(Searcher):
         }
 
     def enqueue(self, params: Params) -> None:
-        self._enqueued += 1  # grids begin after these
+        self._enqueued += 1  # grids start after these trials
 
     def define(self, trial: int, name: str, domain: Domain) -> Plain:
-        """Drawn by the seed, the trial's number and the name."""
+        # The value depends on seed, trial and name only, so it does not change with the order of calls.
         return domain.sample(Random(f"{self._seed} {trial} {name}"))
 
 
 class GridSearch(RandomSearch):
-    """Each value of every choice and grid with each of the others, once; a range of numbers is refused."""
+    """The grid searcher: tries all combinations of choices and grids once. It does not support ranges of numbers."""
 
     def begin(self, space: Space, seed: int) -> None:
         super().begin(space, seed)
@@ -65,14 +63,14 @@ class GridSearch(RandomSearch):
 
 
 class ConcurrencyLimit(Searcher):
-    """Suggests nothing while so many trials are under way, so that a searcher which learns hears of some results first.
+    """The searcher that limits open trials, so that a searcher which learns gets some results before it suggests more.
 
     Args:
         inner: the searcher that suggests.
-        max_concurrent: trials that were suggested and have not ended.
+        max_concurrent: largest number of suggested trials that have not ended.
 
     Raises:
-        ConfigError: fewer than one.
+        ConfigError: ``max_concurrent`` is below one.
     """
 
     def __init__(self, inner: str | Searcher = "random", max_concurrent: int = 1) -> None:
@@ -86,7 +84,6 @@ class ConcurrencyLimit(Searcher):
         self._inner.begin(space, seed)
 
     def suggest(self, trial: int) -> Params | NoneNow:
-        """What the inner one does, if there is room."""
         if len(self._open) >= self._most:
             return NoneNow.LATER
         found = self._inner.suggest(trial)
