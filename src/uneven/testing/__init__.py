@@ -1,11 +1,11 @@
-"""For tests, of this package and of plug-ins written elsewhere.
+"""Test this package, and plug-ins of other packages.
 
-``ranks`` runs a test's body in several real processes. ``contracts`` holds the suites that a new predictor, balancer,
-synchronisation policy or transport has to pass, ``merges`` that of a merge, ``search`` those of schedulers and
-searchers. These need pytest and are imported by name (``uneven.testing.contracts``), so that nothing here asks for it.
+``ranks`` runs a test's body in several real processes. ``contracts`` has the test suites for new predictors, balancers,
+synchronization policies and transports, ``merges`` the one for merges, ``search`` those for schedulers and searchers.
 ``parts`` has workers for a part, without a session.
 """
 
+# The suites need pytest, so they are imported by name (`uneven.testing.contracts`) and not from here.
 from uneven.testing.ranks import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
 
 __all__ = ["RankContext", "RankFailure", "kept_pids", "pool_pids", "ranks", "run_ranks", "stop_pool"]

@@ -1,6 +1,6 @@
-"""What every plug-in promises, as tests to inherit. Needs pytest and hypothesis.
+"""Test suites that plug-ins inherit. They need pytest and hypothesis.
 
-An author of a predictor writes::
+To test a predictor, write::
 
     from uneven.testing.contracts import PredictorContract
 
@@ -8,7 +8,7 @@ An author of a predictor writes::
         def make(self):
             return Mine()
 
-and pytest runs the whole suite on it. The examples are the same in every run.
+pytest then runs the whole suite on it, with the same examples in every run.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Test = Callable[..., None]
 
 _SETTINGS = settings(
     max_examples=25,
-    deadline=None,  # a busy machine is no failure
+    deadline=None,  # a test may be slow on a busy machine
     derandomize=True,
     database=None,
-    # The tests live in a base class and run for each class that inherits them.
+    # The tests are in a base class and run for each class that inherits them.
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 
@@ -53,21 +53,21 @@ def _examples(**strategies: st.SearchStrategy[Any]) -> Callable[[Test], Test]:
 
 
 def report(iteration: int, speed_per_s: float, samples: int = 32) -> Observation:
-    """A believable report of one iteration at a given speed."""
+    """Return a plausible report of one iteration at a given speed."""
     return Observation(iteration=iteration, samples=samples, local_s=samples / speed_per_s, cpu=0.5, memory=0.25)
 
 
 def reports(least: int = 0) -> st.SearchStrategy[list[Observation]]:
-    """Believable reports of one worker, in order; speeds between 0.1 and 10,000 samples/s."""
+    """Generate plausible reports of one worker, in order, with speeds between 0.1 and 10,000 samples/s."""
     speeds = st.lists(st.floats(0.1, 1e4), min_size=least, max_size=30)
     return speeds.map(lambda row: [report(k, speed) for k, speed in enumerate(row)])
 
 
 @st.composite
 def balance_views(draw: st.DrawFn, workers: int | None = None) -> list[BalanceView]:
-    """Views of a run as a balancer meets them, in order: the same workers, batch and limits throughout.
+    """Generate the views that a balancer gets in a run, in order, with constant workers, batch and limits.
 
-    The shares of each view are an even split; feed the answers back with :func:`dataclasses.replace`.
+    The shares of each view are an even split; feed answers back with :func:`dataclasses.replace`.
     """
     n = draw(st.integers(1, 8)) if workers is None else workers
     lower = tuple(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n)))
@@ -75,7 +75,7 @@ def balance_views(draw: st.DrawFn, workers: int | None = None) -> list[BalanceVi
     upper = tuple(low + more for low, more in zip(lower, room, strict=True))
     total = draw(st.integers(max(1, sum(lower)), sum(upper)))
     shares = _within(total, lower, upper)
-    # A few speeds are drawn and then dealt: to draw each took most of what a balancer's suite takes.
+    # A few speeds are drawn and then dealt out, because drawing each took most of a suite's time.
     some = draw(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6))
     deal = Random(draw(st.integers(0, 2**32 - 1)))
     views = []
@@ -97,7 +97,7 @@ def balance_views(draw: st.DrawFn, workers: int | None = None) -> list[BalanceVi
 
 
 def _near(speed_per_s: float, deal: Random) -> float:
-    """Half of the time the same, so that workers are often equally fast."""
+    """Return the same speed half of the time, so that workers are often equally fast."""
     return speed_per_s if deal.random() < 0.5 else min(1e6, max(1e-3, speed_per_s * 10 ** deal.uniform(-1, 1)))
 
 
@@ -114,11 +114,11 @@ def _through_json(state: dict[str, Any]) -> Any:
 
 
 class PredictorContract(ABC):
-    """What every predictor promises. One that learns is given its lessons as soon as it hands them out."""
+    """The tests of every predictor. A predictor that learns gets its lessons immediately."""
 
     @abstractmethod
     def make(self) -> Predictor:
-        """A new predictor, the same each time."""
+        """Return a new predictor, the same each time."""
 
     def test_nothing_is_predicted_before_the_first_report(self) -> None:
         assert math.isnan(self.make().predict())
@@ -167,7 +167,7 @@ class PredictorContract(ABC):
             _show(old, observation)
         new = self.make()
         new.load_state_dict(_through_json(old.state_dict()))
-        assert repr(new.predict()) == repr(old.predict())  # as text, so that NaN equals NaN
+        assert repr(new.predict()) == repr(old.predict())  # as text, because NaN is not equal to NaN
         for observation in seen[cut:]:
             _show(old, observation)
             _show(new, observation)
@@ -197,17 +197,13 @@ def _show(predictor: Predictor, observation: Observation) -> None:
 
 
 class BalancerContract(ABC):
-    """What every balancer promises.
+    """The tests of every balancer."""
 
-    Attributes:
-        workers: number of workers that ``make()`` is for; None if it serves any number.
-    """
-
-    workers: ClassVar[int | None] = None
+    workers: ClassVar[int | None] = None  # number of workers that `make()` is for; None for any
 
     @abstractmethod
     def make(self) -> Balancer:
-        """A new balancer, the same each time."""
+        """Return a new balancer, the same each time."""
 
     def test_its_predictor_exists(self) -> None:
         assert isinstance(predictors.resolve(self.make().predictor), Predictor)
@@ -255,7 +251,7 @@ class BalancerContract(ABC):
         profiles = {rank: Profile(sizes=(1, 2, 4, 8), seconds=tuple(seconds)) for rank in views[0].members}
         here, there = self.make(), self.make()
         for balancer in (here, there):
-            balancer.split(views[0])  # what was decided before does not count
+            balancer.split(views[0])  # a decision before the profile must not influence later ones
             balancer.profiled(profiles)
         steps = self._run(here, views)
         assert steps == self._run(there, views)
@@ -274,7 +270,7 @@ class BalancerContract(ABC):
 
     @staticmethod
     def _run(balancer: Balancer, views: list[BalanceView]) -> list[tuple[BalanceView, tuple[int, ...]]]:
-        """Show the views in order, each with the shares that the balancer gave before."""
+        """Show the views in order, each with the balancer's previous shares."""
         steps: list[tuple[BalanceView, tuple[int, ...]]] = []
         for view in views:
             shown = dataclasses.replace(view, shares=steps[-1][1]) if steps else view
@@ -283,30 +279,24 @@ class BalancerContract(ABC):
 
 
 class SyncPolicyContract(ABC):
-    """What every synchronisation policy promises.
+    """The tests of every synchronization policy."""
 
-    Attributes:
-        members: ranks of the run; as after some have left, they are not 0 … n − 1.
-        sites: where they are; a policy that does not look at sites does not mind.
-        steps: of a run, at least two periods of the policy.
-    """
-
-    members: ClassVar[tuple[int, ...]] = (1, 2, 5, 9)
+    members: ClassVar[tuple[int, ...]] = (1, 2, 5, 9)  # ranks with gaps, as after some workers have left
     sites: ClassVar[dict[int, str]] = {1: "east", 2: "west", 5: "east", 9: "west"}
-    steps: ClassVar[int] = 24
+    steps: ClassVar[int] = 24  # of a run; at least two periods of the policy
 
     @abstractmethod
     def make(self) -> SyncPolicy:
-        """A new policy, the same each time."""
+        """Return a new policy, the same each time."""
 
     def views(self, members: tuple[int, ...] | None = None, **rest: Any) -> list[SyncView]:
-        """What one member after the other is shown while all of them take ``steps`` steps together."""
+        """Return the views of all members in turn, for ``steps`` steps."""
         here = self.members if members is None else members
         rest = {"sites": self.sites, **rest}
         return [SyncView(rank=rank, clock=clock, members=here, **rest) for clock in range(self.steps) for rank in here]
 
     def runs(self) -> list[list[SyncView]]:
-        """The whole run; then with some gone, with one alone, with one who joined, and with everybody at one place."""
+        """Return the whole run; then runs with fewer members, a single one, a new one, and all members at one site."""
         joined = (*self.members, max(self.members) + 4)
         fewer = (self.members[1:], self.members[:-1], self.members[:1])
         return [self.views(), *map(self.views, (*fewer, joined)), self.views(sites={}), self.views(joined, sites={})]
@@ -317,14 +307,13 @@ class SyncPolicyContract(ABC):
             assert here.plan(view) == here.plan(view) == there.plan(view)
 
     def test_the_plan_depends_on_the_view_only(self) -> None:
-        """Not on what was asked before: workers ask in any order, and members come and go between two questions."""
         views = [view for run in self.runs() for view in run]
         asked = self.make()
+        # Workers ask in any order, and members come and go between two calls.
         for view in [*views, *reversed(views), *views[::7]]:
             assert asked.plan(view) == self.make().plan(view._replace(members=(*view.members,)))
 
     def test_a_plan_that_is_said_to_be_constant_is(self) -> None:
-        """Or steps would be taken by the plan of the first one."""
         for run in self.runs():
             policy, first = self.make(), dict[int, StepPlan]()
             for view in run if policy.constant else ():
@@ -344,7 +333,6 @@ class SyncPolicyContract(ABC):
                     assert set(wait.members) <= set(view.members)
 
     def test_members_of_a_group_name_the_same_group(self) -> None:
-        """Or each would wait for somebody who is waiting for somebody else."""
         for run in self.runs():
             policy = self.make()
             for clock, views in itertools.groupby(run, key=lambda view: view.clock):
@@ -352,6 +340,7 @@ class SyncPolicyContract(ABC):
                 groups: dict[tuple[Payload, int], tuple[int, ...]] = {}
                 for rank, plan in plans.items():
                     for exchange in (one for one in plan.exchanges if one.via is Via.GROUP):
+                        # Otherwise workers would wait for each other in a circle.
                         assert all(exchange in plans[other].exchanges for other in exchange.members), f"clock {clock}"
                         before = groups.setdefault((exchange.payload, rank), exchange.members)
                         assert before == exchange.members, "two groups at once for one worker and payload"
@@ -369,7 +358,7 @@ class SyncPolicyContract(ABC):
             return
         seen: dict[Payload, list[int]] = {}
         plans = [(view, policy.plan(view)) for view in self.views()]
-        # Workers that go on while an exchange is under way are in step where a wait says until when.
+        # Workers that continue during an exchange are in step if a wait limits how far.
         in_step = facts.pace is Pace.TOGETHER and any(plan.waits for _, plan in plans)
         for view, plan in plans:
             for exchange in plan.exchanges:
@@ -382,7 +371,7 @@ class SyncPolicyContract(ABC):
                 assert not exchange.quorum or exchange.quorum <= len(view.members)
             assert not plan.waits or facts.pace is Pace.BOUNDED or in_step
         assert tuple(payload for payload in Payload if payload in seen) == facts.payloads
-        # Beside parameters, gradients keep a part of the workers in step: all in the warm-up, or those of a site.
+        # Next to parameters, gradients keep a part of the workers in step: all in the warm-up, or those of a site.
         clocks = sorted(set(seen.get(Payload.PARAMETERS) or seen.get(Payload.DELTA) or next(iter(seen.values()))))
         assert all(after - before == facts.every for before, after in itertools.pairwise(clocks)), clocks
         for words in (facts.moves, facts.waits, facts.stale, facts.lost_when_one_dies):
@@ -390,7 +379,7 @@ class SyncPolicyContract(ABC):
             assert not words.endswith(".")
 
     def test_it_is_told_apart_by_its_repr(self) -> None:
-        """Ranks compare it, so it says the same on all of them."""
+        # Ranks compare policies by their repr.
         assert repr(self.make()) == repr(self.make())
         assert " at 0x" not in repr(self.make())
 
@@ -405,15 +394,11 @@ class SyncPolicyContract(ABC):
 
 
 def check_transport(transport: Transport) -> None:
-    """What every transport promises; every worker runs this at the same time, each on its own end.
-
-    Raises:
-        AssertionError: it does not keep it.
-    """
+    """Check a transport. Every worker runs this at the same time, each on its own end. Raises `AssertionError`."""
     everybody = range(transport.size)
     assert 0 <= transport.rank < transport.size
     assert _rows(transport.gather([float(transport.rank), 0.5])) == [[float(r), 0.5] for r in everybody]
-    early = transport.gather([1.0 + transport.rank])  # two under way at once, read in the other order
+    early = transport.gather([1.0 + transport.rank])  # two in flight at the same time, read in the other order
     late = transport.gather([math.inf, -float(transport.rank)])
     assert _rows(late) == [[math.inf, -float(r)] for r in everybody]
     assert _rows(early) == [[1.0 + r] for r in everybody]

@@ -1,4 +1,4 @@
-"""The client of :mod:`uneven.testing.fork_server`: starts it and asks it for processes."""
+"""Start the fork server (:mod:`uneven.testing.fork_server`) and request processes from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uneven.errors import LaunchError
 
 
 class ForkServer:
-    """A process that forks others, seen from its client; started at the first request, and again if it has ended."""
+    """The client of a process that forks others. It starts at the first request, and again if it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -27,19 +27,14 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """PID of the fork server; None if it does not run."""
         return self._process.pid if self._process is not None else None
 
     def fork(self, modules: Sequence[str], files: Sequence[int]) -> int:
-        """Start a process; return its PID, which is its process group, too.
+        """Start a process; return its PID, which is its process group. Raises `LaunchError` if the fork server ends.
 
-        Args:
-            modules: what the child does, as of :mod:`uneven.testing.fork_server`, and others to import before it is
-                forked; they stay imported for all that follow.
-            files: its input, output and errors, and the one that the first module's ``main`` is called with.
-
-        Raises:
-            LaunchError: the fork server has ended.
+        `modules` are the child's module, as in :mod:`uneven.testing.fork_server`, and others to import before the fork,
+        which stay imported. `files` are its standard input, output and error, and the one for the first module's
+        ``main``.
         """
         if self._process is None or self._process.poll() is not None:
             self.close()
@@ -54,7 +49,7 @@ class ForkServer:
         return pid
 
     def code(self, pid: int) -> int | None:
-        """The exit code of a process, negative for a signal; None while it runs."""
+        """Return the exit code of a process, negative for a signal; None while it runs."""
         if self._line is not None:
             self._line.setblocking(False)
             try:
@@ -65,25 +60,24 @@ class ForkServer:
             finally:
                 self._line.setblocking(True)
         runs = pid in self._forked and self._alive()
+        # After the death of the fork server no message reports an end, so its processes count as killed.
         return self._ended.get(pid, None if runs else -signal.SIGKILL)
 
     def wait(self, pid: int, timeout_s: float | None = None) -> int | None:
-        """Wait for the end of a process; its exit code as of :meth:`code`, or None if the time was up before."""
+        """Wait for the end of a process. Return its exit code as :meth:`code`, or None after the time limit."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while (code := self.code(pid)) is None:
-            assert self._line is not None  # or all that were forked have ended
+            assert self._line is not None  # without a fork server, `code` is never None
             left = None if end is None else max(0.0, end - time.monotonic())
             if not select.select([self._line], [], [], left)[0]:
                 return None
         return code
 
     def forget(self, pid: int) -> None:
-        """Drop what is known of a process that has ended."""
         self._ended.pop(pid, None)
         self._forked.discard(pid)
 
     def close(self) -> None:
-        """End it, and with it all that it has forked."""
         if self._process is None or self._line is None:
             return
         self._line.close()
@@ -99,7 +93,7 @@ class ForkServer:
                 [sys.executable, "-m", "uneven.testing.fork_server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C is for the tests to answer
+                start_new_session=True,  # Ctrl-C reaches only the tests, which end this process
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
 

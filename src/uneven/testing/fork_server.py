@@ -1,13 +1,9 @@
-"""The fork server of :mod:`uneven.testing.ranks`: a process that has imported torch, and waits for requests to fork.
+"""Run the fork server of :mod:`uneven.testing.ranks`: a process with torch imported that forks on request.
 
-Importing torch, and what its optimizers import when the first one is made, takes a process five seconds of processor
-time; a fork of one that has done so is there at once. Nothing else happens in it, so nothing is running when it forks.
-
-Run as ``python -m uneven.testing.fork_server N``: N is a socket on which each request names a module and brings four
-files: the child's input, output and errors, and one for the module's ``main``, which the child calls. If the module has
-a ``leave``, the child calls it after all else that is done at exit. The server sends ``["started", pid]``, and
-``["ended", pid, code]`` with a negative code for a signal. When the other side of the socket closes, it ends with all
-of them.
+Run as ``python -m uneven.testing.fork_server N``. On the socket N each request names a module and brings four files:
+the child's standard input, output and error, and one for the module's ``main``, which the child calls. If the module
+has a ``leave``, the child calls it last at exit. The server sends ``["started", pid]``, and ``["ended", pid, code]``
+with a negative code for a signal. When the other side closes the socket, the server kills all children and ends.
 """
 
 from __future__ import annotations
@@ -25,19 +21,21 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+# Importing torch, and what the first optimizer imports, costs a process five seconds of processor time; a fork is
+# immediate. These are the modules that nearly every child uses.
 IMPORTED = ("torch._dynamo", "torch.distributed", "uneven.session")
-"""What nearly every child uses; the first is imported when the first optimizer is made. Nothing here depends on it."""
 
 
 def main(control: socket.socket) -> Callable[[], None] | None:
-    """Serve; in a child, return what it is to do. None at the end."""
+    """Serve requests. Return None at the end, or in a child the function to call."""
     last: list[Callable[[], None]] = []
-    atexit.register(lambda: [leave() for leave in last])  # before everything else, so after it
+    atexit.register(lambda: [leave() for leave in last])  # registered first, so it runs last
     for name in IMPORTED:
         importlib.import_module(name)
-    gc.freeze()  # a collection in a child would touch, and so copy, all of it
+    gc.freeze()  # otherwise a collection in a child would touch, and so copy, all memory pages
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
     signal.set_wakeup_fd(wake)
+    # The handler does nothing, but without one Python would not write to the wakeup pipe that ends `select`.
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     children: set[int] = set()
     with selectors.DefaultSelector() as ready:
@@ -61,6 +59,7 @@ def main(control: socket.socket) -> Callable[[], None] | None:
                 for name in modules:
                     importlib.import_module(name)
                 gc.freeze()
+            # This process does nothing else, so no work is half done in the child.
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -84,7 +83,7 @@ def _pipe() -> tuple[int, int]:
 
 
 def _settle(control: socket.socket, files: list[int]) -> None:
-    os.setsid()  # so that killing its group reaches what a body has started
+    os.setsid()  # killing its group also reaches processes that a body has started
     for number, descriptor in enumerate(files):
         os.dup2(descriptor, number)
     for descriptor in files:
@@ -98,7 +97,7 @@ def _bury(control: socket.socket, children: set[int]) -> None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             children.discard(pid)
-            with contextlib.suppress(BrokenPipeError):  # the other side has ended too
+            with contextlib.suppress(BrokenPipeError):  # the client has ended too
                 control.send(json.dumps(["ended", pid, os.waitstatus_to_exitcode(status)]).encode())
 
 

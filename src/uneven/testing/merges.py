@@ -1,4 +1,4 @@
-"""What every merge promises, as tests to inherit; see :mod:`uneven.testing.contracts`. Needs pytest and torch.
+"""Test suite that merges inherit; see :mod:`uneven.testing.contracts`. It needs pytest and torch.
 
 ::
 
@@ -23,25 +23,19 @@ from uneven.merge import Kept
 
 
 class MergeContract(ABC):
-    """What every merge promises.
+    """The tests of every merge."""
 
-    Attributes:
-        parameters: of the model.
-        rounds: exchanges of a run.
-        samples: that each worker takes between two of them.
-    """
-
-    parameters: ClassVar[int] = 12
-    rounds: ClassVar[int] = 4
-    samples: ClassVar[tuple[int, ...]] = (3, 1, 4)
+    parameters: ClassVar[int] = 12  # of the model
+    rounds: ClassVar[int] = 4  # exchanges of a run
+    samples: ClassVar[tuple[int, ...]] = (3, 1, 4)  # of each worker between two exchanges
 
     @abstractmethod
     def make(self) -> Merge:
-        """A merge, the same each time."""
+        """Return a merge, the same each time."""
 
-    # ---------------------------------------------------------------- what it says about itself
+    # ---------------------------------------------------------------- properties
     def test_two_that_are_made_alike_are_the_same(self) -> None:
-        """Plans are compared and printed, on all ranks."""
+        # Plans are compared and printed on all ranks.
         assert self.make() == self.make()
         assert hash(self.make()) == hash(self.make())
         assert repr(self.make()) == repr(self.make())
@@ -69,9 +63,9 @@ class MergeContract(ABC):
         assert math.isclose(len(given), merge.bytes_factor * len(start), abs_tol=1.0)
 
     def test_the_server_does_what_it_says(self) -> None:
-        """Or another model would be trained through a real parameter server than in virtual time."""
         merge, (centre, value) = self.make(), self._numbers(2)
         kept = self._begin(merge, centre)
+        # Otherwise a real parameter server would train another model than the simulated one.
         factor = merge.served(Payload.DELTA)
         if factor is not None:
             assert merge.combined is Combined.SUM
@@ -90,7 +84,7 @@ class MergeContract(ABC):
             torch.testing.assert_close(given, factor * (value - centre))
             torch.testing.assert_close(merge.combine(kept, given, 1.0)[1], centre + given)
 
-    # ---------------------------------------------------------------- what it does
+    # ---------------------------------------------------------------- results
     def test_where_nobody_has_moved_nothing_moves(self) -> None:
         merge, (start,) = self.make(), self._numbers(1)
         outcome = self._exchange(merge, self._begin(merge, start), [start.clone() for _ in self.samples], start)[1]
@@ -128,8 +122,8 @@ class MergeContract(ABC):
         torch.testing.assert_close(centre, once)
 
     def test_all_that_changes_is_in_what_it_keeps(self) -> None:
-        """One object serves all workers and the parameter server, and a new one goes on from what another has kept."""
         merge, (start, *values) = self.make(), self._numbers(1 + 2 * self.rounds)
+        # One object serves all workers and the server, and a new one continues from the state of another.
         here, there = self._begin(merge, start), self._begin(self.make(), start)
         for value, other in zip(values[::2], values[1::2], strict=True):
             here, outcome = self._exchange(merge, here, [value, other], start)
@@ -151,7 +145,7 @@ class MergeContract(ABC):
         assert not central or torch.equal(kept["centre"], outcome)
         assert outcome.shape == start.shape
 
-    # ---------------------------------------------------------------- an exchange
+    # ---------------------------------------------------------------- helpers
     def _begin(self, merge: Merge, start: Tensor) -> Kept:
         return merge.begin(start.clone())
 
@@ -161,7 +155,7 @@ class MergeContract(ABC):
     def _exchange(
         self, merge: Merge, kept: Kept, values: list[Tensor], start: Tensor, *, in_place: bool = False
     ) -> tuple[Kept, Tensor]:
-        """Merge ``values`` once, flat and of one length; where updates are added, as differences from ``start``."""
+        """Merge ``values`` (flat, of one length) once; as differences from ``start`` if the merge adds updates."""
         if merge.combined is Combined.SUM:
             values = [one - start for one in values]
         given = torch.stack(self._contributions(merge, kept, values))

@@ -1,15 +1,15 @@
-"""A part without a session: workers that are threads of one process, or one worker alone, on a loop written out.
+"""Run a part without a session, in an explicit loop: on workers that are threads of one process, or on a single one.
 
 ::
 
     def body(lines):
         worker = PartWorker(lines, model := net(), torch.optim.SGD(model.parameters(), lr=0.1), MyPart())
-        worker.step(x, y, shares=(3, 1))      # of the union batch each worker takes its part
+        worker.step(x, y, shares=(3, 1))      # each worker takes its part of the union batch
         return model
 
     models = together(2, body)
 
-Gradients are averaged over the union batch, as a session under ``bsp`` does it, so a part sees what it would see there.
+Gradients are averaged over the union batch, as in a session under ``bsp``, so a part sees the same as there.
 """
 
 from __future__ import annotations
@@ -32,35 +32,37 @@ PassLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The cross-entropy of the model's logits for ``x``."""
+    """Return the cross-entropy, a scalar, of the model's logits for ``x`` (n, …) and the classes ``y`` (n,)."""
     return F.cross_entropy(model(x), y)
 
 
 class PartWorker:
-    """One worker, and the part that is attached to it.
-
-    Attributes:
-        now: the step under way, or the last one.
-        logged: names and numbers that the part has logged.
-        told: kinds and texts of the events that it has told.
-    """
+    """One worker with an attached part."""
 
     def __init__(self, lines: Lines, model: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> None:
         self.model = model
         self.part = part
         self.rank = lines.rank
         self.optimizer = optimizer
-        self.now: Step | None = None
-        self.logged: list[tuple[str, float]] = []
-        self.told: list[tuple[str, str]] = []
+        self.now: Step | None = None  # the present step, or the last one
+        self.logged: list[tuple[str, float]] = []  # names and numbers that the part has logged
+        self.told: list[tuple[str, str]] = []  # kinds and texts of the events that it has reported
         self._line = lines.open("gradients")
         self._clock = 0
         self._turn: Turn | None = None
         part.attach(
-            Run(rank=lines.rank, members=lines.members, lines=lines, model=model, optimizers=(optimizer,),
+            Run(
+                rank=lines.rank,
+                members=lines.members,
+                lines=lines,
+                model=model,
+                optimizers=(optimizer,),
                 log=lambda name, it: self.logged.append((name, it)),
-                tell=lambda event, text: self.told.append((event, text)), now=lambda: self.now, turn=lambda: self._turn)
-        )  # fmt: skip
+                tell=lambda event, text: self.told.append((event, text)),
+                now=lambda: self.now,
+                turn=lambda: self._turn,
+            )
+        )
 
     def step(
         self,
@@ -72,13 +74,13 @@ class PartWorker:
         passes: int = 1,
         loss: PassLoss = cross_entropy,
     ) -> None:
-        """One step on the union batch ``x``, ``y``, shape (samples, …), of which this worker takes its part.
+        """Take one step on this worker's part of the union batch ``x``, ``y``, of shape (samples, …).
 
         Args:
-            shares: samples of each worker; all of them of the one that is alone, if empty. One with none goes through
-                a pass on the first sample that counts nothing, as where a last batch is filled up.
-            counts: what each worker's loss is a mean over, as with ``session.weighted``; its samples, if empty.
-            passes: backward passes that the part is taken in.
+            shares: samples of each worker; if empty, a single worker takes all. A worker without samples runs a pass on
+                the first sample, which counts nothing, as in a padded last batch.
+            counts: loss weight of each worker, as with ``session.weighted``; by default its samples.
+            passes: number of backward passes.
         """
         members = self._line.members
         plan = StepPlan(
@@ -96,6 +98,8 @@ class PartWorker:
         if len(members) > 1:
             for weight in self.model.parameters():
                 if weight.grad is not None:
+                    # A worker's gradient is a mean over its samples, so its weight makes the sum the mean over all
+                    # samples.
                     weight.grad.mul_(in_gradient)
                     self._line.sum(weight.grad).wait()
         self.part.gradients_ready(self.now, self.optimizer)
@@ -104,11 +108,11 @@ class PartWorker:
 
 
 def alone(model: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> PartWorker:
-    """A worker that has nobody else: what workers on shares of its batch have to be equal to."""
+    """Return a single worker, whose results must equal those of several workers on shares of its batch."""
     return PartWorker(ThreadLines.of(1)[0], model, optimizer, part)
 
 
 def together(size: int, body: Callable[[Lines], Any]) -> list[Any]:
-    """What ``body`` returns on each of so many workers, by rank. The first error of one is raised here."""
+    """Run ``body`` on `size` workers and return the results by rank. Raises the first error of a worker."""
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(body, ThreadLines.of(size)))

@@ -1,8 +1,4 @@
-"""What a process of :mod:`uneven.testing.ranks` does: wait for a body, run it, answer.
-
-An exception ends the process: its traceback goes out through ``sys.excepthook`` and the operating system
-closes its connections, so that peers waiting for it fail at once.
-"""
+"""Run bodies of :mod:`uneven.testing.ranks` in a child process."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from uneven.testing.ranks import RankContext
 
 
 def main(replies: int) -> None:
-    """Serve until the standard input is closed, which is also how the end of the parent is noticed."""
+    """Serve until the standard input closes, which also shows that the parent has ended."""
     os.set_inheritable(replies, False)
     commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(commands,), name="commands", daemon=True).start()
@@ -39,6 +35,7 @@ def main(replies: int) -> None:
         sys.stdout.flush()
         os._exit(1)
 
+    # An exception ends the process, so that the system closes its connections and waiting peers fail immediately.
     sys.excepthook = report
     import torch.distributed as dist
 
@@ -59,7 +56,7 @@ def main(replies: int) -> None:
 
 
 def _read(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    # Not through sys.stdin: its lock would be held here when a data loader forks a reader, which closes it.
+    # Not sys.stdin: its lock would be held here when a data loader forks a reader, which then closes sys.stdin.
     with open(os.dup(0), encoding="utf-8") as lines:
         for line in lines:
             commands.put(json.loads(line))
@@ -83,7 +80,7 @@ def _run(command: dict[str, Any]) -> Any:
     random.seed(0)
     if command["join"]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=command["timeout_s"]))
-        # Who is connected on its own side may be through with the body, and gone, while others still connect to it.
+        # A worker whose connections are open could finish the body and exit while others still connect to it.
         sum_now(torch.zeros(1), None)
     found = getattr(importlib.import_module(command["module"]), command["name"])
     body = getattr(found, "rank_body", found)
@@ -102,7 +99,7 @@ def _launcher_variables(command: dict[str, Any]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(command["size"]),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(command["port"]),
-        # The store is there already, on a port that the system chose: rank 0 is to join it, not to open one.
+        # The store exists already, on a port that the system chose: rank 0 must join it and not open one.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": command["environment"].get("GLOO_SOCKET_IFNAME", loopback),
     }

@@ -1,7 +1,6 @@
-"""One process that runs bodies for :mod:`uneven.testing.ranks`, seen from the test's side.
+"""Control one process that runs bodies for :mod:`uneven.testing.ranks`.
 
-It is spoken to in lines of JSON: commands on its standard input, answers on a pipe of its own, so that a body
-may print what it likes.
+Messages are lines of JSON: commands on its standard input, answers on a separate pipe, so that a body may print.
 """
 
 from __future__ import annotations
@@ -22,26 +21,15 @@ CHILD = "uneven.testing.rank_child"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process reported last.
+    """The last report of a process."""
 
-    Attributes:
-        kind: "done", "failed" (``text`` is the traceback), "killed" (``text`` says how) or "busy".
-    """
-
-    kind: str
+    kind: str  # "done", "failed" (`text` is the traceback), "killed" (`text` is the signal or exit code) or "busy"
     value: Any = None
     text: str = ""
 
 
 class RankProcess:
-    """A Python process with torch imported, waiting for bodies to run.
-
-    Args:
-        fork_server: it is forked there.
-
-    Attributes:
-        pid: process id, which is its process group too.
-    """
+    """A Python process with torch imported that waits for bodies to run. It is forked from `fork_server`."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
@@ -52,12 +40,13 @@ class RankProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 — lives as long as the process
         self._read_upto = 0
         self._buffer = b""
+        # The process id is the process group's id too.
         self.pid = fork_server.fork((CHILD,), (commands, self._output.fileno(), self._output.fileno(), theirs))
         os.close(commands)
         os.close(theirs)
 
     def send(self, command: dict[str, Any]) -> None:
-        """Give it something to do. A process that has ended is noticed by :meth:`poll`."""
+        """Send a command. The end of the process is reported by :meth:`poll`."""
         try:
             self._commands.write(json.dumps(command).encode() + b"\n")
             self._commands.flush()
@@ -65,8 +54,9 @@ class RankProcess:
             self._fork_server.wait(self.pid)
 
     def poll(self) -> Answer:
-        """What it answers now, without waiting."""
-        ended = self._fork_server.code(self.pid)  # before reading: what it wrote before its end is read below
+        """Return its answer, without waiting."""
+        # Asked before the read, so that everything the process wrote before its end is read.
+        ended = self._fork_server.code(self.pid)
         self._buffer += self._available()
         line, found, rest = self._buffer.partition(b"\n")
         if found:
@@ -78,15 +68,14 @@ class RankProcess:
         return Answer("killed", text=f"{how}\n{self._new_output()}")
 
     def relay_output(self) -> None:
-        """Print what it printed, for whoever captures the test's output."""
         if text := self._new_output():
             print(text, end="")
 
     def stacks(self) -> str:
-        """Where each of its threads is."""
+        """Return the stacks of its threads."""
         try:
             os.kill(self.pid, signal.SIGUSR1)
-        except ProcessLookupError:  # since it was last looked at
+        except ProcessLookupError:  # it ended after the last poll
             return "(it has just ended)"
         text, deadline = "", time.monotonic() + 2.0
         while "most recent call first" not in text and time.monotonic() < deadline:
@@ -95,12 +84,12 @@ class RankProcess:
         return text or "(it does not say: stopped, or busy outside of Python)"
 
     def kill(self) -> None:
-        """End it and all that it has started, and wait for its end."""
+        """Kill it and all processes that it has started, and wait for its end."""
         with contextlib.suppress(ProcessLookupError):  # already gone, with all of its group
             os.killpg(self.pid, signal.SIGKILL)
         self._fork_server.wait(self.pid)
         self._fork_server.forget(self.pid)
-        with contextlib.suppress(BrokenPipeError):  # a command that it has not lived to read
+        with contextlib.suppress(BrokenPipeError):  # an unread command is still buffered
             self._commands.close()
         os.close(self.replies)
         self._output.close()
@@ -119,7 +108,7 @@ class RankProcess:
 
     def _new_output(self) -> str:
         size = os.fstat(self._output.fileno()).st_size
-        # pread, for the file's position is shared with the process that writes
+        # pread, because the process that writes shares the file position
         text = os.pread(self._output.fileno(), size - self._read_upto, self._read_upto)
         self._read_upto = size
         return text.decode(errors="replace")

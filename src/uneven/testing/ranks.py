@@ -8,9 +8,8 @@
         torch.distributed.all_reduce(x)
         assert x.item() == 6
 
-Starting Python with torch takes seconds, so the processes are forked from one that has imported it, and kept and used
-again: each test gets a fresh store, process group, environment and seed, but the same interpreters. After anything but
-success they are all killed and the next test forks new ones. They also end with the process that started them.
+Processes are forked from one that has imported torch, and reused: each test gets a new store, process group,
+environment and seed. After a failure all are killed and the next test forks new ones. They end with their parent.
 """
 
 from __future__ import annotations
@@ -30,33 +29,28 @@ from uneven.errors import ConfigError, UnevenError
 from uneven.testing.fork_client import ForkServer
 from uneven.testing.rank_process import Answer, RankProcess
 
-START_LIMIT_S = 120.0
-"""How long a new process may take to import torch; generous, for a machine busy with something else."""
+START_LIMIT_S = 120.0  # for importing torch; long, because the machine may be busy
 
+
+# After the first failure the other ranks may report theirs for this time, because the cause may come last.
 GRACE_S = 2.0
-"""After the first trouble, how long the others may take to report theirs: the cause may come last."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """Who this process is, given to the body as its first argument."""
+    """The rank and size of a process, given to the body as its first argument."""
 
     rank: int
     size: int
 
 
 class RankFailure(UnevenError, AssertionError):
-    """A body did not return on every rank.
-
-    Attributes:
-        kind: "failed" (it raised), "killed" (its process ended without an answer) or "hung".
-        rank: where it began, as far as is known.
-    """
+    """A failure of a body on some rank."""
 
     def __init__(self, kind: str, rank: int, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
-        self.rank = rank
+        self.kind = kind  # "failed" (it raised), "killed" (its process ended without an answer) or "hung"
+        self.rank = rank  # the first rank to fail, as far as known
 
 
 def ranks(
@@ -69,15 +63,14 @@ def ranks(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Turn a function of module level into a test that runs in ``n`` processes.
 
-    Its first parameter gets a :class:`RankContext`; the others are arguments or pytest fixtures, of JSON
-    types or paths (which arrive as text).
+    Its first parameter gets a :class:`RankContext`; the others are arguments or pytest fixtures, of JSON types or paths
+    (which arrive as text).
 
     Args:
         timeout_s: for the body, without the start of the processes.
-        join: call ``init_process_group("gloo")`` first; False leaves that to the body. Either way the
-            variables that a launcher sets are there.
-        fresh: use new processes, for a body that changes something that cannot be undone.
-        check: called here with what the bodies returned, by rank.
+        join: call ``init_process_group("gloo")`` first; False leaves that to the body. A launcher's variables are set.
+        fresh: use new processes, for a body with effects that cannot be undone.
+        check: called in the parent with the results of the bodies, by rank.
 
     Raises:
         ConfigError: the function is not at module level, so no other process could import it.
@@ -92,11 +85,11 @@ def ranks(
                 check(results)
 
         signature = inspect.signature(body)
-        given = list(signature.parameters.values())[1:]  # pytest knows no fixture for the context
+        given = list(signature.parameters.values())[1:]  # pytest must not look for a fixture named as the context
         test.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
         test.__name__, test.__qualname__, test.__module__ = body.__name__, body.__qualname__, body.__module__
         test.__doc__ = body.__doc__
-        test.rank_body = body  # type: ignore[attr-defined]  # what the processes look up under this name
+        test.rank_body = body  # type: ignore[attr-defined]  # the child finds `test` under this name, and runs this
         return test
 
     return decorate
@@ -111,11 +104,11 @@ def run_ranks(
     fresh: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
-    """Run ``body(RankContext, *args, **kwargs)`` in ``n`` processes and return what they return, by rank.
+    """Run ``body(RankContext, *args, **kwargs)`` in ``n`` processes and return the results, by rank.
 
     Raises:
-        RankFailure: it raised, was killed, or hung on some rank; the message holds that rank's traceback.
-        ConfigError: the body or its arguments cannot travel to another process.
+        RankFailure: it raised, was killed, or hung on some rank; the message has that rank's traceback.
+        ConfigError: the body or its arguments cannot be sent to another process.
     """
     task = {
         "op": "run",
@@ -151,19 +144,20 @@ _fork_server = ForkServer()
 
 
 def fork_server() -> ForkServer:
-    """Where processes are forked from; it ends with this process at the latest."""
+    """Return the fork server of the processes; it ends at the latest with this process."""
+    # Unregistered first, because atexit would call a function as often as it is registered.
     atexit.unregister(stop_pool)
     atexit.register(stop_pool)
     return _fork_server
 
 
 def pool_pids() -> frozenset[int]:
-    """The ranks that are kept for the next test."""
+    """Return the PIDs of the ranks that are kept for the next test."""
     return frozenset(process.pid for process in _pool)
 
 
 def kept_pids() -> frozenset[int]:
-    """These, and the process that they are forked from; leak checks let them live."""
+    """Return the PIDs of kept ranks and their fork server, which leak checks must ignore."""
     return pool_pids() if _fork_server.pid is None else pool_pids() | {_fork_server.pid}
 
 
@@ -188,7 +182,7 @@ def _started(n: int) -> list[RankProcess]:
 
 
 def _answers(processes: list[RankProcess], limit_s: float) -> list[Any]:
-    """One answer of each, or the failure that explains best why not."""
+    """Return an answer of each process, or raise the failure that explains most."""
     answers: dict[int, Answer] = {}
     deadline = time.monotonic() + limit_s
     troubled = False
@@ -196,7 +190,7 @@ def _answers(processes: list[RankProcess], limit_s: float) -> list[Any]:
         for process in processes:
             selector.register(process.replies, selectors.EVENT_READ)
         while len(answers) < len(processes) and (left := deadline - time.monotonic()) > 0:
-            selector.select(min(left, 0.05))  # short, for a death does not always close the pipe
+            selector.select(min(left, 0.05))  # short, because a death does not always close the pipe
             for rank, process in enumerate(processes):
                 if rank not in answers and (answer := process.poll()).kind != "busy":
                     answers[rank] = answer
@@ -210,7 +204,7 @@ def _answers(processes: list[RankProcess], limit_s: float) -> list[Any]:
 
 
 def _failure(processes: list[RankProcess], answers: dict[int, Answer], limit_s: float) -> RankFailure:
-    """A killed process explains failures elsewhere, and a failure explains who is still waiting."""
+    """Describe the failure: a killed process explains failures elsewhere, and a failure explains waiting processes."""
     silent = [rank for rank in range(len(processes)) if rank not in answers]
     killed = [rank for rank in answers if answers[rank].kind == "killed"]
     failed = [rank for rank in answers if answers[rank].kind == "failed"]

@@ -1,6 +1,6 @@
-"""What every scheduler and searcher of a search promises, as tests to inherit. Needs pytest and hypothesis.
+"""Test suites that schedulers and searchers inherit. They need pytest and hypothesis.
 
-An author of a scheduler writes::
+To test a scheduler, write::
 
     from uneven.testing.search import SchedulerContract
 
@@ -8,7 +8,7 @@ An author of a scheduler writes::
         def make(self):
             return Mine(max_t=9)
 
-and pytest runs the whole suite on it. The examples are the same in every run.
+pytest then runs the whole suite on it, with the same examples in every run.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ _LONGEST_T = 12
 
 
 class PlayedEvents:
-    """A search that was played to its end on some slots, with crashes and numbers that are none."""
+    """A search that was simulated to its end on some slots, with crashes and random scores."""
 
     def __init__(self, core: SearchCore, seed: int, slots: int, stop_after: int | None = None) -> None:
         self.events: list[Happened] = []
         self.moves: list[tuple[int, float, str]] = []
         core.note = self._note
-        self._core, self._random = core, Random(seed)
+        self._core = core
+        self._random = Random(seed)
         self._t: dict[int, float] = {}
+        # A restored core starts like one whose search was killed.
         for trial in core.interrupted():
             assert core.trials[trial].status is not TrialStatus.RUNNING
         running: list[int] = []
@@ -63,6 +65,7 @@ class PlayedEvents:
                 running = [trial for trial in running if core.trials[trial].status is TrialStatus.RUNNING]
 
     def _note(self, event: Happened) -> None:
+        # Through JSON, because a real search reads its events from a file.
         self.events.append(json.loads(json.dumps(event)))
 
     def _step(self, trial: int) -> bool:
@@ -82,14 +85,13 @@ class PlayedEvents:
 
 
 class SchedulerContract(ABC):
-    """What every scheduler promises."""
+    """The tests of every scheduler."""
 
     @abstractmethod
     def make(self) -> Scheduler:
-        """One that has heard of nothing."""
+        """Return a new scheduler."""
 
     def core(self, trials: int, seed: int) -> SearchCore:
-        """A search with it."""
         terms = SearchTerms(metric="score", trials=trials, max_failures=1, seed=seed)
         return SearchCore(terms, SPACE, self.make(), RandomSearch())
 
@@ -149,16 +151,16 @@ class SchedulerContract(ABC):
 
 
 class SearcherContract(ABC):
-    """What every searcher promises."""
+    """The tests of every searcher."""
 
     space: Space = SPACE
 
     @abstractmethod
     def make(self) -> Searcher:
-        """One that has heard of nothing."""
+        """Return a new searcher."""
 
     def suggested(self, count: int, seed: int) -> list[dict[str, Plain]]:
-        """Settings of so many trials, each told a score before the next is asked for."""
+        """Return the settings of up to `count` trials, each of which gets a score before the next suggestion."""
         searcher = self.make()
         searcher.begin(self.space, seed)
         found = []
