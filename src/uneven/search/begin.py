@@ -60,7 +60,7 @@ def run(
         DataError: the named sample cannot be read or transformed.
         KeyboardInterrupt: the search was stopped.
     """
-    # A spawned process imports the script. Without a `__main__` guard it would start a search of its own here.
+    # A spawned process imports the script. Without a `__main__` guard it would start another search here.
     if getattr(current_process(), "_inheriting", False):
         raise SystemExit(1)
     pickled = _pickled(train)

@@ -89,10 +89,10 @@ class SearchCore:
         return self.trials[trial]
 
     def learn(self, results: Sequence[tuple[Params, float]]) -> None:
-        """Give the searcher results of earlier searches, before its first suggestion.
+        """Give the searcher results of earlier searches (settings, score; higher is better), before its first
+        suggestion.
 
-        `results` are settings and scores, higher is better. Raises `ConfigError` if the searcher does not learn from
-        results.
+        Raises `ConfigError` if the searcher does not learn from results.
         """
         for params, score in results:
             self._searcher.learn(params, score)
@@ -369,10 +369,8 @@ class SearchCore:
 
     # ---------------------------------------------------------------- replay
     def apply(self, event: Happened) -> None:
-        """Apply an event of the log.
-
-        Raises `CheckpointError` if searcher or scheduler decide differently now, because the search was started with
-        others.
+        """Apply an event of the log. Raises `CheckpointError` if searcher or scheduler decide differently than in the
+        log.
         """
         trial = event.get("trial", -1)
         match event["event"]:

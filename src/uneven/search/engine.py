@@ -333,7 +333,7 @@ class Pool:
     def _give_up(self, slot: Slot, text: str, *, lost: bool) -> None:
         """End the process of a trial that failed, because the state that the user's code left behind is unknown.
 
-        `lost` means that it misses another process of its trial; then that one's report counts, unless it is missing
+        `lost` means that it misses another process of its trial, whose report then counts unless that one is missing
         too.
         """
         assert slot.trial is not None

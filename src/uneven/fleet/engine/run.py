@@ -2,7 +2,7 @@
 
 ::
 
-    plan ──► load members ──► pass over the data ──► who is trained? ──► state.json ──┬─► pass …   while the round lasts
+    plan ──► load members ──► pass over the data ──► newly trained? ───► state.json ──┬─► pass …   while the round lasts
      ▲                         all read one stream                                     │
      └────────── stop all members ◄─── fewer than α · M devices busy ──────────────────┘
 
@@ -334,7 +334,7 @@ class _Run:
             self._feed.needs(self._pace())  # set again, because the pass measured what one preprocessor makes
 
     def _goes_on(self) -> bool:
-        """Return whether the epoch counts say that some member needs the next pass."""
+        """Return whether some member needs the next pass, as far as the epoch counts show."""
         members, last = self._state.members, self._ensemble.max_epochs - 1
         return bool(self._waiting()) or any(len(members[name].epochs) < last for name in self._running)
 

@@ -31,7 +31,7 @@ SCHEMA = 1
 STATE = "state.json"
 Devices = Annotated[int, Range(1, 2**20)]
 
-MOST_DEATHS = 3  # so many deaths of its process within one epoch or profile: the member has failed
+MOST_DEATHS = 3  # deaths of its process within one epoch or profile after which a member has failed
 
 _HINTS = {
     "SIGSEGV": "; perhaps it writes into its batch, which is shared and read-only: let it clone first",

@@ -1,4 +1,4 @@
-"""Train one member after the other in a process of its own."""
+"""Train members, one after the other, in a separate process."""
 
 from __future__ import annotations
 

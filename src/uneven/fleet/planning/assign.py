@@ -13,7 +13,7 @@ MOST_ORDERS = 1024  # orders of the remaining members that are tried; the paper'
 # With more members, the first 1024 orders permute only the last seven: 6! < 1024 < 7!.
 _PERMUTED = 7
 
-_DIGITS = 9  # costs that agree to so many digits are equal, and the earlier order wins
+_DIGITS = 9  # decimal digits to which costs are compared; among equal costs the earlier order wins
 
 
 def assign_devices(flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from uneven.errors import ConfigError, UnknownNameError
 
 
 class Rates:
-    """The samples/s of every member on 1, 2, 3, … devices of one kind, if it trains alone and never waits for data.
+    """The samples/s of every member on 1, 2, 3, … devices of one kind, if no other member trains and data never lack.
 
     Args:
         per_s: member → its rates on 1, 2, 3, … devices. Zero means that the member does not fit on this number (its

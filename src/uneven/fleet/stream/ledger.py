@@ -10,7 +10,7 @@ newest ones; chunk n is in slot n mod ``slots``::
 
 A slot is free when every current reader has passed it, so the slowest reader limits the lead of the fastest, and a
 reader that leaves holds no other back. Eviction that follows the slowest reader is FLEET's rule (MLSys 2020, §1);
-removing readers is ours, the paper does not say.
+removing readers is ours, as the paper does not describe it.
 """
 
 from __future__ import annotations
