@@ -75,7 +75,6 @@ class SearchCore:
         return max(scored, key=lambda one: (one.best, -one.number), default=None)
 
     def waiting(self) -> list[int]:
-        """Return the waiting trials, likely next ones first."""
         return [*self._queues.urgent, *self._queues.pending, *self._queues.paused]
 
     def left(self, trial: int, t: float) -> float:
@@ -89,8 +88,7 @@ class SearchCore:
         return self.trials[trial]
 
     def learn(self, results: Sequence[tuple[Params, float]]) -> None:
-        """Give the searcher results of earlier searches (settings, score; higher is better), before its first
-        suggestion.
+        """Give the searcher settings and scores (higher is better) of earlier searches, before its first suggestion.
 
         Raises `ConfigError` if the searcher does not learn from results.
         """
@@ -369,9 +367,7 @@ class SearchCore:
 
     # ---------------------------------------------------------------- replay
     def apply(self, event: Happened) -> None:
-        """Apply an event of the log. Raises `CheckpointError` if searcher or scheduler decide differently than in the
-        log.
-        """
+        """Apply an event of the log. Raises `CheckpointError` if searcher or scheduler decide differently now."""
         trial = event.get("trial", -1)
         match event["event"]:
             case "learn":

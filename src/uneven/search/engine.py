@@ -38,8 +38,7 @@ MOST_WITHOUT_METRIC = 10  # reports without the metric, after which the trial wi
 
 MOST_QUICK_DEATHS = 3  # processes in a row that end before their first message; further ones would end too
 
-START_S = 120.0
-"""Seconds that a process has for its start, if ``timeout_s`` is shorter."""
+START_S = 120.0  # limit for the start of a process, if `timeout_s` is shorter
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class Paces:
     _stale: bool = False
 
     def measured(self, trial: int, devices: tuple[int, ...], units: float, seconds: float) -> None:
-        """Record the seconds that a trial took on these devices for an amount of training."""
         if not units > 0 or not seconds > 0:
             return
         if len(devices) == 1:

@@ -149,7 +149,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def stretches(events: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Return one span per trial and uninterrupted use of devices, in seconds since training began."""
     spans: list[Span] = []
     open_: dict[int, tuple[tuple[int, ...], float, float]] = {}  # trial → devices, begin, end
 

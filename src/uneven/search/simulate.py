@@ -26,8 +26,6 @@ Ends = Callable[[TrialRecord], float]
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSpan:
-    """A trial's time on a device, in virtual seconds."""
-
     trial: int
     device: int
     begin_s: float

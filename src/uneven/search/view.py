@@ -66,7 +66,6 @@ def _lines(metric: str, console: Console) -> Callable[[SearchSnapshot], None]:
 
 
 def view(moment: SearchSnapshot) -> Group:
-    """Return the table of trials: running ones, then waiting ones, then the best of the ended ones."""
     core = moment.core
     counts = Counter(_state(one, moment) for one in core.trials)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, expand=True)

@@ -98,9 +98,7 @@ class Batch:
 
 
 def batches(section: Section, size: int, chunk: int) -> list[Batch]:
-    """Divide a section into batches of ``size`` samples; the last may be smaller. Raises `ConfigError` for sizes below
-    1.
-    """
+    """Divide a section into batches of ``size`` samples; the last may be smaller. Raises `ConfigError` for size 0."""
     if size < 1:
         raise ConfigError(f"a batch of {size} samples cannot be: give it at least one")
     found = []
