@@ -82,6 +82,7 @@ def run(
         live(metric) if plan.progress else nullcontext(lambda moment: None) as show,
     ):
         begun = Begun(where, "search", code, () if new else code)
+        # A search that continues has these results in its log.
         if new and plan.earlier:
             core.learn(results_of(plan.earlier, terms, core.space))
         if not begun.report_finished(**limits):

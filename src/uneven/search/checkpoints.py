@@ -31,6 +31,7 @@ def folder_of(directory: Path, trial: int) -> Path:
 
 
 def path_of(folder: Path, life: int, t: float) -> Path:
+    # 17 digits write every float exactly, so that `t` in a file name equals the reported one.
     return folder / f"{life}-{t:.17g}.pt"
 
 
@@ -56,6 +57,7 @@ def newest(folder: Path, life: int, upto: float) -> SavedTrial | None:
 def tidy(folder: Path, life: int, keep: Collection[float]) -> None:
     """Delete older lives, and all states of this life except the newest and those trained to ``keep``."""
     mine = saved_in(folder)
+    # The newest state is always kept, because the trial may resume from it.
     for one in mine[:-1]:
         if one.life != life or one.t not in keep:
             one.path.unlink(missing_ok=True)

@@ -65,6 +65,7 @@ def tell(directory: Path, verb: str, trial: int, changes: Mapping[str, Any] | No
     """
     if not running(directory):
         raise ConfigError(f"no search runs in {directory}: start it again with its own command, then say it")
+    # Notes are answered in the order of their names, so the name starts with the time.
     note = directory / FOLDER / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.note"
     answer = note.with_suffix(".answer")
     until_s = time.monotonic() + within_s

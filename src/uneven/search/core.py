@@ -139,6 +139,7 @@ class SearchCore:
         number = len(self.trials)
         found = self._searcher.suggest(number)
         if isinstance(found, NoneNow):
+            # After LATER the searcher is asked again when a trial has ended.
             self._exhausted = found is NoneNow.NEVER
             return False
         known = {**self.space.constants, **found}
@@ -245,6 +246,7 @@ class SearchCore:
         self._queues.out(one.number)
         self._stopping.pop(one.number, None)
         one.status, one.why = status, self._whys.setdefault(ruling.why, ruling.why)
+        # A trial whose score is NaN has nothing to teach the searcher.
         failed = status is TrialStatus.ERROR or one.score != one.score
         self._searcher.tell(one.number, None if failed else one.score)
         if told:
@@ -322,6 +324,7 @@ class SearchCore:
         self.note({"event": "stop", "trial": trial})
         why = "stopped by hand"
         if one.status is TrialStatus.RUNNING:
+            # A training function can be ended only in its next `report`.
             self._stopping[trial] = why
             return f"trial {trial} stops at its next report"
         self._over(one, TrialStatus.TERMINATED, Ruling(why=why), told=True)

@@ -198,6 +198,7 @@ class SharedData:
         self._deaths: dict[int, int] = {}
         self._started = 0
         self._most = preprocessors or place.cores
+        # Also without sharing: a first sample that cannot be read raises here, before any trial starts.
         probed = look(place, source)
         self._ring: Ring | None = None
         if not share:

@@ -92,6 +92,7 @@ class Pool:
         Raises `TrainingError` if processes end before their first message, or no trial ever reports the metric.
         """
         control = SearchControl(self.directory, self._asked)
+        # Trials that ran when an earlier start was killed have priority.
         self.core.interrupted()
         try:
             self._fill()
@@ -186,6 +187,7 @@ class Pool:
                         metric=terms.metric,
                         time_attr=terms.time_attr,
                         sign=terms.sign,
+                        # A clone starts without a best score, because checkpoints of its earlier lives are not its own.
                         best=one.best if one.life == 0 else math.nan,
                         device=self.place.devices[device],
                         slot=device,

@@ -85,6 +85,7 @@ def kept(directory: Path, asked: dict[str, Any], core: SearchCore) -> Iterator[b
             write_json(directory / ASKED, asked)
         replay(core, events, directory)
         log = SearchLog(directory)
+        # Only now, because replayed events are in the log already.
         core.note = log.write
         try:
             yield not events

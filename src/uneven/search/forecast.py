@@ -100,6 +100,7 @@ def recorded(events: Sequence[Mapping[str, Any]]) -> SearchRecord:
         # A resumed trial repeats reports, which must not count twice.
         if "metric" in event and event["t"] > max(curve, default=0.0):
             steps.append(event["t"] - max(curve, default=0.0))
+            # Only reports from single devices, because the fit needs one device for each measurement.
             if "beside" not in event:
                 took_s.setdefault((trial, event["device"]), []).append(event["seconds"] / steps[-1])
             curve[event["t"]] = float(event["metric"])

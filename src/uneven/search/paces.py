@@ -71,6 +71,7 @@ class Paces:
 
 
 def _remember(seen_s: dict[Key, float], key: Key, unit_s: float) -> None:
+    # Inserted again as the last key, so that the first key is the oldest measurement.
     seen_s.pop(key, None)
     seen_s[key] = unit_s
     while len(seen_s) > _REMEMBERED:

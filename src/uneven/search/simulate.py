@@ -139,6 +139,7 @@ class VirtualPool:
 
     def _go(self, trial: TrialRecord, devices: tuple[int, ...]) -> None:
         for device in devices:
+            # A span covers several reports and ends when the trial leaves, so the first time stays.
             self._since_s.setdefault(device, self.now_s)
         at_s = self.now_s + self.step * self._unit_s(trial, devices)
         heapq.heappush(self.queue, (at_s, devices, trial.number, trial.t + self.step))

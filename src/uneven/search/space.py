@@ -123,6 +123,7 @@ class IntRange(_Range):
 
     def sample(self, draw: Random) -> int:
         if self.log:
+            # Half an integer more at both ends, so that rounding gives the ends their full probability.
             return self._within(math.exp(draw.uniform(math.log(self.low - 0.5), math.log(self.high + 0.5))))
         return self.low + self.step * draw.randint(0, (self.high - self.low) // self.step)
 
@@ -159,6 +160,7 @@ class Choices(Domain):
 
     def holds(self, value: object) -> bool:
         """Return whether `value` is one of the values, with the same type."""
+        # 1, 1.0 and True are equal in Python, but are different settings.
         return any(type(value) is type(one) and value == one for one in self.values)
 
     def explore(self, value: Plain, draw: Random, resample: float, factors: Sequence[float]) -> Plain:

@@ -164,6 +164,7 @@ class Trial:
         while True:
             self._reported = False
             yield self._epoch
+            # `report` advances the epoch, so only a step without a report is counted here.
             if not self._reported:
                 self._epoch += 1
 
@@ -235,6 +236,7 @@ class Trial:
             ConfigError: a value is not a number, or this is a second report in one step or a step before the last one.
         """
         if value is None and "value" in metrics and self._job.metric not in metrics:
+            # Optuna's name of the argument, unless the script uses it as the metric's name.
             value = metrics.pop("value")
         if value is not None and not isinstance(value, Mapping) and self._job.time_attr != "step":
             step = metrics.pop("step", step)  # type: ignore[assignment]
@@ -268,6 +270,7 @@ class Trial:
         if self._data is not None:
             told["prepared_s"] = self._data.prepared_s - self._prepared_s
             self._prepared_s = self._data.prepared_s
+        # Without the batches of `epochs`, each process would train a separate model.
         if self.size > 1 and self._team is None:
             raise ConfigError(_UNDIVIDED)
         if self.rank == 0:

@@ -73,6 +73,7 @@ class OptunaSearch(Searcher):
         self._asked_before: dict[str, optuna.distributions.BaseDistribution] = {}
 
     def begin(self, space: Space, seed: int) -> None:
+        # Seeds of NumPy, which samplers use, have 32 bits.
         sampler = SAMPLERS[self._sampler](seed=seed % 2**32) if isinstance(self._sampler, str) else self._sampler
         self._space = space
         self._study = _study(sampler=sampler)
@@ -220,7 +221,9 @@ def to_study(core: SearchCore, events: Sequence[Happened], storage: Any, name: s
         value = core.terms.sign * one.best if one.best == one.best else None
         done = one.number in returned or core.left(one.number, one.t) == 0 or one.number == core.target_by
         state = states.FAIL if one.status is TrialStatus.ERROR else states.COMPLETE if done else states.PRUNED
+        # Optuna requires a value for a COMPLETE trial.
         state = states.PRUNED if state is states.COMPLETE and value is None else state
+        # Optuna rejects values outside their distributions, so these become attributes below.
         known = {key: domain for key, domain in domains[one.number].items() if domain.holds(one.params.get(key))}
         study.add_trial(
             optuna.trial.create_trial(

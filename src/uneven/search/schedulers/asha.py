@@ -42,6 +42,7 @@ class Rung:
 
     def record(self, trial: int, score: float) -> None:
         self.recorded.add(trial)
+        # A NaN would break the order of the list.
         if not math.isnan(score):
             insort(self.ordered, score)
 

@@ -81,6 +81,7 @@ class HyperBand(Scheduler):
             self._of[trial].live.setdefault(trial, (0.0, -math.inf))
             return
         bracket = self.bands[-1][-1] if self.bands[-1] else None
+        # A bracket that has started to train takes no further trials.
         while bracket is None or len(bracket.live) == bracket.room or bracket.done:
             if len(self.bands[-1]) == self._rows:
                 self.bands.append([])

@@ -25,6 +25,7 @@ class Ladder:
     places: dict[int, _Place] = field(default_factory=dict)
 
     def record(self, trial: int, score: float) -> None:
+        # A NaN counts as the worst score, because it would break the order of the lists.
         place = (math.inf if math.isnan(score) else -score, trial)
         self.places[trial] = place
         insort(self.all, place)
