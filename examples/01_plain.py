@@ -9,14 +9,15 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from uneven.testing.digits import load_digits
 
 
 def digits():
     """Training and test set; images are 1 × 8 × 8, between 0 and 1."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     y = torch.tensor(labels)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))

@@ -12,11 +12,11 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
+from uneven.testing.digits import load_digits
 
 
 class InputScaling(uneven.Part):
@@ -61,7 +61,7 @@ def main():
 
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     x, y = torch.tensor(images[:500]) / 16, torch.tensor(labels[:500])
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

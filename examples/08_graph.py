@@ -13,19 +13,19 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from sklearn.neighbors import kneighbors_graph
 from torch import nn
 
 import uneven
 from uneven import graph
+from uneven.testing.digits import load_digits
 
 
 def write(folder):
-    images, labels = load_digits(return_X_y=True)
-    near = kneighbors_graph(images, 8).tocoo()
-    edges = torch.tensor([near.col.tolist() + near.row.tolist(), near.row.tolist() + near.col.tolist()])
+    images, labels = load_digits()
     x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    near = torch.cdist(x, x).topk(9, largest=False).indices[:, 1:].flatten()  # the first is the digit itself
+    each = torch.arange(len(x)).repeat_interleave(8)
+    edges = torch.stack([torch.cat([near, each]), torch.cat([each, near])])
     learn = torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < 0.1
     tensors = {"x": x, "y": y, "train_mask": learn, "test_mask": ~learn}
     graph.partition(edges, len(y), path=folder, shares=(3, 1), tensors=tensors)

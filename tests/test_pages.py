@@ -50,7 +50,7 @@ def run(page: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """In a process of its own, which has imported what nearly every page imports."""
     (directory / "page.py").write_text(page)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return run_script(["page.py"], cwd=directory, env=env, imported=["sklearn.datasets"], timeout_s=280)
+    return run_script(["page.py"], cwd=directory, env=env, timeout_s=280)
 
 
 @pytest.mark.timeout(300)

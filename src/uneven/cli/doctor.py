@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from importlib.util import find_spec
 from typing import Any
 
-import pynvml
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -140,6 +140,10 @@ def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
 
 def driver_gpus() -> tuple[list[str], str]:
     """Return the names of the GPUs that NVML knows, or why it knows none."""
+    if find_spec("pynvml") is None:
+        return [], f"NVML is not asked: {install_hint('.[gpu]')}"
+    import pynvml
+
     try:
         pynvml.nvmlInit()
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from uneven.errors import DataError
 from uneven.graph.edges import graph_of
+from uneven.installed import need
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -91,6 +92,7 @@ def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFi
 
 def _held(path: Path, most_features: int | None) -> Any:
     """What NumPy or SciPy wrote, as :func:`graph_of` takes it."""
+    need("graph", "scipy")
     from scipy.sparse import csr_matrix, load_npz
 
     opened = np.load(path, allow_pickle=False)

@@ -65,9 +65,11 @@ def report(
       uneven report runs/NAME --log-to mlflow:mlruns     wandb:FOLDER, tensorboard:FOLDER likewise
     """
     from uneven.errors import ConfigError
+    from uneven.installed import need
     from uneven.journal.paths import newest_run
     from uneven.report import html
 
+    need("report", "plotly")
     paths = runs or [newest_run()]
     if len(paths) > 1:
         if trace is not None or tensorboard is not None or log_to:

@@ -17,6 +17,7 @@ from uneven.balance import balancers
 from uneven.cli.simulate import recorded_costs
 from uneven.core.records import LineRecord, Record, RunRecord
 from uneven.errors import ConfigError
+from uneven.installed import need
 from uneven.journal import Iteration
 from uneven.plan import played
 from uneven.plan.what_if import RecordedCase, parse
@@ -84,6 +85,8 @@ def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, *, a
     Raises:
         ConfigError: a change that cannot be read or made, or a run that says too little.
     """
+    if report is not None:
+        need("report", "plotly")
     found = what_if(run, changes, seed)
     show(found)
     if report is not None:

@@ -1,12 +1,10 @@
-"""Real data for the demo, the benchmarks and the tests. None of it lies in this repository."""
+"""Real data for the demo, the benchmarks and the tests: small digits, and Fashion-MNIST if it is on this machine."""
 
 from __future__ import annotations
 
-import gzip
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from uneven.errors import DataError, UnknownNameError, access, reason
 
+_DIGITS_FILE = Path(__file__).with_name("digits.npz")
 _FASHION_FILE = Path("fashion_mnist") / "fashion_mnist.npz"
 _FASHION_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -31,16 +30,15 @@ class ImageData:
 
 
 def digits() -> ImageData:
-    """The 1,797 handwritten digits of 8 × 8 pixels that ship with scikit-learn; nothing to download.
+    """Return the 1,797 handwritten digits of 8 × 8 pixels, which come with this package.
 
     Every fifth image of each class, in the order of the file, is held out: 1,442 to train, 355 to test.
     """
-    table = _digits_table()
-    labels = table[:, -1].astype(np.int64)
+    pixels, labels = load_digits()
     held_out = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         held_out[np.flatnonzero(labels == label)[4::5]] = True
-    images = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.float32) / np.float32(16)
+    images = pixels.reshape(-1, 1, 8, 8).astype(np.float32) / np.float32(16)
     return ImageData(
         name="digits",
         train=_tensors(images[~held_out], labels[~held_out]),
@@ -49,19 +47,13 @@ def digits() -> ImageData:
     )
 
 
-def _digits_table() -> npt.NDArray[np.float64]:
-    """Rows of 64 pixels and a label. From scikit-learn's own file where it lies in its place: importing all of
-    scikit-learn takes each worker seconds, and one with a tenth of a core ten times as long."""
-    package = find_spec("sklearn")
-    for folder in (package.submodule_search_locations if package else None) or ():
-        path = Path(folder, "datasets", "data", "digits.csv.gz")
-        if path.is_file():
-            with gzip.open(path, "rt") as rows:
-                return np.loadtxt(rows, delimiter=",")
-    from sklearn.datasets import load_digits
+def load_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return the digits as scikit-learn's ``load_digits(return_X_y=True)`` does: images (1797, 64), labels (1797,).
 
-    bunch = load_digits()
-    return np.column_stack([bunch.data, bunch.target])
+    Source: the test set of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998 (CC BY 4.0).
+    """
+    with np.load(_DIGITS_FILE, allow_pickle=False) as arrays:
+        return arrays["images"].astype(np.float64), arrays["labels"].astype(np.int64)
 
 
 def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> ImageData:
@@ -102,7 +94,7 @@ _BY_NAME = {"digits": digits, "fashion-mnist": fashion_mnist}
 
 @lru_cache(maxsize=1)
 def images(name: str) -> ImageData:
-    """ "digits" (ships with scikit-learn) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
+    """Return "digits" (comes with this package) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
 
     Raises:
         UnknownNameError: no such data set.

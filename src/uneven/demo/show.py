@@ -13,6 +13,7 @@ from uneven.core.records import ScalarRecord, StepRecord
 from uneven.data.datasets import ImageData
 from uneven.demo.worker import GLOBAL_BATCH
 from uneven.errors import ConfigError, LaunchError
+from uneven.installed import need
 from uneven.journal.summary import Summary
 from uneven.launch import Launch
 from uneven.report import comparison, html, page, terminal
@@ -115,17 +116,22 @@ def show(phases: list[Phase], report: Path, console: Console) -> None:
     for row in rows(phases):
         table.add_row(*row)
     console.print(table)
+    console.print(
+        "Accuracy is on held-out images. Speed-up is over DDP. The limit is an iteration in which all workers "
+        "finish together and communication is free."
+    )
     lead = (
         f"Four local workers with {shares} of a core train one network on the same samples: "
         f"first with equal batches under DistributedDataParallel, then with batches that follow each worker's "
         f"speed. Medians leave out the first {SETTLE} iterations; the pictures show them."
     )
+    try:
+        need("report", "plotly")
+    except ConfigError as error:
+        console.print(f"No page with pictures: {error}")
+        return
     text = comparison.comparison(
         {one.name: one.run for one in phases}, page.PageTable(_COLUMNS, rows(phases)), title="uneven demo", lead=lead
     )
     html.write(text, report)
-    console.print(
-        "Accuracy is on held-out images. Speed-up is over DDP. The limit is an iteration in which all workers "
-        "finish together and communication is free."
-    )
     console.print(f"Report: {report}")

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from uneven.installed import need
 from uneven.late import late
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ _HOMES = {
     "uneven.focus.video": ("Frame", "VideoSource", "Video"),
     "uneven.focus.words": ("Embedding",),
 }
+need("focus", "av", "scipy")
 __getattr__ = late(__name__, _HOMES)
 
 

@@ -15,18 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+import av
 import numpy as np
 import numpy.typing as npt
+from av.stream import Disposition
+from av.video.stream import VideoStream
 
-from uneven.errors import ConfigError, DataError, install_hint
+from uneven.errors import DataError
 from uneven.focus.stamps import FrameClock, steady
-
-try:
-    import av
-    from av.stream import Disposition
-    from av.video.stream import VideoStream
-except ImportError as error:
-    raise ConfigError(f"uneven.focus reads videos with PyAV: {install_hint('.[focus]')}") from error
 
 GROWS_WITHIN_S = 10.0  # a file that has not grown for this time has ended
 AGAIN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # pauses before an interrupted camera is reopened; the last one repeats

@@ -18,6 +18,7 @@ from uneven.graph.edges import graph_of, rows_of
 from uneven.graph.methods import cut
 from uneven.graph.probe import all_measured
 from uneven.graph.store import GraphStore, write_store
+from uneven.installed import need
 
 
 def partition(
@@ -62,6 +63,8 @@ def partition(
     """
     if by is not None and (shares is not None or parts is not None):
         raise ConfigError("graph.partition: by= says what each worker can do, and so do shares= and parts=: give one")
+
+    need("graph", "scipy")
 
     def write(
         each: Sequence[float], rates: Sequence[GraphRates] = (), most: Sequence[float] | None = memory

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from uneven.errors import ConfigError, UnknownNameError, install_hint
+from uneven.errors import ConfigError, UnknownNameError
 from uneven.graph import native
 from uneven.graph.cut.base import EdgeCut
 from uneven.graph.cut.expand import expand
 from uneven.graph.cut.greedy import MOST_PARTS, Rule, hdrf, libra, placed, stream_order
 from uneven.graph.cut.hashed import cut_dbh, cut_random
 from uneven.graph.edge_list import EdgeList
+from uneven.installed import need
 
 Cutter = Callable[[EdgeList, Sequence[float], int, float], EdgeCut]
 
@@ -49,10 +50,8 @@ def cut_metis(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) 
     Raises:
         ConfigError: pymetis is not installed.
     """
-    try:
-        metis: Any = importlib.import_module("pymetis")
-    except ImportError as error:
-        raise ConfigError(f"method='metis': pymetis is not installed: {install_hint('.[graph]')}") from error
+    need("graph", "pymetis")
+    metis: Any = importlib.import_module("pymetis")
     parts, vertices = len(shares), edges.vertices
     if parts == 1:
         return EdgeCut.of(np.zeros(len(edges), np.int32), 1, owners=np.zeros(vertices, np.int32))

@@ -7,6 +7,8 @@ import gzip
 from functools import cache
 from pathlib import Path
 
+from uneven.installed import need
+
 BESIDE = "plotly.min.js"  # the file that several pages share
 
 _DRAW = """
@@ -32,6 +34,7 @@ new Response(stream).text().then((code) => {
 
 def plotly() -> str:
     """Return Plotly for browsers, 4.8 MB."""
+    need("report", "plotly")
     from plotly.offline import get_plotlyjs
 
     code: str = get_plotlyjs()

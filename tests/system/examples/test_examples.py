@@ -49,7 +49,7 @@ def python(*arguments: object, directory: Path, limit_s: float = 90, **environme
 def forked(*arguments: object, directory: Path, **environment: str) -> str:
     """The same, in a process that has imported torch before; what an example itself starts is started as ever."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = run_script(arguments, cwd=directory, env=env, merged=True, imported=["sklearn.datasets"], timeout_s=90)
+    done = run_script(arguments, cwd=directory, env=env, merged=True, timeout_s=90)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -10,17 +10,17 @@ from statistics import mean
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from sklearn.neighbors import kneighbors_graph
 from threaded_graphs import on_threads
 from torch import nn
 
 from uneven import graph
 from uneven.graph.exchange.clones import CloneExchange
+from uneven.testing.digits import load_digits
 
 
 def write(path: Path, seed: int) -> None:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     near = kneighbors_graph(images, 8).tocoo()
     edges = torch.tensor([near.col.tolist() + near.row.tolist(), near.row.tolist() + near.col.tolist()])
     tensors = {

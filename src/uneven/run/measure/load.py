@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
@@ -110,8 +111,8 @@ class _Gpu:
 
     @classmethod
     def open(cls, uuid: str | None) -> _Gpu | None:
-        """The device, or None where there is none or no driver to ask."""
-        if uuid is None:
+        """Return the device; None if there is none, no driver answers, or the extra ``gpu`` is not installed."""
+        if uuid is None or find_spec("pynvml") is None:
             return None
         import pynvml
 

@@ -1,0 +1,52 @@
+"""What an install without extras can do, and what it says when an extra is missing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MISSING = ("plotly", "scipy", "sklearn", "pynvml", "av", "optuna", "ray", "numba", "pymetis", "pandas")
+BLOCK = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {MISSING!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name.partition(".")[0] in {MISSING!r} else found(name, package)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def test_a_training_needs_six_packages() -> None:
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.match(r"[\w-]+", need)[0] for need in needs}  # type: ignore[index]
+    assert names == {"torch", "numpy", "psutil", "pyzmq", "typer", "rich"}
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("import uneven, uneven.embedding, uneven.fleet, uneven.graph, uneven.search, uneven.integrations", None),
+        ("from uneven import KFAC, Session; Session().close()", None),
+        ("from uneven.cli import main; main(['simulate', 'demo4', '--no-journal', '--iterations', '5'])", None),
+        ("from uneven.testing.digits import load_digits; load_digits()", None),
+        ("from uneven.cli import main; main(['report', 'nowhere'])", "report"),
+        ("from uneven import focus", "focus"),
+        ("import torch; from uneven import graph; graph.partition(torch.tensor([[0], [1]]), 2, path='p')", "graph"),
+    ],
+)
+def test_a_missing_extra_is_named_when_it_is_needed(code: str, extra: str | None, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    if extra is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode != 0
+        assert f"pip install '.[{extra}]'" in done.stderr
