@@ -20,7 +20,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name.partition(".")[0] in {MISSING!r} else found(name, package)
+importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] in {MISSING!r} else found(name, *rest)
 sys.meta_path.insert(0, Blocked())
 """
 
@@ -44,7 +44,8 @@ def test_a_training_needs_six_packages() -> None:
     ],
 )
 def test_a_missing_extra_is_named_when_it_is_needed(code: str, extra: str | None, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    words = [sys.executable, "-c", BLOCK + code]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
     if extra is None:
         assert done.returncode == 0, done.stderr
     else:
