@@ -55,7 +55,7 @@ def test_every_bench_says_how_long_it_takes(name: str, capsys: pytest.CaptureFix
 def test_both_packages_have_one_version() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "benchmarks" / "pyproject.toml").read_text())["project"]
     assert project["version"] == package.__version__
-    assert project["dependencies"] == [f"uneven=={package.__version__}"]
+    assert project["dependencies"][0] == f"uneven=={package.__version__}"
 
 
 @pytest.mark.parametrize(
