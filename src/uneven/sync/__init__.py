@@ -1,6 +1,6 @@
-"""When, and with whom, replicas agree? Pure.
+"""Synchronization policies: when replicas agree, and with which workers. Pure.
 
-Every name is a policy with defaults; ``uneven.registry`` says how options and wrappers are written, as in
+Each name is a policy with defaults. ``uneven.registry`` defines the syntax of options and wrappers, as in
 ``"ssp:staleness=3"``, ``"shadow:easgd:alpha=0.3"`` or ``"shuffle:groups=digits,base=2:ma"``.
 """
 

@@ -1,4 +1,4 @@
-"""What the policies are made of: checked arguments, and plans that are made once. Pure."""
+"""Helpers for policies: argument checks and cached plans. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,22 @@ from uneven.errors import ConfigError
 Members = tuple[int, ...]
 Answer = TypeVar("Answer")
 
-NOTHING = StepPlan()
-"""The plan of a step around which nothing is exchanged and nobody is waited for."""
+NOTHING = StepPlan()  # the plan of a step without exchanges and without waits
 
-_MOST_KEPT = 1024
-_MOST_PHASES = 16
+_MOST_KEPT = 1024  # plans
+_MOST_PHASES = 16  # tables of answers
 
 
 class Remembered(Generic[Answer]):
-    """``make(members)``, remembered for the very tuples that it was asked about.
-
-    A policy is asked before every step, and the members change only when somebody leaves or joins. Comparing or
-    hashing ten thousand ranks each time would cost more than the plan itself, so it is the object that counts: a
-    tuple that is equal but another one is answered anew, with an equal answer.
-    """
+    """A cache of ``make(members)``, keyed by the identity of the tuple."""
 
     def __init__(self, make: Callable[[Members], Answer]) -> None:
         self._make = make
         self._known: dict[int, tuple[Members, Answer]] = {}  # by id(), which is safe while the tuple is held
 
     def __call__(self, members: Members) -> Answer:
+        # A policy plans before every step. Hashing or comparing ten thousand ranks would cost more than the plan, so
+        # the key is the object: an equal tuple that is another object gets an equal answer, computed again.
         found = self._known.get(id(members))
         if found is not None:
             return found[1]
@@ -44,11 +40,11 @@ class Remembered(Generic[Answer]):
 
 
 class PerRank(Generic[Answer]):
-    """One answer for each rank, worked out for all at once, and again when members or sites are other ones.
+    """A cache with one answer per rank, recomputed when members or sites change.
 
     Args:
-        make: from a view of anybody and a phase, the answer of every member.
-        looks_at_sites: whether ``make`` does.
+        make: function from any worker's view and a phase to the answers of all members.
+        looks_at_sites: whether ``make`` reads ``view.sites``.
     """
 
     def __init__(self, make: Callable[[SyncView, int], dict[int, Answer]], *, looks_at_sites: bool) -> None:
@@ -59,37 +55,34 @@ class PerRank(Generic[Answer]):
         self._tables: dict[int, dict[int, Answer]] = {}
 
     def __call__(self, view: SyncView, phase: int) -> Answer:
-        # Equality is asked only where identity says no: it takes a look at every member.
+        # Identity first: comparing for equality reads every member.
         same = view.members is self._members or view.members == self._members
         if self._looks_at_sites:
             same = same and (view.sites is self._sites or view.sites == self._sites)
         if not same:
+            # A policy repeats a few phases, but all of its tables are valid for these members and sites only.
             self._tables.clear()
             self._members, self._sites = view.members, view.sites
         table = self._tables.get(phase)
         if table is None:
             if len(self._tables) >= _MOST_PHASES:
+                # Random groups have a new phase in each turn; without a limit the tables would fill the memory.
                 del self._tables[next(iter(self._tables))]
             table = self._tables[phase] = self._make(view, phase)
         return table[view.rank]
 
 
 def whole(policy: str, key: str, value: object, least: int) -> int:
-    """The value, if it is a whole number of at least ``least``.
-
-    Raises:
-        ConfigError: naming policy, key and value.
-    """
+    """Return the value, or raise ``ConfigError`` if it is not an integer of at least ``least``."""
+    # True is an int in Python, but ``every=true`` in a configuration is a mistake.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{policy}: {key} = {value!r} must be a whole number, at least {least}")
     return value
 
 
 def number(policy: str, key: str, value: object, within: str) -> float:
-    """The value, if it is a number in an interval such as ``"(0, 1]"``; round brackets leave the end out.
-
-    Raises:
-        ConfigError: naming policy, key and value.
+    """Return the value as a float, or raise ``ConfigError``; in an interval such as ``"(0, 1]"`` a round bracket
+    excludes.
     """
     low, high = (float(end) for end in within[1:-1].split(","))
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
@@ -101,11 +94,7 @@ def number(policy: str, key: str, value: object, within: str) -> float:
 
 
 def flag(policy: str, key: str, value: object) -> bool:
-    """The value, if it is true or false.
-
-    Raises:
-        ConfigError: naming policy, key and value.
-    """
+    """Return the value, or raise ``ConfigError`` if it is not a boolean."""
     if not isinstance(value, bool):
         raise ConfigError(f"{policy}: {key} = {value!r} must be true or false")
     return value

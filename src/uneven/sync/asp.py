@@ -1,4 +1,4 @@
-"""Through a parameter server, at one's own pace (ASP) or within a bound (SSP). Pure."""
+"""Policies that train through a parameter server: asynchronous (ASP) or with bounded staleness (SSP). Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 
 
 class ASP(SyncPolicy):
-    """Asynchronous parallel: after each step, add one's update to the parameter server's and go on from there.
+    """Asynchronous parallel: each worker adds its update to the parameter server after each step and never waits.
 
-    x̃ += scale · Δ_i on arrival, Δ_i being the movement of the step. With scale 1/n, the default, n workers move the
-    copy as far as one step of their mean does, so the learning rate of BSP fits. Scale 1 adds every movement in
-    full, as the asynchronous mode of BytePS does. Momentum makes stale updates worse: lower it (recalled).
+    The server computes x̃ += scale · Δ_i, where Δ_i is the movement of one step. With scale 1/n, the default, n workers
+    move the copy as far as one step of their mean does, so the learning rate of BSP fits. Scale 1 adds every movement
+    in full, as the asynchronous mode of BytePS does. Momentum makes stale updates worse: lower it [recalled].
 
     Args:
-        scale: of each movement, above 0 and at most 1; None is 1 / members.
-
-    Raises:
-        ConfigError: scale out of range.
+        scale: factor of each movement, above 0 and at most 1; None is 1 / members.
     """
 
     evaluated = Evaluated.CENTRE
@@ -30,7 +27,6 @@ class ASP(SyncPolicy):
         self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One push after the step, answered with the copy; no wait."""
         return self._plan(view.members)
 
     @property
@@ -39,7 +35,6 @@ class ASP(SyncPolicy):
 
     @property
     def facts(self) -> Facts:
-        """Nobody waits; staleness has no bound."""
         return Facts(
             payloads=(Payload.DELTA,),
             pace=Pace.OWN,
@@ -54,23 +49,21 @@ class ASP(SyncPolicy):
         return StepPlan(exchanges=(self._push(members),))
 
     def _make_push(self, members: Members) -> Exchange:
+        # The default depends on the members, so it is computed per plan: a worker that leaves raises it for the others.
         scale = 1 / len(members) if self.scale is None else self.scale
         return Exchange(payload=Payload.DELTA, members=members, merge=Add(scale), moment=Moment.STEP, via=Via.SERVER)
 
 
 class SSP(ASP):
-    """Stale synchronous parallel: as ASP, but no worker leads the slowest by more than ``staleness`` finished steps.
+    """Stale synchronous parallel: ASP in which no worker leads the slowest by more than ``staleness`` finished steps.
 
-    A worker that has finished c steps starts the next one when nobody is below c − staleness, and then sees every
-    update of the first c − staleness steps. Clocks so differ by at most staleness + 1 (after Ho et al. 2013).
-    Staleness 0 is BSP on plain SGD. A slowdown that lasts uses the lead up, and then sets the pace of all.
+    A worker with c finished steps starts the next one when all workers have finished c − staleness. It then sees every
+    update of the first c − staleness steps, so clocks differ by at most staleness + 1 (after Ho et al. 2013). Staleness
+    0 is BSP on plain SGD. A lasting slowdown uses up the lead and then sets the pace of all workers.
 
     Args:
         staleness: steps; the default of 5 is the bound in the recipe of LB-BSP's authors' repository.
-        scale: as of :class:`ASP`.
-
-    Raises:
-        ConfigError: staleness or scale out of range.
+        scale: see :class:`ASP`.
     """
 
     def __init__(self, *, staleness: int = 5, scale: float | None = None) -> None:
@@ -78,15 +71,13 @@ class SSP(ASP):
         self.staleness = whole("ssp", "staleness", staleness, least=0)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """The push of ASP, and a wait where there is somebody to wait for."""
         due = view.clock - self.staleness
-        if due <= 0:  # everybody has finished no steps at all
+        if due <= 0:  # every worker has finished at least 0 steps: no wait
             return self._plan(view.members)
         return StepPlan(exchanges=(self._push(view.members),), waits=(Wait(view.members, due),))
 
     @property
     def facts(self) -> Facts:
-        """Workers at the staleness bound block."""
         s = self.staleness
         return Facts(
             payloads=(Payload.DELTA,),

@@ -1,4 +1,4 @@
-"""Backup workers: the last gradients of a step are not waited for. Pure."""
+"""Backup workers: each step uses the first gradients and drops late ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from uneven.sync.base import Facts, Pace, SyncPolicy
 
 
 class Backup(SyncPolicy):
-    """The first n − spares gradients of a step make the update; later ones are dropped (after Chen et al. 2016).
+    """Synchronous steps on the first n − spares gradients; later ones are dropped (after Chen et al. 2016).
 
-    Who comes too late jumps to the newest step. No spares is BSP. The samples of slow workers are lost again and
-    again, so all must draw from one shuffled order, as the loader of uneven lets them.
+    A late worker jumps to the newest step. Without spares it is BSP. The samples of slow workers are lost repeatedly,
+    so all workers must draw from one shuffled order, as uneven's loader does.
 
     Args:
-        spares: workers that are not waited for; at least one always is.
-
-    Raises:
-        ConfigError: spares out of range.
+        spares: number of workers that a step does not wait for; it always waits for at least one worker.
     """
 
     def __init__(self, *, spares: int = 1) -> None:
@@ -26,12 +23,10 @@ class Backup(SyncPolicy):
         self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One exchange with the parameter server that is complete without the spares."""
         return self._plan(view.members)
 
     @property
     def facts(self) -> Facts:
-        """The fast ones wait for each other only."""
         return Facts(
             payloads=(Payload.GRADIENT,),
             pace=Pace.QUORUM,
@@ -49,6 +44,7 @@ class Backup(SyncPolicy):
             merge=Mean(),
             moment=Moment.BACKWARD,
             via=Via.SERVER,
+            # Workers may leave until fewer than ``spares`` + 1 are left; a step still needs one gradient.
             quorum=max(1, len(members) - self.spares),
         )
         return StepPlan(exchanges=(mean,))

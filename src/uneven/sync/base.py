@@ -1,4 +1,4 @@
-"""The interface of synchronisation policies, and what each says about itself. Pure."""
+"""The interface of synchronization policies and the facts that a policy states. Pure."""
 
 from __future__ import annotations
 
@@ -17,104 +17,96 @@ from uneven.registry import Registry
 
 
 class Evaluated(Enum):
-    """Which model is the one to evaluate and to save."""
+    """The model that is evaluated and saved."""
 
-    REPLICA = "replica"  # any worker's own; they are equal
+    REPLICA = "replica"  # any worker's; they are equal
     MEAN = "mean"  # the mean of the replicas
-    CENTRE = "centre"  # the server's parameters; where replicas meet among themselves, the point they last started from
+    CENTRE = "centre"  # the server's parameters; without a server, the point from which the replicas last started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a policy says about itself, for ``uneven plan``, for messages and for checks before a run.
+    """The properties of a policy, for ``uneven plan``, for messages and for checks before a run."""
 
-    Attributes:
-        payloads: everything that may ever travel.
-        every: steps between two exchanges of a worker.
-        pace: whom a worker waits for.
-        stops: whether the others stop when one worker dies.
-        moves, waits, stale, lost_when_one_dies: the same and more in words, without a full stop.
-    """
-
-    payloads: tuple[Payload, ...]
-    every: int = 1
-    pace: Pace
-    stops: bool
-    moves: str
+    payloads: tuple[Payload, ...]  # every payload that it may ever exchange
+    every: int = 1  # steps between two exchanges of a worker
+    pace: Pace  # the workers that a worker waits for
+    stops: bool  # whether the others stop when one worker dies
+    moves: str  # this and the next three: in words, without a full stop
     waits: str
     stale: str
     lost_when_one_dies: str
 
 
 class SyncPolicy(ABC):
-    """When, and with whom, do replicas agree?
+    """A rule for when replicas agree, and with which workers.
 
-    The engine calls :meth:`plan` on each worker before each of its steps. The answer says what is exchanged,
-    with whom, when and how it is merged; how it is carried is the carrier's business. A worker that leaves
-    or joins shows up in ``view.members``; no other hook is needed for it.
+    The engine calls :meth:`plan` on each worker before each step. The plan lists what is exchanged, with which workers,
+    when, and how it is merged; the carrier decides how it travels. Workers that leave or join appear in
+    ``view.members``; no other hook is needed.
 
-    Compose by wrapping: a policy that holds another one asks it for its plan and changes the exchanges
-    (``dataclasses.replace``), so wrappers work with policies that they have never heard of.
-
-    A constructor keeps each argument in an attribute of the same name; ``repr`` shows them, and ranks compare it.
+    To compose, wrap: a policy asks the policy inside for its plan and changes the exchanges (``dataclasses.replace``),
+    so wrappers work with unknown policies. A constructor keeps each argument in an attribute of the same name, because
+    ``repr`` shows them and ranks compare it. Constructors raise ``ConfigError`` for an argument out of range and
+    ``UnknownNameError`` for an unknown name.
 
     Attributes:
-        evaluated: which model the session offers for evaluation and checkpoints.
+        evaluated: the model that the session offers for evaluation and checkpoints.
     """
 
     evaluated: Evaluated = Evaluated.REPLICA
 
     @property
     def constant(self) -> bool:
-        """Whether a worker's plan is the same at every step as long as members and sites are, so that it need not be
-        asked for before each.
+        """True if a worker's plan stays the same while members and sites do, so that one call of ``plan`` is enough.
 
-        A class with a ``plan`` of its own says so anew, as it may build on one that plans otherwise.
+        A class that overrides ``plan`` must override this too; otherwise it is False.
         """
         return False
 
     def __init_subclass__(cls) -> None:
+        # A parent's True need not hold for a new ``plan``, so a class that overrides it starts from False.
         if "plan" in vars(cls) and "constant" not in vars(cls):
             cls.constant = SyncPolicy.constant  # type: ignore[method-assign]
 
     @abstractmethod
     def plan(self, view: SyncView) -> StepPlan:
-        """What this worker does around its next step. The same view always gets the same answer."""
+        """Return what this worker exchanges and waits for around its next step; equal views get equal plans."""
 
     @property
     def facts(self) -> Facts | None:
-        """What it says about itself; None for a policy that says nothing, which some wrappers then refuse."""
+        """The policy's facts, or None if it states none; some wrappers do not accept such a policy."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Anything that has to survive a restart, as plain JSON-able data."""
+        """Return the state that must survive a restart, as plain JSON-able data."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing kept, nothing to load
-        """Inverse of :meth:`state_dict`."""
+        """Restore what :meth:`state_dict` returned."""
 
     def __repr__(self) -> str:
         names = [name for name in inspect.signature(type(self)).parameters if hasattr(self, name)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
+# the registry of synchronization policies
 policies: Registry[SyncPolicy] = Registry("synchronisation policy", SyncPolicy)  # type: ignore[type-abstract]
-"""Synchronisation policies by name."""
 
 
 class WrappingPolicy(SyncPolicy):
-    """A policy that holds another one and changes what it wants to change; everything else is the inner one's.
+    """A policy that changes some behavior of the policy inside and forwards everything else.
 
-    Override :meth:`plan`, ask ``self.inner.plan(view)`` there and change the exchanges (``dataclasses.replace``). If
-    that makes them travel at other times or with others, override :attr:`facts` too. A wrapper with a state of its
-    own adds it to ``super().state_dict()``.
+    Override :meth:`plan`, call ``self.inner.plan(view)`` there and change the exchanges (``dataclasses.replace``). If
+    that changes when they travel or which workers take part, override :attr:`facts` too. A wrapper with its own state
+    adds it to ``super().state_dict()``.
 
     Args:
-        inner: a policy, or its name.
+        inner: a policy or its name.
 
     Raises:
         UnknownNameError: no such policy.
-        ConfigError: a specification that cannot be read.
+        ConfigError: the specification cannot be parsed.
     """
 
     evaluated: Evaluated = forwarded()
@@ -127,7 +119,7 @@ class WrappingPolicy(SyncPolicy):
 
     @property
     def constant(self) -> bool:
-        """Whether the inner policy's plan is. A subclass with a ``plan`` of its own says so anew."""
+        """True if the inner policy's plan is constant; a subclass that overrides ``plan`` must override this too."""
         return self.inner.constant
 
     @property
@@ -138,5 +130,5 @@ class WrappingPolicy(SyncPolicy):
         return {"inner": self.inner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with inside("inner"):  # checkpoints of before wrappers forwarded this have nothing there
+        with inside("inner"):  # checkpoints from before wrappers forwarded this have no such key
             self.inner.load_state_dict(read(dict[str, Any], read(dict[str, Any], state).get("inner", {})))

@@ -1,4 +1,4 @@
-"""Bulk synchronous parallel: everybody agrees on every step. Pure."""
+"""Bulk synchronous parallel: all workers agree on every step. Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from uneven.sync.base import Facts, Pace, SyncPolicy
 
 
 def gradient_mean(members: Members) -> Exchange:
-    """The mean of this step's gradients over all members, weighted by samples, under the backward pass."""
+    """Return the exchange that averages a step's gradients, weighted by samples, during the backward pass."""
     return Exchange(payload=Payload.GRADIENT, members=members, merge=Mean(), moment=Moment.BACKWARD)
 
 
 def bsp_plan(members: Members) -> StepPlan:
-    """A step of BSP."""
+    """Return the plan of one BSP step."""
     return StepPlan(exchanges=(gradient_mean(members),))
 
 
 class BSP(SyncPolicy):
     """Mean of the gradients over all members, weighted by samples, before every step: x −= η Σ_i (x_i / X) ḡ_i.
 
-    Evaluated: any replica, they are equal bit for bit.
+    Any replica can be evaluated; they are bit-identical.
     """
 
     def __init__(self) -> None:
         self._plan = Remembered(bsp_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One exchange that overlaps the backward pass."""
         return self._plan(view.members)
 
     @property
@@ -37,7 +36,6 @@ class BSP(SyncPolicy):
 
     @property
     def facts(self) -> Facts:
-        """Nothing is stale, and everybody waits."""
         return Facts(
             payloads=(Payload.GRADIENT,),
             pace=Pace.TOGETHER,

@@ -1,4 +1,4 @@
-"""Learners that never wait: a copy takes in the movements of the first so many, and of who comes soon after. Pure."""
+"""Learners that never wait: the shared copy takes an outer step on the movements of a quorum. Pure."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from uneven.sync.local import often
 
 
 class Decoupled(SyncPolicy):
-    """Local steps at one's own pace, an outer step on the movements of a quorum (the class of Decoupled DiLoCo, 2026).
+    """Asynchronous local steps, with an outer step on the movements of a quorum (after Decoupled DiLoCo, 2026).
 
-    Every ``every`` steps a learner sends what it has moved and trains on. When ``quorum`` of them have come, the copy
-    waits a grace window longer, takes one outer step with Nesterov momentum on their mean, weighted by samples, and
-    answers them: x ← copy + what the learner has moved since it sent. Who comes after that counts in the next merge,
-    and is answered by it. So nothing is lost, and nobody waits; a learner whose answer is still to come goes on, and
-    sends more at the end of the block in which it has come.
+    Every ``every`` steps a learner sends its movement and trains on. When ``quorum`` of them have arrived, the copy
+    waits for a grace window. It then takes one outer step with Nesterov momentum on their mean, weighted by samples,
+    and answers: x ← copy + what the learner has moved since it sent. A later arrival counts in the next merge, which
+    answers it. A learner without an answer continues, and sends more at the end of the block in which the answer
+    arrived.
 
-    The window is ``grace`` times as long as the first of a quorum has waited for its last, and ends when all are there.
-    No code of the method is public; the window, and what becomes of late ones, are ours.
+    The window is ``grace`` times the time between the first and the last arrival of the quorum; it ends early when all
+    learners have sent. The paper's code is not public; the window and the handling of late arrivals are ours.
 
     Args:
         every: steps between two contributions of a learner.
-        quorum: learners; at least one, and no more than there are.
-        grace: part of the time that the quorum took; 0 is none.
-        outer_lr, outer_momentum: of the outer step, as of ``diloco``.
-
-    Raises:
-        ConfigError: an argument out of range.
+        quorum: learners, at least 1; at most all of them count.
+        grace: length of the window relative to the time that the quorum took; 0 is none.
+        outer_lr, outer_momentum: of the outer step, as in ``diloco``.
     """
 
     evaluated = Evaluated.CENTRE
 
     def __init__(
-        self, *, every: int = 16, quorum: int = 2, grace: float = 1.0, outer_lr: float = 0.7,
+        self,
+        *,
+        every: int = 16,
+        quorum: int = 2,
+        grace: float = 1.0,
+        outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.every = whole("decoupled", "every", every, least=1)
         self.quorum = whole("decoupled", "quorum", quorum, least=1)
         self.grace = number("decoupled", "grace", grace, "[0, inf)")
@@ -47,12 +49,10 @@ class Decoupled(SyncPolicy):
         self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One contribution after the last step of a block; no wait."""
         return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
 
     @property
     def facts(self) -> Facts:
-        """Nobody waits."""
         return Facts(
             payloads=(Payload.DELTA,),
             every=self.every,
@@ -66,8 +66,14 @@ class Decoupled(SyncPolicy):
         )
 
     def _make_plan(self, members: Members) -> StepPlan:
+        # Background and a server: the learner continues, and the answer enters whenever it arrives.
         one = Exchange(
-            payload=Payload.DELTA, members=members, merge=self._merge, moment=Moment.BACKGROUND, via=Via.SERVER,
-            quorum=min(self.quorum, len(members)), grace=self.grace,
-        )  # fmt: skip
+            payload=Payload.DELTA,
+            members=members,
+            merge=self._merge,
+            moment=Moment.BACKGROUND,
+            via=Via.SERVER,
+            quorum=min(self.quorum, len(members)),
+            grace=self.grace,
+        )
         return StepPlan(exchanges=(one,))

@@ -1,4 +1,4 @@
-"""Replicas on a spring to a parameter server's centre: EASGD. Pure."""
+"""EASGD: springs between the replicas and a parameter server's center. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from uneven.sync._parts import NOTHING, Members, Remembered, flag, number, whole
 from uneven.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.sync.local import often
 
-_BETA = 0.9
+_BETA = 0.9  # of α = β / members [recalled]
+# the largest stable α · members: beyond it x̃ += Σ α (x_i − x̃) overshoots by more than the distance [derived]
 _MOST_BETA = 2.0
-"""Beyond it x̃ += Σ α (x_i − x̃) overshoots by more than the distance itself; our arithmetic."""
 
 
 class EASGD(SyncPolicy):
     """Elastic averaging (2015), asynchronous: d = α (x_i − x̃); x_i −= d; x̃ += d, both from the old values.
 
-    Each worker meets the parameter server on its own. Every exchange keeps the sum of the server and the replicas.
+    Each worker exchanges with the parameter server separately. Every exchange keeps the sum of the server and the
+    replicas.
 
     Args:
-        alpha: α, above 0 and at most 1; None is 0.9 / members, a rule of thumb (recalled).
+        alpha: α, above 0 and at most 1; None is 0.9 / members, a rule of thumb [recalled].
         every: steps between two exchanges of a worker.
-        together: all meet at once, without a server: x_i −= d_i; x̃ += Σ_i d_i, where every worker keeps an equal x̃.
-            This is the synchronous form; inside ``Shadow`` nobody waits for it either. α · members is then at most 2,
-            or x̃ would swing away from the replicas.
+        together: the synchronous form, without a server: all workers exchange at the same time, x_i −= d_i and
+            x̃ += Σ_i d_i, and each keeps an equal x̃. Inside ``Shadow`` no worker waits for it. α · members must be at
+            most 2, or x̃ would swing away from the replicas.
 
     Raises:
-        ConfigError: an argument out of range; when it plans, alpha too large for so many members together.
+        ConfigError: an argument out of range; from ``plan``, alpha too large for this number of members together.
     """
 
     evaluated = Evaluated.CENTRE
@@ -39,17 +40,14 @@ class EASGD(SyncPolicy):
         self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One exchange with the parameter server, every so many steps; no wait."""
         return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
 
     @property
     def constant(self) -> bool:
-        """Where there is an exchange after every step."""
         return self.every == 1
 
     @property
     def facts(self) -> Facts:
-        """Nobody waits, unless all meet together; replicas may differ for ever."""
         if self.together:
             return Facts(
                 payloads=(Payload.PARAMETERS,),
@@ -74,6 +72,7 @@ class EASGD(SyncPolicy):
 
     def _make_plan(self, members: Members) -> StepPlan:
         alpha = _BETA / len(members) if self.alpha is None else self.alpha
+        # The members are known only here, and they may change during a run.
         if self.together and alpha * len(members) > _MOST_BETA:
             raise ConfigError(
                 f"easgd: alpha = {alpha} with {len(members)} workers together would throw the centre beyond them: use "

@@ -1,4 +1,7 @@
-"""What goes together: which balancers with which policies, which policies with today's carriers. Pure."""
+"""Compatibility of policies with balancers, and of policies with the carriers of real runs. Pure.
+
+Functions that take names raise ``UnknownNameError`` for an unknown one and ``ConfigError`` for one they cannot parse.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,10 @@ from uneven.sync.stability import check_lead
 
 
 def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
-    """Why this balancer decides nothing under this policy, and what to use instead; None where it makes sense.
-
-    Shares make sense where workers wait for each other when they meet, on every step or after some. Where nobody
-    waits, each worker takes samples from the shared order at its own pace, and the fast ones take more by
-    themselves. A policy that states no facts is taken to know what it does.
-
-    Raises:
-        UnknownNameError: no such policy or balancer.
-        ConfigError: a specification that cannot be read.
-    """
+    """Return why this balancer has no effect under this policy and what to use instead; None if they fit."""
     agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
     facts = agreeing.facts
+    # Without waits each worker takes samples from the shared order asynchronously, and fast ones take more anyway.
     if facts is None or isinstance(splitting, Even) or facts.pace not in (Pace.OWN, Pace.BOUNDED):
         return None
     waits = "nobody waits" if facts.pace is Pace.OWN else "workers wait only for who is far behind"
@@ -34,12 +29,7 @@ def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None
 
 
 def carried(policy: str | SyncPolicy) -> str | None:
-    """Why a real run cannot carry this policy today, and what to do instead; None where it can.
-
-    Raises:
-        UnknownNameError: no such policy.
-        ConfigError: a specification that cannot be read.
-    """
+    """Return why a real run does not support this policy and what to do instead; None if it does."""
     agreeing = policies.resolve(policy)
     facts = agreeing.facts
     why = next((why for plan in first_plans(agreeing, (0, 1), {}) if (why := refused(plan))), None)
@@ -54,17 +44,10 @@ def carried(policy: str | SyncPolicy) -> str | None:
 
 
 def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
-    """Why a real run cannot heed this balancer under this policy, and what to use instead; None where it can.
-
-    Backup workers wait for the first only, so each takes its samples when it is ready for them, and nobody knows when
-    everybody's report is there: shares do not move.
-
-    Raises:
-        UnknownNameError: no such policy or balancer.
-        ConfigError: a specification that cannot be read.
-    """
+    """Return why a real run cannot apply this balancer under this policy and what to use instead; None if it can."""
     agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
     facts = agreeing.facts
+    # Backup workers wait for the first gradients only, so there is no moment at which all reports have arrived.
     if facts is None or facts.pace is not Pace.QUORUM or not splitting.adapts:
         return None
     return (
@@ -75,11 +58,7 @@ def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
 
 
 def unsited(policy: SyncPolicy, sites: dict[int, str]) -> str | None:
-    """What a policy for several sites comes to where all workers are at one, and how to name sites; else None.
-
-    Args:
-        sites: rank → where it is.
-    """
+    """Return a warning if a policy for several sites has one only and so equals BSP; ``sites`` is rank → site."""
     members = tuple(sorted(sites))
     if len(members) < 2 or len(set(sites.values())) > 1:
         return None
@@ -87,6 +66,7 @@ def unsited(policy: SyncPolicy, sites: dict[int, str]) -> str | None:
     def moved(where: dict[int, str]) -> set[Payload]:
         return {one.payload for plan in first_plans(policy, members, where) for one in plan.exchanges}
 
+    # Compare with one site per worker: a policy that still moves gradients only is not a policy for several sites.
     if moved(sites) != {Payload.GRADIENT} or moved({rank: str(rank) for rank in members}) <= {Payload.GRADIENT}:
         return None
     return (
@@ -96,11 +76,7 @@ def unsited(policy: SyncPolicy, sites: dict[int, str]) -> str | None:
 
 
 def check_momentum(policy: SyncPolicy, momentum: float, sites: int) -> None:
-    """Refuse a momentum with which what a policy lets sites hear late is unstable.
-
-    Raises:
-        ConfigError: naming what would do.
-    """
+    """Raise ``ConfigError`` if a momentum is unstable with the delay between sites that a policy allows."""
     while isinstance(policy, WrappingPolicy):
         if isinstance(policy, Geo):
             check_lead(policy.lead, momentum, sites)
@@ -108,22 +84,24 @@ def check_momentum(policy: SyncPolicy, momentum: float, sites: int) -> None:
 
 
 def served(plan: StepPlan) -> bool:
-    """Whether it goes through a parameter server, and so each worker through the samples at its own pace."""
+    """Return whether the plan uses a parameter server, so that workers take samples asynchronously."""
     return any(one.via is Via.SERVER for one in plan.exchanges)
 
 
 def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
-    """Why a real run cannot carry this plan; None where it can.
+    """Return why a real run does not support this plan; None if it does.
 
     Args:
-        copy: whether the run has a parameter server; None where that is still to be decided.
+        copy: whether the run has a parameter server; None if that is undecided.
     """
+    # The server is set up from the first plans, so a later plan cannot begin or stop using it.
     if copy is not None and plan.exchanges and served(plan) != copy:
         return f"it goes {'among the workers' if copy else 'through a parameter server'}, as its first steps did not"
     if not served(plan):
         if plan.waits and not any(one.lead for one in plan.exchanges):
             return "it lets steps wait for clocks, which only a parameter server can tell"
         return next((why for one in plan.exchanges if (why := _refused(one))), None)
+    # At most two exchanges: the site's own server, then one between the servers of all sites.
     near, *far = plan.exchanges
     beyond = len(far) == 1 and near.members in far[0].parties
     if len(far) > beyond or not {one.members for one in plan.waits} <= {one.members for one in plan.exchanges}:
@@ -133,8 +111,8 @@ def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     return _refused_of_copy(near) or (_refused_between(far[0]) if beyond else None)
 
 
+# combinations that a parameter server handles for one worker at a time
 _SERVED = ((Payload.DELTA, Combined.SUM), (Payload.PARAMETERS, Combined.CENTRE))
-"""What a parameter server can do with what a worker sends, on its own."""
 
 
 def _refused_of_copy(one: Exchange) -> str | None:
@@ -209,7 +187,7 @@ def _carried_near(facts: Facts | None) -> str:
 
 
 def _near(facts: Facts) -> str:
-    """The nearest policy under which workers wait for each other."""
+    """Return the nearest policy under which workers wait for each other."""
     if Payload.DELTA in facts.payloads:
         return "bsp"
     return f"local:every={facts.every}" if facts.every > 1 else "local"

@@ -1,8 +1,8 @@
-"""Who meets whom in each exchange, so that all agree over several of them: the groups of DS-Sync. Pure.
+"""The groups of DS-Sync: who meets whom in each exchange, so that all agree over several of them. Pure.
 
-A grouping cuts the members into disjoint groups for each turn, the same on every worker. Equal weights keep the
-mean of all in every turn; a full grid or hypercube comes to it exactly once each axis has had its turn. Groups
-that never change would drift apart without bound.
+A grouping cuts the members into disjoint groups for each turn, identically on every worker. Equal weights keep the
+overall mean in every turn; a full grid or hypercube reaches it exactly once each axis has had its turn. Groups that
+never change would drift apart without bound.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Groups = tuple[Members, ...]
 
 
 class Grouping(ABC):
-    """How the members are divided, turn by turn.
+    """A rule that divides the members into groups, turn by turn.
 
     Attributes:
-        reach: in words, how many exchanges it takes until news of everybody can have reached everybody.
+        reach: in words, the number of exchanges until every worker's news can have reached all others.
         looks_at_sites: whether the groups depend on ``view.sites``.
     """
 
@@ -32,11 +32,11 @@ class Grouping(ABC):
 
     @abstractmethod
     def phase(self, members: int, turn: int) -> int:
-        """What of the turn (the number of exchanges so far) decides the groups of so many members."""
+        """Return the phase that decides the groups in a turn (the number of exchanges so far)."""
 
     @abstractmethod
     def groups(self, view: SyncView, phase: int) -> Groups:
-        """Disjoint groups of ``view.members``, together all of them; a function of members, sites and phase only."""
+        """Return disjoint groups that cover ``view.members``; they depend on members, sites and phase only."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in vars(self).items())})"
@@ -46,11 +46,8 @@ class Grid(Grouping):
     """Rows of a grid, then its columns. On a full grid two turns give the exact mean (DS-Sync's own N = 4 is 2 × 2).
 
     Args:
-        columns: members of a row. None looks for a full grid that is at most about four times as long as wide, and
-            takes nearly a square otherwise (our choice). Up to three members are one row.
-
-    Raises:
-        ConfigError: columns is no whole number of at least 2.
+        columns: members of a row, at least 2. None looks for a full grid at most about four times as long as wide, and
+            otherwise takes nearly a square [default]. Up to three members are one row.
     """
 
     reach = "2 exchanges"
@@ -59,11 +56,11 @@ class Grid(Grouping):
         self.columns = None if columns is None else whole("grid", "columns", columns, least=2)
 
     def groups(self, view: SyncView, phase: int) -> Groups:
-        """Rows in phase 0, columns in phase 1; of an incomplete grid, rows of nearly equal length."""
         size = len(view.members)
         columns = self.columns or _columns(size)
         if columns >= size:
             return (view.members,)
+        # An incomplete grid gets rows of nearly equal length instead of a short last one.
         if phase == 0:
             return _cut(view.members, math.ceil(size / columns))
         return _by(view.members, lambda place: place % columns)
@@ -73,15 +70,12 @@ class Grid(Grouping):
 
 
 class Digits(Grouping):
-    """Places written as digits: in each turn meet those who differ in one digit only. In base 2, a hypercube.
+    """Places written as digits: each turn groups the members that differ in one digit only. In base 2, a hypercube.
 
-    With base^d members, d turns give the exact mean. Moshpit's grid is the same object.
+    With base^d members, d turns give the exact mean. Moshpit's grid is the same structure.
 
     Args:
-        base: members of a group.
-
-    Raises:
-        ConfigError: base is no whole number of at least 2.
+        base: members of a group, at least 2.
     """
 
     reach = "as many exchanges as the number of workers has digits"
@@ -90,7 +84,6 @@ class Digits(Grouping):
         self.base = whole("digits", "base", base, least=2)
 
     def groups(self, view: SyncView, phase: int) -> Groups:
-        """Everybody whose other digits are the same."""
         weight = self.base**phase
         return _by(view.members, lambda place: (place // (weight * self.base), place % weight))
 
@@ -102,15 +95,12 @@ class Digits(Grouping):
 
 
 class RandomGroups(Grouping):
-    """Random groups, others in every turn, drawn from seed and turn and so the same on every worker.
+    """Random groups that change in every turn, drawn from seed and turn and so equal on every worker.
 
     Args:
-        size: members of a group; None is about the square root of their number. Where it does not divide the
-            members, groups are one larger or more, never smaller.
+        size: members of a group; None is about the square root of their number. If it does not divide the members,
+            groups are larger, never smaller.
         seed: of the draw.
-
-    Raises:
-        ConfigError: size is below 2, or seed below 0.
     """
 
     reach = "a few exchanges, as chance will have it"
@@ -120,9 +110,8 @@ class RandomGroups(Grouping):
         self.seed = whole("random", "seed", seed, least=0)
 
     def groups(self, view: SyncView, phase: int) -> Groups:
-        """Members in the order of a random number of each, cut into nearly equal parts."""
         members = view.members
-        # Of random.Random, random() alone promises the same numbers in every version of Python.
+        # Only Random.random() promises the same numbers in every version of Python; shuffle() does not.
         draw = Random(_mixed(self.seed, phase)).random
         shuffled = tuple(rank for _, rank in sorted((draw(), rank) for rank in members))
         size = self.size or max(2, round(len(members) ** 0.5))
@@ -136,16 +125,13 @@ class RandomGroups(Grouping):
 class Sites(Grouping):
     """Groups that respect a bottleneck: ``inside`` turns within each site, then one across all sites.
 
-    In the turn across there are as many groups as the smallest site has members, each with members of every site,
-    and as many of each as the sizes of the sites allow. Where these are multiples of the smallest one, a turn inside
-    and a turn across give the exact mean. ``inside = 1`` alternates as DS-Sync does; more suits a slow line. That
-    no group should cross a bottleneck is from DS-Sync's second version; this rule is ours.
+    In the turn across there are as many groups as the smallest site has members, each with members of every site in
+    proportion. If the sizes are multiples of the smallest one, a turn inside and a turn across give the exact mean.
+    ``inside = 1`` alternates as DS-Sync does; more suits a slow link. DS-Sync's second version keeps groups from
+    crossing a bottleneck; this rule is ours.
 
     Args:
         inside: turns within sites between two across.
-
-    Raises:
-        ConfigError: inside is no whole number of at least 1.
     """
 
     looks_at_sites = True
@@ -155,16 +141,15 @@ class Sites(Grouping):
 
     @property
     def reach(self) -> str:  # type: ignore[override]
-        """A turn across, with the turns inside before or after it."""
         return f"{self.inside + 1} exchanges"
 
     def groups(self, view: SyncView, phase: int) -> Groups:
-        """Sites, or groups across them; everybody where there is one site only."""
         homes = by_site(view)
         if len(homes) == 1 or phase == 0:
             return homes
         across: list[list[int]] = [[] for _ in range(min(map(len, homes)))]
         for home in homes:
+            # Deal the members of each site round the groups, so that every group has some of each.
             for place, rank in enumerate(home):
                 across[place % len(across)].append(rank)
         return tuple(tuple(sorted(group)) for group in across)
@@ -174,7 +159,7 @@ class Sites(Grouping):
 
 
 def by_site(view: SyncView) -> Groups:
-    """The members of each site, by the site's name; whoever has none counts to the site ``""``."""
+    """Return the members of each site, in order of the sites' names; members without a site belong to site ``""``."""
     homes: dict[str, list[int]] = {}
     for rank in view.members:
         homes.setdefault(view.sites.get(rank, ""), []).append(rank)
@@ -185,6 +170,7 @@ def _columns(size: int) -> int:
     if size <= 3:
         return max(1, size)
     root = math.isqrt(size)
+    # The nearest divisor below the root, down to half of it: beyond that the grid is too long to be useful.
     for rows in range(root, max(2, math.ceil(root / 2)) - 1, -1):
         if size % rows == 0:
             return size // rows
@@ -192,7 +178,7 @@ def _columns(size: int) -> int:
 
 
 def _cut(members: Members, parts: int) -> Groups:
-    """Neighbours in so many parts, of which none has two members more than another."""
+    # Consecutive parts whose sizes differ by at most one.
     size = len(members)
     return tuple(members[size * part // parts : size * (part + 1) // parts] for part in range(parts))
 
@@ -205,7 +191,8 @@ def _by(members: Members, key: Callable[[int], Hashable]) -> Groups:
 
 
 def _mixed(seed: int, turn: int) -> int:
-    """A seed for one turn; far apart for neighbours (the finalizer of splitmix64)."""
+    # The finalizer of splitmix64: seeds of neighboring turns must differ strongly, or Random starts with similar
+    # numbers.
     mask = (1 << 64) - 1
     z = (seed * 0x9E3779B97F4A7C15 + turn + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -213,8 +200,7 @@ def _mixed(seed: int, turn: int) -> int:
     return z ^ (z >> 31)
 
 
-groupings: Registry[Grouping] = Registry("grouping", Grouping)  # type: ignore[type-abstract]
-"""Ways to divide the members, by name."""
+groupings: Registry[Grouping] = Registry("grouping", Grouping)  # the registry of groupings
 
 groupings.register("grid", Grid)
 groupings.register("digits", Digits)

@@ -1,4 +1,4 @@
-"""Two levels: inside a site on every step, between sites now and then. Pure."""
+"""Two levels: agreement on every step inside a site, and at intervals between sites. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from uneven.sync.local import often
 
 
 class Hierarchical(SyncPolicy):
-    """BSP inside each site; every so many steps the mean of the sites' replicas, weighted by samples.
+    """BSP inside each site; every few steps the mean of the sites' replicas, weighted by samples.
 
-    Inside a site the replicas are equal, so a site speaks once over the slow line. With one site it is BSP, with
-    sites of one worker each it is local SGD.
+    Replicas inside a site are equal, so a site sends one copy over the slow link. With one site it is BSP, with one
+    worker per site it is local SGD.
 
     Args:
         every: steps between two exchanges of the sites.
-
-    Raises:
-        ConfigError: every is no whole number of at least 1.
     """
 
     evaluated = Evaluated.MEAN
@@ -31,12 +28,10 @@ class Hierarchical(SyncPolicy):
         self._plans = PerRank(self._make_plans, looks_at_sites=True)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """The site's gradients, and after the last step of a block the parameters of all sites."""
         return self._plans(view, int((view.clock + 1) % self.every == 0))
 
     @property
     def facts(self) -> Facts:
-        """A site is one worker to the others."""
         return Facts(
             payloads=(Payload.GRADIENT, Payload.PARAMETERS),
             every=self.every,

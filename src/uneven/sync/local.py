@@ -1,4 +1,4 @@
-"""Local steps, then a mean of the parameters over everybody: local SGD, model averaging. Pure."""
+"""Local steps, then a mean of the parameters over all workers: local SGD, model averaging. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uneven.sync.bsp import bsp_plan
 
 
 class Blocks(SyncPolicy):
-    """Every so many steps, all merge their parameters; what the policies below have in common."""
+    """Base class of policies under which all workers merge their parameters every few steps."""
 
     evaluated = Evaluated.MEAN
 
@@ -24,17 +24,14 @@ class Blocks(SyncPolicy):
         self._plan = Remembered(self._make_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """One exchange after the last step of each block."""
         return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
 
     @property
     def constant(self) -> bool:
-        """Where there is an exchange after every step."""
         return self.every == 1
 
     @property
     def facts(self) -> Facts:
-        """Nobody waits inside a block."""
         return Facts(
             payloads=(Payload.PARAMETERS,),
             every=self.every,
@@ -52,22 +49,19 @@ class Blocks(SyncPolicy):
 
 
 def often(every: int) -> str:
-    """ "every step", "every 8 steps"."""
+    """Return a phrase such as "every step" or "every 8 steps"."""
     return "every step" if every == 1 else f"every {every} steps"
 
 
 class LocalSGD(Blocks):
-    """x_i ← mean of the replicas, weighted by samples, every so many steps; after a warm-up of BSP (post-local SGD).
+    """x_i ← mean of the replicas, weighted by samples, every few steps, after a warm-up of BSP (post-local SGD).
 
-    Optimizer state stays with its worker. One step per block is BSP for plain SGD and for SGD with momentum, both
-    of which are linear in the gradient; not for Adam, nor with clipping.
+    Optimizer state stays with its worker. One step per block is BSP for plain SGD and for SGD with momentum, because
+    both are linear in the gradient; it is not for Adam, nor with clipping.
 
     Args:
         every: steps of a block.
         warmup: steps of BSP at the start; the blocks are counted from their end.
-
-    Raises:
-        ConfigError: every or warmup out of range.
     """
 
     def __init__(self, *, every: int = 8, warmup: int = 0) -> None:
@@ -76,7 +70,6 @@ class LocalSGD(Blocks):
         self._warm = Remembered(bsp_plan)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """BSP's plan while it warms up, then one exchange after the last step of each block."""
         step = view.clock - self.warmup
         if step < 0:
             return self._warm(view.members)
@@ -96,17 +89,14 @@ class LocalSGD(Blocks):
 
 
 class MA(Blocks):
-    """Model averaging: x_i ← mean of the replicas, weighted by samples, every so many steps.
+    """Model averaging: x_i ← mean of the replicas, weighted by samples, every few steps.
 
-    The rule of local SGD without its warm-up, under the name that ShadowSync uses: alone it is the fixed-rate
-    twin in the foreground, ``Shadow("ma")`` is S-MA. In groups that change it is DS-Sync, ``Shuffle("ma")``.
+    It is local SGD without a warm-up, under ShadowSync's name: ``MA`` is the fixed-rate form in the foreground and
+    ``Shadow("ma")`` is S-MA. ``Shuffle("ma")``, in changing groups, is DS-Sync.
 
     Args:
         every: steps between two means.
-        by_samples: False counts all replicas the same, however many samples they took, as ShadowSync does.
-
-    Raises:
-        ConfigError: every or by_samples makes no sense.
+        by_samples: False gives all replicas equal weight, as ShadowSync does.
     """
 
     def __init__(self, *, every: int = 8, by_samples: bool = True) -> None:
@@ -115,19 +105,14 @@ class MA(Blocks):
 
 
 class AnyMerge(Blocks):
-    """Every so many steps, all merge their parameters by a merge of any kind whose contributions are averaged.
+    """A merge of all workers' parameters every few steps, for any merge that averages its contributions.
 
-    With ``merge="mean"`` it is :class:`LocalSGD`, with ``"block-momentum:momentum=0.9"`` :class:`BMUF`; it is there for
-    merges that are written elsewhere. Evaluated is what came of the last exchange; under a plain mean, the mean of the
-    replicas as they are.
+    It exists for custom merges. The evaluated model is the outcome of the last exchange or, for a plain mean, the
+    current mean.
 
     Args:
         every: steps of a block.
         merge: a :class:`uneven.merge.Merge` or its name.
-
-    Raises:
-        ConfigError: every out of range, or the merge does not average parameters.
-        UnknownNameError: no such merge.
     """
 
     def __init__(self, *, every: int = 8, merge: str | Merge = "mean") -> None:

@@ -1,4 +1,4 @@
-"""What a policy is going to exchange, so that lines for it can be made before training starts. Pure."""
+"""A forecast of a policy's exchanges, so that channels can be set up before training starts. Pure."""
 
 from __future__ import annotations
 
@@ -10,38 +10,32 @@ from uneven.core.views import SyncView
 from uneven.sync._parts import Members
 from uneven.sync.base import SyncPolicy
 
-_TRIED = 6
-"""Workers, in two sites, for whom a policy is asked for its plans: more than make up one group."""
+_TRIED = 6  # workers, in two sites, for which a policy is probed: more than one group holds
 
-_PROBES = 4096
-"""How many steps are looked at ahead."""
+_PROBES = 4096  # steps that are probed
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Attributes:
-    payloads, moments: of all exchanges of the first steps; also the payloads that the policy itself names.
-    delayed: whether outcomes of any exchange enter some steps later.
-    gradient_groups: who shares gradients with whom in the first step in which any do, each group once, by its first
-        rank.
-    """
+    """The exchanges that a policy plans in its first steps."""
 
-    payloads: frozenset[Payload]
+    payloads: frozenset[Payload]  # of all exchanges of the first steps, and those of the policy's facts
     moments: frozenset[Moment]
-    gradient_groups: tuple[Members, ...]
-    delayed: bool = False
+    gradient_groups: tuple[Members, ...]  # the groups that share gradients in the first step in which any do, sorted
+    delayed: bool = False  # whether an outcome enters some steps after its exchange
 
     def gradients_of_all(self, members: Members) -> bool:
-        """Whether nothing is exchanged but the gradients of everybody."""
+        """Return whether the only exchanges are of the gradients of all members."""
         return self.payloads <= {Payload.GRADIENT} and set(self.gradient_groups) <= {members}
 
 
 def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outlook:
-    """What a policy will ask for in its first plans for these workers."""
+    """Return the exchanges that a policy plans in its first steps for these workers."""
     first = list(_first_plans(policy, members, sites))
     exchanges = [one for _, plan in first for one in plan.exchanges]
     clock = next((clock for clock, plan in first if any(map(_of_gradients, plan.exchanges))), 0)
     groups: set[Members] = set()
+    # Groups may differ by rank, so every worker's plan of that step is needed, not only the first worker's.
     for rank in members:
         plan = policy.plan(SyncView(rank=rank, clock=clock, members=members, sites=sites))
         groups.update(one.members for one in plan.exchanges if _of_gradients(one))
@@ -55,16 +49,12 @@ def outlook(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Outl
 
 
 def first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[StepPlan]:
-    """The different plans of the first worker's first steps, a block and what comes before it.
-
-    Where blocks are longer than is looked ahead, also of the last step of the first one. Of a policy that states no
-    facts nobody knows how long its blocks are, so it is looked as far ahead as ever.
-    """
+    """Yield the different plans of the first worker's first steps: one block and what precedes it."""
     return (plan for _, plan in _first_plans(policy, members, sites))
 
 
 def in_groups(policy: SyncPolicy) -> bool:
-    """Whether workers meet in groups of some, rather than all at once."""
+    """Return whether workers exchange in groups instead of all together."""
     members = tuple(range(_TRIED))
     sites = {one: str(one % 2) for one in members}
     plans = first_plans(policy, members, sites)
@@ -72,14 +62,16 @@ def in_groups(policy: SyncPolicy) -> bool:
 
 
 def _first_plans(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> Iterator[tuple[int, StepPlan]]:
-    """With the clock at which each comes first."""
     facts = policy.facts
+    # Without facts the length of a block is unknown.
     every = _PROBES if facts is None else facts.every
-    seen: dict[int, StepPlan] = {}  # which keeps them, or another one could get the id of one
+    seen: dict[int, StepPlan] = {}  # holds the plans, so that no id() is reused
+    # The last step of a block is probed separately, as blocks may be longer than _PROBES.
     for clock in (*range(min(2 * every, _PROBES)), every - 1):
         plan = policy.plan(SyncView(rank=members[0], clock=clock, members=members, sites=sites))
         if id(plan) not in seen:
             seen[id(plan)] = plan
+            # The clock at which the plan first occurs.
             yield clock, plan
 
 

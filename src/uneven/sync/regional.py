@@ -1,4 +1,4 @@
-"""Two levels of outer steps: inside a region often, between regions seldom, with momentum on both. Pure."""
+"""Two levels of outer steps with momentum: frequent inside a region, rare between regions. Pure."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ from uneven.sync.local import often
 
 
 class Regional(SyncPolicy):
-    """Local steps, an outer step on the mean movement of a region, and now and then one on the mean of all regions.
+    """Local steps, an outer step on the mean movement of a region, and sometimes one on the mean of all regions.
 
-    Every ``every`` steps those of a region add η₁ (G + μ₁ V₁), V₁ = μ₁ V₁ + G, to where they began, G being the mean of
-    what they have moved. Every ``across`` of these outer steps all regions take one of DiLoCo's on the mean of their
-    replicas. This is the form of HALoS (2025): a server in each region and a global one, momentum on both. HALoS lets
-    nobody wait; here a region waits for its slowest worker, and all regions for the slowest region.
+    Every ``every`` steps the workers of a region add η₁ (G + μ₁ V₁), V₁ = μ₁ V₁ + G, to their starting point, where G
+    is their mean movement. After every ``across`` of these outer steps all regions take one of DiLoCo's on the mean of
+    their replicas. This is the form of HALoS (2025): a server in each region and a global one, momentum on both. HALoS
+    is asynchronous; here a region waits for its slowest worker, and all regions for the slowest region.
 
-    A region is a site. With one, there is its own outer step only.
+    A region is a site. With one site only its own outer steps take place.
 
     Args:
         every: steps between two outer steps of a region.
-        across: of these between two of all regions.
+        across: a region's outer steps between two of all regions.
         outer_lr, outer_momentum: η₁ and μ₁; 1 and 0 are local SGD.
         global_lr, global_momentum: of the outer step of all regions.
-
-    Raises:
-        ConfigError: an argument out of range.
     """
 
     evaluated = Evaluated.MEAN
 
     def __init__(
-        self, *, every: int = 4, across: int = 4, outer_lr: float = 1.0, outer_momentum: float = 0.3,
-        global_lr: float = 0.7, global_momentum: float = 0.5,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        every: int = 4,
+        across: int = 4,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.3,
+        global_lr: float = 0.7,
+        global_momentum: float = 0.5,
+    ) -> None:
         self.every = whole("regional", "every", every, least=1)
         self.across = whole("regional", "across", across, least=1)
         self.outer_lr = number("regional", "outer_lr", outer_lr, "(0, inf)")
@@ -48,13 +51,11 @@ class Regional(SyncPolicy):
         self._plans = PerRank(self._make_plans, looks_at_sites=True)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """The region's outer step after the last step of a block, then that of all regions where it is time."""
         turn, step = divmod(view.clock + 1, self.every)
         return NOTHING if step else self._plans(view, int(turn % self.across == 0))
 
     @property
     def facts(self) -> Facts:
-        """A region is one replica after each of its outer steps."""
         far = self.every * self.across
         return Facts(
             payloads=(Payload.PARAMETERS, Payload.DELTA),
@@ -77,5 +78,6 @@ class Regional(SyncPolicy):
         for home in homes:
             near = Exchange(payload=Payload.DELTA, members=home, merge=self._near, moment=Moment.STEP)
             meets = meeting and len(homes) > 1
+            # Order matters: first the region's own step, so that regions exchange equal replicas.
             plans.update(dict.fromkeys(home, StepPlan(exchanges=(near, far) if meets else (near,))))
         return plans

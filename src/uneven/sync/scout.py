@@ -1,4 +1,4 @@
-"""SkewScout: the knob of a policy follows what models lose away from home. Pure."""
+"""SkewScout: a policy's knob follows the accuracy that models lose at other sites. Pure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from uneven.sync.sparse import SparseLocal
 
 Setting = float | int
 
+# Policy class (subclasses count), knob and settings to try, from the one that sends least. The last setting of geo,
+# local and hierarchical is BSP and sends as much.
 KNOBS: tuple[tuple[type[SyncPolicy], str, tuple[Setting, ...]], ...] = (
     (Geo, "threshold", (0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.0)),
     (SparseLocal, "density", (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)),
     (Hierarchical, "every", (64, 32, 16, 8, 4, 2, 1)),
     (LocalSGD, "every", (64, 32, 16, 8, 4, 2, 1)),
 )
-"""Policy, its knob, and what the knob is tried at, from what sends least; subclasses count. The last one of geo, of
-local and of hierarchical is BSP, and sends what it sends."""
 
+# The models compared with a site's own model at home, and the accuracy they may lose by default.
 JUDGES = {"mean": 0.2, "copies": 0.05}
-"""What is compared with a site's model at home, and what it may lose by default: the mean of all models, which is the
-one to deliver, or the model itself at the next site."""
 
 
 class _ScoutState(TypedDict):
@@ -42,45 +41,41 @@ class _ScoutState(TypedDict):
 
 
 class ScoutPeriod(NamedTuple):
-    """What was found in a period: the step at which the next one begins, the setting, accuracy lost, and bytes as a
-    part of BSP's."""
+    """The result of a period."""
 
-    until: int
+    until: int  # the first step of the next period
     setting: Setting
-    loss: float
-    share: float
+    loss: float  # of accuracy
+    share: float  # bytes relative to BSP's
 
 
 class Scout(WrappingPolicy):
-    """Tunes the inner policy's knob, by models that visit other sites (SkewScout, Hsieh et al. 2020).
+    """A wrapper that tunes the inner policy's knob by evaluating models at other sites (SkewScout, Hsieh et al. 2020).
 
-    Every ``period`` steps each site's model is tried on samples of its own site, and so is the mean of all sites'
-    models, which is the one to deliver. What the mean loses, and what was sent meanwhile as a part of what BSP sends,
-    make the objective (:class:`~uneven.skew.Objective`), by which a tuner chooses the setting of the next period.
-    Copies are tried; no models are swapped, so nothing of what a site holds back is lost.
+    Every ``period`` steps each site evaluates its own model and the mean of all sites' models, the result of the
+    training, on samples of the site. The accuracy that the mean loses, and the bytes sent in the period relative to
+    BSP's, make the objective (:class:`~uneven.skew.Objective`), by which a tuner chooses the setting of the next
+    period. Models are copied, not swapped, so unsent entries of a site are not lost.
 
-    SkewScout itself compares a site's model at home with the same one at the next site (``judge="copies"``). That is
-    the measure where every site keeps its own model. A mean can be as good as BSP's model though copies lose a quarter
-    of what they can do when they travel, as each knows its own labels best.
+    SkewScout compares a site's model with itself at the next site (``judge="copies"``), which suits training in which
+    every site keeps its own model. A mean can be as good as BSP's model even if copies lose a quarter of their accuracy
+    at other sites, because each knows its own labels best.
 
     The knob is ``threshold`` of geo, ``density`` of sparse-local and topk, ``every`` of local and hierarchical.
 
     Args:
-        inner: whose knob is tuned.
-        period: steps from one visit to the next.
-        sample: of each site's training data, on which models are tried.
+        inner: policy whose knob is tuned.
+        period: steps from one evaluation to the next.
+        sample: number of training samples of each site for it.
         judge: "mean" or "copies".
-        tolerance: accuracy that may be lost, below 1; 0 stands for 0.2 of means and 0.05 of copies.
+        tolerance: accuracy that may be lost, below 1; 0 is 0.2 for means and 0.05 for copies.
         loss_weight, bytes_weight: of the objective.
-        start: place of the first setting among all, from the loosest; −1 is the middle.
+        start: index of the first setting, from the loosest; −1 is the middle.
         tuner: climb, stochastic or annealing.
 
     Attributes:
-        settings: of the knob, from what sends least.
-        periods: what was found so far.
-
-    Raises:
-        ConfigError: an argument out of range, or a policy without a knob.
+        settings: of the knob, from the one that sends least.
+        periods: results so far.
     """
 
     def __init__(
@@ -106,24 +101,27 @@ class Scout(WrappingPolicy):
         first = len(self.settings) // 2 if start == -1 else start
         tightest = self.bytes_weight if self.settings[-1] in (0, 1) else math.inf  # BSP, whose bytes are known
         self._tuner: Tuner = tuners[tuner](len(self.settings), first, tightest=tightest)
-        self._since, self._in_force = [0], [first]  # from which step on, which setting
+        self._since = [0]  # first step of each setting in ``_in_force``
+        self._in_force = [first]
         self.periods: list[ScoutPeriod] = []
 
     def plan(self, view: SyncView) -> StepPlan:
-        """That of the inner policy, at the setting that is in force at this step."""
+        # Workers may plan different steps at the same time, so the setting depends on the clock, not on the newest one.
         return self._policies[self._in_force[bisect_right(self._since, view.clock) - 1]].plan(view)
 
     @property
     def setting(self) -> Setting:
-        """The newest one."""
+        """The newest setting."""
         return self.settings[self._in_force[-1]]
 
     def heard(self, clock: int, *, loss: float, share: float) -> Setting:
-        """Models have visited; the setting from step ``clock`` on, which nobody has planned yet. The same on all.
+        """Record the result of a period and return the setting from step ``clock`` on; it is the same on all workers.
+
+        No worker may have planned step ``clock`` yet.
 
         Args:
-            loss: accuracy of sites' models at home less that of what they are compared with, mean over the sites.
-            share: bytes between sites in the period that has ended, as a part of what BSP sends.
+            loss: accuracy of sites' models at home minus that of the models compared, mean over the sites.
+            share: bytes between sites in the finished period, relative to BSP's.
         """
         self.periods.append(ScoutPeriod(clock, self.setting, loss, share))
         following = self._tuner.measured(self._objective.of(loss, share), loss / self._tolerated)
@@ -133,7 +131,6 @@ class Scout(WrappingPolicy):
 
     @property
     def facts(self) -> Facts | None:
-        """The inner policy's, at the setting that it began with."""
         return self._policies[self._in_force[0]].facts
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,6 +161,5 @@ def _knob(inner: SyncPolicy) -> tuple[str, tuple[Setting, ...]]:
 
 
 def _with(policy: SyncPolicy, knob: str, value: Setting) -> SyncPolicy:
-    """The same policy at another setting."""
     known = {name: getattr(policy, name) for name in inspect.signature(type(policy)).parameters}
     return type(policy)(**{**known, knob: value})

@@ -10,34 +10,27 @@ from uneven.errors import ConfigError
 from uneven.sync._parts import number
 from uneven.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy, policies
 
-_ALPHA = {"delta": 1.0, "lerp": 0.5}
-"""The ways to write back, with our default of α for each."""
+_ALPHA = {"delta": 1.0, "lerp": 0.5}  # way to write back → its default of α [default]
 
 
-LOAD = 0.005
-"""Our default: a shadow is for those who do not want the training to be held up."""
+LOAD = 0.005  # [default]: exchanges should hardly slow the training down
 
 
 class Shadow(WrappingPolicy):
-    """The exchanges of ``inner`` beside the training, where no worker waits (ShadowSync, Zheng et al. 2020).
+    """A wrapper that exchanges in the background, so that no worker waits (ShadowSync, Zheng et al. 2020).
 
-    An exchange is not started while its predecessor is under way, so with one every step a shadow meets the others
-    as often as the links allow, as in the paper, which has no fixed period. What was learnt meanwhile is kept.
-    ``Shadow("easgd")``, ``Shadow("ma")`` and ``Shadow("bmuf")`` are its S-EASGD, S-MA and S-BMUF.
+    An exchange starts only when the previous one has finished. With one every step, exchanges take place as often as
+    the links allow, as in the paper, which has no fixed period. ``Shadow("easgd")``, ``Shadow("ma")`` and
+    ``Shadow("bmuf")`` are its S-EASGD, S-MA and S-BMUF.
 
     Args:
-        inner: what is exchanged. A name stands for that policy with ``every=1`` unless it says otherwise.
-        write_back: "delta" adds α times the change that the exchange brought, and keeps what was learnt meanwhile;
-            "lerp", ShadowSync's own (recalled), goes α of the way to the outcome and loses α of that.
-        alpha: α, above 0 and at most 1. With "lerp" 1 would lose all that was learnt meanwhile, back to back
-            everything, so take less.
-        load: part of its time that exchanges may cost the training, above 0 and at most 1, ours. What they cost is
-            measured: where a worker has a processor to spare they follow each other nearly without a pause, where it
-            has none they are rarer. 1 is back to back in any case, as in the paper, whose machines had them to spare.
-
-    Raises:
-        ConfigError: ``inner`` makes no sense in the background, or an argument out of range.
-        UnknownNameError: no such policy.
+        inner: policy to run in the background. A name means that policy with ``every=1`` unless it says otherwise.
+        write_back: "delta" adds α times the change that the exchange brought and keeps what was learned in between;
+            "lerp", ShadowSync's own [recalled], moves the replica by α toward the outcome and loses α of that.
+        alpha: α, above 0 and at most 1. With "lerp" 1 would lose all that was learned in between, so take less.
+        load: part of the training's time that exchanges may cost, above 0 and at most 1, ours. The cost is measured:
+            with a spare processor exchanges follow each other nearly without a pause, without one they are rarer. 1
+            never pauses, as in the paper, whose machines had spare processors.
     """
 
     def __init__(
@@ -61,15 +54,17 @@ class Shadow(WrappingPolicy):
         self._last: tuple[StepPlan, StepPlan] | None = None
 
     def plan(self, view: SyncView) -> StepPlan:
-        """The plan of ``inner``, moved into the background and without its waits.
+        """Return the plan of ``inner`` as background exchanges, without its waits.
 
         Raises:
-            ConfigError: ``inner``, which states no facts, exchanges a gradient: it cannot arrive after its step.
+            ConfigError: it exchanges pieces.
         """
         plan = self.inner.plan(view)
         last = self._last
+        # Plans are cached by identity, as the inner policy caches its own: the same object gets the same answer.
         if last is None or last[0] is not plan:
             if any(one.piece is not None for one in plan.exchanges):
+                # Asynchronous workers would send different pieces at the same time.
                 raise ConfigError(
                     f"shadow: {self.inner!r} exchanges pieces, which workers at their own pace would mix up: give it a "
                     f"delay of its own, as in diloco:fragments=4,delay=2"
@@ -86,7 +81,6 @@ class Shadow(WrappingPolicy):
 
     @property
     def facts(self) -> Facts | None:
-        """Those of ``inner``, but nobody waits."""
         inner = self.inner.facts
         if inner is None:
             return None
@@ -103,11 +97,7 @@ class Shadow(WrappingPolicy):
 
 
 def _check(inner: SyncPolicy) -> None:
-    """Refuse what cannot be done in the background.
-
-    Raises:
-        ConfigError: naming the policy, why, and the nearest one that can.
-    """
+    """Raise ``ConfigError`` for a policy that cannot run in the background."""
     facts = inner.facts
     if facts is None:
         return  # its plans are checked as they are made
@@ -130,12 +120,9 @@ def _check(inner: SyncPolicy) -> None:
 
 
 def _check_answers(inner: SyncPolicy) -> None:
-    """Refuse ways to write back where the parameter server answers with what is to be done.
-
-    Raises:
-        ConfigError: naming the policy and the option that it has instead.
-    """
+    """Raise ``ConfigError`` if ``alpha`` and ``write_back`` do not apply."""
     facts = inner.facts
+    # A parameter server answers with the change to make, so there is no outcome to write back in another way.
     probe = inner.plan(SyncView(rank=0, clock=(1 if facts is None else facts.every) - 1, members=(0, 1)))
     pulls = any(one.merge.combined is Combined.CENTRE for one in probe.exchanges)
     if pulls or (facts is not None and facts.pace is Pace.OWN):

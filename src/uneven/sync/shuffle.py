@@ -1,4 +1,4 @@
-"""DS-Sync: any mean of the parameters, but in groups that change from one exchange to the next. Pure."""
+"""DS-Sync: any mean of the parameters, in groups that change from one exchange to the next. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from uneven.sync.local import often
 
 
 class Shuffle(WrappingPolicy):
-    """The exchange of ``inner``, within a group of the moment only (DS-Sync, Wang et al. 2020, with ``MA(every=1)``).
+    """A wrapper that runs the exchange of ``inner`` in changing groups (DS-Sync, Wang et al. 2020, with
+    ``MA(every=1)``).
 
-    A smaller barrier, and over several exchanges all agree: two on a full grid, d on a hypercube. Weighted by
-    samples, as in ``MA``, a group keeps the weighted mean of its replicas, and so does the whole, as long as the
-    shares stay; then every sample counts the same. Two turns of a grid are exact where shares are equal, or with
+    Only a group waits, and over several exchanges all workers agree: two on a full grid, d on a hypercube. With weights
+    by samples, as in ``MA``, each group and so the whole keeps the weighted mean of its replicas while the shares stay;
+    then every sample counts equally. Two turns of a grid are exact if shares are equal, or with
     ``MA(by_samples=False)``, which keeps the plain mean.
 
-    It is no cure for a worker that is slow for good, who meets everybody within a few exchanges.
+    It does not help against a permanently slow worker, which meets all others within a few exchanges.
 
     Args:
-        inner: what is exchanged: a policy that replaces the parameters of all by their mean. A name stands for that
-            policy with ``every=1`` unless it says otherwise.
-        groups: who meets whom, a :class:`uneven.sync.Grouping` or its name.
-
-    Raises:
-        ConfigError: ``inner`` exchanges something else.
-        UnknownNameError: no such policy or grouping.
+        inner: a policy that replaces all parameters by their mean. A name means that policy with ``every=1`` unless it
+            says otherwise.
+        groups: a :class:`uneven.sync.Grouping` or its name.
     """
 
     evaluated = Evaluated.MEAN
@@ -39,18 +36,17 @@ class Shuffle(WrappingPolicy):
     def __init__(self, inner: str | SyncPolicy = "ma", groups: str | Grouping = "grid") -> None:
         super().__init__(policies.resolve(inner, every=1))
         self.groups = groupings.resolve(groups)
+        # Raises for policies that changing groups would break.
         self._facts = _checked(self.inner)
         self._group = PerRank(self._make_groups, looks_at_sites=self.groups.looks_at_sites)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """The plan of ``inner`` as if there were nobody but the group; nothing for who is alone in it."""
         turn = view.clock // self._facts.every
         group = self._group(view, self.groups.phase(len(view.members), turn))
         return NOTHING if len(group) == 1 else self.inner.plan(view._replace(members=group))
 
     @property
     def facts(self) -> Facts:
-        """Those of ``inner``, but only a group waits, and news takes several exchanges."""
         inner = self._facts
         return replace(
             inner,
@@ -76,7 +72,7 @@ def ds_sync(
     seed: int | None = None,
     inside: int | None = None,
 ) -> Shuffle:
-    """The exchange of ``inner``, within groups that change each time (DS-Sync); the grouping has options too.
+    """Return ``inner`` in groups that change with each exchange (DS-Sync), with the options of the grouping.
 
     Args:
         groups: grid (columns), digits (base), random (size, seed) or sites (inside).
@@ -91,11 +87,6 @@ def ds_sync(
 
 
 def _checked(inner: SyncPolicy) -> Facts:
-    """The facts of a policy that can be shuffled.
-
-    Raises:
-        ConfigError: naming the policy, and why it cannot.
-    """
     facts = inner.facts
     if facts is None:
         raise ConfigError(f"shuffle: {inner!r} states no facts, so how often it exchanges is unknown: give it `facts`")
@@ -109,6 +100,7 @@ def _checked(inner: SyncPolicy) -> Facts:
             f"shuffle: under {inner!r} workers do not meet, so there is no group to divide: use shuffle:ma:every="
             f"{facts.every}"
         )
+    # Facts do not tell how parameters are merged, so look at the exchange at the end of the first block.
     probe = SyncView(rank=0, clock=facts.every - 1, members=(0, 1))
     for exchange in inner.plan(probe).exchanges:
         if exchange.via is not Via.GROUP or not exchange.merge.plain:

@@ -1,4 +1,4 @@
-"""The largest entries of what local steps have moved: SparseLoCo's form, and top-k after each step. Pure."""
+"""Exchanges of the largest entries of movements: SparseLoCo's form, and top-k after each step. Pure."""
 
 from __future__ import annotations
 
@@ -13,39 +13,38 @@ from uneven.sync.local import often
 
 
 class SparseLocal(SyncPolicy):
-    """Local steps, then the mean of the largest entries of what they have moved, with error feedback.
+    """Local steps, then the mean of the largest entries of their movements, with error feedback.
 
-    After the last step of a block each adds what it has moved to what it has not sent yet, sends the largest entries of
-    each chunk, and keeps the rest for the next block. All go on from where the block began, moved by the mean of what
-    was sent, weighted by samples; so replicas are equal after each block, and what is not sent waits beside them. This
-    is the form of SparseLoCo (2025): top-k of chunks, values of 2 bits, error feedback, no outer momentum; the levels
-    of the two bits are ours. Density 1 with 32 bits is local SGD.
+    After the last step of a block each worker adds its movement to its unsent entries, sends the largest ones of each
+    chunk and keeps the rest. All workers continue from the start of the block plus the mean of the sent entries,
+    weighted by samples, so replicas are equal. This is the form of SparseLoCo (2025): top-k of chunks, values of 2
+    bits, error feedback, no outer momentum; the levels of the two bits are ours. Density 1 with 32 bits is local SGD.
 
-    With ``delay`` what was sent is under way for so many steps while the workers go on, and then enters with what they
-    have learnt meanwhile: x += outcome − what the replica was when it was sent.
-
-    Where workers are at several sites, those of one average gradients on every step and speak with one voice. At one
-    site, or with ``by_site=false``, everybody speaks for itself.
+    With ``delay`` the workers train on during an exchange, and its outcome is added to what they learned in between:
+    x += outcome − the replica when it was sent.
 
     Args:
         every: steps of a block.
         density: part of the entries that is sent, above 0 and at most 1.
-        bits: of a value: 2, 16 or 32.
+        bits: per value: 2, 16 or 32.
         chunk: entries of a chunk, at most 4,096.
-        by_site: whether a site is one voice.
+        by_site: with several sites, the workers of each average gradients on every step and send one message.
         delay: steps, below ``every``.
-
-    Raises:
-        ConfigError: an argument out of range.
     """
 
     evaluated = Evaluated.MEAN
     _name = "sparse-local"
 
     def __init__(
-        self, *, every: int = 4, density: float = 0.1, bits: int = 2, chunk: int = 4096, by_site: bool = True,
+        self,
+        *,
+        every: int = 4,
+        density: float = 0.1,
+        bits: int = 2,
+        chunk: int = 4096,
+        by_site: bool = True,
         delay: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.every = whole(self._name, "every", every, least=1)
         self.delay = whole(self._name, "delay", delay, least=0)
         if self.delay >= self.every:
@@ -61,17 +60,14 @@ class SparseLocal(SyncPolicy):
         self._plans = PerRank(self._make_plans, looks_at_sites=self.by_site)
 
     def plan(self, view: SyncView) -> StepPlan:
-        """The site's gradients, and after the last step of a block the largest entries of all."""
         return self._plans(view, int((view.clock + 1) % self.every == 0))
 
     @property
     def constant(self) -> bool:
-        """Where there is an exchange after every step."""
         return self.every == 1
 
     @property
     def facts(self) -> Facts:
-        """Nobody waits for other sites inside a block."""
         inside = ("the gradient inside a site, every step; ", "a site for its slowest worker, every step; ")
         moves, waits = inside if self.by_site else ("", "")
         late = f", {self.delay} steps later" if self.delay else ""
@@ -91,14 +87,20 @@ class SparseLocal(SyncPolicy):
 
     def _make_plans(self, view: SyncView, meeting: int) -> dict[int, StepPlan]:
         homes = members_by_site(view) if self.by_site else ()
-        if len(homes) < 2:  # everybody for itself
+        if len(homes) < 2:  # each worker sends its own message
             homes = tuple((rank,) for rank in view.members)
+        # One worker in all: nothing to send.
         if len(homes) == 1:
             return dict.fromkeys(view.members, bsp_plan(view.members))
         far = Exchange(
-            payload=Payload.DELTA, members=view.members, merge=Mean(), moment=Moment.STEP, parties=homes,
-            select=self._select, delay=self.delay,
-        )  # fmt: skip
+            payload=Payload.DELTA,
+            members=view.members,
+            merge=Mean(),
+            moment=Moment.STEP,
+            parties=homes,
+            select=self._select,
+            delay=self.delay,
+        )
         plans = {}
         for home in homes:
             near = (gradient_mean(home),) if len(home) > 1 else ()
@@ -107,16 +109,7 @@ class SparseLocal(SyncPolicy):
 
 
 class LargestEntries(SparseLocal):
-    """The largest entries of what each step has moved, with error feedback: top-k on every step.
-
-    :class:`SparseLocal` with blocks of one step and whole values.
-
-    Args:
-        density, bits, chunk, by_site: see there.
-
-    Raises:
-        ConfigError: an argument out of range.
-    """
+    """:class:`SparseLocal` with blocks of one step and whole values: top-k on every step."""
 
     _name = "topk"
 

@@ -1,8 +1,8 @@
-"""Up to which learning rate sites settle that hear of each other late. Pure.
+"""The learning rates that are stable if sites receive each other's movements late. Pure.
 
-On a quadratic of curvature λ, K equal sites that step with v = μ v − (η / K) λ x, and hear of each other's v a lead of
-L steps late, follow x' = x + v' + (K − 1) v₋ₗ. It settles where no root of the characteristic polynomial is outside of
-the unit circle. The arithmetic is ours.
+On a quadratic of curvature λ, K equal sites step with v = μ v − (η / K) λ x and receive each other's v after a lead of
+L steps: x' = x + v' + (K − 1) v₋ₗ. This settles if no root of the characteristic polynomial is outside of the unit
+circle. The derivation is ours.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import numpy as np
 
 from uneven.errors import ConfigError
 
-WORTH = 0.25
-"""The least part of the stable rate without a lead at which one is offered; ours. Below it whoever sets the
-learning rate for BSP finds that the training does not learn."""
+WORTH = 0.25  # [default] least stable rate, relative to no lead: below it a learning rate chosen for BSP does not train
 
 _HALVINGS = 40
 
 
 @lru_cache
 def stable_rate(momentum: float, sites: int, lead: int) -> float:
-    """The largest η λ that settles."""
+    """Return the largest η λ that settles."""
+    # Without a lead, momentum is stable up to η λ = 2 (1 + μ); twice that is a safe upper end.
     low, high = 0.0, 4.0 * (1.0 + momentum)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -31,12 +30,13 @@ def stable_rate(momentum: float, sites: int, lead: int) -> float:
 
 
 def _radius(momentum: float, sites: int, lead: int, rate: float) -> float:
-    """Largest modulus of the eigenvalues of (x, v, v₋₁, …, v₋ₗ) from step to step."""
+    """Return the largest modulus of the eigenvalues of the map of (x, v, v₋₁, …, v₋ₗ) from step to step."""
     size = lead + 2
     step = np.zeros((size, size))
     step[1, :2] = -rate / sites, momentum
     for age in range(lead):
         step[2 + age, 1 + age] = 1.0
+    # Row 0 is the position, rows 1 to L + 1 the velocities, newest first.
     step[0] = step[1]  # x' = x + v' + (K − 1) v', where the others' is as old as the lead
     step[0] += (sites - 1) * (step[1] if lead == 0 else np.eye(size)[lead])
     step[0, 0] += 1.0
@@ -44,11 +44,7 @@ def _radius(momentum: float, sites: int, lead: int, rate: float) -> float:
 
 
 def check_lead(lead: int, momentum: float, sites: int) -> None:
-    """Refuse a lead at which the learning rate of BSP would not settle.
-
-    Raises:
-        ConfigError: naming what would do.
-    """
+    """Raise ``ConfigError`` if the learning rate of BSP does not settle with this lead."""
     if not lead or sites < 2:
         return
     part = stable_rate(momentum, sites, lead) / stable_rate(momentum, sites, 0)

@@ -1,4 +1,4 @@
-"""What several threads that train one replica go together with. Pure."""
+"""Compatibility of policies and balancers with several threads that train one replica. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ from uneven.sync.outlook import first_plans
 
 
 def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, workers: int) -> str | None:
-    """Why these make no sense with several threads a worker, and what to use instead; None where they do.
-
-    Threads of one worker take steps whenever they are ready and share one replica, so that gradients of several
-    workers can never be averaged into one step. Parameters can be, in the foreground (all threads pause) or beside.
+    """Return why this policy or balancer does not work with several threads per worker; None if it does.
 
     Args:
-        threads: of each worker, at least 1.
-        workers: how many there are.
-
-    Raises:
-        UnknownNameError: no such policy or balancer.
-        ConfigError: a specification that cannot be read.
+        threads: per worker, at least 1.
+        workers: number of workers.
     """
     if threads == 1:
         return None
@@ -37,6 +30,8 @@ def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, w
         )
     if workers == 1:
         return None
+    # Threads of one worker step whenever they are ready and share one replica, so gradients of several workers cannot
+    # be averaged into one step. Parameters can be, in the foreground (all threads pause) or in the background.
     if any(one.payload is Payload.GRADIENT for one in exchanges):
         return (
             f"{said}: it averages gradients of all workers in one step, and the threads of a worker do not step "
@@ -57,5 +52,4 @@ def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, w
 
 
 def _of_parameters(facts: Facts | None) -> str:
-    """The nearest policy that averages parameters only."""
     return f"local:every={facts.every}" if facts is not None and facts.every > 1 else "local:every=8"
