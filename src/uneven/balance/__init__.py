@@ -1,4 +1,4 @@
-"""How much does each worker compute? Pure."""
+"""Balancers: how much each worker computes. Pure."""
 
 from uneven.balance.analytic import Analytic
 from uneven.balance.base import Balancer, WrappingBalancer, balancers, standing

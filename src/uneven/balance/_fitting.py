@@ -1,4 +1,4 @@
-"""The curve max(g, a + b x) through a few measured points of each worker. Pure."""
+"""Fit of the curve max(g, a + b x) to a few measured points of each worker. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ import numpy as np
 
 from uneven.core.exact import Floats
 
-_PRIOR = 0.3
-"""Part of its time that a worker's constant part is at first believed to be, plus or minus. Ours."""
-
-_LEAST_SLOPE = 0.02
-"""Least slope, as a part of the mean time per sample, so that no worker is handed everything. Ours."""
-
-_EVIDENCE = 8.0
-"""Variances of one iteration by which a floor must explain the points better than a line does. Ours."""
-
-_BEND = 0.02
-"""Relative; how far the floor and the line may be apart at the points next to the bend. Ours."""
+_PRIOR = 0.3  # prior of a worker's constant part, plus or minus, relative to its time [default]
+_LEAST_SLOPE = 0.02  # relative to the mean time per sample, so that no worker gets all samples [default]
+_EVIDENCE = 8.0  # variances of one iteration by which a floor must fit better than a line [default]
+_BEND = 0.02  # relative gap between floor and line that is tolerated at the points next to the bend [default]
 
 
 class Points(NamedTuple):
@@ -31,14 +24,13 @@ class Points(NamedTuple):
 
     @classmethod
     def none(cls, workers: int, slots: int = 6) -> Points:
-        """Nothing is known."""
         return cls(np.full((slots, workers), np.inf), *np.zeros((3, slots, workers)))
 
 
 class Curve(NamedTuple):
     """Γ(x) = max(floor_s, overhead_s + x · per_sample_s) of each worker, shape (n,).
 
-    The curve of LB-BSP's 2018 poster; its form there is piecewise linear, this one is the specification's (§1.8).
+    The curve of LB-BSP's 2018 poster; it is piecewise linear there, this form is the specification's (§1.8).
     """
 
     floor_s: Floats
@@ -47,19 +39,18 @@ class Curve(NamedTuple):
 
     @classmethod
     def none(cls, workers: int) -> Curve:
-        """No curves."""
         return cls(*(np.zeros(workers) for _ in range(3)))
 
     def seconds(self, size: Floats) -> Floats:
-        """Γ(x) of each worker, in seconds; ``size`` and the answer have shape (n,)."""
+        """Return Γ(x) in seconds, shape (n,), for sizes of shape (n,)."""
         return np.maximum(self.floor_s, self.overhead_s + self.per_sample_s * size)
 
 
 def fit(points: Points, spread: Floats) -> Curve:
-    """Least squares, once without a floor and once for every place that the bend can have; the best that is likely.
+    """Fit curves by least squares, choosing the most likely place of the bend, or no floor.
 
-    The constant part is believed to be small until the points say otherwise, and it is never negative. A worker
-    without any point gets a curve of no meaning.
+    The constant part stays small until the points prove otherwise and is never negative. A worker without any point
+    gets a meaningless curve.
 
     Args:
         points: at least one of each worker that counts.
@@ -69,18 +60,21 @@ def fit(points: Points, spread: Floats) -> Curve:
     size = np.where(w > 0.0, size, 0.0)
     total = np.maximum(added(w), 1e-300)
     mean_x, mean_t = np.maximum(added(w * size) / total, 1e-300), np.maximum(added(w * local_s) / total, 1e-300)
+    # Normalize each worker's axes, so that one prior and one least slope fit fast and slow workers.
     x, t = size / mean_x, local_s / mean_t
     wx, wt = w * x, w * t
     below = np.stack([w, wx, wt, wx * x, wx * t, wt * t])
     for k in range(1, len(w)):
-        below[:, k] += below[:, k - 1]  # up to and with point k
+        below[:, k] += below[:, k - 1]  # prefix sums, up to and including point k
     every = below[:, -1:]
     noise = spread * spread
+    # Prefix sums give every candidate in one pass: all points, or those right of the bend.
     a, b, error = _line(np.concatenate([every, every - below[:, :-1]], axis=1), noise)
     # Candidate 0 has no floor; candidate k has its first k points on one.
     flat_w, _, flat_t, _, _, flat_tt = below[:, :-1]
     g = flat_t / np.maximum(flat_w, 1e-300)
     error[1:] += np.maximum(flat_tt - g * flat_t, 0.0) + _EVIDENCE * noise
+    # A floor counts only if the line crosses it between its last point and the next one.
     bends = (a[1:] + b[1:] * x[:-1] <= g * (1.0 + _BEND)) & (a[1:] + b[1:] * x[1:] >= g * (1.0 - _BEND))
     error[1:] = np.where(bends & (w[1:] > 0.0), error[1:], np.inf)
     best, at = np.argmin(error, axis=0), np.arange(len(noise))
@@ -89,8 +83,8 @@ def fit(points: Points, spread: Floats) -> Curve:
 
 
 def _by_size(points: Points) -> tuple[Floats, Floats, Floats]:
-    """Sizes, times and weights, each worker's points in the order of their sizes."""
     slots, workers = points.size.shape
+    # Bends are tried between neighbors, so each worker's points must be in the order of their sizes.
     order = np.argsort(np.ascontiguousarray(points.size.T), axis=1, kind="stable")
     place = (order * workers + np.arange(workers)[:, None]).T.ravel()
     size, local_s, weight = (
@@ -100,7 +94,7 @@ def _by_size(points: Points) -> tuple[Floats, Floats, Floats]:
 
 
 def _line(sums: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
-    """a, b and the squared error of a + b x, with a prior on a; no meaning where there are no points.
+    """Return a, b and the squared error of a + b x, (candidates, n) each; meaningless without points.
 
     Args:
         sums: of w, wx, wt, wxx, wxt and wtt, shape (6, candidates, n).
@@ -110,16 +104,19 @@ def _line(sums: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
     xx, least = np.maximum(xx, 1e-300), 1e-300
     a = np.maximum((t * xx - x * xt) / np.maximum((w + prior) * xx - x * x, least), 0.0)
     b = (xt - a * x) / xx
+    # A line that is too flat is fitted again with the least slope.
     flat = b < _LEAST_SLOPE
     b = np.where(flat, _LEAST_SLOPE, b)
     a = np.where(flat, np.maximum((t - b * x) / np.maximum(w, least), 0.0), a)
+    # The expanded square can come out slightly negative by rounding; hence the maximum below.
     error = tt - 2.0 * (a * t + b * xt) + a * a * w + 2.0 * a * b * x + b * b * xx
     return a, b, np.maximum(error, 0.0)
 
 
 def added(rows: Floats) -> Floats:
-    """The sum over the rows, shape (rows, n) → (n,), one after the other: the same on every machine."""
+    """Return the sum over the rows, shape (rows, n) → (n,)."""
     found: Floats = rows[0]
+    # Row by row: numpy's own order of summation differs between machines, and all ranks must get the same bits.
     for row in rows[1:]:
         found = found + row
     return found

@@ -1,4 +1,4 @@
-"""Which of the workers' reports tell something of the batch sizes now in force? Pure."""
+"""Selection of the workers' reports that describe the current batch sizes. Pure."""
 
 from __future__ import annotations
 
@@ -11,47 +11,35 @@ from uneven.core.exact import Floats, column
 from uneven.core.plain import Along, PerMember, read
 from uneven.core.views import BalanceView, Observation
 
-Flags = npt.NDArray[np.bool_]
-"""One yes or no per member, shape (n,)."""
+Flags = npt.NDArray[np.bool_]  # one boolean per member, shape (n,)
 
+# Relative difference up to which a report is one of the current size: the last iteration of an epoch may be short
+# [default].
 _SAME_SIZE = 0.1
-"""Relative difference up to which a report counts as one of the present size: the last iteration of an epoch may be
-short. Ours."""
 
 _NOTHING = Observation(iteration=-1, samples=0, local_s=0.0)
 
 
 class ReportColumns(NamedTuple):
-    """The newest report of each member as columns of shape (n,); zeros where there is none.
+    """The newest report of each member as columns of shape (n,); zeros for a member without one."""
 
-    Attributes:
-        news: whether it was not there at the last look.
-        clean: whether it is news and of the present size, the first one after a change of the size left out.
-        size: samples of an iteration, mean over the report.
-        newest_size: the same in its last iteration, as far as is known.
-        iterations: that it covers.
-        local_s: data and compute time of an iteration, mean.
-        transfer_s: time of an iteration that its own communication takes where the backward pass does not hide it.
-        memory: use of the memory that a larger batch would fill, 0 … 1; NaN where unknown.
-    """
-
-    news: Flags
-    clean: Flags
-    size: Floats
-    newest_size: Floats
-    iterations: Floats
-    local_s: Floats
-    transfer_s: Floats
-    memory: Floats
+    news: Flags  # not there at the last call
+    clean: Flags  # news of the current size, except the first one after a change of the size
+    size: Floats  # samples of an iteration, mean over the report
+    newest_size: Floats  # the same in its last iteration, as far as known
+    iterations: Floats  # number covered
+    local_s: Floats  # data and compute time of an iteration, mean
+    transfer_s: Floats  # own communication of an iteration that the backward pass does not hide, mean
+    memory: Floats  # use of the memory that a larger batch would fill, 0 … 1; NaN if unknown
 
     @property
     def seconds(self) -> Floats:
-        """What an iteration takes this worker by itself: communication counts, waiting for others does not."""
+        """Seconds of an iteration, shape (n,), with the worker's own communication and without waiting for others."""
         return self.local_s + self.transfer_s
 
 
 class IntakeState(TypedDict):
-    """What a checkpoint holds of it."""
+    """The checkpoint of an :class:`Intake`."""
 
     members: list[int]
     shares: PerMember
@@ -61,12 +49,7 @@ class IntakeState(TypedDict):
 
 
 class Intake:
-    """Reads the reports out of one view after the other.
-
-    The first iteration with a new size is not like the others (memory is allocated, kernels are chosen anew), so the
-    first report that has such an iteration in it is not clean. Until it comes, reports are still of the old size: a
-    split is in force some iterations after it was decided.
-    """
+    """A reader of the reports in one view after the other."""
 
     def __init__(self) -> None:
         self._members: tuple[int, ...] = ()
@@ -76,7 +59,7 @@ class Intake:
         self._owed = np.zeros(0, np.bool_)
 
     def take(self, view: BalanceView) -> ReportColumns:
-        """What is new. Asked once for each view."""
+        """Return the new reports; call it once per view."""
         shares = column(view.shares)
         if view.members != self._members:
             self._meet(view.members, shares)
@@ -88,6 +71,9 @@ class Intake:
         transfer_s = column([seen.transfer_s for seen in rows]) / iterations
         size = samples / iterations
         news = (newest != self._newest) & (samples > 0) & (local_s > 0)
+        # The first iteration with a new size is slow (memory is allocated, kernels are selected), so the first report
+        # with one is not clean. Until it arrives, reports are of the old size: a split takes effect some iterations
+        # later.
         owed = self._owed | (shares != self._shares)
         clean = news & ~owed & (np.abs(size - shares) <= _SAME_SIZE * shares)
         has_come = news & ((size != self._size) | (size == shares))
@@ -100,9 +86,9 @@ class Intake:
         return ReportColumns(news, clean, size, newest_size, iterations, local_s, transfer_s, memory)
 
     def _meet(self, members: tuple[int, ...], shares: Floats) -> None:
-        """Others take part: what is known of those who stay is kept, and newcomers owe nothing."""
         places = {rank: place for place, rank in enumerate(self._members)}
         old = [places.get(rank, -1) for rank in members]
+        # Keep the state of members that stay; newcomers have no report to skip.
         self._shares = pick(self._shares, old, shares)
         self._newest = pick(self._newest, old, np.full(len(old), -1.0))
         self._size = pick(self._size, old, np.zeros(len(old)))
@@ -121,12 +107,14 @@ class Intake:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = read(IntakeState, state)
         self._members = tuple(saved["members"])
-        self._shares, self._newest = np.array(saved["shares"], np.float64), np.array(saved["newest"], np.float64)
-        self._size, self._owed = np.array(saved["size"], np.float64), np.array(saved["owed"], np.bool_)
+        self._shares = np.array(saved["shares"], np.float64)
+        self._newest = np.array(saved["newest"], np.float64)
+        self._size = np.array(saved["size"], np.float64)
+        self._owed = np.array(saved["owed"], np.bool_)
 
 
 def pick(values: Floats, places: list[int], instead: Floats) -> Floats:
-    """``values`` at the places, shape (n,); that of ``instead`` where the place is −1."""
+    """Return ``values`` (m,) at ``places``, shape (n,); for a place of −1 the entry of ``instead`` (n,)."""
     if len(values) == 0:
         return instead
     index = np.array(places, np.intp)

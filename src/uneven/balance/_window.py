@@ -1,4 +1,4 @@
-"""What several reports together say of each worker's time. Pure."""
+"""The median time of each worker over several reports. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from uneven.balance._intake import ReportColumns
 from uneven.core.exact import Floats
 from uneven.core.plain import Amount, Misfit, read
 
-LEAST_REPORTS = 3
-"""Reports of each worker in a window: with three, the median does not mind one random delay. Ours."""
-
-_MOST_REPORTS = 64
-"""Kept while somebody's are still missing. Ours."""
+LEAST_REPORTS = 3  # of each worker in a window: the median of three ignores one random delay [default]
+_MOST_REPORTS = 64  # kept while some worker's are missing [default]
 
 
 class WindowState(TypedDict):
-    """What a checkpoint holds of it."""
+    """The checkpoint of a :class:`Window`."""
 
     rows: list[list[float | None]]
     iterations: list[Amount]
@@ -26,23 +23,23 @@ class WindowState(TypedDict):
 
 
 class Window:
-    """Watches for a number of iterations, so that one random delay does not matter (specification §1.8).
+    """A number of iterations to observe, so that one random delay does not matter (specification §1.8).
 
-    A window is counted in iterations that the reports cover, for reports are sums over several of them, and holds at
-    least three reports of every worker.
+    Its length counts the iterations that reports cover, because a report sums several, and it holds at least three
+    reports of each worker.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Begin to watch anew."""
-        self._rows: list[Floats] = []  # seconds of an iteration, shape (n,) each; NaN where a worker said nothing
+        self._rows: list[Floats] = []  # seconds of an iteration, shape (n,) each; NaN without a report
         self._iterations = np.zeros(0)
         self._counts = np.zeros(0)
 
     def add(self, reports: ReportColumns) -> None:
-        """Take in the clean ones."""
+        """Add the clean reports."""
+        # Other members: their old rows have another length.
         if len(self._iterations) != len(reports.clean):
             self._rows = []
             self._iterations, self._counts = np.zeros(len(reports.clean)), np.zeros(len(reports.clean))
@@ -53,16 +50,16 @@ class Window:
         self._counts = self._counts + reports.clean
 
     def watched(self) -> int:
-        """Iterations that the worker with the fewest has reported."""
+        """Return the iterations covered for the worker with the fewest."""
         return int(self._iterations.min()) if len(self._iterations) else 0
 
     def full(self, iterations: int) -> bool:
-        """Whether all workers have reported so many iterations, in three reports or more."""
+        """Return whether every worker has reported this many iterations, in three reports or more."""
         return self.watched() >= iterations and int(self._counts.min()) >= LEAST_REPORTS
 
     def median_s(self) -> Floats:
-        """Median of each worker's reports, seconds of an iteration, shape (n,); NaN where there is none."""
-        ordered = np.sort(np.stack(self._rows), axis=0)  # NaN comes last
+        """Return the median seconds of an iteration of each worker, shape (n,); NaN without reports."""
+        ordered = np.sort(np.stack(self._rows), axis=0)  # sorts NaN last
         present = np.count_nonzero(~np.isnan(ordered), axis=0)
         at = np.arange(ordered.shape[1])
         low = ordered[np.maximum(present - 1, 0) // 2, at]

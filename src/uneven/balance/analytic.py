@@ -1,4 +1,4 @@
-"""The formula of LB-BSP's 2018 poster: a piecewise linear cost per worker, and all finish together. Pure."""
+"""The formula of LB-BSP's 2018 poster: piecewise linear costs, and all workers finish together. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from uneven.core.plain import Amount, Count, Misfit, inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
-_WINDOWS = 6  # whose times are fitted, each at other shares than the one before
-_STIR = 0.1  # part of the mean share that is moved to learn a second size
-_SPREAD = 0.05  # relative noise of an iteration that the fit reckons with
+_WINDOWS = 6  # to fit, each at other shares than the one before
+_STIR = 0.1  # part of the mean share that moves, to measure a second size
+_SPREAD = 0.05  # relative noise of an iteration that the fit assumes
 
 
 class _AnalyticState(TypedDict):
@@ -34,28 +34,24 @@ class _AnalyticState(TypedDict):
 
 
 class Analytic(Balancer):
-    """Fits Γ_i(x) = max(g, a + b x), then x_i(T) = clamp((T − a) / b) for the T at which they add up (poster, 2018).
+    """Fits Γ_i(x) = max(g, a + b x) per worker and solves for the least common end (LB-BSP's poster, 2018).
 
     ::
 
-        watch a window ─► one size known: stir, a tenth of the mean share between neighbours
-                       ─► two or more:    fit, solve, move if it gains more than ``rest``
-                       ─► far off the curves twice in a row: forget, and begin again
+        watch a window ─► one size known: move a tenth of the mean share between neighbors
+                       ─► two or more:    fit, solve, move if the gain exceeds ``rest``
+                       ─► far off the curves twice in a row: discard them and start again
 
-    The authors replaced it by numerical steps in their paper; it is kept to be compared with. The form of the curve is
-    the specification's (§1.8); the windows, the stirring and all numbers are ours. Times include a worker's own
-    communication, which so becomes a part of a. The least T is found over whole samples.
+    The shares are x_i(T) = clamp((T − a) / b), with the least T that yields enough samples. The authors replaced this
+    by numerical steps in their paper; it serves as a comparison. The form of the curve is the specification's (§1.8);
+    the windows, the small moves and all numbers are ours. A worker's own communication is part of a.
 
     Args:
         window: iterations to watch, at least 1.
-        rest: predicted gain that is not worth a move, at least 0, below 1.
-        restart: relative distance from the curve, twice in a row, that ends what is known, above 0.
-        profile: of each rank (g, a, b), seconds and seconds per sample, where they were measured before; then the
-            first split is made from it.
-        most: largest batch of each rank, samples; none is no limit but the view's.
-
-    Raises:
-        ConfigError: an option out of range.
+        rest: predicted gain below which the shares stay, at least 0, below 1.
+        restart: relative distance from the curve that, twice in a row, discards what is known, above 0.
+        profile: (g, a, b) of each rank, seconds and seconds per sample, if measured before; it decides the first split.
+        most: largest batch of each rank, samples; without it only the view's limits hold.
     """
 
     predictor = "last"
@@ -79,8 +75,11 @@ class Analytic(Balancer):
         self._restart = restart
         self._profile = tuple(_checked(rank, row) for rank, row in enumerate(profile))
         self._most = whole_numbers("analytic: most", most)
-        self._intake, self._watched = Intake(), Window()
+        self._intake = Intake()
+        self._watched = Window()
         self._members: tuple[int, ...] = ()
+        # At least two different shares are needed for a slope, so windows are kept with the shares they were measured
+        # at.
         self._rows: list[tuple[Floats, Floats]] = []  # shares, and seconds of an iteration: oldest first
         self._off = 0  # windows in a row that were far off the curves
 
@@ -107,6 +106,7 @@ class Analytic(Balancer):
         if self._changed_for_good(shares, times_s):
             self._rows = []
         if self._rows and (self._rows[-1][0] == shares).all():
+            # The same shares as in the last window: average both, as two points at one size give no slope.
             times_s = self._rows[-1][1] + 0.5 * (times_s - self._rows[-1][1])
             self._rows.pop()
         self._rows = [*self._rows[1 - _WINDOWS :], (shares, times_s)]
@@ -125,6 +125,7 @@ class Analytic(Balancer):
             return False
         apart = np.abs(times_s / self._curve().seconds(shares) - 1.0)
         self._off = self._off + 1 if float(apart.max()) > self._restart else 0
+        # One window can be off by chance.
         if self._off < 2:
             return False
         self._off = 0
@@ -145,7 +146,7 @@ class Analytic(Balancer):
         return earliest_end(costs, view.global_batch, lower, upper, start)
 
     def _stirred(self, view: BalanceView) -> tuple[int, ...]:
-        """Neighbours give and take; the last of an odd number has no partner and stays."""
+        # Neighbors exchange samples; the last of an odd number has no partner and keeps its share.
         shares = list(view.shares)
         for left in range(0, len(shares) - 1, 2):
             right = left + 1
@@ -158,7 +159,7 @@ class Analytic(Balancer):
         return Split(shares, f"analytic: {words}")
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """The first split is made from it, unless other curves were given."""
+        """Use the profile for the first split, unless curves were given."""
         if not self._profile and tuple(sorted(profiles)) == tuple(range(len(profiles))):
             self._profile = tuple(profiles[rank].cost for rank in range(len(profiles)))
             self._members = ()

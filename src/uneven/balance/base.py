@@ -19,17 +19,18 @@ from uneven.registry import Registry
 
 
 class Balancer(ABC):
-    """How many samples does each worker take in the next iteration?
+    """A rule that divides the next iteration's samples among the workers.
 
-    The slow loop calls :meth:`split` on every rank with the same view, so all ranks must come to the same
-    answer: no clock, no randomness. ``sum(split.shares) == view.global_batch`` and the limits hold, always.
+    The slow loop calls :meth:`split` on every rank with the same view, so all ranks must return the same answer: no
+    clock, no randomness. ``sum(split.shares) == view.global_batch`` and the limits always hold. Constructors raise
+    ``ConfigError`` for an option out of range.
 
     Attributes:
         predictor: name of the predictor that fills ``view.predicted_per_s`` ("light", "ema", "last", …).
-        adapts: False if the split never changes once it is made; then nothing needs to be gathered.
-        partial_updates: True if it may also be asked when only workers whose speed has suddenly changed have reported,
-            and the last reports of the others stand; False if it needs a new report of every worker.
-        made_for: the number of workers that it is for; None if it is for any.
+        adapts: False if the split never changes once it is made; then no reports are gathered.
+        partial_updates: True if it can also be called when only workers whose speed has suddenly changed have reported,
+            and the last reports of the others are reused; False if it needs a new report of every worker.
+        made_for: the number of workers it needs; None for any.
     """
 
     predictor: str = "light"
@@ -44,28 +45,28 @@ class Balancer(ABC):
 
     @abstractmethod
     def split(self, view: BalanceView) -> Split:
-        """Decide.
+        """Return the split of the next iteration.
 
-        Before every worker has reported (``not view.ready``), :func:`standing` is a fair answer.
+        Before every worker has reported (``not view.ready``), :func:`standing` is a reasonable answer.
         """
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:  # noqa: B027 - most do without
-        """What was measured of each rank before the first iteration; what was decided until then does not count.
+        """Receive each rank's measurements from before the first iteration; earlier decisions do not count.
 
-        For those who use whole cost curves or saturation points. All others find what they need in the next view:
-        limits that heed memory, and as each worker's prediction its speed at an equal share.
+        Override it to use whole cost curves or saturation points. Otherwise the next view contains enough: limits that
+        include memory, and each worker's speed at an equal share as its prediction.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything learnt, as plain JSON-able data."""
+        """Return all that was learned, as plain JSON-able data."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to load
-        """Inverse of :meth:`state_dict`."""
+        """Restore what :meth:`state_dict` returned."""
 
 
 def standing(view: BalanceView) -> tuple[int, ...]:
-    """The present shares if they still fit batch and limits, else the nearest ones in proportion that do."""
+    """Return the current shares if they still fit batch and limits, otherwise the nearest proportional ones that do."""
     limits = view.limits
     fits = len(view.shares) == len(view.members) and sum(view.shares) == view.global_batch
     if fits and all(map(le, limits.lower, view.shares)) and all(map(le, view.shares, limits.upper)):
@@ -75,12 +76,8 @@ def standing(view: BalanceView) -> tuple[int, ...]:
 
 
 def check_predictor(spec: str) -> str:
-    """The specification, if it stands for a predictor. Each worker gets its own, so an object is refused.
-
-    Raises:
-        UnknownNameError: no such predictor, or no such option of it.
-        ConfigError: not a specification.
-    """
+    """Return the specification of a predictor; raise ``UnknownNameError`` or ``ConfigError`` if it is not one."""
+    # An object would be shared, but each worker needs its own predictor.
     if not isinstance(spec, str):
         names = ", ".join(predictors.listed())
         raise ConfigError(f"predictor = {spec!r}: give its name ({names}), each worker gets its own")
@@ -88,22 +85,21 @@ def check_predictor(spec: str) -> str:
     return spec
 
 
-balancers: Registry[Balancer] = Registry("balancer", Balancer)  # type: ignore[type-abstract]
-"""Balancers by name."""
+balancers: Registry[Balancer] = Registry("balancer", Balancer)  # the registry of balancers
 
 
 class WrappingBalancer(Balancer):
-    """A balancer that holds another one and changes what it wants to change; everything else is the inner one's.
+    """A balancer that changes some behavior of the balancer inside and forwards everything else.
 
-    Override :meth:`split`, ask ``self.inner.split(view)`` there, and answer something better. A wrapper with a state
-    of its own adds it to ``super().state_dict()``.
+    Override :meth:`split`, call ``self.inner.split(view)`` there and change its answer. A wrapper with its own state
+    adds it to ``super().state_dict()``.
 
     Args:
-        inner: a balancer, or its name.
+        inner: a balancer or its name.
 
     Raises:
         UnknownNameError: no such balancer.
-        ConfigError: a specification that cannot be read.
+        ConfigError: the specification cannot be parsed.
     """
 
     predictor: str = forwarded()

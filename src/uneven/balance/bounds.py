@@ -1,4 +1,4 @@
-"""How few and how many samples make sense on a device. Pure."""
+"""The least and greatest number of samples for a device. Pure."""
 
 from __future__ import annotations
 
@@ -14,32 +14,27 @@ from uneven.core.exact import Floats, Wholes
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 
-MEMORY_FULL = 0.9
-"""Use of the memory from which a worker takes no more. [default] of the specification."""
+MEMORY_FULL = 0.9  # use of the memory from which a worker takes no more samples [default, specification]
 
 
 class Bounds(NamedTuple):
-    """Limits of the members, shape (n,), samples.
+    """The limits of the members in samples, shape (n,)."""
 
-    Attributes:
-        least: x_s, the saturation point, or the least share that is allowed.
-        most: x_o, the memory limit, or the greatest share that is allowed.
-    """
-
-    least: Wholes
-    most: Wholes
+    least: Wholes  # x_s, the saturation point, or the least share allowed
+    most: Wholes  # x_o, the memory limit, or the greatest share allowed
 
     def can_give(self, shares: Wholes) -> Flags:
-        """Who would gain by fewer samples."""
+        """Return flags (n,): workers that would gain by fewer samples."""
         return shares > self.least
 
     def can_take(self, shares: Wholes, memory: Floats) -> Flags:
-        """Flags of shape (n,): which workers have memory for more samples."""
+        """Return flags (n,): workers that have memory for more samples."""
+        # Negated, because an unknown use is NaN and compares False: such a worker may take samples.
         return (shares < self.most) & ~(memory > MEMORY_FULL)
 
 
 def with_memory(view: BalanceView, most: Sequence[int]) -> BalanceView:
-    """The view with each rank's memory limit as its upper one; ranks beyond the known ones keep theirs.
+    """Return the view with upper limits from each rank's memory; ranks without an entry keep theirs.
 
     Raises:
         ConfigError: the devices together cannot hold the global batch.
@@ -54,24 +49,23 @@ def with_memory(view: BalanceView, most: Sequence[int]) -> BalanceView:
 
 
 def still_held(held: Wholes, shares: Sequence[int], memory: Floats) -> Wholes:
-    """The largest share of each worker since its memory has been full, shape (n,); 0 for one that has memory left.
-
-    Whoever was full at some share may come back to it: an allocator keeps what it once had.
+    """Return the largest share of each worker since its memory became full, shape (n,); 0 if memory is left.
 
     Args:
-        held: the answer of the last time.
-        shares: now in force.
-        memory: use of the memory that a larger batch would fill, 0 … 1, shape (n,); NaN where unknown.
+        held: the previous result.
+        shares: currently in force.
+        memory: use of the memory that a larger batch would fill, 0 … 1, shape (n,); NaN if unknown.
     """
     full = memory > MEMORY_FULL
-    if not full.any():  # as nearly always; a thousand shares are not made an array for nothing
+    if not full.any():  # the usual case: skip converting a thousand shares
         return np.zeros_like(held)
+    # A worker that was full at some share may return to it: an allocator keeps the memory it once had.
     found: Wholes = np.where(full, np.maximum(held, np.array(shares, np.int64)), 0)
     return found
 
 
 def not_growing(limits: Limits, held: Wholes) -> Limits:
-    """The limits, with those lowered to ``held`` (shape (n,)) whose memory is full, see :func:`still_held`."""
+    """Return the limits, lowered to ``held`` (n,) for workers whose memory is full, see :func:`still_held`."""
     if not held.any():
         return limits
     rows = zip(limits.lower, limits.upper, held.tolist(), strict=True)
@@ -80,19 +74,17 @@ def not_growing(limits: Limits, held: Wholes) -> Limits:
 
 
 def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int) -> Limits:
-    """The limits of ranks 0 … n − 1, tightened to what their memory holds.
-
-    Saturation is no limit: fewer samples than x_s gain nothing, but to demand them would hold a worker at too many for
-    as long as the run lasts where x_s was measured wrongly. Balancers that use it get it through ``Balancer.profiled``.
+    """Return the limits of ranks 0 … n − 1, tightened to their memory.
 
     Args:
-        limits: as the user gave them.
-        profiles: rank → what was measured.
+        limits: given by the user.
+        profiles: rank → its profile.
         total: the global batch, samples.
 
     Raises:
         ConfigError: the workers together cannot hold the global batch.
     """
+    # Saturation is not a limit here: a wrongly measured x_s would force too many samples on a worker for the whole run.
     most = [profiles[rank].most for rank in range(len(limits.upper))]
     rows = zip(most, limits.lower, limits.upper, strict=True)
     upper = tuple(high if fits is None else max(low, min(high, fits)) for fits, low, high in rows)
@@ -106,7 +98,7 @@ def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int)
 
 
 def device_bounds(view: BalanceView, saturation: Sequence[int]) -> Bounds:
-    """The view's limits, the lower ones raised to each rank's saturation point where it is known."""
+    """Return the view's limits, with the lower ones raised to each rank's known saturation point."""
     lower, upper = np.array(view.limits.lower, np.int64), np.array(view.limits.upper, np.int64)
     for place, rank in enumerate(view.members if saturation else ()):
         if rank < len(saturation):
@@ -115,11 +107,7 @@ def device_bounds(view: BalanceView, saturation: Sequence[int]) -> Bounds:
 
 
 def whole_numbers(what: str, values: Sequence[int] | int) -> tuple[int, ...]:
-    """One number per rank.
-
-    Raises:
-        ConfigError: a number that is not whole, or below 1.
-    """
+    """Return one integer per rank; raise ``ConfigError`` for a number that is not one, or below 1."""
     row = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     for value in row:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

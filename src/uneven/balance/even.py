@@ -9,11 +9,11 @@ from uneven.core.views import BalanceView
 
 
 class Even(Balancer):
-    """The same for all workers, as far as the limits allow: what DistributedDataParallel does."""
+    """Equal shares for all workers within the limits, as DistributedDataParallel has."""
 
     adapts = False
 
     def split(self, view: BalanceView) -> Split:
-        """X / n each; the first ranks take the samples left over."""
+        """Return X / n each; the first ranks take the remainder."""
         shares = proportional([1.0] * len(view.members), view.global_batch, view.limits)
         return Split(shares, "even: the same for everybody")

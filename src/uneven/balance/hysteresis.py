@@ -1,4 +1,4 @@
-"""Do not move for nothing. Pure."""
+"""A wrapper that moves samples only for a sufficient gain. Pure."""
 
 from __future__ import annotations
 
@@ -11,33 +11,27 @@ from uneven.core.actions import Split
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
+# [default] Indistinguishable changes are skipped; a larger value lost as much as it allows, in simulated closed loops
+# with 5 to 25 % noise.
 DEFAULT_FRACTION = 0.005
-"""Our choice: changes that cannot be told from nothing are spared; a larger one left up to as much lying in
-simulated closed loops with 5 to 25 % noise."""
 
+# [default] Part of the gain that chance alone would promise, required on top of the fraction. A larger part delayed
+# unequal workers in the same loops; PresumeEqual keeps equal workers from drifting.
 _CHANCE_SHARE = 0.05
-"""Our choice: so much of the gain that chance alone would promise is asked for on top of the fraction. More made
-unequal workers wait for their shares in the same loops; that equal ones do not drift is PresumeEqual's affair."""
 
 
 class Hysteresis(WrappingBalancer):
-    """Keeps the present shares unless another balancer's would shorten the predicted iteration enough.
+    """Keeps the current shares unless another balancer's shorten the predicted iteration enough.
 
-    The predicted time of an iteration is max_i x_i / v̂_i; the gain is 1 − (time with the new shares) / (time
-    with the present ones). Equal workers never measure equal speeds: without a threshold the split would
-    follow the noise and always be a little wrong. Workers that really differ gain far more than the threshold
-    and are followed at once, with the full answer of the inner balancer, so what is left lying is at most
-    the threshold.
-
-    Predictions that rest on few reports, or on noisy ones, promise a gain by chance alone (:func:`chance_gain`);
-    a part of it is asked for as well.
+    The predicted time of an iteration is max_i x_i / v̂_i; the gain is 1 − (time with the new shares) / (time with the
+    current ones). Equal workers never measure equal speeds, so without a threshold the split would follow the noise.
+    Workers that really differ gain far more than the threshold and get the inner balancer's full answer immediately.
+    Predictions from few or noisy reports promise a gain by chance (:func:`chance_gain`); a part of it is added to the
+    threshold.
 
     Args:
-        inner: proposes the shares; a balancer or its name.
-        fraction: gain from which a change is worth it, at least 0, below 1.
-
-    Raises:
-        ConfigError: fraction out of range.
+        inner: a balancer or its name.
+        fraction: gain from which a change is made, at least 0, below 1.
     """
 
     def __init__(self, inner: str | Balancer, *, fraction: float = DEFAULT_FRACTION) -> None:
@@ -48,11 +42,11 @@ class Hysteresis(WrappingBalancer):
         self.fraction = float(fraction)
 
     def split(self, view: BalanceView) -> Split:
-        """The inner balancer's shares if they are worth a change, else the present ones."""
+        """Return the inner balancer's shares if the gain is sufficient, otherwise the current ones."""
         proposed = self.inner.split(view)
         present = standing(view)
         if present != view.shares:
-            return proposed  # the present ones fit this batch or these limits no longer
+            return proposed  # the current ones no longer fit this batch or these limits
         if not view.ready:
             return proposed
         if proposed.shares == present:
@@ -66,18 +60,15 @@ class Hysteresis(WrappingBalancer):
 
 
 def iteration_s(shares: tuple[int, ...], view: BalanceView) -> float:
-    """Predicted local time of the slowest worker, in seconds."""
+    """Return the predicted local time of the slowest worker, in seconds."""
     times_s: Iterator[float] = map(truediv, shares, view.predicted_per_s)
     return max(times_s)
 
 
 def chance_gain(view: BalanceView) -> float:
-    """Gain that a split in proportion would promise over the present one if all workers were equally loaded.
-
-    The slowest-looking of n workers looks slower than it is: the largest of n errors of relative standard
-    deviation σ is σ √(2 ln n) for large n, and below that for small n.
-    """
+    """Return the gain that a proportional split would promise by chance if all workers were equally loaded."""
     n = len(view.doubts)
     if n < 2:
         return 0.0
+    # The largest of n errors of relative standard deviation σ is σ √(2 ln n) for large n, and below that for small n.
     return math.sqrt(math.fsum(map(mul, view.doubts, view.doubts)) / n * 2.0 * math.log(n))

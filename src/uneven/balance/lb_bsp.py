@@ -8,21 +8,17 @@ from uneven.balance.proportional import Proportional
 
 
 class LbBsp(PresumeEqual):
-    """``PresumeEqual(Hysteresis(Proportional(predictor="light")))``: predict, split in proportion, move for a gain.
+    """Predicts speeds, splits in proportion and moves for a gain: ``PresumeEqual(Hysteresis(Proportional("light")))``.
 
-    The rule is LB-BSP's (Chen et al., SoCC 2020) for CPU clusters, where the time is linear in the batch. The
-    predictor and the thresholds are our defaults, not the paper's, which prefers a NARX network. In simulated
-    closed loops of unequal workers with 12 % noise (``uneven bench closed-loop``) "light" reached 0.981 of the best
-    fixed split, "steady" 0.972, "ema" 0.963, "last" 0.958.
+    The rule is LB-BSP's (Chen et al., SoCC 2020) for CPU clusters, where time is linear in the batch. The predictor and
+    the thresholds are our defaults; the paper prefers a NARX network. In simulated closed loops of unequal workers with
+    12 % noise (``uneven bench closed-loop``) "light" reached 0.981 of the best fixed split, "steady" 0.972, "ema"
+    0.963, "last" 0.958.
 
     Args:
         predictor: specification of the predictor, for instance "last" or "ema:alpha=0.5".
-        hysteresis: predicted gain from which a change is worth it, 0 … 1.
+        hysteresis: predicted gain from which a change is made, 0 … 1.
         margin: predicted gain over equal shares from which workers count as unequal, 0 … 1.
-
-    Raises:
-        UnknownNameError: no such predictor.
-        ConfigError: hysteresis or margin out of range.
     """
 
     def __init__(

@@ -18,21 +18,13 @@ from uneven.core.plain import Amount, Count, Misfit, Several, inside, read
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
-FAST, FINE, SETTLED = "fast approach", "fine-tune", "settled"
-"""The phases, as they stand in the reason of every split."""
-
+FAST, FINE, SETTLED = "fast approach", "fine-tune", "settled"  # the phases, as in the reason of every split
+# Δ0 relative to the mean share. The specification's default, 0.05, took longer for all simulated workers except equal
+# and linear ones (``uneven bench balancers``), so this one is ours.
 FIRST_STEP = 0.3
-"""Δ0 as a part of the mean share. Ours: the specification's default, 0.05, took longer in all but equal and linear
-simulated workers (``uneven bench balancers``)."""
-
-WINDOW, LONGEST = 5, 40
-"""W0 and Wmax, iterations. Defaults of the specification, as the two that follow."""
-
-REST = 0.03
-"""ε: a gap between straggler and leader, as a part of the straggler's time, that is not worth a move."""
-
-RESTART = 0.15
-"""θ: a gap that, in two windows in a row, ends the fine tuning."""
+WINDOW, LONGEST = 5, 40  # W0 and Wmax, iterations; these and the next two are the specification's defaults
+REST = 0.03  # ε: gap between straggler and leader, relative to the straggler's time, that is accepted
+RESTART = 0.15  # θ: gap that, in two windows in a row, ends the fine-tuning
 
 
 class _NumericalState(TypedDict):
@@ -49,36 +41,30 @@ class _NumericalState(TypedDict):
 
 
 class Numerical(Balancer):
-    """The method of LB-BSP for devices whose time is not proportional to the batch (SoCC 2020; specification §1.8).
+    """Moves samples from the slowest to the fastest device in shrinking steps, for any cost curve (SoCC 2020).
 
     ::
 
         watch a window ─► straggler: most time, leader: least among those with memory left
               ▲              │
               │              ├─ gap below ε ───────────────► hold
-              │              ├─ roles as they were ────────► move a step        fast approach
+              │              ├─ same roles ────────────────► move a step        fast approach
               │              └─ roles reversed ────────────► half the step, twice the window, move    fine-tune
               └──────────────┴─ reversed at a step of one ─► the best split so far                    settled
 
-    Twice in a row a gap above θ while fine-tuning or settled: something has changed for good, and it starts again
-    from where it is. Time is what a worker needs by itself, its own communication included, waiting for others left
-    out. The window, the roles, the two phases, the shrinking step and the lengthening window are the paper's; the
-    procedure is the specification's reading of it, and no number is the paper's.
-
-    Nobody is drained below its saturation point, where fewer samples gain nothing, or filled beyond its memory limit.
+    A gap above θ twice in a row while fine-tuning or settled restarts it from the current shares. Time includes a
+    worker's own communication but not waiting for others. The window, the roles, the two phases, the shrinking step and
+    the growing window are the paper's; the procedure is our specification's reading of it (§1.8), and no number is the
+    paper's. No worker goes below its saturation point, where fewer samples gain nothing, or above its memory limit.
 
     Args:
-        step: first step as a part of the mean share, above 0, at most 1.
-        window: iterations to watch at first, at least 1.
-        longest: iterations that a window may grow to.
+        step: first step relative to the mean share, above 0, at most 1.
+        window, longest: iterations to watch at first, at least 1, and at most.
         rest: ε, at least 0, below 1.
         restart: θ, above ``rest``.
-        pairs: so many of the fastest and the slowest are paired at a time, k-th with k-th; the paper's pair is one.
+        pairs: number of pairs that move at a time, k-th fastest with k-th slowest; the paper has one.
         saturation: x_s of each rank, samples, from a profile (:mod:`uneven.balance.profile`); none is 1.
-        most: x_o of each rank, samples, likewise; none is no limit but the view's.
-
-    Raises:
-        ConfigError: an option out of range.
+        most: x_o of each rank, samples, from a profile; without it only the view's limits hold.
     """
 
     predictor = "last"
@@ -113,12 +99,12 @@ class Numerical(Balancer):
         self._pairs = pairs
         self._saturation = whole_numbers("numerical: saturation", saturation)
         self._most = whole_numbers("numerical: most", most)
-        self._intake, self._watched = Intake(), Window()
+        self._intake = Intake()
+        self._watched = Window()
         self._members: tuple[int, ...] = ()
         self._begin(1)
 
     def _begin(self, step: int) -> None:
-        """The fast approach, from wherever the shares are."""
         self._phase, self._step, self._window = FAST, step, self._first_window
         self._givers: frozenset[int] = frozenset()  # ranks of the last move
         self._takers: frozenset[int] = frozenset()
@@ -147,6 +133,7 @@ class Numerical(Balancer):
         bounds = device_bounds(view, self._saturation)
         can_give, can_take = bounds.can_give(shares), bounds.can_take(shares, reports.memory)
         slowest_s = float(times_s.max())
+        # The best split is what a reversal at a step of one returns to; one of another batch size does not count.
         if self._best is None or slowest_s < self._best[0] or sum(self._best[1]) != view.global_batch:
             self._best = slowest_s, view.shares
         gap = _gap(times_s, can_give, can_take)
@@ -159,6 +146,7 @@ class Numerical(Balancer):
         if not pairs:
             return self._told(view.shares, f"nothing to gain: times within {gap:.1%}")
         leader, straggler = view.members[pairs[0].leader], view.members[pairs[0].straggler]
+        # Reversed roles mean that the last step was too large.
         if leader in self._givers or straggler in self._takers:
             if self._step == 1:
                 self._phase = SETTLED
@@ -173,6 +161,7 @@ class Numerical(Balancer):
 
     def _move(self, view: BalanceView, shares: Wholes, bounds: Bounds, pairs: list[_Pair]) -> Split:
         for leader, straggler in pairs:
+            # Limits may leave less than a step.
             n = int(min(self._step, shares[straggler] - bounds.least[straggler], bounds.most[leader] - shares[leader]))
             shares[straggler] -= n
             shares[leader] += n
@@ -188,7 +177,7 @@ class Numerical(Balancer):
         return Split(shares, f"numerical, {self._phase}: {words}")
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """Its saturation points count, unless others were given."""
+        """Use the profile's saturation points, unless others were given."""
         if not self._saturation and tuple(sorted(profiles)) == tuple(range(len(profiles))):
             self._saturation = tuple(profiles[rank].saturation for rank in range(len(profiles)))
 
@@ -227,10 +216,7 @@ class _Pair(NamedTuple):
 
 
 def _gap(times_s: Floats, can_give: Flags, can_take: Flags) -> float:
-    """(most time − least time) / most time over those who can still move.
-
-    A worker that can neither give nor take would ask for restarts for ever.
-    """
+    # Only workers that can still move count; the others would ask for a restart forever.
     if not (can_give.any() and can_take.any()):
         return 0.0
     most, least = float(times_s[can_give].max()), float(times_s[can_take].min())
@@ -238,7 +224,7 @@ def _gap(times_s: Floats, can_give: Flags, can_take: Flags) -> float:
 
 
 def _pairs(times_s: Floats, can_give: Flags, can_take: Flags, rest: float, pairs: int) -> list[_Pair]:
-    """The k-th fastest that can take with the k-th slowest that can give, while their times are apart by ``rest``."""
+    """Pair the k-th fastest that can take with the k-th slowest that can give, while their times differ by ``rest``."""
     order = np.argsort(times_s, kind="stable")
     found: list[_Pair] = []
     for leader, straggler in zip(order[can_take[order]], order[::-1][can_give[order[::-1]]], strict=False):

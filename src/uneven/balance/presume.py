@@ -1,4 +1,4 @@
-"""Equal until proven unequal. Pure."""
+"""A wrapper that keeps equal shares until workers prove unequal. Pure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,26 @@ from uneven.core.actions import Split
 from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
 
+# [default] Equal workers that share the cores of one machine seem up to this unequal.
 DEFAULT_MARGIN = 0.05
-"""Our choice. Workers that share the cores of one machine look up to so much unequal when they are not."""
 
+# [default] Leaving equal shares takes this many times the gain that chance promises, staying away from them once.
 _TO_LEAVE = 1.5
-"""Our choice. To leave equal shares takes this many times what chance promises, to stay away from them once."""
 
 
 class PresumeEqual(WrappingBalancer):
-    """Answers with equal shares unless another balancer's are predicted to be faster by a margin (ours).
+    """Keeps equal shares until another balancer's are predicted to be faster by a margin (ours).
 
-    A gain g makes an iteration 1 / (1 − g) times as fast. This factor has to exceed e^c / (1 − margin), where c is what
-    chance promises (:func:`~uneven.balance.hysteresis.chance_gain`). However large c is, a large enough gain is proof.
+    A gain g makes an iteration 1 / (1 − g) times as fast. This factor must exceed e^c / (1 − margin), where c is the
+    gain by chance (:func:`~uneven.balance.hysteresis.chance_gain`). A large enough gain is sufficient for any c.
 
-    Workers on one machine are coupled: whoever has the most samples computes longest, at the end with the cores
-    that the others have left free, and so measures the highest speed. A balancer that follows such a
-    difference widens it. Workers that are really unequal are told by far more than the margin, and once they
-    are, this wrapper does not stand in the way of small corrections.
+    Workers on one machine are coupled: the one with the most samples computes longest, at the end on cores that the
+    others have left free, and so measures the highest speed. A balancer that follows such a difference widens it.
+    Really unequal workers differ by far more than the margin, and then small corrections pass unchanged.
 
     Args:
-        inner: proposes the shares; a balancer or its name.
-        margin: gain over equal shares below which they are answered, at least 0, below 1.
-
-    Raises:
-        ConfigError: margin out of range.
+        inner: a balancer or its name.
+        margin: gain over equal shares below which these stay, at least 0, below 1.
     """
 
     def __init__(self, inner: str | Balancer, *, margin: float = DEFAULT_MARGIN) -> None:
@@ -42,10 +38,10 @@ class PresumeEqual(WrappingBalancer):
             raise ConfigError(f"margin = {margin!r} must be at least 0 and below 1, for instance 0.05")
         super().__init__(inner)
         self.margin = float(margin)
-        self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, for n may be large
+        self._even: tuple[int, Limits, tuple[int, ...]] | None = None  # the last answer, because n may be large
 
     def split(self, view: BalanceView) -> Split:
-        """The inner balancer's shares if they beat equal ones by the margin."""
+        """Return the inner balancer's shares if they beat equal ones by the margin, otherwise equal ones."""
         proposed = self.inner.split(view)
         if not view.ready:
             return proposed

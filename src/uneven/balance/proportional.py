@@ -1,4 +1,4 @@
-"""Shares in proportion to the predicted speeds. Pure."""
+"""Shares proportional to the predicted speeds. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from uneven.core.views import BalanceView
 
 
 class Proportional(Balancer):
-    """LB-BSP's rule for CPU workers: x_i = X · v̂_i / Σ v̂_j, whole and within limits (specification, §1.5).
+    """LB-BSP's rule for CPU workers: x_i = X · v̂_i / Σ v̂_j, as integers within limits (specification, §1.5).
 
-    Holds where the time for a batch is proportional to its size. Rounding to the largest remainder lets any
-    two workers that are not at a limit finish within one sample's time of the slower one.
+    It holds if a batch's time is proportional to its size. Rounding to the largest remainder lets any two workers that
+    are not at a limit finish within one sample's time of the slower one.
 
     Args:
         predictor: specification of the predictor, for instance "last" or "ema:alpha=0.5".
-
-    Raises:
-        UnknownNameError: no such predictor.
     """
 
     partial_updates = True
@@ -27,7 +24,7 @@ class Proportional(Balancer):
         self.predictor = check_predictor(predictor)
 
     def split(self, view: BalanceView) -> Split:
-        """Follow the predictions; keep the present shares until there is one for every worker."""
+        """Return shares proportional to the predictions; the current ones until every worker has one."""
         if not view.ready:
             return Split(standing(view), f"waiting for a first report from {_silent(view)}")
         shares = proportional(view.predicted_per_s, view.global_batch, view.limits)

@@ -13,7 +13,7 @@ from uneven.core.plain import Amount, Count, Misfit, read, whole_key
 from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
 
-_PROFILE = 5
+_PROFILE = 5  # reports [default]
 
 
 class _StaticState(TypedDict):
@@ -22,15 +22,15 @@ class _StaticState(TypedDict):
 
 
 class Static(Balancer):
-    """Static load balancing: given shares, or those found by a short profile; then never changed.
+    """Uses given shares, or those from a short profile, and never changes them.
 
     Args:
         shares: one number per rank, relative to each other (0.6/0.4 is the same as 3/2).
-        profile: instead of shares, take each worker's mean speed over so many reports. Until then
-            the split stays as it is. Without either, 5 reports.
+        profile: instead of shares, the number of reports over which each worker's mean speed is taken. Until then the
+            split stays. Without either, 5 reports.
 
     Raises:
-        ConfigError: both are given, or one of them makes no sense.
+        ConfigError: both are given, or one of them is invalid.
     """
 
     predictor = "last"
@@ -45,19 +45,19 @@ class Static(Balancer):
 
     @property
     def adapts(self) -> bool:  # type: ignore[override]
-        """Only until the profile is complete."""
+        """True until the profile is complete."""
         return self._weights is None
 
     @property
     def made_for(self) -> int | None:  # type: ignore[override]
-        """As many workers as there are shares; any number without."""
+        """The number of given shares; None without."""
         return len(self._weights) if self._given and self._weights is not None else None
 
     def split(self, view: BalanceView) -> Split:
-        """The set shares; the present ones while the profile is being taken.
+        """Return the set shares; the current ones during the profile.
 
         Raises:
-            ConfigError: there are not as many shares as workers.
+            ConfigError: the numbers of shares and workers differ.
         """
         if self._weights is None:
             self._take_in(view)
@@ -65,7 +65,7 @@ class Static(Balancer):
             least = min((self._seen.get(rank, (0, 0, 0.0))[1] for rank in view.members), default=0)
             return Split(standing(view), f"profiling: {least} of {self._profile} reports")
         self._check_members(view)
-        # A worker that joined after the profile counts as the mean of those that were there.
+        # A worker that joined after the profile counts as the mean of the others (NaN for `proportional`).
         weights = [self._weights.get(rank, math.nan) for rank in view.members]
         shares = proportional(weights, view.global_batch, view.limits)
         how = "given" if self._given else f"from the mean speed of {self._profile} reports"
@@ -78,7 +78,7 @@ class Static(Balancer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`. Shares that were given to the constructor stay."""
+        """Restore what :meth:`state_dict` returned, except shares given to the constructor."""
         saved = read(_StaticState, state)
         weights = saved["weights"]
         self._seen = {whole_key(rank, "seen"): row for rank, row in saved["seen"].items()}
@@ -91,6 +91,7 @@ class Static(Balancer):
     def _take_in(self, view: BalanceView) -> None:
         for rank, seen in zip(view.members, view.observed, strict=True):
             newest, reports, speeds = self._seen.get(rank, (-1, 0, 0.0))
+            # A view repeats a worker's last report until there is a newer one.
             if seen is not None and seen.iteration > newest and seen.speed_per_s > 0:
                 if reports < self._profile:
                     reports, speeds = reports + 1, speeds + seen.speed_per_s

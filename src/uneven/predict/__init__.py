@@ -1,4 +1,4 @@
-"""How fast will each worker be next? Pure."""
+"""Predictors of each worker's next speed. Pure."""
 
 from uneven.predict.arima import ARIMA
 from uneven.predict.auto import Auto
@@ -10,8 +10,7 @@ from uneven.predict.narx import NARX
 from uneven.predict.recurrent import LSTM, RNN
 from uneven.predict.steady import Steady
 
-_COSTLY = "costly"
-"""Measuring and deciding takes more of an iteration than the default budget; docs/reference.md has the figures."""
+_COSTLY = "costly"  # measuring and deciding exceed the default budget; docs/reference.md has the figures
 
 predictors.register("last", Last)
 predictors.register("ema", EMA)

@@ -1,9 +1,7 @@
-"""A plain recurrent cell and an LSTM cell, forwards and backwards through time. Pure.
+"""A plain recurrent cell and an LSTM cell, with backpropagation through time. Pure.
 
-They are so small that one call into a library costs more than the arithmetic; with NumPy nothing has to be loaded, and
-nothing waits for a lock. ``tests/unit/predict/test_recurrent.py`` compares values and gradients with PyTorch's.
-
-Shapes: B sequences of L steps with I inputs, H hidden units.
+They are so small that a call into a library costs more than the arithmetic. ``tests/unit/predict/test_recurrent.py``
+compares values and gradients with PyTorch's. Shapes: B sequences of L steps with I inputs, H hidden units.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from uneven.predict._past import Floats
 
 
 class Weights(NamedTuple):
-    """With G gates: from the inputs ``(I, G H)``, from the hidden ``(H, G H)``, offsets ``(G H,)``, out ``(H,)``."""
+    """The weights for G gates: inputs ``(I, G H)``, hidden ``(H, G H)``, offsets ``(G H,)``, out ``(H,)``."""
 
     inputs: Floats
     hidden: Floats
@@ -32,11 +30,11 @@ class Cell(ABC):
     gates: int
 
     def size(self, inputs: int, hidden: int) -> int:
-        """Number of weights."""
+        """Return the number of weights."""
         return (inputs + hidden + 1) * self.gates * hidden + hidden
 
     def split(self, flat: Floats, inputs: int, hidden: int) -> Weights:
-        """Views of a flat vector of weights."""
+        """Return views of a flat vector of weights."""
         wide = self.gates * hidden
         ends = np.cumsum([inputs * wide, hidden * wide, wide]).tolist()
         first, second, third, last = np.split(flat, ends)
@@ -44,19 +42,23 @@ class Cell(ABC):
 
     @abstractmethod
     def forward(self, weights: Weights, x: Floats) -> tuple[Floats, Sequence[Any]]:
-        """The last hidden values, shape (B, H), of ``x``, shape (B, L, I), from zeros; and what the way back needs."""
+        """Return the last hidden values (B, H) for ``x`` (B, L, I), starting from zeros, and a trail for the backward
+        pass.
+
+        The trail has one tuple per step; its first entry are the hidden values before the step.
+        """
 
     @abstractmethod
     def backward(self, weights: Weights, trail: Sequence[Any], slope: Floats) -> Floats:
-        """How the sum over all steps' gates changes: shape (L, B, G H), for the slope ``(B, H)`` of the last hidden."""
+        """Return the gradient of the gates' sums (L, B, G H), given ``slope`` (B, H) of the last hidden values."""
 
     def gradient(self, weights: Weights, x: Floats, target: Floats) -> tuple[float, Floats]:
-        """Mean squared error of ``hidden · out`` from ``target``, ``(B,)``, and its gradient, flat."""
+        """Return the mean squared error of ``hidden · out`` from ``target`` (B,) and its gradient, flat."""
         last, trail = self.forward(weights, x)
         missed = last @ weights.out - target
         scale = 2.0 / len(target)
         steps = self.backward(weights, trail, scale * missed[:, None] * weights.out)
-        before = np.stack([step[0] for step in trail])  # (L, B, H), the hidden values that each step came from
+        before = np.stack([step[0] for step in trail])  # (L, B, H), the hidden values before each step
         wide = steps.shape[2]
         flat = steps.reshape(-1, wide)
         parts = (
@@ -94,7 +96,7 @@ class PlainCell(Cell):
 class LongCell(Cell):
     """The LSTM of Hochreiter and Schmidhuber (1997) with the forget gate of Gers et al. (2000).
 
-    c_t = f c_{t−1} + i g and h_t = o tanh(c_t), with the gates i, f, g, o in this order, as in PyTorch.
+    c_t = f c_{t−1} + i g and h_t = o tanh(c_t), with the gates in the order i, f, g, o, as in PyTorch.
     """
 
     gates = 4
@@ -103,7 +105,7 @@ class LongCell(Cell):
         n = len(weights.out)
         from_inputs = x @ weights.inputs + weights.offsets
         hidden, kept = np.zeros((len(x), n)), np.zeros((len(x), n))
-        # tanh(z) = 2 σ(2 z) − 1, so one call does for all four gates
+        # σ(z) = (tanh(z / 2) + 1) / 2, so one call of tanh computes all four gates; g is tanh itself (half = 1)
         half = np.full(4 * n, 0.5)
         half[2 * n : 3 * n] = 1.0
         trail = []

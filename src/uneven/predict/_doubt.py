@@ -1,4 +1,4 @@
-"""How wrong are predictions, noise of the iterations themselves left out? Pure."""
+"""The standard error of predictions, without the noise of the iterations themselves. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, Any, TypedDict
 
 from uneven.core.plain import Along, Amount, Positive, Range, read
 
-_AHEAD = 8  # iterations whose mean a prediction is held against
+_AHEAD = 8  # iterations whose mean a prediction is compared with
 _WEIGHT = 0.005  # of the newest comparison; the difference of two means needs many of them
 _CLIP = 3.0  # times the usual error; a lone spike counts as this much and no more
-_LEAST = 0.005  # relative; so exact is no clock
+_LEAST = 0.005  # relative; clocks are not more exact
 
 
 class DoubtState(TypedDict):
-    """What a checkpoint holds of it."""
+    """The checkpoint of a :class:`Doubt`."""
 
     told: list[Positive]
     came: Annotated[list[Positive], Along("told")]
@@ -23,11 +23,10 @@ class DoubtState(TypedDict):
 
 
 class Doubt:
-    """The standard error of a predictor, estimated from its own record (ours).
+    """The standard error of any predictor, estimated from its own predictions (ours); differences are relative.
 
     A prediction p of a speed s with noise of variance σ² misses the next iteration by (p − s)² + σ² and the mean of the
-    next m by (p − s)² + σ²/m, in the mean. Both are measured, so (p − s)² is known: (m · second − first) / (m − 1). It
-    holds for every predictor, whatever is in it. Differences are relative.
+    next m by (p − s)² + σ²/m, on average. Both are measured, so (p − s)² is known: (m · second − first) / (m − 1).
     """
 
     def __init__(self) -> None:
@@ -38,10 +37,10 @@ class Doubt:
         self._weight = 0.0
 
     def compare(self, told: float, came: float) -> None:
-        """A prediction and the speed that was then measured; a prediction that is NaN says nothing."""
+        """Compare a prediction (NaN is ignored) with the speed measured."""
         if math.isnan(told):
             return
-        if self._weight:  # neither the first surprise nor a spike may count beyond measure
+        if self._weight:  # clip, so that one spike does not dominate the means
             reach = _CLIP * max(math.sqrt(self._first / self._weight), _LEAST)
             came = min(max(came, told * (1.0 - reach)), told * (1.0 + reach))
         self._told.append(told)
@@ -55,15 +54,15 @@ class Doubt:
         self._weight += _WEIGHT * (1.0 - self._weight)
 
     def value(self) -> float:
-        """Relative standard error of a prediction; 0 before anything is known."""
+        """Return the relative standard error of a prediction; 0 if unknown."""
         if not self._weight:
             return 0.0
         first, second = self._first / self._weight, self._second / self._weight
+        # Dividing by the weight corrects the bias of the first comparisons, as in Adam's moments.
         apart = min(first, (_AHEAD * second - first) / (_AHEAD - 1))
         return math.sqrt(max(apart, _LEAST**2))
 
     def state_dict(self) -> dict[str, Any]:
-        """The record."""
         return {
             "told": list(self._told),
             "came": list(self._came),

@@ -1,4 +1,4 @@
-"""What all predictors that train have in common. Pure."""
+"""The base of all predictors that train. Pure."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from uneven.predict._doubt import Doubt, DoubtState
 from uneven.predict._past import LEVEL, SPEED, Floats, Past, PastState
 from uneven.predict.base import Lesson, Predictor, measured
 
-LOWEST, HIGHEST = 0.25, 4.0
-"""A prediction is kept within these multiples of the median of the newest speeds [default of the specification]."""
+LOWEST, HIGHEST = 0.25, 4.0  # bounds of a prediction, relative to the median of the newest speeds [specification]
 
 _MEDIAN_OF = 20
-_RARER_AFTER = 20  # lessons are due whenever so many times fewer iterations than seen have passed …
-_RAREST = 5  # … and at the latest after so many times the shortest gap
+_RARER_AFTER = 20  # a lesson is due after 1 / 20 of the iterations seen so far …
+_RAREST = 5  # … and at the latest after 5 times the shortest gap
 _TRAINS_FROM = 0.25  # of the warm-up
 _USUAL_WEIGHT = 0.05  # of the newest miss in the usual one
 _USUAL_CLIP = 3.0  # times the usual miss; more counts as this
 _FIRST_MISS = 0.1  # relative, assumed at first
-_LEAST_MISS = 0.01  # relative; a machine without noise must not take its first hiccup for a change
-_LONE = 10  # iterations after the last odd one that the next odd one must come to count as lone, and not as usual
+_LEAST_MISS = 0.01  # relative; a machine without noise must not mistake its first hiccup for a change
+_LONE = 10  # iterations since the last odd one after which an odd one counts as lone, not as usual
 _NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal distribution
 
 
 class SpeedModel(ABC):
-    """A frozen model of one worker's speed; learning makes another one."""
+    """A frozen model of one worker's speed; learning returns another one."""
 
     @abstractmethod
     def forecast(self, rows: Floats, steps: int) -> float:
-        """Samples per second ``steps`` rows after the last; shape (n, 6), see :mod:`uneven.predict._past`."""
+        """Return the samples per second ``steps`` rows after the last of ``rows`` (n, 6), see
+        :mod:`uneven.predict._past`.
+        """
 
     @abstractmethod
     def study(self, rows: Floats, number: int) -> SpeedModel:
-        """The model after one more lesson, its ``number``-th, on the newest rows, shape (n, 6)."""
+        """Return the model after its ``number``-th lesson, on the newest rows, shape (n, 6)."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What was learnt, as plain JSON-able data."""
+        """Return what was learned, as plain JSON-able data."""
 
     @abstractmethod
     def restored(self, state: dict[str, Any]) -> SpeedModel:
-        """The model with this ``state()``; its options stay those of this one."""
+        """Return the model with this ``state()`` and the options of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Practice(Lesson):
-    """One lesson of a model on a copy of what its worker did."""
+    """One lesson of a model on a copy of its worker's past."""
 
     model: SpeedModel
     rows: Floats
@@ -71,24 +72,19 @@ class _LearnerState(TypedDict):
 
 
 class Learner(Predictor):
-    """Keeps the past, hands out lessons, and has a model predict once it has learnt enough; until then, the EMA.
+    """Keeps the past, creates lessons, and predicts with a model once it has learned enough; until then, with the EMA.
 
-    Predictions are clipped to a sane range, for a model may err without bounds where it has seen nothing.
-
-    A lone spike says nothing about the next iteration: one that misses the prediction by more than ``hold`` usual
-    misses is held back in part, and by more than twice that wholly; the past shows what was predicted in its place. If
-    the next iteration is more like it than like that, it was no spike, and both are taken in. A change that the model
-    foresaw, from the use of the processor say, misses nothing and is not held.
+    A lone spike does not affect the next iteration: an iteration that misses the prediction by more than ``hold`` usual
+    misses counts in part, and beyond twice that not at all; the past stores the prediction instead. If the next
+    iteration is more like it than like the prediction, it was not a spike, and both count. A change that the model
+    predicted, for instance from the use of the processor, misses nothing and is not held back.
 
     Args:
         model: blank.
         warm_up: iterations until the model predicts, at least 4.
-        every: iterations between two lessons, at least 1; later on they are up to five times rarer.
+        every: iterations between two lessons, at least 1; later they are up to five times rarer.
         memory: iterations to learn from, at least 16.
-        hold: usual misses (standard deviations) from which on an iteration is held back; 0 holds nothing back.
-
-    Raises:
-        ConfigError: an option out of range.
+        hold: usual misses (standard deviations) from which an iteration is held back; 0 turns it off.
     """
 
     watches = True
@@ -111,7 +107,7 @@ class Learner(Predictor):
         self._held: float | None = None
         self._usual = _FIRST_MISS
         self._calm = 0  # iterations since the last odd one
-        self._next: float | None = None  # the prediction, once it was asked for
+        self._next: float | None = None  # the prediction, cached
 
     def observe(self, seen: Observation) -> None:
         speed = measured(seen)
@@ -128,11 +124,13 @@ class Learner(Predictor):
         missed = math.log(speed / expected) if expected > 0.0 else 0.0
         usual_before = self._usual
         odd = self._hold > 0.0 and self._past.seen > 0 and abs(missed) > self._hold * usual_before
+        # A lone odd iteration does not raise the usual miss; frequent ones do.
         if expected > 0.0 and (not odd or self._calm < _LONE):
             usual = _NORMAL * min(abs(missed), _USUAL_CLIP * self._usual)
             self._usual = max(_LEAST_MISS, self._usual + _USUAL_WEIGHT * (usual - self._usual))
         self._calm = 0 if odd else self._calm + 1
         if self._held is not None and self._no_spike(self._held, speed):
+            # Not a spike after all: store the iteration that was held back.
             self._past.correct(self._held)
             odd = False
         kept = expected * math.exp(_redescended(missed, self._hold * usual_before)) if odd else speed
@@ -140,12 +138,12 @@ class Learner(Predictor):
         self._held = speed if odd else None
 
     def _no_spike(self, held: float, speed: float) -> bool:
-        """Whether the iteration after one that was held back is more like it than like what was put in its place."""
+        # The iteration that follows a held one decides: closer to it, or to the value stored instead?
         assumed = float(self._past.rows[-1, SPEED])
         return abs(math.log(speed / held)) < abs(math.log(speed / assumed))
 
     def predict(self, ahead: int = 1) -> float:
-        """The model's word within the sane range, or the moving average."""
+        """Return the model's prediction, clipped, or the moving average."""
         if ahead <= self._per_row:
             if self._next is None:
                 self._next = self._forecast(1)
@@ -159,6 +157,7 @@ class Learner(Predictor):
         level = float(rows[-1, LEVEL])
         if self._past.seen < self._warm_up or not self._learnt:
             return level
+        # A model can err without bounds on inputs it has never seen, so its prediction is clipped below.
         speed, middle = self._model.forecast(rows, steps), self._past.median(_MEDIAN_OF)
         return min(max(speed, LOWEST * middle), HIGHEST * middle) if math.isfinite(speed) else level
 
@@ -166,13 +165,14 @@ class Learner(Predictor):
         return self._doubt.value()
 
     def lesson(self) -> Lesson | None:
-        """The next lesson, if enough was seen since the last one."""
+        """Return the next lesson if enough iterations have passed since the last one."""
         seen = self._past.seen
         gap = min(max(seen // _RARER_AFTER, self._every), _RAREST * self._every)
         if seen < _TRAINS_FROM * self._warm_up or self._since < gap:
             return None
         self._since = 0
         self._lessons += 1
+        # A copy, because the lesson runs in a background thread.
         return Practice(self._model, self._past.rows.copy(), self._lessons)
 
     def absorb(self, learnt: Any) -> None:
@@ -208,19 +208,16 @@ class Learner(Predictor):
 
 
 def _redescended(missed: float, limit: float) -> float:
-    """What is taken for true of a miss beyond the limit: less the farther it is, nothing beyond twice the limit.
+    """Return the part of a miss that is believed: less the farther beyond the limit, nothing beyond twice the limit.
 
-    Hampel's redescending function (JASA 1974); without a jump, for which side a common miss falls on is chance.
+    Hampel's redescending function (JASA 1974).
     """
+    # Continuous at the limit, because chance decides on which side of it a usual miss falls.
     return math.copysign(max(0.0, 2.0 * limit - abs(missed)), missed)
 
 
 def whole(name: str, value: int, least: int, most: int = 10_000) -> int:
-    """The value, if it is a whole number in the range.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return the value, or raise ``ConfigError`` if it is not an integer in the range."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name} = {value!r} must be a whole number from {least} to {most}")
     return value

@@ -1,4 +1,4 @@
-"""The network of NARX: one hidden layer, trained by Levenberg and Marquardt's method. Pure."""
+"""The network of NARX: one hidden layer, trained by the Levenberg-Marquardt method. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from uneven.core.plain import Positive, as_many, read
 from uneven.predict._learner import SpeedModel
 from uneven.predict._past import CPU, CPU_LEVEL, LEVEL, MEMORY, SPEED, Floats, next_row
 
-_USE = 2.0  # uses are 0 … 1; differences from their mean are taken times this
+_USE = 2.0  # scale of differences of uses, which are 0 … 1
 _LEAST_DAMPING, _MOST_DAMPING = 1e-6, 1e6
-_DIRECT = 0.01  # price of a direct weight
-_FARTHEST = 3.0  # logarithm of a speed in units of the level, further than whoever predicts would believe
+_DIRECT = 0.01  # penalty of a direct weight
+_FARTHEST = 3.0  # logarithm of a speed relative to the level, far beyond any plausible one
 _TRIES = 2  # steps of different damping in one lesson
 
 
@@ -31,39 +31,25 @@ class _NarxState(TypedDict):
 class NarxNet(SpeedModel):
     """ln(v̂_{r+1} / level_r) = linear + tanh layer, of d past speeds and d + 1 uses of processor and memory.
 
-    The level is the moving average of the speeds. Inputs are the logarithms of speeds in units of their level, the
-    differences of uses from theirs, and the levels of the uses; only the hidden layer sees these. So whatever the net
-    has learnt, it comes back to a speed that stays, also to one that it has never seen, and the direct weights can say
-    "as fast as of late, less what the use of the processor has risen by". Logarithms, because a rival takes a part of
-    the speed, whatever that is: what a rise of the use means was learnt at other speeds too. All weights that lead to
-    the output start at zero and are drawn to zero by a penalty: the net is the average until the data say what it gets
-    wrong.
-
-    Attributes:
-        hidden: units H.
-        delay: rows d that the net looks back, through F = 2 + D inputs, of which D = 2 + 3 d are differences.
-        rows_per_lesson: of the past, drawn anew for each lesson.
-        penalty: on the weights; 1 takes a weight of 1 for as likely as an error of the usual size.
-        weights: ``(H F + H + H + D,)``: hidden weights and offsets, output weights, direct weights.
-        damping: of the next step.
-        mean_use: of processor and memory, which counts as 0 where they are not known.
+    The level is the moving average of the speeds. Inputs are log speeds relative to their level, differences of uses
+    from theirs, and the levels of the uses; only the hidden layer reads the latter. So the net returns to any constant
+    speed, and the direct weights can express "the recent speed, less the rise of the processor's use".
     """
 
-    hidden: int
-    delay: int
-    rows_per_lesson: int
-    penalty: float
-    weights: Floats
-    damping: float = 1e-2
-    mean_use: tuple[float, float] = field(default=(0.0, 0.0))
+    hidden: int  # units H
+    delay: int  # rows d that it reads, through F = 2 + D inputs, of which D = 2 + 3 d are differences
+    rows_per_lesson: int  # of the past, drawn again for each lesson
+    penalty: float  # 1 makes a weight of 1 as likely as an error of the usual size
+    weights: Floats  # (H F + H + H + D,): hidden weights and offsets, output weights, direct weights
+    damping: float = 1e-2  # of the next step
+    mean_use: tuple[float, float] = field(default=(0.0, 0.0))  # of processor and memory; 0 if unknown
 
     @classmethod
     def blank(cls, *, hidden: int, delay: int, rows_per_lesson: int, penalty: float) -> NarxNet:
-        """Knows nothing."""
         return cls(hidden, delay, rows_per_lesson, penalty, _first_weights(hidden, delay))
 
     def forecast(self, rows: Floats, steps: int) -> float:
-        """Row by row, shape (n, 6); a predicted speed is the past of the next one, and uses stay as they are."""
+        """Return the speed ``steps`` rows after ``rows`` (n, 6); predictions serve as the past, uses stay constant."""
         if len(rows) <= self.delay:
             return float("nan")
         newest: list[Sequence[float]] = rows[-self.delay - 1 :].tolist()
@@ -75,9 +61,11 @@ class NarxNet(SpeedModel):
         return speed
 
     def _next(self, rows: list[Sequence[float]]) -> float:
-        """The speed after d + 1 rows; as ``_output(_inputs(rows))``, without an array for every number."""
+        # Equal to ``_output(_inputs(rows))``, without an array for every number.
         backwards = rows[::-1]
         newest = backwards[0]
+        # Logarithms, because a rival takes a fraction of the speed: what a rise of the use means then holds at any
+        # speed.
         inputs = [math.log(row[SPEED] / newest[LEVEL]) for row in backwards[:-1]]
         levels = []
         for kind, mean in enumerate(self.mean_use):
@@ -88,7 +76,9 @@ class NarxNet(SpeedModel):
         return newest[LEVEL] * math.exp(min(max(way, -_FARTHEST), _FARTHEST))
 
     def study(self, rows: Floats, number: int) -> NarxNet:
-        """One damped Gauss-Newton step on some of the rows, shape (n, 6), if it lowers error and penalty together."""
+        """Return the net after one damped Gauss-Newton step on some of ``rows`` (n, 6), if it lowers error plus
+        penalty.
+        """
         if len(rows) < self.delay + 3:
             return self
         net = replace(self, mean_use=(_mean(rows[:, CPU]), _mean(rows[:, MEMORY])))
@@ -101,11 +91,12 @@ class NarxNet(SpeedModel):
         return net._step(inputs, target, np.sqrt(counts))
 
     def _step(self, inputs: Floats, target: Floats, roots: Floats) -> NarxNet:
-        """``roots``: square root of how many rows each one stands for."""
+        # ``roots`` are the square roots of the numbers of rows that each row represents.
         output, slope = self._output(self.weights, inputs)
         missed = (target - output) * roots
         strayed = self.weights - _first_weights(self.hidden, self.delay)
         usual = max(float(missed @ missed) / float(roots @ roots), 1e-8)
+        # Weights are drawn to their first values: the net is the moving average until the data show an error.
         price = _prices(self.hidden, self.delay) * self.penalty * usual
         matrix = self._jacobian(inputs, slope) * roots[:, None]
         square = matrix.T @ matrix
@@ -125,7 +116,7 @@ class NarxNet(SpeedModel):
         return replace(self, damping=damping)
 
     def _inputs(self, rows: Floats) -> Floats:
-        """``(n − d, F)``: of every d + 1 rows in a run the differences, newest first, and the levels of the uses."""
+        # (n − d, F): for each run of d + 1 rows the differences, newest first, then the levels of the uses.
         n, d = len(rows) - self.delay, self.delay
         level = rows[d:, LEVEL]
         columns: list[Floats] = [np.log(rows[d - age :, SPEED][:n] / level) for age in range(d)]
@@ -142,13 +133,13 @@ class NarxNet(SpeedModel):
         return first, rest[:h], rest[h : 2 * h], rest[2 * h :]
 
     def _output(self, weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
-        """Logarithm of the speed in units of the level, ``(n,)``, and the values of the hidden units, ``(n, H)``."""
+        """Return the log speed relative to the level, (n,), and the hidden units, (n, H)."""
         first, offsets, last, direct = self._parts(weights)
         units = np.tanh(inputs @ first.T + offsets)
         return inputs[:, : len(direct)] @ direct + units @ last, units
 
     def _jacobian(self, inputs: Floats, units: Floats) -> Floats:
-        """``(n, weights)``: how each output changes with each weight."""
+        """Return the derivative of each output by each weight, (n, weights)."""
         _, _, last, direct = self._parts(self.weights)
         slope = last * (1.0 - units * units)
         first = (slope[:, :, None] * inputs[:, None, :]).reshape(len(inputs), -1)
@@ -173,8 +164,9 @@ def _mean(uses: Floats) -> float:
 
 
 def _drawn(sizes: Floats, many: int, number: int) -> tuple[npt.NDArray[np.intp], Floats]:
-    """Rows of a lesson and how many rows each stands for: half of them those in which most happens, for changes are
-    rare and are what is to be learnt; the others by chance from the rest, each for as many as were left out."""
+    """Return the rows of a lesson, and the number of rows that each one represents."""
+    # Changes are rare but are what must be learned: half of the lesson are the rows with the largest differences, the
+    # rest a sample of all others, weighted for those left out.
     order = np.argsort(sizes)
     most = many // 2
     rest, largest = order[:-most], order[-most:]
@@ -193,7 +185,7 @@ def _differences(delay: int) -> int:
 
 
 def _prices(hidden: int, delay: int) -> Floats:
-    """What each weight costs; the direct ones are cheap, so that what is linear is learnt by them."""
+    # Direct weights are cheap, so that they learn what is linear.
     direct = _differences(delay)
     prices = np.full(hidden * (direct + 2) + 2 * hidden + direct, 1.0)
     prices[-direct:] = _DIRECT
@@ -201,7 +193,7 @@ def _prices(hidden: int, delay: int) -> Floats:
 
 
 def _first_weights(hidden: int, delay: int) -> Floats:
-    """Random ones from the speeds into the hidden layer, the same each time; everything else is zero."""
+    """Return random weights from the speeds into the hidden layer, equal each time, and zeros elsewhere."""
     direct = _differences(delay)
     inputs = direct + 2
     weights = np.zeros(hidden * inputs + 2 * hidden + direct)

@@ -1,4 +1,4 @@
-"""What a predictor remembers of its worker. Pure."""
+"""A predictor's memory of its worker. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from uneven.core.plain import Amount, Count, Misfit, Positive, read
 
 Floats = npt.NDArray[np.float64]
 
+# Columns of the rows: the speed in an iteration and its moving average; the use of processor and memory right after it,
+# which applies to the next iteration; the moving averages of the uses that applied to the iterations in LEVEL.
 SPEED, LEVEL, CPU, MEMORY, CPU_LEVEL, MEMORY_LEVEL = range(6)
-"""Columns of the rows: the speed in an iteration and its moving average with those before; the use of processor and
-memory right after it, which is current for the next one; the moving averages of the uses that were current for the
-iterations in LEVEL."""
-
-LEVEL_WEIGHT = 0.2
-"""Weight of the newest speed in the level, which is the moving average that :class:`~uneven.predict.ema.EMA` keeps."""
-
-_DIGITS = 7  # kept of each number, so that a checkpoint stays small; timers are not that exact
+LEVEL_WEIGHT = 0.2  # of the newest speed in the level, as in :class:`~uneven.predict.ema.EMA`
+_DIGITS = 7  # per number, so that a checkpoint stays small; timers are less exact
 
 
 _Use = list[Amount | None]
 
 
 class PastState(TypedDict):
-    """What a checkpoint holds of it."""
+    """The checkpoint of a :class:`Past`."""
 
     seen: Count
     first: _Use
@@ -36,31 +32,29 @@ class PastState(TypedDict):
 
 
 class Past:
-    """The newest rows of one worker: speed, use of processor and memory, and their moving averages.
-
-    Args:
-        size: rows kept.
-    """
+    """The newest ``size`` rows of one worker: speed, use of processor and memory, and their moving averages."""
 
     def __init__(self, size: int) -> None:
         self._size = size
+        # Twice the size, so that the rows are one contiguous view and move only once in ``size`` iterations.
         self._buffer = np.zeros((2 * size, 6))
         self._end = 0
         self.seen = 0
 
     @property
     def rows(self) -> Floats:
-        """A view of shape (n, 6), oldest first; NaN where a reading was never known."""
+        """A view of shape (n, 6), oldest first; NaN for a reading that was never known."""
         return self._buffer[max(0, self._end - self._size) : self._end]
 
     def append(self, speed_per_s: float, cpu: float, memory: float) -> None:
-        """Another iteration. A reading that is missing is taken to be what it last was."""
+        """Append an iteration; a missing reading repeats the last one."""
         if self._end == len(self._buffer):
             self._buffer[: self._size] = self._buffer[-self._size :]
             self._end = self._size
         speed, cpu, memory = _short(speed_per_s), _short(cpu), _short(memory)
         row: tuple[float, ...] = (speed, speed, cpu, memory, cpu, memory)
         if self._end:
+            # At least 1/n, so that the first iterations form a plain mean and a slow first one is soon forgotten.
             weight = max(LEVEL_WEIGHT, 1.0 / (self.seen + 1))
             row = next_row(self._buffer[self._end - 1].tolist(), speed, cpu, memory, weight)
         self._buffer[self._end] = row
@@ -68,25 +62,25 @@ class Past:
         self.seen += 1
 
     def correct(self, speed_per_s: float) -> None:
-        """The newest row's speed was another one."""
+        """Replace the newest row's speed."""
         _, _, cpu, memory, *_ = self._buffer[self._end - 1].tolist()
         self._end -= 1
         self.seen -= 1
         self.append(speed_per_s, cpu, memory)
 
     def median(self, newest: int) -> float:
-        """Median of the newest speeds that are kept, in samples per second."""
+        """Return the median of the newest speeds, in samples per second."""
         recent = sorted(self.rows[-newest:, SPEED].tolist())
         return float(recent[len(recent) // 2])
 
     def state_dict(self) -> dict[str, Any]:
-        """The first row, and of the others what was measured; the averages follow from it."""
+        # The first row, and the measurements of the others; their averages follow from these.
         rows = self.rows
         measured = [_jsonable(rows[1:, column]) for column in (SPEED, CPU, MEMORY)]
         return {"seen": self.seen, "first": _jsonable(rows[:1].ravel()), "rows": measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`; of more rows than are kept, the newest."""
+        """Restore what :meth:`state_dict` returned; of surplus rows only the newest are kept."""
         saved = read(PastState, state)
         first, measured = _numbers(saved["first"]), [_numbers(list(column)) for column in saved["rows"]]
         if len({len(column) for column in measured}) > 1:
@@ -106,11 +100,10 @@ class Past:
 def next_row(
     before: Sequence[float], speed: float, cpu: float, memory: float, weight: float = LEVEL_WEIGHT
 ) -> tuple[float, ...]:
-    """The row of an iteration from the row before and what was measured.
+    """Return the row of an iteration, (6,), from the row before and its measurements.
 
     Args:
-        weight: of the newest values in the moving averages. That of the n-th iteration is at least 1/n, so that the
-            first ones count as a plain mean would count them and a slow first iteration does not linger.
+        weight: of the newest values in the moving averages.
     """
     _, level, cpu_before, memory_before, cpu_level, memory_level = before
     return (

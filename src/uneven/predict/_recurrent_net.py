@@ -12,8 +12,8 @@ from uneven.predict._cells import Cell
 from uneven.predict._learner import SpeedModel
 from uneven.predict._past import CPU, CPU_LEVEL, LEVEL, MEMORY, MEMORY_LEVEL, SPEED, Floats, next_row
 
-_USE = 2.0  # differences of uses, which are 0 … 1, are taken times this
-_MOST = 4.0  # inputs and targets, in usual differences; a spike counts as this
+_USE = 2.0  # scale of differences of uses, which are 0 … 1
+_MOST = 4.0  # limit of inputs and targets, in usual differences
 _LEAST_SPREAD = 0.01  # relative
 _FIRST, _SECOND, _TINY = 0.9, 0.999, 1e-8  # Adam's
 
@@ -29,36 +29,24 @@ class _RecurrentState(TypedDict):
 class RecurrentNet(SpeedModel):
     """v̂_{r+1} = level_r · (1 + spread · out · h), where h reads the last L speeds as differences from level_r.
 
-    The level is the moving average; ``out`` starts at zero, so the net is the average until it has learnt otherwise,
-    and it does not matter to it how fast its worker is, nor how noisy.
-
-    Attributes:
-        cell: plain or LSTM.
-        hidden: units.
-        length: rows L that it reads.
-        batch: sequences per step of training.
-        rate: Adam's step.
-        uses: whether the uses of processor and memory are inputs too.
-        weights: flat, see :class:`~uneven.predict._cells.Cell`.
-        moments: Adam's, ``(2, weights)``.
-        steps: of training taken.
-        spread: usual difference of a speed from the level, relative.
+    The level is the moving average. ``out`` starts at zero, so the net is the average until it has learned more. The
+    worker's speed and noise are scaled out.
     """
 
     cell: Cell
-    hidden: int
-    length: int
-    batch: int
-    rate: float
-    uses: bool
-    weights: Floats
-    moments: Floats
-    steps: int = 0
-    spread: float = 0.1
+    hidden: int  # units
+    length: int  # rows L that it reads
+    batch: int  # sequences per step of training
+    rate: float  # Adam's step
+    uses: bool  # whether the uses of processor and memory are inputs too
+    weights: Floats  # flat, see :class:`~uneven.predict._cells.Cell`
+    moments: Floats  # Adam's, (2, weights)
+    steps: int = 0  # of training taken
+    spread: float = 0.1  # usual relative difference of a speed from the level
 
     @classmethod
     def blank(cls, cell: Cell, *, hidden: int, length: int, batch: int, rate: float, uses: bool) -> RecurrentNet:
-        """Knows nothing; its first weights are the same each time."""
+        """Return an untrained net; its first weights are equal each time."""
         inputs = 3 if uses else 1
         size = cell.size(inputs, hidden)
         weights = np.random.default_rng(11).normal(0.0, 1.0 / np.sqrt(hidden), size)
@@ -66,7 +54,7 @@ class RecurrentNet(SpeedModel):
         return cls(cell, hidden, length, batch, rate, uses, weights, np.zeros((2, size)))
 
     def forecast(self, rows: Floats, steps: int) -> float:
-        """One row after the other; a predicted speed serves as the past of the next, and uses stay as they are."""
+        """Return the speed ``steps`` rows after ``rows`` (n, 6); predictions serve as the past, uses stay constant."""
         if len(rows) < self.length:
             return float("nan")
         rows = rows[-self.length :]
@@ -81,7 +69,7 @@ class RecurrentNet(SpeedModel):
         return speed
 
     def study(self, rows: Floats, number: int) -> RecurrentNet:
-        """One step of Adam on sequences drawn from the past."""
+        """Return the net after one step of Adam on sequences drawn from ``rows`` (n, 6)."""
         n = len(rows) - self.length
         if n < 2:
             return self
@@ -95,7 +83,7 @@ class RecurrentNet(SpeedModel):
         return net._stepped(slope)
 
     def _stepped(self, slope: Floats) -> RecurrentNet:
-        """Adam (Kingma and Ba, ICLR 2015, algorithm 1)."""
+        """Return the net after a step of Adam (Kingma and Ba, ICLR 2015, algorithm 1)."""
         steps = self.steps + 1
         mean = _FIRST * self.moments[0] + (1.0 - _FIRST) * slope
         square = _SECOND * self.moments[1] + (1.0 - _SECOND) * slope * slope
@@ -103,7 +91,7 @@ class RecurrentNet(SpeedModel):
         return replace(self, weights=self.weights - self.rate * move, moments=np.stack([mean, square]), steps=steps)
 
     def _inputs(self, windows: Floats) -> Floats:
-        """``(B, L, I)`` of B runs of L rows: how far each speed, and each use, is from the level at the end."""
+        """Return the inputs (B, L, I) of B runs of L rows: differences from the level at the end of the run."""
         speeds = (windows[:, :, SPEED] / windows[:, -1:, LEVEL] - 1.0) / self.spread
         columns = [_bounded(speeds)]
         if self.uses:
@@ -116,7 +104,6 @@ class RecurrentNet(SpeedModel):
         return self.cell.split(flat, 3 if self.uses else 1, self.hidden)
 
     def state(self) -> dict[str, Any]:
-        """Weights, and where training stands."""
         return {
             "weights": self.weights.tolist(),
             "moments": self.moments.tolist(),
@@ -125,7 +112,6 @@ class RecurrentNet(SpeedModel):
         }
 
     def restored(self, state: dict[str, Any]) -> RecurrentNet:
-        """With these weights."""
         saved, size = read(_RecurrentState, state), len(self.weights)
         weights = np.array(as_many(saved["weights"], size, "weights"))
         moments = np.array([as_many(one, size, "moments") for one in saved["moments"]])

@@ -13,7 +13,7 @@ from uneven.predict._learner import Learner, SpeedModel, whole
 from uneven.predict._past import SPEED, Floats
 from uneven.predict.arma import errors, fit
 
-_ECHOES = 40  # rows of which a forecast works out the errors; what was before has died away
+_ECHOES = 40  # rows whose errors enter a forecast; older ones have died away
 
 
 class _ArimaState(TypedDict):
@@ -23,7 +23,7 @@ class _ArimaState(TypedDict):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arima(SpeedModel):
-    """Orders and coefficients. With d = 0 the mean of the window is taken off first, else there is no constant."""
+    """The orders and coefficients of an ARIMA model; with d = 0 of the differences from the window's mean."""
 
     p: int
     d: int
@@ -33,7 +33,6 @@ class Arima(SpeedModel):
     ma: Floats
 
     def forecast(self, rows: Floats, steps: int) -> float:
-        """By the difference equation, with future errors at zero; ``rows`` has shape (n, 6)."""
         speeds = rows[-(self.window if self.d == 0 else _ECHOES) :, SPEED]
         series, mean = _stationary(speeds, self.d)
         series = series[-_ECHOES:]
@@ -41,6 +40,7 @@ class Arima(SpeedModel):
         w, e = series[-self.p :].tolist() if self.p else [], missed[-self.q :].tolist() if self.q else []
         ar, ma = self.ar.tolist(), self.ma.tolist()
         ends = [float(np.diff(speeds, n=level)[-1]) for level in range(self.d)]
+        # The difference equation, with future errors at zero.
         for _ in range(steps):
             new: float = sum(weight * before for weight, before in zip(ar, reversed(w), strict=False))
             new += sum(weight * before for weight, before in zip(ma, reversed(e), strict=False))
@@ -52,25 +52,22 @@ class Arima(SpeedModel):
         return new + mean
 
     def study(self, rows: Floats, number: int) -> Arima:
-        """Fit anew on the window, shape (n, 6)."""
         series, _ = _stationary(rows[-self.window :, SPEED], self.d)
         scale = float(np.abs(series).max())
         ar, ma = fit(series / scale if scale else series, self.p, self.q)
         return replace(self, ar=ar, ma=ma)
 
     def state(self) -> dict[str, Any]:
-        """The coefficients."""
         return {"ar": self.ar.tolist(), "ma": self.ma.tolist()}
 
     def restored(self, state: dict[str, Any]) -> Arima:
-        """With these coefficients."""
         saved = read(_ArimaState, state)
         ar, ma = as_many(saved["ar"], len(self.ar), "ar"), as_many(saved["ma"], len(self.ma), "ma")
         return replace(self, ar=np.array(ar, dtype=float), ma=np.array(ma, dtype=float))
 
 
 def _stationary(speeds: Floats, d: int) -> tuple[Floats, float]:
-    """The d-th differences, or the differences from the mean, and that mean."""
+    """Return the d-th differences and 0, or the differences from the mean and the mean."""
     if d:
         return np.diff(speeds, n=d), 0.0
     mean = float(speeds.mean())
@@ -80,19 +77,16 @@ def _stationary(speeds: Floats, d: int) -> tuple[Floats, float]:
 class ARIMA(Learner):
     """Autoregressive integrated moving average, refitted on a sliding window (Box and Jenkins).
 
-    The paper compares an ARIMA whose settings are not known. A library's fit takes far longer than an iteration may
-    be delayed by; this one is conditional least squares in well under a millisecond, see :mod:`uneven.predict.arma`.
+    The settings of the ARIMA in the paper's comparison are unknown. A library's fit takes far longer than an iteration
+    may be delayed; this one is conditional least squares in well under a millisecond, see :mod:`uneven.predict.arma`.
 
     Args:
         p: autoregressive terms, 0 … 8.
         d: differences taken, 0 … 2.
         q: moving-average terms, 0 … 8.
-        window: iterations that it is fitted on, at least 20.
+        window: iterations to fit, at least 20.
         every: iterations between two fits, at least 1.
-        hold: see :class:`~uneven.predict._learner.Learner`; by default spikes are taken as they come.
-
-    Raises:
-        ConfigError: an option out of range.
+        hold: see :class:`~uneven.predict._learner.Learner`; by default spikes are not held back.
     """
 
     def __init__(

@@ -11,10 +11,7 @@ _ROUNDS = 4  # of Gauss-Newton
 
 
 def fit(series: Floats, p: int, q: int) -> tuple[Floats, Floats]:
-    """φ and θ of w_t = Σ φ_i w_{t−i} + e_t + Σ θ_j e_{t−j}, by least squares on e given zeros before the first.
-
-    Start: Hannan and Rissanen's (Biometrika 1982), which takes the errors of a long autoregression for e. Then a few
-    rounds of Gauss-Newton, each kept only if it lowers Σ e². Box and Jenkins call the criterion conditional.
+    """Fit φ and θ of w_t = Σ φ_i w_{t−i} + e_t + Σ θ_j e_{t−j} by conditional least squares (Box and Jenkins).
 
     Args:
         series: ``(n,)``, with mean zero.
@@ -22,15 +19,17 @@ def fit(series: Floats, p: int, q: int) -> tuple[Floats, Floats]:
         q: moving-average terms.
 
     Returns:
-        ``(p,)`` and ``(q,)``; zeros if there is too little to fit.
+        ``(p,)`` and ``(q,)``; zeros if the series is too short.
     """
     order = max(p, q)
     least = 3 * (p + q) + 2
     if len(series) < least or not np.any(series):
         return np.zeros(p), np.zeros(q)
+    # Start as Hannan and Rissanen (Biometrika 1982) do, with the errors of a long autoregression for e.
     guess = _errors_of_long_autoregression(series, least) if q else series
     ar, ma = _tame(*_regress(series, series, guess, p, q, order))
     best = errors(series, ar, ma)
+    # Gauss-Newton; the derivatives by φ and θ are the series and the errors, filtered by the echo.
     for _ in range(_ROUNDS if q else 0):
         echo = _echo(ma, len(series))
         one, other = np.convolve(series, echo)[: len(series)], np.convolve(best, echo)[: len(series)]
@@ -44,7 +43,7 @@ def fit(series: Floats, p: int, q: int) -> tuple[Floats, Floats]:
 
 
 def errors(series: Floats, ar: Floats, ma: Floats) -> Floats:
-    """e_t = w_t − Σ φ_i w_{t−i} − Σ θ_j e_{t−j}, with zeros before the first; ``(n,)``."""
+    """Return e_t = w_t − Σ φ_i w_{t−i} − Σ θ_j e_{t−j}, (n,), with zeros before the first."""
     left = series.copy()
     for lag, weight in enumerate(ar, start=1):
         left[lag:] -= weight * series[:-lag]
@@ -52,7 +51,7 @@ def errors(series: Floats, ar: Floats, ma: Floats) -> Floats:
 
 
 def _echo(ma: Floats, n: int) -> Floats:
-    """Impulse response of 1 / (1 + Σ θ_j B^j)."""
+    """Return the impulse response of 1 / (1 + Σ θ_j B^j), (n,)."""
     weights = ma.tolist()
     if len(weights) == 1:
         powers: Floats = (-weights[0]) ** np.arange(n)
@@ -70,12 +69,13 @@ def _errors_of_long_autoregression(series: Floats, least: int) -> Floats:
 
 
 def _regress(target: Floats, one: Floats, other: Floats, p: int, q: int, start: int) -> tuple[Floats, Floats]:
-    """Weights of the p last values of ``one`` and the q last of ``other``, by least squares from ``start`` on."""
+    """Return the weights of the last p values of ``one`` and q of ``other``, by least squares from ``start``."""
     columns = [_delayed(one, lag) for lag in range(1, p + 1)] + [_delayed(other, lag) for lag in range(1, q + 1)]
     if not columns:
         return np.zeros(0), np.zeros(0)
     matrix = np.stack(columns, axis=1)[start:]
     square = matrix.T @ matrix
+    # A small ridge keeps the solution finite if columns are dependent.
     square[np.diag_indices(p + q)] += 1e-8 * float(np.trace(square)) + 1e-300
     weights: Floats = np.asarray(np.linalg.solve(square, matrix.T @ target[start:]), dtype=np.float64)
     return weights[:p], weights[p:]
@@ -88,7 +88,7 @@ def _delayed(series: Floats, lag: int) -> Floats:
 
 
 def _tame(ar: Floats, ma: Floats) -> tuple[Floats, Floats]:
-    """Stationary and invertible: roots beyond the largest are drawn in, all in proportion."""
+    # Stationary and invertible: scale roots that are too large.
     return _drawn_in(ar), -_drawn_in(-ma)
 
 

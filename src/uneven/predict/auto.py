@@ -1,4 +1,4 @@
-"""Whoever has been right of late. Pure."""
+"""A mixture of predictors, weighted by their recent accuracy. Pure."""
 
 from __future__ import annotations
 
@@ -13,35 +13,33 @@ from uneven.errors import ConfigError
 from uneven.predict._doubt import Doubt, DoubtState
 from uneven.predict.base import Lesson, Predictor, measured, predictors
 
-EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
-"""The paper's six and ours."""
-
-_MOST_LOSS = 50.0  # of one iteration, which is an error of ten times the usual one; a larger one counts as this
-_USUAL_WEIGHT = 0.005  # of the newest in the usual error, which is that of the long run
+EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")  # the paper's six and ours
+_MOST_LOSS = 50.0  # of one iteration: an error of ten times the usual one; larger ones are clipped
+_USUAL_WEIGHT = 0.005  # of the newest in the usual error, which is a long-run mean
 _FIRST_ERROR = 0.1  # relative, as all errors here; assumed at first …
-_FIRST_WORTH = 10  # … as if it had been that of so many iterations
+_FIRST_WORTH = 10  # … with the weight of this many iterations
 _LEAST_ERROR = 0.005  # smaller ones cannot tell the experts apart
-_RATES = (0.25, 1.0)  # slow enough for noise, fast enough for a worker that has come to behave in another way
-_RATE_BETWEEN = 0.5  # of learning which of the rates is the better one
+_RATES = (0.25, 1.0)  # slow enough for noise, fast enough for a worker whose behavior changes
+_RATE_BETWEEN = 0.5  # of learning which rate is better
 
 
 @dataclass(frozen=True, slots=True)
 class _Errand(Lesson):
-    """A lesson, and whose it is."""
+    """A lesson and the index of its expert."""
 
     place: int
     lesson: Lesson
 
     def learn(self) -> tuple[int, Any]:
-        """What the expert at that place is to absorb."""
         return self.place, self.lesson.learn()
 
 
 class _Weights:
-    """Weights of the experts: each is multiplied by exp(−rate · loss); a small part of the sum is spread evenly."""
+    """The weights of the experts: each is multiplied by exp(−rate · loss); a small part of the sum is spread evenly."""
 
     def __init__(self, n: int, rate: float, share: float) -> None:
-        self._rate, self._share = rate, share
+        self._rate = rate
+        self._share = share
         self.values = [1.0 / n] * n
 
     def mean(self, forecasts: Sequence[float]) -> float:
@@ -52,6 +50,7 @@ class _Weights:
         kept = [
             weight * math.exp(self._rate * (least - loss)) for weight, loss in zip(self.values, losses, strict=True)
         ]
+        # Spread a part, so that an expert that was bad can become good again.
         total, even = math.fsum(kept), self._share / len(kept)
         self.values = [(1.0 - self._share) * weight / total + even for weight in kept]
 
@@ -67,36 +66,30 @@ class _AutoState(TypedDict):
 
 
 class Auto(Predictor):
-    """The mean of several predictors, weighted by how right each has been of late (ours).
+    """The mean of several predictors, weighted by their recent accuracy (ours).
 
-    Choose it by ``"lb-bsp:predictor=auto"``. It costs the sum of its experts: measuring and deciding took 1.2 to 1.6 %
-    of iterations of about 100 ms, more than the default budget. It pays where iterations are long and nobody knows
-    which predictor fits; it took at most 1.03 times as long as the best of them. docs/reference.md compares all.
+    Choose it with ``"lb-bsp:predictor=auto"``. It costs the sum of its experts: 1.2 to 1.6 % of iterations of about 100
+    ms, more than the default budget. It pays off if iterations are long and the best predictor is unknown; it took at
+    most 1.03 times as long as the best one. docs/reference.md compares all.
 
-    Each loses half the square of its error, in usual errors, and its weight falls by the exponential of that, as in
-    Bayes' rule for normal errors. Errors are relative, for what counts is how long the slowest worker takes. The usual
-    error is that of the long run: what an expert wins in a long calm does not outweigh what it loses at the next
-    change. Every iteration all experts are given a small part of all weight, so that one that was bad can be good again
-    (fixed share: Herbster and Warmuth, Machine Learning 1998). What one iteration can cost is bounded, so a lone spike
-    upsets nothing.
-
-    How fast to learn depends on how noisy the speed is and how often its kind changes, which nobody knows before. So
-    there are several such means, each learning at a rate of its own, and the mean of these is taken in the same way.
+    Each expert loses half the square of its relative error, in units of the usual error, and its weight falls by the
+    exponential of that (Bayes' rule for normal errors). Every iteration a small part of all weight is spread over the
+    experts (fixed share: Herbster and Warmuth, Machine Learning 1998). The best learning rate depends on the noise and
+    on how often it changes; so several such means, each with its own rate, are mixed in the same way.
 
     Args:
         experts: names of predictors.
         rate: of learning, above 0, or several; 1 is Bayes' rule.
-        share: part of all weight that is spread anew over the experts in every iteration, 0 … 0.5.
-
-    Raises:
-        ConfigError: an option out of range.
-        UnknownNameError: no such predictor.
+        share: part of all weight that is spread over the experts in every iteration, 0 … 0.5.
     """
 
     def __init__(
-        self, *, experts: str | tuple[str | Predictor, ...] = EXPERTS, rate: float | tuple[float, ...] = _RATES,
+        self,
+        *,
+        experts: str | tuple[str | Predictor, ...] = EXPERTS,
+        rate: float | tuple[float, ...] = _RATES,
         share: float = 0.001,
-    ) -> None:  # fmt: skip
+    ) -> None:
         rates = rate if isinstance(rate, tuple) else (rate,)
         if not rates:
             raise ConfigError("auto: rate = () must be a number, or several, as in 0.25/1")
@@ -113,13 +106,13 @@ class Auto(Predictor):
         self._error = _FIRST_ERROR  # root mean square
         self._seen = 0  # iterations
         self._doubt = Doubt()
-        self._turn = 0  # whose lesson is looked for first
+        self._turn = 0  # the expert whose lesson comes first
 
     def observe(self, seen: Observation) -> None:
-        """Weigh the experts by what they said about this iteration, then show it to them."""
         speed = measured(seen)
         if speed is None:
             return
+        # Weigh the experts by their predictions of this iteration before they see it.
         forecasts = [expert.predict() for expert in self._experts]
         means = [mixture.mean(forecasts) for mixture in self._mixtures]
         together = self._between.mean(means)
@@ -130,6 +123,7 @@ class Auto(Predictor):
             for mixture in self._mixtures:
                 mixture.learn(losses)
             self._between.learn(self._losses(means, speed))
+            # A long-run error: a small gain in a long calm must not outweigh a large loss at the next change.
             newest, error = max(_USUAL_WEIGHT, 1.0 / (self._seen + _FIRST_WORTH)), _missed(together, speed)
             self._error = max(_LEAST_ERROR, math.sqrt(self._error**2 + newest * (error * error - self._error**2)))
         for expert in self._experts:
@@ -137,17 +131,17 @@ class Auto(Predictor):
 
     def _losses(self, forecasts: Sequence[float], speed: float) -> list[float]:
         unit = 0.5 / self._error**2
+        # Clipped, so that a lone spike changes little.
         return [min(_missed(one, speed) ** 2 * unit, _MOST_LOSS) for one in forecasts]
 
     def _mean(self, forecasts: Sequence[float]) -> float:
         return self._between.mean([mixture.mean(forecasts) for mixture in self._mixtures])
 
     def predict(self, ahead: int = 1) -> float:
-        """The weighted mean."""
         return self._mean([expert.predict(ahead) for expert in self._experts])
 
     def weights(self) -> tuple[float, ...]:
-        """The experts' present weights, in their order; they add up to 1."""
+        """Return the experts' current weights, in their order; they sum to 1."""
         columns = zip(*(mixture.values for mixture in self._mixtures), strict=True)
         return tuple(self._between.mean(column) for column in columns)
 
@@ -155,7 +149,7 @@ class Auto(Predictor):
         return self._doubt.value()
 
     def lesson(self) -> Lesson | None:
-        """One expert's lesson at a time; they take turns."""
+        """Return one expert's lesson; they take turns."""
         n = len(self._experts)
         for place in (*range(self._turn, n), *range(self._turn)):
             lesson = self._experts[place].lesson()
@@ -165,12 +159,10 @@ class Auto(Predictor):
         return None
 
     def absorb(self, learnt: Any) -> None:
-        """Hand it to the expert whose it is."""
         place, what = learnt
         self._experts[place].absorb(what)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, and each expert's state."""
         return {
             "weights": [list(mixture.values) for mixture in self._mixtures],
             "between": list(self._between.values),
@@ -182,10 +174,10 @@ class Auto(Predictor):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`; weights kept for other rates are learnt anew.
+        """Restore what :meth:`state_dict` returned, without weights that belong to other rates.
 
         Raises:
-            ConfigError: the state is that of another number of experts.
+            ConfigError: the state has another number of experts.
         """
         saved, n = read(_AutoState, state), len(self._experts)
         if len(saved["experts"]) != n:
@@ -208,5 +200,5 @@ class Auto(Predictor):
 
 
 def _missed(forecasts: float, came: float) -> float:
-    """Logarithm of a prediction in units of what came; one of nothing counts as a millionth."""
+    # Logarithm of the ratio; a prediction of 0 counts as a millionth.
     return math.log(max(forecasts / came, 1e-6))

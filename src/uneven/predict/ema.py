@@ -12,7 +12,7 @@ from uneven.predict.base import Predictor, measured
 
 
 class EMAState(TypedDict):
-    """What a checkpoint holds of an :class:`EMA`: weighted sum and sum of weights."""
+    """The checkpoint of an :class:`EMA`: weighted sum and sum of weights."""
 
     sum: Amount
     weight: Annotated[float, Range(0.0, 1.0)]
@@ -21,13 +21,10 @@ class EMAState(TypedDict):
 class EMA(Predictor):
     """Exponential moving average of the measured speeds: v̂ᵏ = α vᵏ⁻¹ + (1 − α) v̂ᵏ⁻¹.
 
-    α = 0.2 is our default, not the paper's, whose setting we do not know. A one-off delay moves the
-    prediction by a fifth of its size and is forgotten; a lasting change is followed to nine tenths after ten
-    reports. In simulated runs with 3 to 10 % noise, 0.1 and 0.2 balanced steady workers best, and 0.5 those
-    whose speeds were exchanged every 100 iterations. Raise α where speeds change often.
-
-    The weights are normalised (as in Adam's moments): the first reports count as a plain mean would count
-    them, so a slow first iteration does not linger.
+    α = 0.2 is our default; the paper's is unknown. A one-off delay moves the prediction by a fifth of its size; it
+    follows a lasting change to nine tenths after ten reports. In simulated runs with 3 to 10 % noise, 0.1 and 0.2
+    balanced steady workers best, and 0.5 those whose speeds were exchanged every 100 iterations. Raise α if speeds
+    change often.
 
     Args:
         alpha: weight of the newest report, above 0, at most 1; 1 is :class:`~uneven.predict.last.Last`.
@@ -50,7 +47,8 @@ class EMA(Predictor):
             self._weight += self.alpha * (1.0 - self._weight)
 
     def predict(self, ahead: int = 1) -> float:
-        """The average, however far ahead."""
+        # Normalized, as Adam's moments are: the first reports form a plain mean, so a slow first iteration is soon
+        # forgotten.
         return self._sum / self._weight if self._weight > 0.0 else math.nan
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,9 +15,9 @@ class _LastState(TypedDict):
 
 
 class Last(Predictor):
-    """The next iteration goes as fast as the last one did: v̂ᵏ = vᵏ⁻¹ (LB-BSP's "memoryless").
+    """Predicts the last measured speed: v̂ᵏ = vᵏ⁻¹ (LB-BSP's "memoryless").
 
-    Follows every change at once, and every one-off delay too.
+    It follows every change immediately, and every one-off delay too.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,6 @@ class Last(Predictor):
             self._speed_per_s = speed
 
     def predict(self, ahead: int = 1) -> float:
-        """The last speed, however far ahead."""
         return self._speed_per_s
 
     def state_dict(self) -> dict[str, Any]:

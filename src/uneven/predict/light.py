@@ -1,4 +1,4 @@
-"""Whoever has been right of late, of the three that cost next to nothing. Pure."""
+"""A mixture of the three cheapest predictors, weighted by their recent accuracy. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from uneven.predict.ema import EMA, EMAState
 from uneven.predict.steady import Steady, SteadyState
 
 _EXPERTS = 3  # the last speed, the moving average, the mean since the last change
-_MOST = 100.0  # times the usual square; a lone spike costs an expert as much and no more
-_USUAL_WEIGHT = 0.005  # of the newest in the usual square, which is that of the long run
+_MOST = 100.0  # times the usual square: limit of a lone spike's cost
+_USUAL_WEIGHT = 0.005  # of the newest in the usual square, which is a long-run mean
 _FIRST_SQUARE = 0.01  # an error of a tenth; assumed at first …
-_FIRST_WORTH = 10  # … as if it had been that of so many iterations
+_FIRST_WORTH = 10  # … with the weight of this many iterations
 _LEAST_SQUARE = 0.005**2  # smaller errors cannot tell the experts apart
 
 
@@ -30,34 +30,32 @@ class _LightState(TypedDict):
 
 
 class Light(Predictor):
-    """The mean of :class:`Last`, :class:`EMA` and :class:`Steady`, weighted by how right each has been of late (ours).
+    """The mean of :class:`Last`, :class:`EMA` and :class:`Steady`, weighted by their recent accuracy (ours).
 
-    Each loses the square of its relative error in every iteration, and forgets a part of what it has lost. Its weight
-    falls by the exponential of half the loss in units of the usual square, as in Bayes' rule for normal errors, at a
-    rate. Weights are only reckoned when somebody asks: an iteration costs two microseconds more than ``steady`` alone,
-    where :class:`Auto` of the same three costs seventeen. In the loops of ``uneven bench rivals`` both do as well.
+    Each loses the square of its relative error in every iteration; older losses fade. Its weight falls by the
+    exponential of half the loss in units of the usual square (Bayes' rule for normal errors), times a rate. An
+    iteration costs two microseconds more than ``steady``; :class:`Auto` of the same three costs seventeen more. In the
+    loops of ``uneven bench rivals`` both are equally good.
 
     Args:
         rate: of learning, 0 … 10; 1 is Bayes' rule, 0 the plain mean.
-        keep: part of what was lost that still counts an iteration later, 0 … 1.
-
-    Raises:
-        ConfigError: an option out of range.
+        keep: part of a loss that still counts an iteration later, 0 … 1.
     """
 
     def __init__(self, *, rate: float = 0.5, keep: float = 0.98) -> None:
         for name, value, most in (("rate", rate, 10.0), ("keep", keep, 1.0)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= most:
                 raise ConfigError(f"light: {name} = {value!r} must be a number from 0 to {most:g}")
-        self._rate, self._keep = float(rate), float(keep)
+        self._rate = float(rate)
+        self._keep = float(keep)
         self._last = math.nan
-        self._ema, self._steady = EMA(), Steady()
+        self._ema = EMA()
+        self._steady = Steady()
         self._lost = [0.0] * _EXPERTS
         self._usual = _FIRST_SQUARE
         self._seen = 0  # iterations
 
     def observe(self, seen: Observation) -> None:
-        """See what each would have said about this iteration, then show it to them."""
         speed = measured(seen)
         if speed is None:
             return
@@ -79,20 +77,20 @@ class Light(Predictor):
         self._usual = max(_LEAST_SQUARE, self._usual + newest * (total / _EXPERTS - self._usual))
 
     def weights(self) -> tuple[float, ...]:
-        """Weights of the three predictors, in this order; they add up to 1."""
+        """Return the weights of the three predictors, in this order; they sum to 1."""
         least, unit = min(self._lost), 0.5 * self._rate / self._usual
+        # Computed on request only, which keeps an iteration cheap; subtracting the least loss avoids an underflow to 0.
         kept = [math.exp(unit * (least - lost)) for lost in self._lost]
         total = math.fsum(kept)
         return tuple(one / total for one in kept)
 
     def predict(self, ahead: int = 1) -> float:
-        """The weighted mean, however far ahead."""
         last, ema, steady = self.weights()
         return last * self._last + ema * self._ema.predict() + steady * self._steady.predict()
 
     def doubt(self) -> float:
-        """That of ``steady``, which can tell from its second iteration on. The record of a mixture takes a hundred, and
-        a balancer that hears of too much doubt meanwhile leaves unequal workers with equal shares."""
+        # Steady's error is known from its second iteration on; a mixture's would take a hundred, and a balancer with
+        # too much doubt leaves unequal workers with equal shares.
         return self._steady.doubt()
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,31 +10,27 @@ from uneven.predict._narx_net import NarxNet
 
 
 class NARX(Learner):
-    """v̂ᵏ = F(vᵏ⁻¹ … vᵏ⁻ᵈ; cᵏ … cᵏ⁻ᵈ⁺¹; mᵏ … mᵏ⁻ᵈ⁺¹) (LB-BSP, specification §1.6).
+    """Predicts v̂ᵏ = F(vᵏ⁻¹ … vᵏ⁻ᵈ; cᵏ … cᵏ⁻ᵈ⁺¹; mᵏ … mᵏ⁻ᵈ⁺¹) with a small network (LB-BSP, specification §1.6).
 
-    c and m are the use of the node's processors by others and of its memory, current when the prediction is made: a
-    slowdown that they announce is followed at once, and a spike without one is not. Where they are not known, the net
-    does without (then it is a NAR).
+    c and m are the use of the node's processors by others and of its memory at the time of the prediction: it follows a
+    slowdown that they announce immediately, and ignores a spike without one. If they are unknown, it is a NAR.
 
-    Choose it by ``"lb-bsp:predictor=narx"``. Measuring and deciding then took 0.7 to 0.8 % of iterations of about
-    100 ms, more than the default budget. It is worth a try where they take a quarter of a second or more and other jobs
-    come and go. docs/reference.md compares all predictors.
+    Choose it with ``"lb-bsp:predictor=narx"``. Measuring and deciding then took 0.7 to 0.8 % of iterations of about 100
+    ms, more than the default budget. Try it if iterations take a quarter of a second or more and other jobs come and
+    go. docs/reference.md compares all predictors.
 
-    Learning is online, on this worker's own past, with measured speeds as inputs (series-parallel, or open loop). What
-    the paper's network looks like is not known; the defaults are ours, see docs/ideas/predictors.md.
+    It learns online from this worker's past, with measured speeds as inputs (series-parallel, or open loop). The
+    paper's network is unknown; the defaults are ours, see docs/ideas/predictors.md.
 
     Args:
         hidden: units of the hidden layer, 1 … 64.
-        delay: iterations d that it looks back, 1 … 16.
+        delay: iterations d that it reads, 1 … 16.
         warm_up: iterations until it predicts, at least 4; before, the moving average.
         every: iterations between two lessons, at least 1.
         memory: iterations to learn from, at least 16.
         rows: of them, drawn for one lesson, at least 16.
         penalty: on the weights, above 0; more keeps it closer to the moving average.
         hold: see :class:`~uneven.predict._learner.Learner`.
-
-    Raises:
-        ConfigError: an option out of range.
     """
 
     def __init__(

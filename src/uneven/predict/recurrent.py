@@ -11,8 +11,6 @@ from uneven.predict._recurrent_net import RecurrentNet
 
 
 class _Recurrent(Learner):
-    """What both have in common."""
-
     def __init__(
         self,
         cell: Cell,
@@ -40,10 +38,9 @@ class _Recurrent(Learner):
 class RNN(_Recurrent):
     """A plain recurrent network (Elman) over past speeds, trained online.
 
-    Choose it by ``"lb-bsp:predictor=rnn"``. It is there because the paper compares with it: it costs about as much as
+    Choose it with ``"lb-bsp:predictor=rnn"``. It exists because the paper compares with it: it costs about as much as
     ARIMA (86 µs an iteration; an LSTM 124 µs) and was never the best here. docs/reference.md compares all predictors.
-
-    What the paper's network looks like is not known; the defaults are ours, see docs/ideas/predictors.md.
+    The paper's network is unknown; the defaults are ours, see docs/ideas/predictors.md.
 
     Args:
         hidden: units, 1 … 64.
@@ -53,11 +50,8 @@ class RNN(_Recurrent):
         memory: iterations to learn from, at least 16.
         batch: sequences of one lesson, 1 … 1024.
         rate: Adam's step.
-        uses: whether it also reads the uses of processor and memory.
+        uses: whether the uses of processor and memory are inputs too.
         hold: see :class:`~uneven.predict._learner.Learner`.
-
-    Raises:
-        ConfigError: an option out of range.
     """
 
     def __init__(

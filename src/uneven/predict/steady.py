@@ -9,19 +9,19 @@ from uneven.core.plain import Amount, Count, Misfit, Positive, read
 from uneven.core.views import Observation
 from uneven.predict.base import Predictor, measured
 
-_CLIP = 3.0  # standard deviations; a lone spike counts as this much and no more
+_CLIP = 3.0  # standard deviations: limit of a lone spike
 _SLACK = 0.5  # standard deviations that a report may be off without counting as a sign of change
 _ALARM = 6.0  # sum of signs that is a change: three clipped reports in a row, 3 · (3 − 0.5) > 6, but not two
 _MEMORY = 256  # iterations after which the mean forgets, so that a slow drift is followed
 _SAME_BATCH = 0.1  # relative difference up to which two batch sizes count as the same
-_KEPT = 1  # iterations that what was learnt at another batch size is worth
+_KEPT = 1  # iterations: weight of what was learned at another batch size
 _PRIOR_SPREAD = 0.2  # relative standard deviation assumed at first, worth as much as _PRIOR_ITERATIONS iterations
 _PRIOR_ITERATIONS = 4
-_LEAST_SPREAD = 0.01  # relative; a machine without noise must not take its first hiccup for a change
+_LEAST_SPREAD = 0.01  # relative; a machine without noise must not mistake its first hiccup for a change
 
 
 class SteadyState(TypedDict):
-    """What a checkpoint holds of it."""
+    """The checkpoint of a :class:`Steady`."""
 
     mean_s: Positive | None
     count: Count
@@ -33,18 +33,12 @@ class SteadyState(TypedDict):
 
 
 class Steady(Predictor):
-    """Averages the seconds per sample over all iterations since the worker's speed last changed lastingly (ours).
+    """Averages the seconds per sample since the worker's speed last changed lastingly (ours).
 
-    Between two changes a worker's speed is a constant with noise on it, and the best estimate of a constant is
-    the mean of all of it; a moving average with α = 0.2 never knows more than nine reports. A two-sided CUSUM
-    test (Page, 1954) over clipped residuals tells a lasting change from a spike: one bad report, or two, move
-    the mean by a little; the third in a row starts it afresh from these three.
-
-    Part of a worker's time does not depend on its batch (the optimizer, the exchange), so its samples per second do:
-    when its batch changes by more than a tenth, what was learnt before counts as one report only.
-
-    The mean is taken over seconds per sample, not over speeds, because it is times that the slowest worker of
-    an iteration is chosen by, and the mean of x / t is larger than x over the mean of t.
+    Between two changes a speed is a constant with noise, and the best estimate is the mean of all of it; a moving
+    average with α = 0.2 never uses more than nine reports. A two-sided CUSUM test (Page, 1954) over clipped residuals
+    distinguishes a lasting change from a spike: one or two bad reports move the mean a little; the third in a row
+    restarts it from these three.
     """
 
     def __init__(self) -> None:
@@ -60,6 +54,8 @@ class Steady(Predictor):
         speed = measured(seen)
         if speed is None:
             return
+        # Seconds per sample, not speeds: the slowest worker of an iteration is found by times, and mean(x / t) > x /
+        # mean(t).
         per_sample_s = 1.0 / speed
         self._follow_batch(seen.samples / seen.iterations)
         if self._count == 0:
@@ -76,7 +72,8 @@ class Steady(Predictor):
             self._refine(sign * spread_s, seen.iterations)
 
     def _follow_batch(self, batch: float) -> None:
-        """What was learnt at another batch size counts for little: part of a worker's time is the same at any size."""
+        # Part of a worker's time does not depend on its batch (the optimizer, the exchange), so samples per second
+        # measured at another size hardly count.
         if not (1.0 - _SAME_BATCH) * self._batch <= batch <= (1.0 + _SAME_BATCH) * self._batch:
             self._batch = batch
             self._count = min(self._count, _KEPT)
@@ -91,17 +88,16 @@ class Steady(Predictor):
         self._mean_s += residual_s * min(1.0, iterations / self._count)
 
     def _start_afresh(self, iterations: int) -> None:
-        newest = self._run[-3:]  # those before may still be from the time before the change
+        newest = self._run[-3:]  # older ones may be from before the change
         self._mean_s, self._count = math.fsum(newest) / len(newest), iterations * len(newest)
         self._slower = self._faster = 0.0
         self._run = []
 
     def predict(self, ahead: int = 1) -> float:
-        """One over the mean, however far ahead."""
         return 1.0 / self._mean_s
 
     def doubt(self) -> float:
-        """Standard deviation of a report over the square root of their number."""
+        """Return the standard deviation of an iteration over the square root of their number."""
         return math.sqrt(max(self._variance, _LEAST_SPREAD**2) / self._count) if self._count else 0.0
 
     def state_dict(self) -> dict[str, Any]:

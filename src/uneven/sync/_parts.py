@@ -14,7 +14,6 @@ Members = tuple[int, ...]
 Answer = TypeVar("Answer")
 
 NOTHING = StepPlan()  # the plan of a step without exchanges and without waits
-
 _MOST_KEPT = 1024  # plans
 _MOST_PHASES = 16  # tables of answers
 

@@ -11,7 +11,6 @@ from uneven.sync._parts import Members
 from uneven.sync.base import SyncPolicy
 
 _TRIED = 6  # workers, in two sites, for which a policy is probed: more than one group holds
-
 _PROBES = 4096  # steps that are probed
 
 
