@@ -1,8 +1,8 @@
-"""The deciding half of the slow loop: iterations → forecast → report → referee → balancer → split. Pure.
+"""The decisions of the slow loop: iterations → forecast → report → referee → balancer → split. Pure.
 
-A :class:`~uneven.control.controller.Controller` is the whole of it as a state machine. It has a
-:class:`~uneven.control.reporter.Reporter` for each of its workers, which fills in that worker's reports, and a
-:class:`~uneven.control.decider.Decider`, which makes splits of everybody's.
+A :class:`~uneven.control.controller.Controller` is the whole loop as a state machine: a
+:class:`~uneven.control.reporter.Reporter` per worker makes its reports, and a
+:class:`~uneven.control.decider.Decider` turns all reports into splits.
 """
 
 from uneven.control.controller import CallForReports, Controller, GiveReport, Instruction

@@ -2,20 +2,20 @@
 
 ::
 
-    measured(rank, …)         a worker has read the time of one of its iterations
-    begins(rank, k)           it is about to begin iteration k              ─► CallForReports
-    called(k, reports)        calls have come with the exchange of iteration k
+    measured(rank, …)         a worker has measured one of its iterations
+    begins(rank, k)           it is about to start iteration k              ─► CallForReports
+    called(k, reports)        calls have arrived with the exchange of iteration k
     ended(rank, k)            it has ended iteration k                      ─► SplitRecord, Complaint, GiveReport
     reported(rank, report)    one report has arrived; or, by gathered(table), all of them
-    members_changed(k, …)     others take part from iteration k on
+    members_changed(k, …)     other members train from iteration k on
 
-Whoever drives it carries rows and reads clocks, and decides nothing. A real run drives one on every rank, with that
-rank's worker; the reports of the others arrive through the network. The simulator and the benches drive one with all
-workers. Either way the same reports at the same iterations lead to the same splits.
+Its driver moves rows and reads clocks, and decides nothing. A real run drives one controller per rank with that rank's
+worker, and receives the others' reports through the network. The simulator and the benches drive one with all workers.
+Either way the same reports at the same iterations lead to the same splits.
 
-Reports are due at the end of an iteration. When everybody's have arrived, the next iteration that ends is the moment
-to decide: at iteration j, for j + 1 + lookahead. A worker whose speed has left its forecast calls for reports with the
-exchange of its next iteration; its own comes along, so all can decide by it when that iteration ends, and then report.
+Reports are due at the end of an iteration. When all have arrived, the next iteration that ends decides: at iteration j,
+for j + 1 + lookahead. A worker whose speed has left its forecast calls for reports with the exchange of its next
+iteration and attaches its own, so all decide by it when that iteration ends, and then report.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from uneven.core.plain import Count, Misfit, inside, loading, read
 from uneven.core.records import SplitRecord
 from uneven.core.views import Limits, Observation
 
+# Reports of each rank in a checkpoint, so that a rank can learn from its own past out of any rank's file.
 _PAST = 32
-"""Reports of each rank that go into a checkpoint, so that a rank can learn from its own past out of any rank's file."""
 
 
 class GiveReport(NamedTuple):
-    """Hand this report to everybody, at the end of this iteration."""
+    """Send this report to all workers at the end of this iteration."""
 
     rank: int
     iteration: int
@@ -49,23 +49,19 @@ class GiveReport(NamedTuple):
 
 
 class CallForReports(NamedTuple):
-    """Let everybody hear with the exchange of this iteration that a worker calls for reports.
-
-    Attributes:
-        report: comes along, for all to decide by; None where the balancer needs everybody's.
-    """
+    """Call for reports with the exchange of this iteration."""
 
     rank: int
     iteration: int
-    report: Report | None
+    report: Report | None  # attached, for all to decide by; None if the balancer needs a report of every worker
 
 
+# A split is in force from its ``iteration`` on; position i of its columns belongs to rank i.
 Instruction = SplitRecord | Complaint | GiveReport
-"""A split is in force from its ``iteration`` on; position i of its columns belongs to rank i."""
 
 
 class ControllerState(TypedDict):
-    """What a checkpoint holds of one worker, beside the decider's."""
+    """The checkpoint of one worker, next to the decider's."""
 
     rank: Count
     forecaster: dict[str, Any]
@@ -74,46 +70,32 @@ class ControllerState(TypedDict):
 
 @dataclass(slots=True)
 class _Era:
-    """The time of one membership: its decider, when reports are due, and those under way.
+    """The time of one membership."""
 
-    Attributes:
-        first: the first iteration of these members.
-        places: position of each member among the members.
-        due: the iteration at whose end reports are due; None before anybody has ended one.
-        soonest, far: from which iteration on a worker may call for them, and the same for one that is far off.
-        ended: the furthest iteration that a member has ended.
-        given: workers whose reports are under way.
-        launched: the furthest iteration at whose end one of these was given.
-        arrived: those of them that have arrived, and …
-        table: … all of them, once they have.
-        calls: rank → what it said with its call, until it has been decided by.
-        heard: the furthest iteration with whose exchange a call came.
-    """
-
-    first: int
+    first: int  # iteration of these members
     decider: Decider
-    due: int | None = None
-    soonest: int = 0
-    far: int = 0
-    ended: int = -1
-    launched: int = -1
-    given: set[int] = field(default_factory=set)
-    arrived: dict[int, Report] = field(default_factory=dict)
-    table: ReportTable | None = None
-    calls: dict[int, Report] = field(default_factory=dict)
-    heard: int = -1
-    places: dict[int, int] = field(init=False)
+    due: int | None = None  # the iteration at whose end reports are due; None before any member has ended one
+    soonest: int = 0  # from this iteration on a worker may call for reports …
+    far: int = 0  # … and from this one if its speed is far off
+    ended: int = -1  # the furthest iteration that a member has ended
+    launched: int = -1  # the furthest iteration at whose end a report in transit was given
+    given: set[int] = field(default_factory=set)  # workers whose reports are in transit
+    arrived: dict[int, Report] = field(default_factory=dict)  # those that have arrived …
+    table: ReportTable | None = None  # … and all of them, once complete
+    calls: dict[int, Report] = field(default_factory=dict)  # rank → report attached to its call, until the decision
+    heard: int = -1  # the furthest iteration whose exchange carried a call
+    places: dict[int, int] = field(init=False)  # rank → position among the members
 
     def __post_init__(self) -> None:
         self.places = {rank: place for place, rank in enumerate(self.decider.members)}
 
 
 class Controller:
-    """Keeps the split of every iteration, for the workers whose events it is given.
+    """The split of every iteration, for the workers whose events it receives.
 
     Args:
-        decider: of the first members; where several controllers serve one run, all have the same.
-        forecaster: makes the one of a worker.
+        decider: of the first members; equal on all controllers of a run.
+        forecaster: factory of a worker's forecaster.
     """
 
     def __init__(self, decider: Decider, forecaster: Callable[[], Forecaster]) -> None:
@@ -127,16 +109,16 @@ class Controller:
     # ---------------------------------------------------------------- what is asked in every iteration
     @property
     def newest(self) -> tuple[int, ...]:
-        """The newest split decided."""
+        """The newest split."""
         return self._era.decider.newest
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The newest members; position i of a split is the i-th one's."""
+        """The newest members; position i of a split belongs to the i-th one."""
         return self._era.decider.members
 
     def shares(self, iteration: int) -> tuple[int, ...]:
-        """The split in force in ``iteration``, by position among its members."""
+        """Return the split in force in ``iteration``, by position among its members."""
         era = self._era
         if era.first > iteration:
             era = next(era for era in reversed(self._earlier) if era.first <= iteration)
@@ -144,21 +126,21 @@ class Controller:
 
     @property
     def adapts(self) -> bool:
-        """Whether what is measured can change anything. What cannot any more never can with the same members, and is
-        not asked again."""
+        """True if measurements can change anything."""
+        # Once False it stays so for the same members, so the decider is not called again.
         self._adapts = self._adapts and self._era.decider.adapts
         return self._adapts
 
     def reporter(self, rank: int) -> Reporter:
-        """Sums up the iterations of one of the workers whose events come here."""
+        """Return the reporter of one of this controller's workers."""
         known = self._reporters.get(rank)
         return self._enlist(rank) if known is None else known
 
     def due(self, iteration: int, called: bool) -> bool:
-        """Whether the end of ``iteration`` is the moment to decide or to report; else :meth:`ended` need not be called.
+        """Return whether :meth:`ended` must be called for ``iteration``, to decide or to report.
 
         Args:
-            called: whether a call has come with its exchange.
+            called: whether a call arrived with its exchange.
         """
         era = self._era
         if era.due is None or era.given or called or iteration >= era.due:
@@ -167,19 +149,17 @@ class Controller:
 
     # ---------------------------------------------------------------- events
     def measured(self, rank: int, seen: Observation, control_s: float = 0.0, late: bool = False) -> None:
-        """A worker has read the time of one of its iterations; see :meth:`Reporter.measured`."""
+        """Record the measurement of a worker's iteration, see :meth:`Reporter.measured`."""
         if self.adapts:
             self.reporter(rank).measured(seen, control_s, late)
 
     def begins(
         self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0
     ) -> CallForReports | None:
-        """A worker is about to begin ``iteration``: whether it calls, as its speed has left its last forecast.
+        """Return a worker's call for reports if its speed has left its last forecast.
 
-        Whoever drives this says :meth:`called` when the exchange of that iteration has carried it.
-
-        Args:
-            cost_s, control_s: see :meth:`Reporter.report`.
+        The driver calls :meth:`called` when the exchange of ``iteration`` has carried it. ``cost_s`` and ``control_s``:
+        see :meth:`Reporter.report`.
         """
         era = self._era
         if era.given or era.due is None or rank not in era.places:
@@ -189,15 +169,16 @@ class Controller:
             return None
         if not era.decider.partial_updates:
             return CallForReports(rank, iteration, None)
+        # Keeps the next report urgent too, because this one resets the detector.
         reporter.called = True
         report = reporter.report(load, cost_s, control_s, no_early_reports=False, split=era.decider.fingerprint())
         return CallForReports(rank, iteration, report)
 
     def called(self, iteration: int, reports: Mapping[int, Report]) -> None:
-        """Somebody has called with the exchange of ``iteration``, so all report when that has ended.
+        """Record calls that arrived with the exchange of ``iteration``: all report at its end.
 
         Args:
-            reports: rank → the report that came along; empty where none can.
+            reports: rank → attached report; may be empty.
         """
         era = self._era
         era.due = iteration if era.due is None else min(era.due, iteration)
@@ -205,15 +186,22 @@ class Controller:
         era.heard = max(era.heard, iteration)
 
     def ended(
-        self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0, *,
-        no_early_reports: bool = False, newest: int = -1,
-    ) -> list[Instruction]:  # fmt: skip
-        """A worker has ended ``iteration``.
+        self,
+        rank: int,
+        iteration: int,
+        load: Load,
+        cost_s: float,
+        control_s: float = 0.0,
+        *,
+        no_early_reports: bool = False,
+        newest: int = -1,
+    ) -> list[Instruction]:
+        """Return the instructions after a worker has ended ``iteration``.
 
         Args:
             cost_s, control_s: see :meth:`Reporter.report`.
-            no_early_reports: whether calls are not carried.
-            newest: the furthest iteration that anybody has begun, where workers do not keep step.
+            no_early_reports: whether exchanges cannot carry calls.
+            newest: the furthest iteration that any worker has started, if workers run asynchronously.
 
         Raises:
             ConflictError: see :meth:`Decider.decide`.
@@ -224,6 +212,7 @@ class Controller:
         era.ended = max(era.ended, iteration)
         if era.due is None:  # the first iteration warms up
             era.soonest = era.far = era.due = iteration + 1
+        # Decide before reporting, so that the new report has the newest split's fingerprint.
         found = [*self._partial_update(era, newest), *self._decide(era, newest)]
         if iteration >= era.due and rank not in era.given:
             reporter = self.reporter(rank)
@@ -236,11 +225,7 @@ class Controller:
         return found
 
     def reported(self, rank: int, report: Report, newest: int = -1) -> list[Instruction]:
-        """A report has arrived. The last one leads to a decision at once, if somebody has gone on meanwhile.
-
-        Args:
-            newest: see :meth:`ended`.
-        """
+        """Record a report; the last one decides immediately if a member has already ended a later iteration."""
         era = self._era
         era.arrived[rank] = report
         if len(era.arrived) < len(era.places):
@@ -249,20 +234,26 @@ class Controller:
         return self._decide(era, newest)
 
     def gathered(self, table: ReportTable) -> None:
-        """All reports have arrived, by position of the member; they are decided by when the next iteration ends."""
+        """Record all reports, by position of the member; the next iteration that ends decides by them."""
         self._era.table, self._era.arrived = table, {}
 
     def members_changed(
-        self, first: int, members: tuple[int, ...], limits: Limits, global_batch: int | None = None,
+        self,
+        first: int,
+        members: tuple[int, ...],
+        limits: Limits,
+        global_batch: int | None = None,
         kinds: Mapping[int, str] | None = None,
-    ) -> None:  # fmt: skip
-        """Others take part from an iteration on that nobody has begun. What was learnt of those who stay is kept.
+    ) -> None:
+        """Change the members from iteration ``first``, which none has started; what was learned of those that stay is
+        kept.
 
         Args:
             limits: of the new members.
             global_batch, kinds: see :meth:`Decider.successor`.
         """
         old = self._era
+        # Workers may still ask for splits of iterations before ``first``.
         self._earlier.append(old)
         self._era = era = _Era(first, old.decider.successor(members, limits, global_batch, kinds))
         past = [_of_members(table, old.places, members) for table in self._past]
@@ -279,14 +270,11 @@ class Controller:
             reporter.called = False
 
     def for_newcomers(self) -> dict[str, Any]:
-        """What a newcomer's controller needs right after :meth:`members_changed`, as plain data."""
+        """Return what a newcomer's controller needs right after :meth:`members_changed`, as plain data."""
         return {"first": self._era.first, "decider": self._era.decider.state_dict()}
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """A newcomer's, with a decider of the members that there are now, goes on from here as all do.
-
-        Args:
-            state: of :meth:`for_newcomers`, of a worker that was there before.
+        """Continue, in a newcomer with a decider of the current members, from the state of :meth:`for_newcomers`.
 
         Raises:
             CheckpointError: it does not fit.
@@ -326,14 +314,14 @@ class Controller:
 
     # ---------------------------------------------------------------- checkpoints
     def state_dict(self, rank: int) -> dict[str, Any]:
-        """The decider's state, what one worker's forecaster has learnt, and everybody's past, as plain data."""
+        """Return the decider's state, one worker's forecaster and the past of all workers, as plain data."""
         past = [[[x if math.isfinite(x) else None for x in row] for row in table.rows.tolist()] for table in self._past]
         forecaster = self.reporter(rank).forecaster.state_dict()
-        place = self._era.places[rank]  # who resumes it has other numbers, if members have changed
+        place = self._era.places[rank]  # ranks are renumbered on resume if members have changed
         return {**self._era.decider.state_dict(), "rank": place, "forecaster": forecaster, "past": past}
 
     def check(self, rank: int, state: dict[str, Any]) -> None:
-        """See that ``state`` can be gone on with. Nothing is changed.
+        """Check, without changes, that ``state`` can be resumed.
 
         Raises:
             CheckpointError: it is damaged; the message names the field.
@@ -346,14 +334,16 @@ class Controller:
             if any((len(rows), *{len(row) for row in rows}) != size for rows in saved["past"]):
                 raise Misfit(saved["past"], f"tables of {size[0]} reports with {size[1]} numbers each", "past")
             past = list(map(_table, saved["past"]))
-            for row in (row for table in past for row in table.rows.tolist()):  # all ranks refuse what one must
-                report = Report(*row)  # one of no finished iteration has no speed
+            for row in (
+                row for table in past for row in table.rows.tolist()
+            ):  # so that all ranks reject the same files
+                report = Report(*row)  # without a finished iteration it has no speed
                 if report.believable and report.iterations and not report.observation().speed_per_s > 0.0:
                     raise Misfit(row, "a report with a speed above 0", "past")
             self._foretelling(rank, saved, past)
 
     def load_state_dict(self, rank: int, state: dict[str, Any]) -> None:
-        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
+        """Resume; a state of other workers, batch, limits or balancer starts from scratch.
 
         Raises:
             CheckpointError: see :meth:`check`.
@@ -373,7 +363,7 @@ class Controller:
         self.reporter(rank).restart(forecaster)
 
     def _foretelling(self, rank: int, saved: ControllerState, past: Iterable[ReportTable]) -> Forecaster:
-        """A forecaster that goes on with this state, or with what this worker reported if it is another rank's."""
+        # The saved forecaster is of one rank; the others learn from their own rows of the saved reports.
         forecaster = self._make_forecaster()
         forecaster.hidden_s = self._era.decider.hidden_s
         place = self._era.places[rank]
@@ -397,7 +387,7 @@ def _told(era: _Era, outcome: Decision | PartialUpdate) -> list[Instruction]:
 
 
 def _by_rank(split: SplitRecord, members: tuple[int, ...]) -> SplitRecord:
-    """Columns in which position i belongs to rank i, as readers expect; who is not there takes nothing."""
+    # Readers expect position i for rank i; a rank that is not a member gets no samples.
     ranks = members[-1] + 1
     if ranks == len(members):
         return split
@@ -409,7 +399,7 @@ def _by_rank(split: SplitRecord, members: tuple[int, ...]) -> SplitRecord:
 
 
 def _of_members(table: ReportTable, places: Mapping[int, int], members: Iterable[int]) -> ReportTable:
-    """A table of the members before, in the order of those there are now; newcomers had reported nothing."""
+    # In the order of the new members; newcomers have reported nothing.
     return ReportTable([table.rows[places[one]] if one in places else SILENT for one in members])
 
 

@@ -1,4 +1,4 @@
-"""From everybody's reports to the split of the batch, and to the time of the next reports. Pure."""
+"""From all reports to the split of the batch and the time of the next reports. Pure."""
 
 from __future__ import annotations
 
@@ -26,21 +26,14 @@ from uneven.core.views import BalanceView, Limits, Observation
 from uneven.errors import ConflictError
 from uneven.registry import describe
 
-_REMEMBERED = 1024
-"""Splits kept; far more than can be decided within any look-ahead."""
-
-_SUDDEN = 1.5
-"""A foretold speed that has grown or shrunk by this factor from one decision to the next is no noise. Ours."""
-
-_AGREE = 3
-"""Reports in a row in which a wait has to be there before it counts as the link's. Ours."""
-
-_PROFILE_DOUBT = 0.05
-"""Relative; of a speed in a profile: a few steps, at a size near to the first share. Ours."""
+_REMEMBERED = 1024  # splits kept; far more than can be decided within any look-ahead
+_SUDDEN = 1.5  # factor between two decisions from which a change of the forecast is not noise [default]
+_AGREE = 3  # consecutive reports in which a wait must occur before it is attributed to the link [default]
+_PROFILE_DOUBT = 0.05  # relative, of a speed in a profile: a few steps, near the first share [default]
 
 
 class DeciderState(TypedDict):
-    """What a checkpoint holds of it."""
+    """The checkpoint of a :class:`Decider`."""
 
     kind: list[str]
     shares: list[Count]
@@ -54,41 +47,33 @@ class DeciderState(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What came of one round of reports.
+    """The result of one round of reports."""
 
-    Attributes:
-        split: the new split, or None if the old one stays.
-        complaints: one for each report that was not believed.
-        soonest: the iteration from whose end on a worker may call for reports early.
-        far: the same for a worker whose speed is far off its forecast.
-        next: the iteration at whose end the next reports are due if no worker calls.
-    """
-
-    split: SplitRecord | None
-    complaints: tuple[Complaint, ...]
-    soonest: int
-    far: int
-    next: int
+    split: SplitRecord | None  # the new split, or None if the old one stays
+    complaints: tuple[Complaint, ...]  # one for each rejected report
+    soonest: int  # from this iteration's end on a worker may call for reports early …
+    far: int  # … and from this one's if its speed is far off its forecast
+    next: int  # at this iteration's end the next reports are due if no worker calls
 
 
 class PartialUpdate(NamedTuple):
-    """What came of the reports of some; see :class:`Decision`."""
+    """The result of some workers' reports, see :class:`Decision`."""
 
     split: SplitRecord | None
     complaints: tuple[Complaint, ...]
 
 
 class Decider:
-    """Keeps the split. The same reports get the same answer, on whichever rank it is asked.
+    """The split of the batch; equal reports lead to equal splits on every rank.
 
     Args:
         balancer: decides.
         members: ranks, ascending; position i of limits, reports and shares belongs to the i-th.
         limits: least and greatest share of each member.
         global_batch: X.
-        lookahead: how many iterations ahead of the loop the loaders draw indices.
-        budget: share of the iteration time that measuring and deciding may cost.
-        profiles: of each rank, where they were taken: until it reports, a worker is as fast as in its profile.
+        lookahead: number of iterations for which the loaders draw indices ahead of the loop.
+        budget: part of the iteration time that measuring and deciding may cost.
+        profiles: rank → profile; until it reports, a worker counts as fast as in its profile.
     """
 
     def __init__(
@@ -110,7 +95,7 @@ class Decider:
         self._budget = budget
         self._predicted_per_s = np.full(len(members), math.nan)
         self._doubts = np.zeros(len(members))
-        self._held = np.zeros(len(members), np.int64)  # by those whose memory is full
+        self._held = np.zeros(len(members), np.int64)  # shares of members whose memory is full
         self._waits = deque([0.0] * _AGREE, maxlen=_AGREE)  # of the newest tables, see ReportTable.hidden_s
         self._fingerprint: tuple[tuple[int, ...], float] = ((), 0.0)
         self._referee = Referee()
@@ -122,7 +107,7 @@ class Decider:
         _rehearse(balancer, self._view(0, nothing, first.shares))
         self._splits = deque([(0, first.shares)], maxlen=_REMEMBERED)
         self.newest = first.shares
-        self._settled = self._predicted_per_s, self.newest  # as of the last reports of everybody
+        self._settled = self._predicted_per_s, self.newest  # as of the last complete round of reports
         self._reason = first.reason
 
     def _foresee(self, profiles: Mapping[int, Profile]) -> None:
@@ -131,7 +116,7 @@ class Decider:
         self._doubts = np.full(len(self._members), _PROFILE_DOUBT)
 
     def first(self) -> SplitRecord:
-        """The split before any report, and why."""
+        """Return the split before any report, with its reason."""
         return SplitRecord(
             decided_at=-1,
             iteration=0,
@@ -148,38 +133,41 @@ class Decider:
 
     @property
     def adapts(self) -> bool:
-        """Whether reports can change anything."""
+        """True if reports can change anything."""
         return self._balancer.adapts and len(self._members) > 1
 
     @property
     def partial_updates(self) -> bool:
-        """Whether reports of some can change anything; see :meth:`partial_update`."""
+        """True if some workers' reports can change anything, see :meth:`partial_update`."""
         return self._balancer.partial_updates
 
     @property
     def hidden_s(self) -> float:
-        """How much of a worker's own side of an exchange costs no time, for all wait for a link meanwhile; seconds an
-        iteration."""
+        """Seconds an iteration of a worker's own side of an exchange that cost no time, because all wait for a link
+        anyway.
+        """
+        # The least of several reports: a single wait may be chance.
         return min(self._waits)
 
     def shares(self, iteration: int) -> tuple[int, ...]:
-        """The split in force in ``iteration``."""
+        """Return the split in force in ``iteration``."""
         first, shares = self._splits[-1]
-        if first <= iteration:  # nearly always, and asked in every iteration
+        if first <= iteration:  # the usual case, in every iteration
             return shares
         return next(shares for first, shares in reversed(self._splits) if first <= iteration)
 
     def fingerprint(self) -> float:
-        """Checksum of the newest split, exact in a float64; it goes into every report."""
+        """Return a checksum of the newest split; each report contains it."""
         if self._fingerprint[0] is not self.newest:
             value = 0
             for share in self.newest:
+                # Below 2^48, so exact in a float64 column.
                 value = (value * 1_000_003 + share) % (2**48)
             self._fingerprint = self.newest, float(value)
         return self._fingerprint[1]
 
     def decide(self, iteration: int, launched: int, table: ReportTable) -> Decision:
-        """Take in one report of each member.
+        """Decide by one report of each member.
 
         Args:
             iteration: the one that has just ended.
@@ -187,7 +175,7 @@ class Decider:
             table: the reports.
 
         Raises:
-            ConflictError: another rank has decided another split before.
+            ConflictError: another rank has decided a different split before.
         """
         self._compare(table.column("split"))
         if (hidden_s := table.hidden_s()) is not None:
@@ -202,17 +190,20 @@ class Decider:
         return Decision(split, complaints, launched + gap.least, launched + gap.far, launched + gap.most)
 
     def partial_update(self, iteration: int, early: Mapping[int, Report]) -> PartialUpdate:
-        """Take in early reports: of those workers alone whose speed has left their forecast. The last reports of the
-        others stand, and the time at which the next reports of all workers are due does not change.
+        """Decide by early reports, of the workers whose speed has left their forecast; the others' last reports are
+        reused.
+
+        The time of the next reports of all workers does not change.
 
         Args:
             iteration: the one that has just ended.
             early: position of a member → its report.
 
         Raises:
-            ConflictError: another rank has decided another split before.
+            ConflictError: another rank has decided a different split before.
         """
         table = self._referee.standing(self._members)
+        # Old reports have an old fingerprint; only the early ones are compared.
         table.column("split")[:] = self.fingerprint()
         table.rows[list(early)] = ReportTable(list(early.values())).without(self.hidden_s).rows
         self._compare(table.column("split"))
@@ -224,7 +215,7 @@ class Decider:
         return self._split(iteration, verdict), verdict.complaints
 
     def _believe(self, table: ReportTable, verdict: Verdict) -> None:
-        """Take over the forecasts that there are; a worker's speed replaces one that is out of all proportion."""
+        # A forecast out of all proportion is replaced by the measured speed.
         speeds, predicted, doubts = verdict.speeds_per_s, table.column("predicted_per_s"), table.column("doubt")
         sound = (predicted >= speeds / ABSURD_FACTOR) & (predicted <= speeds * ABSURD_FACTOR)
         sure = sound & (doubts >= 0.0) & (doubts < math.inf)
@@ -237,6 +228,7 @@ class Decider:
         answer = self._balancer.split(view)
         if answer.shares == self.newest:
             return None
+        # Loaders have already drawn indices for the iterations in between.
         first = iteration + 1 + self._lookahead
         self._splits.append((first, answer.shares))
         self.newest = answer.shares
@@ -274,19 +266,22 @@ class Decider:
             )
 
     def successor(
-        self, members: tuple[int, ...], limits: Limits, global_batch: int | None = None,
+        self,
+        members: tuple[int, ...],
+        limits: Limits,
+        global_batch: int | None = None,
         kinds: Mapping[int, str] | None = None,
-    ) -> Decider:  # fmt: skip
-        """The decider of other members, with what was learnt of those who stay.
+    ) -> Decider:
+        """Return the decider of other members, with what was learned of those that stay.
 
-        A newcomer gets the mean share of those on machines of its kind, else that of all, and counts as unknown until
-        it has reported.
+        A newcomer gets the mean share of the members on machines of its kind, otherwise of all, and counts as unknown
+        until it has reported.
 
         Args:
             members: ranks, ascending.
             limits: of each of them.
-            global_batch: theirs, in samples; None where it stays.
-            kinds: rank → kind of its machine, of those of whom it is known.
+            global_batch: theirs, in samples; None if unchanged.
+            kinds: rank → kind of its machine, as far as known.
         """
         total = self._global_batch if global_batch is None else global_batch
         heir = Decider(
@@ -309,7 +304,7 @@ class Decider:
         return heir
 
     def _weight(self, rank: int, members: tuple[int, ...], kinds: Mapping[int, str]) -> float:
-        """By which a member gets its first share: what it had, or what others of its kind have; NaN for the mean."""
+        """Return the weight of a member's first share: its old share, or that of its kind; NaN for the mean."""
         shares = dict(zip(self._members, self.newest, strict=True))
         if rank in shares:
             return float(shares[rank])
@@ -317,7 +312,7 @@ class Decider:
         return sum(alike) / len(alike) if alike else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Shares, forecasts, referee and balancer, as plain data."""
+        """Return shares, forecasts, referee and balancer, as plain data."""
         return {
             "kind": self._kind(),
             "shares": list(self.newest),
@@ -330,14 +325,16 @@ class Decider:
         }
 
     def check(self, state: dict[str, Any]) -> bool:
-        """Whether :meth:`load_state_dict` would go on; nothing is changed. It is then decided once, on a copy.
+        """Return whether :meth:`load_state_dict` would resume, without changes.
 
         Raises:
-            ValueError: a field has another shape (:class:`~uneven.core.plain.Misfit`), or the balancer's split is none.
+            ValueError: a field has another shape (:class:`~uneven.core.plain.Misfit`), or the balancer's split is
+                invalid.
         """
         trial = copy.deepcopy(self)
         if not trial.load_state_dict(state):
             return False
+        # Decide once on a copy: a state can have the right shape and still make the balancer fail.
         trial.partial_update(0, {})
         shares = trial.newest
         if len(shares) != len(self._members) or sum(shares) != self._global_batch or min(shares) < 0:
@@ -345,10 +342,8 @@ class Decider:
         return True
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on where another run stopped; one with other workers, batch, limits or balancer starts afresh.
-
-        Returns:
-            Whether it goes on.
+        """Resume if workers, batch, limits and balancer are the same, otherwise start from scratch; return whether it
+        resumed.
         """
         saved = read(DeciderState, state)
         shares, limits = tuple(saved["shares"]), self._limits
@@ -370,16 +365,16 @@ class Decider:
         return fits
 
     def _kind(self) -> list[str]:
-        """Whose state it is: what one balancer learnt says nothing to another."""
+        # What one balancer has learned is useless to another.
         return [describe(self._balancer), self._balancer.predictor]
 
 
 def _rehearse(balancer: Balancer, view: BalanceView) -> None:
-    """Decide once on a copy, so that what Python does at first use is not done between two steps of the training."""
+    # Decide once on a copy, so that Python's work at first use does not fall between two training steps.
     ones = (1.0,) * len(view.members)
     copy.deepcopy(balancer).split(replace(view, predicted_per_s=ones, doubts=ones))
 
 
 def _sudden(before: Column, now: Column) -> bool:
-    """Whether some speed has become half as much again, or as little; not where nothing was known before."""
+    # NaN, a speed unknown before, compares False.
     return bool(((now > _SUDDEN * before) | (before > _SUDDEN * now)).any())

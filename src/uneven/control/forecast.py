@@ -1,4 +1,4 @@
-"""Each worker's word on its own speed. Pure."""
+"""A worker's forecast of its own speed. Pure."""
 
 from __future__ import annotations
 
@@ -9,75 +9,70 @@ from uneven.control.change import ChangeDetector
 from uneven.core.views import Observation
 from uneven.predict.base import Lesson, Predictor, study
 
-_SAVED = 64.0
-"""Iterations whose hidden time may be put together for one exchange."""
+_SAVED = 64.0  # iterations whose hidden time may accumulate for one exchange
 
+# An iteration of the first length is one observation; shorter ones are merged until they fill the second. A quota
+# grants a processor in periods of 20 to 100 ms, so a step of a few ms runs at full speed or not at all [default].
 _ALONE_S, _TOGETHER_S = 0.04, 0.25
-"""An iteration of the first length is an observation alone, shorter ones make one together that fills the second: a
-quota deals a processor in periods of 20 to 100 ms, so a step of a few milliseconds meets full speed or a stop. Ours."""
 
 
 class Forecast(NamedTuple):
-    """What a worker tells the others of its speed to come.
+    """A worker's report of its expected speed."""
 
-    Attributes:
-        predicted_per_s: samples per second in the next iteration; NaN if it cannot tell.
-        doubt: relative standard error.
-    """
-
-    predicted_per_s: float
-    doubt: float
+    predicted_per_s: float  # samples per second in the next iteration; NaN if unknown
+    doubt: float  # relative standard error
 
 
 class Forecaster:
-    """Watches one worker, from inside it.
+    """One worker's forecast of itself.
 
-    A worker predicts itself: it sees each of its iterations and its machine as it is now, while the others only get
-    a report now and then; and a prediction that is sent need not come out the same, to the last bit, on machines with
-    other processors.
+    A worker predicts itself because it sees each of its iterations and the current state of its machine, while the
+    others get an occasional report. A prediction that is sent also need not be bit-identical on different processors.
 
     Args:
         predictor: this worker's own.
 
     Attributes:
-        hidden_s: so much of its own side of each exchange costs no time; see :attr:`Decider.hidden_s`.
+        hidden_s: seconds of its own side of each exchange that cost no time, see :attr:`Decider.hidden_s`.
     """
 
     def __init__(self, predictor: Predictor) -> None:
         self.hidden_s = self._spare_s = 0.0
         self._predictor = predictor
         self._detector = ChangeDetector()
-        self._waiting, self._waiting_s = list[Observation](), 0.0  # iterations too short to be an observation alone
-        self._count, self._short = 0, False  # observations; whether one of them was made of several iterations
-        self._silent = False  # whether the newest report held no forecast: a worker calls when it has its first one
+        self._waiting = list[Observation]()  # iterations too short to be an observation each
+        self._waiting_s = 0.0
+        self._count = 0  # observations
+        self._short = False  # whether one of them was merged from several iterations
+        self._silent = False  # whether the newest report had no forecast: a worker calls when it has its first one
 
     @property
     def watches(self) -> bool:
-        """Whether the predictor reads the use of processor and memory."""
+        """True if the predictor reads the use of processor and memory."""
         return self._predictor.watches
 
     @property
     def urgent(self) -> bool:
-        """Whether its speed has left its last forecast, so that the others should hear of it soon."""
+        """True if the speed has left the last forecast, so that the others should get a report soon."""
         return self._detector.changed
 
     @property
     def suspects_change(self) -> bool:
-        """Whether the next iteration will tell if its speed has changed."""
+        """True if the next iteration decides whether the speed has changed."""
         return self._detector.suspects_change
 
     def calls(self, iteration: int, soonest: int, far: int) -> bool:
-        """Whether to call for reports in an iteration.
+        """Return whether to call for reports in an iteration.
 
         Args:
-            soonest: from which on one may, when what the last ones cost is paid for.
-            far: the same for who is far off, and does not wait for that where reports are cheap.
+            soonest: the first iteration in which a call is affordable.
+            far: the first one for a worker that is far off, if reports are cheap.
         """
         return (self._detector.changed_much and iteration >= far) or (self._detector.changed and iteration >= soonest)
 
     def observe(self, seen: Observation) -> None:
-        """One iteration, or several at once."""
-        if self.hidden_s > 0.0:  # for each iteration, though the exchange may be in one of many
+        """Observe one iteration, or several together."""
+        if self.hidden_s > 0.0:  # accumulates per iteration, although only some iterations have an exchange
             self._spare_s = min(self._spare_s + self.hidden_s * seen.iterations, _SAVED * self.hidden_s)
             hidden_s = min(self._spare_s, seen.transfer_s)
             self._spare_s -= hidden_s
@@ -92,14 +87,15 @@ class Forecaster:
                 self._short, seen = True, _together(self._waiting)
             self._waiting, self._waiting_s = [], 0.0
             self._count += 1
+            # Other workers have no forecast of this one yet: its first one is worth a call.
             self._detector.changed |= self._silent
         self._predictor.observe(seen)
         self._detector.hear(seen.speed_per_s)
 
     def tell(self) -> Forecast:
-        """The forecast that goes into a report; from now on its speed is held against it."""
+        """Return the forecast for a report and test the speed against it from now on."""
         doubt = self._predictor.doubt()
-        if self._short:  # the first few tell little of their own spread
+        if self._short:  # a few merged observations do not show their spread yet
             doubt = math.hypot(doubt, 1.0 / self._count)
         forecast = Forecast(self._predictor.predict(), doubt)
         self._detector.expect(forecast.predicted_per_s)
@@ -107,28 +103,28 @@ class Forecaster:
         return forecast
 
     def lesson(self) -> Lesson | None:
-        """Training of the predictor that is due, to be worked off wherever there is time; see :class:`Predictor`."""
+        """Return the predictor's training that is due, to run in the background; see :class:`Predictor`."""
         return self._predictor.lesson()
 
     def absorb(self, learnt: Any) -> None:
-        """What a lesson has learnt."""
+        """Apply the result of a lesson."""
         self._predictor.absorb(learnt)
 
     def study(self) -> None:
-        """Learn at once whatever is due, where there is no background."""
+        """Run the lesson that is due immediately, without a background thread."""
         study(self._predictor)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the predictor has learnt, as plain JSON-able data."""
+        """Return what the predictor has learned, as plain JSON-able data."""
         return self._predictor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._predictor.load_state_dict(state)
-        self._count = 100  # the predictor is not new: its doubt counts alone
+        self._count = 100  # the predictor is not new, so only its own doubt counts
 
 
 def _together(short: list[Observation]) -> Observation:
-    """An iteration of the newest size, at the speed of all of these."""
+    # An iteration of the newest size, at the mean speed of all.
     part = short[-1].samples / sum(one.samples for one in short)
     local_s, transfer_s = sum(one.local_s for one in short), sum(one.transfer_s for one in short)
     return short[-1]._replace(local_s=part * local_s, transfer_s=part * transfer_s)

@@ -1,4 +1,4 @@
-"""A controller's driver where all workers are in one place, so that reports and calls arrive at once. Pure."""
+"""A controller's driver for all workers in one process: reports and calls arrive immediately. Pure."""
 
 from __future__ import annotations
 
@@ -16,31 +16,28 @@ Told = ForecastRecord | SplitRecord | Complaint
 
 
 class Loopback:
-    """Drives one controller for all workers: in the simulator and in benches. A real run has a network in its place."""
+    """The driver of one controller for all workers, in the simulator and in benches."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
 
     def measured(self, rank: int, seen: Observation, late: bool = False) -> None:
-        """What a worker has seen of its own iteration; its predictor learns from it where it stands."""
+        """Record a worker's measurement; its predictor learns from it immediately."""
         if self.controller.adapts:
             self.controller.measured(rank, seen, late=late)
             self.controller.reporter(rank).forecaster.study()
 
     def ended(self, rank: int, iteration: int, cost_s: float, newest: int = -1) -> list[Told]:
-        """A worker has ended an iteration.
+        """Record that a worker has ended an iteration, and return the consequences in order.
 
         Args:
-            cost_s: what giving a report and deciding cost it.
-            newest: the furthest iteration that anybody has begun, where workers do not keep step.
-
-        Returns:
-            What it led to, in order.
+            cost_s: cost of giving a report and deciding.
+            newest: the furthest iteration that any worker has started, if workers run asynchronously.
         """
         controller = self.controller
         found = self._carry_out(controller.ended(rank, iteration, _UNKNOWN, cost_s, cost_s, newest=newest), newest)
         call = controller.begins(rank, iteration + 1, _UNKNOWN, cost_s, cost_s)
-        if call is not None:  # and is heard with that iteration's exchange
+        if call is not None:  # arrives with that iteration's exchange
             controller.called(call.iteration, {} if call.report is None else {rank: call.report})
             if call.report is not None:
                 found.append(call.report.forecast(rank, call.iteration))
@@ -51,6 +48,7 @@ class Loopback:
         for one in instructions:
             if isinstance(one, GiveReport):
                 found.append(one.report.forecast(one.rank, one.iteration + 1))
+                # The last report of a round decides, and its instructions are carried out here too.
                 found += self._carry_out(self.controller.reported(one.rank, one.report, newest), newest)
             else:
                 found.append(one)

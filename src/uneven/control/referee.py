@@ -1,7 +1,7 @@
-"""The referee: which of the workers' reports are believed. Pure.
+"""The referee, which decides which reports are believed. Pure.
 
-A report that is missing or absurd never reaches a balancer. The last good one serves in its place, and a complaint says
-so, for the journal. Every rank judges the same reports, so all believe the same.
+Missing or absurd reports never reach a balancer; the last good one replaces them, and the journal gets a complaint.
+Every rank judges the same reports, so all believe the same.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from uneven.control.reports import SILENT, Report
 from uneven.control.table import Column, ReportTable, Seen
 from uneven.core.plain import Misfit, read, whole_key
 
-ABSURD_FACTOR = 1e6
-"""A speed so many times above or below the middle of the others' is not believed."""
+ABSURD_FACTOR = 1e6  # a speed this many times above or below the median of the others is not believed
 
 _TIMES = ("local_s", "exchange_s", "transfer_s")
 _NOTHING = np.full(len(Report._fields), math.nan)
@@ -27,7 +26,7 @@ _NOTHING = np.full(len(Report._fields), math.nan)
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """Why a report was not believed."""
+    """The reason why a report was not believed."""
 
     rank: int
     iteration: int  # in which it was judged
@@ -36,29 +35,22 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one round of reports; position i belongs to the i-th member.
+    """The result of one round of reports; position i belongs to the i-th member."""
 
-    Attributes:
-        observed: what is believed of each; None before its first good report.
-        fresh: whether that is news.
-        speeds_per_s: of what is believed; 0 where nothing is.
-        complaints: one for each report that was not believed.
-    """
-
-    observed: Seen
-    fresh: npt.NDArray[np.bool_]
-    speeds_per_s: Column
-    complaints: tuple[Complaint, ...]
+    observed: Seen  # what is believed; None before a member's first good report
+    fresh: npt.NDArray[np.bool_]  # whether that is new
+    speeds_per_s: Column  # of what is believed; 0 without
+    complaints: tuple[Complaint, ...]  # one for each rejected report
 
 
 class RefereeState(TypedDict):
-    """What a checkpoint holds of it."""
+    """The checkpoint of a :class:`Referee`."""
 
     last: dict[str, list[float | None]]
 
 
 class Referee:
-    """Believes or refuses reports, and remembers the last good one of each rank."""
+    """Accepts or rejects reports and stores the last good one of each rank."""
 
     def __init__(self) -> None:
         self._members: tuple[int, ...] = ()
@@ -68,26 +60,24 @@ class Referee:
     def judge(self, members: Sequence[int], table: ReportTable, *, iteration: int) -> Verdict:
         """Judge the newest report of each member.
 
-        Refused are: a time or a number of samples that is zero, negative or not finite; a speed more than a million
-        times above or below the middle of the others'. A worker that took part without samples (0 samples, or no
-        iteration that has come to its end) says nothing about its speed: the last good report serves, without a
-        complaint.
-
-        The others are represented by their last good reports where they have one, so one absurd report spoils
-        nobody else's. Only between two workers without a past is there no telling which one is absurd; then
-        neither is believed.
+        It rejects a time or number of samples that is zero, negative or not finite, and a speed more than a million
+        times above or below the others' median. A worker without samples, or without a finished iteration, reports no
+        speed: its last good report is reused, without a complaint.
 
         Args:
             members: ranks, ascending.
             table: the newest report of each.
-            iteration: goes into the complaints.
+            iteration: for the complaints.
         """
         last, past = self._of(tuple(members))
         speeds = table.speeds_per_s()
+        # The usual case takes no look at single reports: this runs between two training steps.
         if table.plain and _alike(speeds, past):
             self._last, self._speeds_per_s = table, speeds
             return Verdict(Seen(table.rows, speeds > 0), table.differs(last), speeds, ())
         faulty, known = ~table.sound(), past > 0
+        # The others count with their last good reports, so that one absurd report does not discredit the rest. Between
+        # two workers without a past it is undecidable which one is absurd; then neither is believed.
         standing = np.where(known, past, np.where(faulty, 0.0, speeds))
         low, high = _middles(standing)
         strange = ~faulty & (speeds > 0) & ~np.isnan(low)
@@ -104,12 +94,12 @@ class Referee:
         return Verdict(seen, fresh, self._speeds_per_s, tuple(complaints))
 
     def standing(self, members: Sequence[int]) -> ReportTable:
-        """What is believed of each member if it reported the same again; nothing for one that has never reported."""
+        """Return each member's last good report as if it were reported again; silent without one."""
         last, past = self._of(tuple(members))
         return ReportTable(np.where(past[:, None] > 0.0, last.rows, SILENT))
 
     def _of(self, members: tuple[int, ...]) -> tuple[ReportTable, Column]:
-        """The last good report of each and its speed, NaN and 0 without one; who is no member is forgotten."""
+        # The last good reports and speeds, NaN and 0 without; workers that have left are forgotten.
         if members != self._members:
             known = dict(zip(self._members, self._last.rows, strict=True))
             self._members, self._last = members, ReportTable([known.get(rank, _NOTHING) for rank in members])
@@ -117,7 +107,7 @@ class Referee:
         return self._last, self._speeds_per_s
 
     def state_dict(self) -> dict[str, Any]:
-        """The last good report of each rank, as plain JSON-able data."""
+        """Return the last good report of each rank, as plain JSON-able data."""
         rows = zip(self._members, self._last.rows.tolist(), strict=True)
         return {"last": {str(rank): [x if math.isfinite(x) else None for x in row] for rank, row in rows}}
 
@@ -132,7 +122,7 @@ class Referee:
 
 
 def _alike(speeds: Column, past: Column) -> bool:
-    """Whether everybody had a speed before, and nobody's can be strange beside the middle of any of these."""
+    # Sufficient, not necessary: all speeds are within the factor of all past ones, so of any median of them.
     least, most = float(past.min()), float(past.max())
     return least > 0.0 and speeds.min() >= most / ABSURD_FACTOR and speeds.max() <= least * ABSURD_FACTOR
 
@@ -148,11 +138,12 @@ def _fault(table: ReportTable, place: int) -> str:
 
 
 def _middles(standing: Column) -> tuple[Column, Column]:
-    """For each member the two middle values (equal if their number is odd) of the others' speeds; NaN without any."""
+    """Return, for each member, the two middle values of the others' speeds; NaN without any."""
     ordered = np.sort(standing[standing > 0])
     others = len(ordered) - (standing > 0)
     if not len(ordered):
         return np.full(len(standing), math.nan), np.full(len(standing), math.nan)
+    # One sort for all members: the middle of the others is that of all, shifted past the member's own place.
     left_out = np.where(standing > 0, np.searchsorted(ordered, standing), len(ordered))
     low, high = np.maximum(others - 1, 0) // 2, others // 2
     last = len(ordered) - 1

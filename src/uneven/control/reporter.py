@@ -1,4 +1,4 @@
-"""One worker's side of the slow loop: what it has measured since its last report, and the report itself. Pure."""
+"""A worker's side of the slow loop: its measurements since its last report, and the report. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uneven.core.views import Observation
 
 
 class Load(NamedTuple):
-    """Use of the node, 0 … 1, as it goes into a report: its processors by others, its memory by everybody."""
+    """Use of the node, 0 … 1: its processors by other processes, its memory in total."""
 
     cpu: float = math.nan
     memory: float = math.nan
@@ -20,7 +20,7 @@ class Load(NamedTuple):
 
 @dataclass(slots=True)
 class _Window:
-    """Sums over the iterations since the last report."""
+    """The sums over the iterations since the last report."""
 
     iteration: int = -1
     iterations: int = 0
@@ -32,15 +32,14 @@ class _Window:
 
 
 class Reporter:
-    """Sums up one worker's iterations, shows them to its forecaster, and fills in its reports.
+    """Sums up one worker's iterations, passes them to its forecaster, and makes its reports.
 
     Args:
         forecaster: the worker's own.
-        since: the worker takes part from this iteration on. What is measured of an earlier one belongs to a worker of
-            the same rank that has left.
+        since: first iteration of this worker; earlier ones were of a worker of the same rank that has left.
 
     Attributes:
-        called: whether the worker has called for reports since it last gave one.
+        called: whether the worker has called for reports since its last one.
     """
 
     def __init__(self, forecaster: Forecaster, since: int = 0) -> None:
@@ -51,11 +50,11 @@ class Reporter:
         self._window = _Window()
 
     def measured(self, seen: Observation, control_s: float, late: bool = False) -> None:
-        """Take in one iteration. The worker's first one warms up and does not count; neither does a padded batch.
+        """Add one iteration, except the worker's first one, which warms up, and padded batches.
 
         Args:
-            control_s: what measuring and deciding cost in it.
-            late: its samples came too late to count, or were the few that end an epoch. The forecaster ignores it.
+            control_s: cost of measuring and deciding in it.
+            late: its samples arrived too late to count, or end an epoch; the forecaster ignores it.
         """
         if seen.iteration < self._since:
             return
@@ -73,12 +72,12 @@ class Reporter:
         self.forecaster.observe(seen._replace(samples=0) if late else seen)
 
     def report(self, load: Load, cost_s: float, control_s: float, *, no_early_reports: bool, split: float) -> Report:
-        """The report on the iterations since the last one; the next begins afresh.
+        """Return the report on the iterations since the last one, and start the next.
 
         Args:
-            cost_s: what the last exchange of reports cost, from giving a report to deciding.
-            control_s: what measuring and deciding have cost beyond what came with each measurement.
-            no_early_reports: whether nobody can call for reports.
+            cost_s: cost of the last exchange of reports, from giving a report to deciding.
+            control_s: cost of measuring and deciding that is not in the measurements.
+            no_early_reports: whether workers cannot call for reports.
             split: fingerprint of the newest split.
         """
         window, self._window = self._window, _Window()
@@ -103,5 +102,7 @@ class Reporter:
         )
 
     def restart(self, forecaster: Forecaster) -> None:
-        """Go on with another forecaster; what was measured and not reported is forgotten."""
-        self.forecaster, self._window, self.called = forecaster, _Window(), False
+        """Continue with another forecaster, without the unreported measurements."""
+        self.forecaster = forecaster
+        self._window = _Window()
+        self.called = False

@@ -1,4 +1,4 @@
-"""What the ranks tell each other in the slow loop. Pure."""
+"""The reports that ranks exchange in the slow loop. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import NamedTuple
 from uneven.core.records import ForecastRecord
 from uneven.core.views import Observation
 
-_NO_TIME_S = 1e-9
-"""Local time in a report of no samples, which says "took part, says nothing"."""
+_NO_TIME_S = 1e-9  # local time in a report without samples, which is valid but contains no speed
 
 
 class Report(NamedTuple):
-    """What one rank tells the others: one row of the gathered table. Sums over the iterations since the last."""
+    """One rank's row of the gathered table: sums over the iterations since the last report."""
 
     iteration: float  # the newest one covered
     iterations: float
@@ -25,27 +24,25 @@ class Report(NamedTuple):
     cost_s: float  # of the last exchange of reports
     cpu: float
     memory: float
-    predicted_per_s: float  # its own word on its next iteration; NaN if it has none yet
+    predicted_per_s: float  # its own forecast of its next iteration; NaN if it has none yet
     doubt: float
-    urgent: float  # 1 if its speed has left what it last foretold
-    no_early_reports: float  # 1 where nobody can call for a gather
-    split: float  # fingerprint of the newest split, which must be the same everywhere
+    urgent: float  # 1 if its speed has left its last forecast
+    no_early_reports: float  # 1 if workers cannot call for reports
+    split: float  # fingerprint of the newest split, which must be equal on all ranks
 
     @property
     def believable(self) -> bool:
-        """Whether its times can be reckoned with; the referee has the last word on its speed."""
+        """True if its times are valid; the referee decides on its speed."""
         times = (self.iterations, self.local_s, self.exchange_s, self.control_s, self.cost_s)
         return all(math.isfinite(time) and time >= 0 for time in times) and (self.local_s > 0 or not self.iterations)
 
     def forecast(self, rank: int, iteration: int) -> ForecastRecord:
-        """What a worker foretells with it, from ``iteration`` on."""
+        """Return its forecast as a record, from ``iteration`` on."""
         return ForecastRecord(rank=rank, iteration=iteration, predicted_per_s=self.predicted_per_s, doubt=self.doubt)
 
     def observation(self) -> Observation:
-        """As predictors see it.
-
-        No finished iteration (only a padded batch, or the device has not got that far) is no fault of the rank.
-        """
+        """Return it as an observation for predictors."""
+        # No finished iteration (only a padded batch, or the device is not yet that far) is valid, but has no speed.
         return Observation(
             iteration=_whole(self.iteration),
             samples=_whole(self.samples) if self.iterations else 0,
@@ -58,13 +55,13 @@ class Report(NamedTuple):
         )
 
 
+# A report without content: what was believed of the worker before still holds.
 SILENT = Report(
     iteration=0, iterations=0, samples=0, local_s=0, exchange_s=0, transfer_s=0, control_s=0, cost_s=0, cpu=math.nan,
     memory=math.nan, predicted_per_s=math.nan, doubt=math.nan, urgent=0, no_early_reports=0, split=math.nan,
 )  # fmt: skip
-"""Stands for a worker that says nothing: what was believed of it before stands."""
 
 
 def _whole(value: float) -> int:
-    """A count; what is no number at all becomes −1, which the referee refuses."""
+    # NaN or infinity becomes −1, which the referee rejects.
     return int(value) if math.isfinite(value) else -1

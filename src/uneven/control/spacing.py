@@ -1,4 +1,4 @@
-"""How often the ranks can afford to report. Pure."""
+"""The interval between reports that the ranks can afford. Pure."""
 
 from __future__ import annotations
 
@@ -10,66 +10,46 @@ import numpy as np
 
 from uneven.control.table import Column, ReportTable, weighted_sum
 
-_WARM_UP = 4
-"""Reports at the start that do not mind the budget: the first split should come soon."""
+_WARM_UP = 4  # reports at the start that ignore the budget: the first split should come soon
 
+# The same after a sudden change, while they still change the split: if a part of the time is constant, proportional
+# shares take several decisions to settle. Only while a report costs at most _CHEAP of an iteration.
 _AFTER_CHANGE = 3
-"""The same after a report of a sudden change, as long as they change the split further: where a part of the time
-is constant, shares in proportion to speed take several decisions to get there …"""
-
 _CHEAP = 0.05
-"""… and where a report costs at most this part of an iteration. It is then less than what a wrong split loses."""
-
-_IDLE_GAP = 32
-"""While nothing changes, reports are up to so many times rarer than the budget would allow …"""
-
-_GAP_WITHOUT_EARLY_REPORTS = 8
-"""… or so many times where nobody can call for one, and a change is only heard of at the next."""
-
-_AIM = 0.6
-"""Part of the budget that is spent: it is a bound, and what a short run measures scatters around the mean."""
-
-_STOPPED = 5.0
-"""Where a cost is so many times the usual one, the rest was a stop of the whole process, which fell into it."""
-
-_SAVED = 1
-_OWED = 4
-"""Most that can be saved for later, and that can be owed, in reports: neither a burst nor a long silence."""
+_IDLE_GAP = 32  # while nothing changes, reports are up to 32 times rarer than the budget allows …
+_GAP_WITHOUT_EARLY_REPORTS = 8  # … or 8 times if workers cannot call for one, so that a change waits for the next
+_AIM = 0.6  # part of the budget that is spent, because a short run's measurements scatter around the mean
+_STOPPED = 5.0  # a cost this many times the usual one includes a stop of the whole process
+_SAVED = 1  # reports that can be saved for later, at most: no burst
+_OWED = 4  # reports that can be owed, at most: no long silence
 
 
 class Gap(NamedTuple):
-    """Iterations, at least one, from one report to the next.
+    """Iterations, at least one, from one report to the next."""
 
-    Attributes:
-        far: at the earliest, if who calls is far off.
-        least: at the earliest, if somebody calls.
-        most: at the latest.
-    """
-
-    far: int
-    least: int
-    most: int
+    far: int  # at the earliest, if the caller is far off
+    least: int  # at the earliest, if a worker calls
+    most: int  # at the latest
 
 
 _AT_ONCE = Gap(1, 1, 1)
 
 
 class Spacing:
-    """How many iterations from one report to the next, so that the loop stays within its budget. Pure.
+    """The number of iterations between reports that keeps the loop within its budget. Pure.
 
-    What counts is what the group loses. The time that a worker spends on deciding is missing for its samples, and
-    the balance hands these to the others: so costs are weighed by samples. On a worker with a tenth of a core a
-    gather takes ten times as long as elsewhere, but that worker has few of the samples. One that has no sample to hand
-    over, and that all wait for, costs the group what deciding costs it.
+    What counts is the loss of the group. The time that a worker spends on deciding is missing for its samples, and the
+    balance moves these to others; so costs are weighted by samples. With a tenth of a core a gather takes ten times as
+    long, but that worker has few of the samples. One that all wait for, and that has no sample to give away, costs the
+    group the full cost.
 
-    The share is met over time, as a throttle meets its own: what measuring and deciding took beyond the budget is
-    owed, and the next report waits until it is paid back. One that is called for waits for its own price alone: most of
-    what is owed may be what measuring each step costs, which is saved by no silence.
+    The budget holds over time: excess cost is owed, and the next report waits until it is paid back. A report that is
+    called for waits for its own cost only, because the debt may be the cost of measuring each step, which no gap saves.
 
     Args:
         size: number of workers.
-        budget: share of the iteration time.
-        least: samples that each worker has at least.
+        budget: part of the iteration time.
+        least: least number of samples of each worker.
     """
 
     def __init__(self, size: int, budget: float, least: Sequence[int] | None = None) -> None:
@@ -82,21 +62,22 @@ class Spacing:
         self._free = 0
 
     def gap(self, table: ReportTable, changed: bool, sudden: bool = False) -> Gap:
-        """The next gap, from reports that are the same on every rank.
+        """Return the next gap, from reports that are equal on every rank.
 
         Args:
             changed: whether they changed the split.
-            sudden: whether some speed is quite another one than before.
+            sudden: whether some speed differs much from before.
         """
         self._reports += 1
         no_early, urgent = (bool((table.column(name) > 0.0).any()) for name in ("no_early_reports", "urgent"))
         if changed or (urgent and no_early):
             self._still = 1
-        elif not urgent:  # who called and was heard to no effect will call again if need be
+        elif not urgent:  # a call without effect is repeated if necessary
             self._still = min(2 * self._still, _GAP_WITHOUT_EARLY_REPORTS if no_early else _IDLE_GAP)
         reported = np.flatnonzero(table.believable() & (table.column("iterations") > 0))
         heard = table if len(reported) == len(table.rows) else ReportTable(table.rows[reported])
         before_s, costs_s = self._cost_s[reported], heard.column("cost_s")
+        # Clip a cost that includes a stop of the process, which is not the loop's.
         costs_s = np.where(before_s > 0.0, np.minimum(costs_s, _STOPPED * before_s), costs_s)
         now_s = before_s + np.where(before_s > 0.0, 0.2, 1.0) * (costs_s - before_s)
         self._cost_s[reported] = now_s
@@ -114,7 +95,7 @@ class Spacing:
         return Gap(1 if cheap else least, least, most)
 
     def _price(self, table: ReportTable, costs_s: Column) -> tuple[float, float]:
-        """In iterations whose budget pays for it: a report, and what is owed."""
+        """Return the iterations whose budget pays for a report, and for the debt."""
         iterations, samples = table.column("iterations"), table.column("samples")
         total = math.fsum(samples.tolist())
         weights = samples / total if total > 0 else np.full(len(samples), 1.0 / len(samples))
@@ -127,7 +108,7 @@ class Spacing:
         return (cost_s / allowed_s, self._owed_s / allowed_s) if allowed_s > 0 else (1.0, 0.0)
 
     def _price_of_last(self, table: ReportTable, costs_s: Column, least: Column) -> float:
-        """The price of a report on the worker that takes longest, where it has no sample to hand over; else 0."""
+        # The cost on the slowest worker, if it has no sample to give away; otherwise 0.
         iterations, local_s = table.column("iterations"), table.column("local_s")
         last = int(np.argmax((local_s + table.column("transfer_s")) / iterations))
         if table.column("samples")[last] > least[last] * iterations[last]:

@@ -1,8 +1,4 @@
-"""Everybody's reports as columns, so that a thousand of them are judged in a millisecond. Pure.
-
-Single entries are reckoned the same on every machine: only operations that IEEE 754 fixes to the last bit are used, no
-sums in an order that a machine chooses.
-"""
+"""All workers' reports as columns, so that a thousand are judged in a millisecond. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +13,14 @@ import numpy.typing as npt
 from uneven.control.reports import Report
 from uneven.core.views import Observation
 
+# Ranks must compute the same bits on different machines: only operations that IEEE 754 defines exactly are used, and no
+# sum whose order a machine chooses.
 Column = npt.NDArray[np.float64]
 
 _PLACES = {name: place for place, name in enumerate(Report._fields)}
 _COUNTS = [_PLACES[name] for name in ("samples", "local_s", "exchange_s", "transfer_s")]
+# of the longest local time: a common wait from here on is the link's; noise of 10 % causes far less [default]
 _LEAST_WAIT = 0.25
-"""Part of the longest local time: from here on a wait of all is a link's; noise of a tenth makes far less. Ours."""
 
 _EVIDENCE = slice(0, _PLACES["transfer_s"] + 1)
 _MEASURED = slice(0, _PLACES["cost_s"] + 1)
@@ -34,7 +32,7 @@ class ReportTable:
     """One report of each member.
 
     Args:
-        rows: reports by position of the member, or the same numbers, shape (members, fields of a report).
+        rows: reports by position of the member, shape (members, fields of a report).
     """
 
     def __init__(self, rows: npt.ArrayLike) -> None:
@@ -42,9 +40,9 @@ class ReportTable:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether each is of some samples in some time, with nothing missing, negative or infinite. That is so nearly
-        always, and then nobody's report has to be looked at by itself: right after a step of the training, what counts
-        is how many operations there are, not of how many numbers."""
+        """True if every report has samples and time, with nothing missing, negative or infinite."""
+        # The usual case: then no report needs a separate look. After a training step the number of numpy calls matters,
+        # not the number of values.
         measured = self.rows[:, _MEASURED]
         if not measured.size:
             return False
@@ -52,11 +50,11 @@ class ReportTable:
         return bool(measured.max() < math.inf) and min(least) >= 0.0 and all(least[place] > 0.0 for place in _SOME)
 
     def column(self, name: str) -> Column:
-        """One field of all reports."""
+        """Return one field of all reports, shape (members,)."""
         return self.rows[:, _PLACES[name]]
 
     def speeds_per_s(self) -> Column:
-        """As :attr:`Observation.speed_per_s`; 0 where there is nothing to divide."""
+        """Return :attr:`Observation.speed_per_s` of all reports, shape (members,); 0 without samples or time."""
         samples, local_s = self.column("samples"), self.column("local_s")
         if self.plain:
             return np.divide(samples, local_s + self.column("transfer_s"))
@@ -64,15 +62,8 @@ class ReportTable:
         return np.divide(samples, local_s + self.column("transfer_s"), out=np.zeros(len(samples)), where=sound)
 
     def hidden_s(self) -> float | None:
-        """What everybody waits for in an exchange, beyond the longest time that anybody's own side of it takes: a link.
-
-        In every iteration somebody comes last and waits for nobody to come. So what even that one waits, and no
-        worker's own work explains, passes on a link that all share, as in a ring; and meanwhile own work costs nobody
-        time. Reports hold means over several iterations, in which workers may take turns at being last, and then all
-        have waited without a link. So a wait counts from a quarter of the longest time that anybody computes.
-
-        Returns:
-            Seconds an iteration; None where somebody says nothing, as after a padded batch.
+        """Return the seconds an iteration that all workers wait for a link; None if a report is empty, as after a
+        padded batch.
         """
         iterations = self.column("iterations")
         if not self.plain:
@@ -80,12 +71,15 @@ class ReportTable:
                 return 0.0
             if not (iterations > 0).all():
                 return None
+        # The worker that arrives last waits for no other. If even it waits, beyond the longest own side of an exchange,
+        # all share a link, as in a ring, and during that wait own work costs no time. Reports are means, in which
+        # workers may take turns at being last; so only a wait of a quarter of the longest local time counts.
         waited, own, local = (self.column(name) / iterations for name in ("exchange_s", "transfer_s", "local_s"))
         found = float(waited.min() - own.max())
         return found if found >= _LEAST_WAIT * float(local.max()) else 0.0
 
     def without(self, hidden_s: float) -> ReportTable:
-        """The same, but so much of each own side of an exchange counts as nothing."""
+        """Return the table with this much less of each own side of an exchange."""
         if hidden_s == 0.0:
             return self
         rows = self.rows.copy()
@@ -94,7 +88,7 @@ class ReportTable:
         return ReportTable(rows)
 
     def believable(self) -> npt.NDArray[np.bool_]:
-        """Flags of shape (reports,), each as :attr:`Report.believable`."""
+        """Return flags of shape (reports,), see :attr:`Report.believable`."""
         if self.plain:
             return np.ones(len(self.rows), np.bool_)
         sound = self._finite(_BELIEVABLE)
@@ -102,7 +96,7 @@ class ReportTable:
         return np.asarray(sound, np.bool_)
 
     def sound(self) -> npt.NDArray[np.bool_]:
-        """Flags of shape (reports,): which can be an observation by themselves, see :mod:`uneven.control.referee`."""
+        """Return flags of shape (reports,): reports that are valid on their own, see :mod:`uneven.control.referee`."""
         if self.plain:
             return np.ones(len(self.rows), np.bool_)
         sound = self._finite(_COUNTS)
@@ -110,22 +104,23 @@ class ReportTable:
         return np.asarray(sound | (self.column("iterations") == 0), np.bool_)
 
     def _finite(self, places: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Where all of these fields are numbers, and not negative; column by column, which is the quickest."""
+        # Column by column, which is fastest.
         sound = np.ones(len(self.rows), np.bool_)
         for place in places:
             sound &= (self.rows[:, place] >= 0) & (self.rows[:, place] < math.inf)
         return sound
 
     def differs(self, other: ReportTable) -> npt.NDArray[np.bool_]:
-        """Flags of shape (reports,): which report other iterations, or other measurements, than in ``other``."""
+        """Return flags of shape (reports,): reports of other iterations or measurements than in ``other``."""
         return np.asarray((self.rows[:, _EVIDENCE] != other.rows[:, _EVIDENCE]).any(axis=1), np.bool_)
 
 
 class Seen(Sequence[Observation | None]):
-    """What is believed of each member, made only for those who are looked at."""
+    """The believed report of each member, as observations that are created on access."""
 
     def __init__(self, rows: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]) -> None:
-        self._rows, self._known = rows, known
+        self._rows = rows
+        self._known = known
 
     def __len__(self) -> int:
         return len(self._known)
@@ -150,5 +145,5 @@ class Seen(Sequence[Observation | None]):
 
 
 def weighted_sum(values: Column, weights: Column) -> float:
-    """Σ weight · value, rounded once, and so the same on every machine."""
+    """Return Σ weight · value, shapes (n,), rounded once and so equal on every machine."""
     return math.fsum((values * weights).tolist())
