@@ -1,4 +1,4 @@
-"""Which balancer and which policy fit a cluster, and why: simulated combinations, ranked, with reasons. Pure."""
+"""The balancer and policy that fit a cluster: simulated combinations, ranked, with reasons. Pure."""
 
 from uneven.plan.combine import Choice, LeftOut, combinations, default_syncs
 from uneven.plan.figures import CombinationResult, Figures, TrainingOutcome, played

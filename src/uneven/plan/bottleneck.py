@@ -1,4 +1,4 @@
-"""What an exchange of everybody has to wait for: a link, a line between sites, latency, or a processor. Pure."""
+"""The bottleneck of an exchange: a node's link, a link between sites, latency, or a processor. Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ from uneven.simulate.routes import pieces_of
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One part of the network.
+    """One part of the network."""
 
-    Attributes:
-        what: in words.
-        seconds: that a ring all-reduce of the whole model needs for it alone.
-    """
-
-    what: str
-    seconds: float
+    what: str  # in words
+    seconds: float  # of a ring all-reduce of the whole model over this part only
 
 
 def bottleneck(spec: ClusterSpec) -> Bottleneck | None:
-    """The part of the network that takes longest; None if nothing in it is limited."""
+    """Return the slowest part of the network; None if nothing in it is limited."""
     return max(_parts(spec), key=lambda part: part.seconds, default=None)
 
 
@@ -73,7 +68,7 @@ def _whose(names: Sequence[str], size: int) -> str:
 
 
 def _latency(spec: ClusterSpec) -> tuple[float, str]:
-    """The longest way from one node to another, and where it is."""
+    # The longest path goes from one of the two nodes with the highest latency to the other.
     inside = sum(sorted((node.latency_s for node in spec.nodes), reverse=True)[:2])
     far = max(spec.links, key=lambda link: link.latency_s, default=None)
     if far is not None and far.latency_s:
@@ -82,7 +77,7 @@ def _latency(spec: ClusterSpec) -> tuple[float, str]:
 
 
 def bits(per_s: float) -> str:
-    """``2e7`` → ``20 Mbit/s``."""
+    """Return a rate as text: ``2e7`` → ``20 Mbit/s``."""
     for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
         if per_s >= scale:
             return f"{per_s / scale:.3g} {unit}"
@@ -90,5 +85,5 @@ def bits(per_s: float) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Return names as text: "a", "a and b", "a, b and c"."""
     return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), *names[-1:]])

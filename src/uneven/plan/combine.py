@@ -1,4 +1,4 @@
-"""Which combinations of balancer and policy are worth playing on a cluster. Pure."""
+"""The combinations of balancer and policy to simulate on a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from uneven.cluster.spec import ClusterSpec
 from uneven.core.views import SyncView
 from uneven.sync import SyncPolicy, compatible, policies
 
-_CLOCKS = (64, 256)
-"""Steps over which the plans of two policies are compared, at least and at most."""
-
-_RANKS = 32
-"""Workers whose plans are compared, at most."""
-
-SHADOWED = ("easgd", "ma")
-"""What a shadow holds when all policies are asked for."""
+_CLOCKS = (64, 256)  # steps over which the plans of two policies are compared, at least and at most
+_RANKS = 32  # workers whose plans are compared, at most
+SHADOWED = ("easgd", "ma")  # policies inside a shadow, if all policies are requested
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A balancer and a policy, as they are written."""
+    """A balancer and a policy, as specifications."""
 
     balance: str
     sync: str
@@ -30,7 +25,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What is not played, and why; ``balance`` is empty if it is left out with all of them."""
+    """A combination that is not simulated, and why; ``balance`` is empty if it stands for all balancers."""
 
     balance: str
     sync: str
@@ -38,7 +33,7 @@ class LeftOut:
 
 
 def default_syncs() -> tuple[str, ...]:
-    """All policies that have a name, with their default options."""
+    """Return all registered policies, with their default options."""
     plain = tuple(name for name in policies if name != "shadow")
     return plain + tuple(f"shadow:{inner}" for inner in SHADOWED if "shadow" in policies)
 
@@ -46,14 +41,14 @@ def default_syncs() -> tuple[str, ...]:
 def combinations(
     spec: ClusterSpec, balances: Sequence[str] = (), syncs: Sequence[str] = ()
 ) -> tuple[list[Choice], list[LeftOut]]:
-    """What to play, and what not.
+    """Return the combinations to simulate, and the others.
 
     Args:
-        balances, syncs: specifications; all that this library names if there are none.
+        balances, syncs: specifications; by default all registered names.
 
     Raises:
-        UnknownNameError: no such balancer or policy, or no such option.
-        ConfigError: a specification that cannot be read.
+        UnknownNameError: no such balancer, policy or option.
+        ConfigError: a specification cannot be parsed.
     """
     balances = tuple(dict.fromkeys(balances or balancers))
     asked = tuple(dict.fromkeys(syncs or default_syncs()))
@@ -80,11 +75,12 @@ def combinations(
 
 
 def same_plans(one: SyncPolicy, other: SyncPolicy, spec: ClusterSpec) -> bool:
-    """Whether two policies do the same on this cluster, step by step, as far as it is looked at."""
+    """Return whether two policies make the same plans on this cluster, in the steps and for the ranks compared."""
     if one.evaluated is not other.evaluated and len(spec.sites) > 1:
         return False
     members = tuple(range(len(spec.nodes)))
     sites = {rank: node.site for rank, node in enumerate(spec.nodes)}
+    # Two blocks of the longer policy, so that each has at least one whole block and the step after it.
     every = max(policy.facts.every if policy.facts is not None else 1 for policy in (one, other))
     least, most = _CLOCKS
     for clock in range(min(most, max(least, 2 * every + 2))):
@@ -96,6 +92,6 @@ def same_plans(one: SyncPolicy, other: SyncPolicy, spec: ClusterSpec) -> bool:
 
 
 def _short(reason: str) -> str:
-    """The reason of ``compatible`` without what the table says already."""
+    # Without the parts of ``compatible``'s reason that the table already shows.
     _, _, rest = reason.partition(": there ")
     return (rest or reason).partition("; use ")[0]

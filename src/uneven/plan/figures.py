@@ -1,4 +1,4 @@
-"""What one simulated combination came to, in the numbers that reasons are made of. Pure."""
+"""The figures of one simulated combination, as input of the reasons. Pure."""
 
 from __future__ import annotations
 
@@ -16,97 +16,75 @@ from uneven.sync import Facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All workers together.
-
-    Attributes:
-        samples_per_s: all samples that counted, over all of the time.
-        limit_per_s: if every worker computed all the time that it was there, as fast as it did here, and communication
-            were free.
-        iteration_s: median.
-        wait_share, communicate_share: parts of everybody's time, 0 … 1.
-        own: what each worker did for a preconditioner, where there is one.
-        steps_apart: that a worker takes from one exchange in the background to the next; 0 if there are none.
-    """
+    """The figures of all workers together."""
 
     workers: tuple[WorkerOutcome, ...]
-    samples_per_s: float
-    limit_per_s: float
-    iteration_s: float
-    wait_share: float
+    samples_per_s: float  # samples that counted, over the whole time
+    limit_per_s: float  # if every worker always computed at its speed here, with free communication
+    iteration_s: float  # median
+    wait_share: float  # this and the next: parts of all workers' time, 0 … 1
     communicate_share: float
-    steps_apart: float
+    steps_apart: float  # a worker's steps between two exchanges in the background; 0 without any
     ended_at_s: float
-    own: tuple[OwnOutcome, ...] = ()
+    own: tuple[OwnOutcome, ...] = ()  # each worker's work for a preconditioner, if any
 
     @property
     def slowest(self) -> WorkerOutcome:
-        """By its speed while it computes."""
+        """The worker with the lowest speed while it computes."""
         return min(self.workers, key=lambda worker: (worker.speed_per_s, worker.rank))
 
     @property
     def fastest(self) -> WorkerOutcome:
-        """Likewise."""
+        """The worker with the highest speed while it computes."""
         return max(self.workers, key=lambda worker: (worker.speed_per_s, -worker.rank))
 
     @property
     def unequal(self) -> float:
-        """How many times faster the fastest computes than the slowest."""
+        """The fastest worker's speed relative to the slowest's."""
         return self.fastest.speed_per_s / self.slowest.speed_per_s if self.slowest.speed_per_s > 0 else math.inf
 
     @property
     def dropped_share(self) -> float:
-        """Part of the steps that came too late."""
+        """The part of the steps that came too late."""
         return sum(one.dropped for one in self.workers) / max(1, sum(one.steps for one in self.workers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """What a training came to.
+    """The result of a training."""
 
-    Attributes:
-        reached_s, reached_samples: when the goal was reached, and with how many samples; None if it was not.
-        best: accuracy.
-        diverged: it ended with parameters that are no finite numbers.
-    """
-
-    reached_s: float | None
-    reached_samples: int | None
-    best: float
-    diverged: bool = False
+    reached_s: float | None  # time at which the goal was reached; None if it was not …
+    reached_samples: int | None  # … and the samples
+    best: float  # accuracy
+    diverged: bool = False  # whether it ended with NaN or infinite parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinationResult:
-    """One combination.
-
-    Attributes:
-        refused: why a real run cannot carry the policy today; None where it can.
-    """
+    """One combination with its figures."""
 
     choice: Choice
     facts: Facts | None
     figures: Figures
-    refused: str | None = None
+    refused: str | None = None  # why a real run does not support the policy; None if it does
     lesson: TrainingOutcome | None = None
 
 
 def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[int], None] | None = None) -> Figures:
     """Simulate a scenario and return the figures.
 
-    If workers keep step, it takes whole rounds, from one exchange of the policy to the next: the last steps of
-    ``iterations`` are left out if no exchange follows them.
-
     Args:
         sink, progress: as in :func:`~uneven.simulate.simulate`.
 
     Raises:
-        ConfigError: as ``simulate``; also if the workers did not exchange, so that the figures lack the cost of it.
+        ConfigError: as ``simulate``; also if the workers did not exchange, so that the figures lack its cost.
         TrainingError: as ``simulate``.
     """
     facts, counter = scenario.policy.facts, _Counter(sink)
     every = 1 if facts is None else facts.every
     scenario = streamed(scenario)
     if scenario.samples is None:
+        # Whole rounds only: steps after the last exchange would look too fast.
         scenario = replace(scenario, iterations=scenario.iterations // every * every or scenario.iterations)
     outcome = simulate(scenario, counter.record, arithmetic=counter, progress=progress)
     if len(outcome.workers) > 1 and not counter.exchanged:
@@ -120,10 +98,7 @@ def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[
 
 
 class _Counter(Arithmetic):
-    """Counts exchanges during a simulation, and finds out whether they have connected all workers.
-
-    An exchange counts once a step ends after it: one that ends later cost no worker anything.
-    """
+    """Counts exchanges during a simulation, and checks whether they have connected all workers."""
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
@@ -136,6 +111,7 @@ class _Counter(Arithmetic):
         if self._sink is not None:
             self._sink(record)
         if not self.exchanged and isinstance(record, StepRecord):
+            # Checked when a step ends: an exchange that ends later has cost no worker anything yet.
             self.exchanged = any(self._here <= met for met in self._met)
 
     def enters(self, rank: int, source: int | None) -> None:

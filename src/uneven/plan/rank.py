@@ -1,4 +1,4 @@
-"""Simulated combinations in order, the best first. Pure."""
+"""The ranking of simulated combinations. Pure."""
 
 from __future__ import annotations
 
@@ -7,57 +7,44 @@ from dataclasses import dataclass
 
 from uneven.plan.figures import CombinationResult
 
-_SAME = 0.01
-"""Balancers whose figures differ by less are shown as one. Ours; a simulation knows no better."""
+_SAME = 0.01  # relative difference below which balancers are shown as one: simulations are not more exact [default]
 
 _PREFERRED = "lb-bsp"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the ranking.
-
-    Attributes:
-        of_limit: samples/s over the limit of all combinations, 0 … 1.
-        twins: other balancers that come to the same under the same policy.
-    """
+    """One line of the ranking."""
 
     result: CombinationResult
-    of_limit: float
-    twins: tuple[str, ...] = ()
+    of_limit: float  # samples/s over the limit of all combinations, 0 … 1
+    twins: tuple[str, ...] = ()  # other balancers with the same result under the same policy
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The ranking.
+    """The ranking."""
 
-    Attributes:
-        rows: all combinations, the best first.
-        shown: the same, where balancers that come to the same are one row.
-        limit_per_s: the highest of all combinations: everybody computes all the time, communication is free.
-        baseline: even shares under bsp, or the nearest there is: what the others are compared with.
-    """
-
-    rows: tuple[Row, ...]
-    shown: tuple[Row, ...]
-    limit_per_s: float
-    baseline: Row
+    rows: tuple[Row, ...]  # all combinations, the best first
+    shown: tuple[Row, ...]  # the same, with one row for balancers with the same result
+    limit_per_s: float  # the highest of all combinations: all workers always compute, communication is free
+    baseline: Row  # even shares under bsp, or the nearest combination, for comparisons
 
     @property
     def best(self) -> Row:
-        """The first."""
+        """The first row."""
         return self.shown[0]
 
     @property
     def best_carried(self) -> Row | None:
-        """The first that a real run carries today."""
+        """The first row that a real run supports."""
         return next((row for row in self.shown if row.result.refused is None), None)
 
 
 def ranked(results: Sequence[CombinationResult]) -> Plan:
-    """Order results: by the time to the goal if something was learnt, else by samples/s.
+    """Order results by the time to the goal, or without a training by samples/s.
 
-    Who did not reach the goal comes after those who did, the most accurate first.
+    Combinations that did not reach the goal come last, the most accurate first.
 
     Raises:
         ValueError: no results.
@@ -94,7 +81,7 @@ def _merged(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def _one_row(known: Row, row: Row) -> Row:
-    """Both as one, under the name of the balancer that this library is about if it is among them."""
+    # The row shows this library's own balancer if it is among them.
     names = [known.result.choice.balance, *known.twins, row.result.choice.balance]
     first = row if row.result.choice.balance.startswith(_PREFERRED) else known
     return Row(first.result, first.of_limit, tuple(name for name in names if name != first.result.choice.balance))
@@ -113,7 +100,7 @@ def _alike(one: CombinationResult, other: CombinationResult) -> bool:
 
 
 def _baseline(rows: Sequence[Row]) -> Row:
-    """What DistributedDataParallel does, if it was played; else the slowest, that nothing looks better than it is."""
+    # DistributedDataParallel's combination, otherwise the slowest, so that the others do not look better than they are.
     for row in rows:
         if (row.result.choice.balance, row.result.choice.sync) == ("even", "bsp"):
             return row

@@ -1,4 +1,4 @@
-"""Why a combination is as fast as it is, in words; every number in them was simulated. Pure."""
+"""The reasons for a combination's speed, in words; every number is simulated. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,14 @@ from uneven.report.text import percent, seconds, size
 from uneven.simulate import OwnOutcome, WorkerOutcome
 from uneven.sync import Pace
 
-_EQUAL = 1.1
-"""Workers are called about as fast if the fastest is faster by less. Ours, like all limits here."""
-
-_HEAVY = 0.15
-"""Part of the time from which communication is worth a word."""
-
-_UNIT = 1000
-"""Times that an exchange takes longer than a step computes, from which a mistyped unit is likely."""
-
-_SAMPLES = 0.05
-"""Relative difference in samples to the goal that is worth a word."""
+_EQUAL = 1.1  # ratio of fastest to slowest below which workers count as equally fast [default]
+_HEAVY = 0.15  # part of the time from which communication is mentioned [default]
+_UNIT = 1000  # ratio of exchange to computing from which a wrong unit is likely [default]
+_SAMPLES = 0.05  # relative difference in samples to the goal that is mentioned [default]
 
 
 def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
-    """What the baseline says about the cluster, in sentences without a full stop."""
+    """Return what the baseline shows about the cluster, in sentences without a full stop."""
     figures, parts = plan.baseline.result.figures, []
     if len(figures.workers) > 1:
         parts.append(_unequal(plan.baseline.result))
@@ -40,7 +33,7 @@ def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
 
 
 def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
-    """What a preconditioner adds to a step, in a sentence without a full stop."""
+    """Return what a preconditioner adds to a step, in a sentence without a full stop."""
     one = spec.preconditioner
     assert one is not None
     workers, longest = len(own), max(own, key=lambda it: (it.seconds + it.factors_s, -it.rank))
@@ -57,7 +50,7 @@ def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
 
 
 def reason(row: Row, plan: Plan) -> str:
-    """Why this combination is where it is, without a full stop."""
+    """Return the reason for a combination's rank, without a full stop."""
     return "; ".join(filter(None, (_timing(row.result, plan), _learning(row.result, plan))))
 
 
@@ -122,9 +115,7 @@ def _own_pace(result: CombinationResult) -> str:
     if figures.steps_apart:
         head = f"nobody waits; an exchange runs beside the training, one in {figures.steps_apart:.3g} steps"
     elif figures.communicate_share >= _HEAVY:
-        head = (
-            f"no worker waits, but the exchange itself takes {percent(figures.communicate_share)} of the time"
-        )
+        head = f"no worker waits, but the exchange itself takes {percent(figures.communicate_share)} of the time"
     else:
         head = "nobody waits for anybody"
     if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s:
@@ -191,7 +182,7 @@ def _balance(result: CombinationResult, plan: Plan) -> str:
 
 
 def _learning(result: CombinationResult, plan: Plan) -> str:
-    """How many samples it needs, against the baseline; most of what asynchrony costs."""
+    # The number of samples to the goal shows most of the cost of asynchrony.
     lesson, base = result.lesson, plan.baseline.result.lesson
     if lesson is None:
         return ""
@@ -210,7 +201,7 @@ def _learning(result: CombinationResult, plan: Plan) -> str:
 
 
 def _others_wait(figures: Figures, slow: WorkerOutcome) -> float:
-    """Part of their time that all but one spend waiting."""
+    # Part of their time that all workers except the slowest wait.
     others = [one for one in figures.workers if one.rank != slow.rank]
     time_s = sum(one.step_s * one.steps for one in others)
     return sum(one.wait_share * one.step_s * one.steps for one in others) / time_s if time_s > 0 else 0.0
@@ -229,5 +220,5 @@ def _most(figures: Figures) -> WorkerOutcome:
 
 
 def times(value: float) -> str:
-    """``3.94`` → ``3.9 ×``."""
+    """Return a factor as text: ``3.94`` → ``3.9 ×``."""
     return f"{value:.1f} ×" if value < 9.95 else f"{value:.0f} ×"

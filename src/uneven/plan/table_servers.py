@@ -1,12 +1,12 @@
-"""How many table servers trainers need, how far ahead they should ask, and where the limit is. Pure.
+"""The number of table servers that trainers need, how far ahead they should ask, and the limit. Pure.
 
-A trainer with ``ahead`` batches asked for beside its own does one batch in
+A trainer with ``ahead`` further batches requested takes, per batch,
 
-    max(compute, (compute + there and back) / (ahead + 1), bytes of the batch / its link),
+    max(compute, (compute + round trip) / (ahead + 1), bytes of the batch / its link),
 
-for nobody waits for anybody else. All together they get what the servers can answer: processors, a message for each
-batch and server and a sample's part of its rows, and links. Numbers of the nodes at time 0, exchanges of the dense part
-not counted.
+because no trainer waits for another. Together they get at most what the servers' processors (a message per batch and
+server, and a sample's part of its rows) and links can answer. Nodes count as at time 0, without exchanges of the dense
+part.
 """
 
 from __future__ import annotations
@@ -18,43 +18,32 @@ from uneven.cluster.spec import ClusterSpec, Node
 from uneven.cluster.table_work import LIMITS
 
 MOST_SERVERS, MOST_AHEAD = 64, 8
-_ENOUGH = 0.98
-"""Part of the most that there is to have, with which fewer servers or batches ahead are enough."""
+_ENOUGH = 0.98  # of the maximum: then fewer servers or batches ahead are enough [default]
 
 
 @dataclass(frozen=True, slots=True)
 class TableForecast:
-    """What so many servers bring.
-
-    Attributes:
-        per_s: examples a second of all trainers together.
-        limit: one of LIMITS, what binds most of it.
-        server_load: part of the servers' processors in use.
-    """
+    """The result of a number of servers and of batches ahead."""
 
     servers: int
     ahead: int
-    per_s: float
-    limit: str
-    server_load: float
+    per_s: float  # examples a second of all trainers together
+    limit: str  # one of LIMITS, what limits most of it
+    server_load: float  # part of the servers' processors in use
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlanned:
-    """The answer.
+    """The choice."""
 
-    Attributes:
-        best: the fewest servers that bring nearly all there is to have, and the fewest batches ahead with them.
-        rows: with 1, 2, 4, … servers, at the best's batches ahead.
-    """
-
-    best: TableForecast
-    rows: tuple[TableForecast, ...]
+    best: TableForecast  # the fewest servers that are enough, and the fewest batches ahead with them
+    rows: tuple[TableForecast, ...]  # with 1, 2, 4, … servers, at the best's batches ahead
 
 
 def planned(spec: ClusterSpec) -> TablePlanned:
-    """Choose; the cluster's workload has tables."""
+    """Return the choice for a cluster whose workload has tables."""
     counts = [1 << power for power in range(MOST_SERVERS.bit_length())]
+    # First the servers, with as much latency hidden as possible; then the fewest batches ahead that hide it.
     fewest = _least([forecast(spec, servers, MOST_AHEAD) for servers in range(1, MOST_SERVERS + 1)]).servers
     best = _least([forecast(spec, fewest, ahead) for ahead in range(MOST_AHEAD + 1)])
     shown = sorted({fewest, *(one for one in counts if one <= min(2 * fewest, MOST_SERVERS))})
@@ -62,7 +51,7 @@ def planned(spec: ClusterSpec) -> TablePlanned:
 
 
 def forecast(spec: ClusterSpec, servers: int, ahead: int) -> TableForecast:
-    """With so many servers and batches ahead."""
+    """Return the forecast for a number of servers and of batches ahead."""
     work, nodes = spec.tables, [node for node in spec.nodes if node.name in spec.initial_members]
     batch = max(1.0, spec.workload.global_batch / len(nodes))
     message_s = work.message_s(batch, servers)
@@ -81,7 +70,7 @@ def forecast(spec: ClusterSpec, servers: int, ahead: int) -> TableForecast:
 
 
 def _trainer(spec: ClusterSpec, node: Node, batch: float, ahead: int, message_s: float) -> tuple[float, str]:
-    """Samples a second of one trainer, and what binds it."""
+    """Return one trainer's samples a second and its limit."""
     work = spec.tables
     compute_s = spec.cost(node).seconds(round(batch)) / max(node.available(0.0), 1e-9)
     up_s, down_s = work.link_s(spec.workload.framing * batch, *node.link_bit_per_s(0.0))

@@ -1,4 +1,4 @@
-"""What a recorded run would have been like if one thing had been otherwise. Pure."""
+"""A recorded run with one change, simulated. Pure."""
 
 from __future__ import annotations
 
@@ -22,21 +22,16 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCase:
-    """What is played.
-
-    Attributes:
-        balance, sync: as they are written.
-        exchange_s: what each node's own side of an exchange takes.
-    """
+    """The run to simulate."""
 
     spec: ClusterSpec
-    balance: str
+    balance: str  # as a specification
     sync: str
-    exchange_s: tuple[float, ...]
+    exchange_s: tuple[float, ...]  # of each node's own side of an exchange
 
     @property
     def straggler(self) -> int:
-        """The node that is slowest at an equal part of the batch, in the mean over the recorded time."""
+        """The slowest node with an equal part of the batch, on average over the recorded time."""
         equal = max(1, self.spec.workload.global_batch // len(self.spec.nodes))
         times = [self._mean_s(rank, equal) for rank in range(len(self.spec.nodes))]
         return max(range(len(times)), key=times.__getitem__)
@@ -52,11 +47,11 @@ Change = Callable[[RecordedCase], RecordedCase]
 
 
 def parse(text: str) -> Change:
-    """What a change in words does to a case.
+    """Return the change that a text describes.
 
     Raises:
-        ConfigError: it has none of the forms that are known; the change itself raises it for a rank that is not there.
-        UnknownNameError: it is "with" a name that no balancer and no policy has.
+        ConfigError: the text has no known form; the change itself raises it for an unknown rank.
+        UnknownNameError: it is "with" an unknown name.
     """
     words = " ".join(text.lower().split())
     if found := re.fullmatch(r"rank (\d+) (?:is )?as fast as rank (\d+)", words):

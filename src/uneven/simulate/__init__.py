@@ -1,6 +1,6 @@
-"""A cluster in virtual time: the same policies, balancers and records as in a real run, and no machine. Pure.
+"""A cluster in virtual time: the policies, balancers and records of a real run, without machines. Pure.
 
-``simulate(Scenario(spec=…, balancer=…, policy=…), sink)`` plays it. The sink may be a list's ``append`` or
+``simulate(Scenario(spec=…, balancer=…, policy=…), sink)`` runs it. The sink may be a list's ``append`` or
 ``journal.ManyWriters.write``. :mod:`uneven.simulate.costs` learns the costs from the journal of another run.
 """
 

@@ -1,4 +1,4 @@
-"""When a piece of work ends on a node that is not always fully there. Pure."""
+"""The end of a piece of work on a node that is not always fully available. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ from uneven.cluster.spec import Node
 from uneven.errors import ConfigError
 from uneven.simulate.quota import Quota
 
-_BLOCK = 256
-"""Iterations whose jitter is drawn at once."""
-
-_CORES = 2
-"""What a quota is with: one for the worker's thread, and one for the thread that takes messages."""
-
-_MOST_CHANGES = 100_000
-"""Most changes of a node's speed within one piece of work; ours."""
+_BLOCK = 256  # iterations whose jitter is drawn together
+_CORES = 2  # with a quota: one for the worker's thread, and one for the thread that takes messages
+_MOST_CHANGES = 100_000  # of a node's speed within one piece of work [default]
 
 
 class Processor:
     """The processor time that one worker gets on its node.
 
-    Work is counted in seconds at the node's full speed. At a time t it proceeds at the rate ``node.available(t)``
-    times the factor of the slow-downs in force, so that its end is found by going from change to change.
+    Work is counted in seconds at the node's full speed. At a time t it proceeds at the rate ``node.available(t)`` times
+    the factors of the slow-downs in force.
 
     Args:
-        node: whose share and load, over time, say what is available.
-        seed: says where in a period it begins, if the node's processor time is dealt out in periods.
+        node: whose share and load, over time, determine the rate.
+        seed: of the phase of the period, if the node's processor time is granted in periods.
     """
 
     def __init__(self, node: Node, *seed: int) -> None:
@@ -40,33 +35,35 @@ class Processor:
         self._still_until_s = -math.inf
 
     def stop(self, until_s: float) -> None:
-        """It stands still from now on until this time."""
+        """Halt it from now until this time."""
         self._still_until_s = max(self._still_until_s, until_s)
 
     def slow(self, factor: float) -> None:
-        """From now on ``factor`` of the speed is left, on top of other slow-downs."""
+        """Leave ``factor`` of the speed from now on, on top of other slow-downs."""
         self._factors.append(factor)
         self._factor = math.prod(self._factors)
 
     def recover(self, factor: float) -> None:
-        """A slow-down is over."""
+        """End a slow-down."""
         self._factors.remove(factor)
         self._factor = math.prod(self._factors)
 
     def end_s(self, start_s: float, work_s: float) -> float:
-        """When work that begins at ``start_s`` is done; infinite if it never is.
+        """Return when work that starts at ``start_s`` is done; infinite if never.
 
         Raises:
-            ConfigError: too much changes until then.
+            ConfigError: the node's speed changes too often until then.
         """
         start_s = max(start_s, self._still_until_s) if work_s > 0.0 else start_s
         if work_s <= 0.0 or self._factor <= 0.0:
             return start_s if work_s <= 0.0 else math.inf
         if self._quota is not None:
+            # On a copy, because a question must not use up the quota; see spend().
             return self._run(self._quota.copy(), start_s, work_s)[0]
         if self._steady is not None:
             rate = self._steady * self._factor
             return start_s + work_s / rate if rate > 0.0 else math.inf
+        # Step from change to change; between two the rate is constant.
         time_s, left_s = start_s, work_s
         for _ in range(_MOST_CHANGES):
             rate = self._node.available(time_s) * self._factor
@@ -82,40 +79,39 @@ class Processor:
 
     @property
     def dealt_out(self) -> bool:
-        """Whether its time is dealt out in periods, and may all be gone when it is wanted."""
+        """True if its time is granted in periods and may be used up when it is needed."""
         return self._quota is not None and self._node.cores < 1.0
 
     def evenly_s(self, now_s: float, work_s: float) -> float:
-        """How long work takes as fast as it is now, were its time dealt out evenly; 0 where it stands still."""
+        """Return how long work takes at the current rate, without periods; 0 while it is halted."""
         rate = self.rate(now_s)
         return work_s / rate if rate > 0.0 else 0.0
 
     def spend(self, start_s: float, work_s: float) -> None:
-        """Note that it has worked, of which a quota depends. :meth:`end_s` and :meth:`work_s` only reckon."""
+        """Charge work to the quota; :meth:`end_s` and :meth:`work_s` only compute."""
         if self._quota is not None and work_s > 0.0:
             self._run(self._quota, start_s, work_s)
 
     def answer_s(self, start_s: float, work_s: float, *, waited: bool = False) -> float:
-        """When it has answered a message, and notes that it has.
-
-        A thread takes what comes, and hands it to the one that waits. With a quota the two run on a core each, and
-        where the quota is with the other one's, a core waits for the next period.
+        """Return when a message is answered, and charge the work to the quota.
 
         Args:
-            waited: both threads had nothing to do before, however short: enough for others of the group, if it has any
-                that compute, to take what the period has left.
+            waited: whether both threads were idle before, however briefly: long enough for other busy processes of the
+                group to use up the rest of the period.
         """
         if self._quota is None or not self.dealt_out:
             return self.end_s(start_s, work_s)
         if waited and self._node.load.at(start_s) > 0.0:
             self._quota.lose(start_s, self._dealt)
+        # One thread receives, the other continues, each on its own core; one whose core has no quota left waits for the
+        # next period.
         handed_s, _ = self._run(self._quota, start_s, work_s / 2, core=1)
         return self._run(self._quota, handed_s, work_s / 2)[0]
 
     def _run(
         self, quota: Quota, start_s: float, work_s: float, until_s: float = math.inf, core: int = 0
     ) -> tuple[float, float]:
-        """With a quota, or a copy of it: when it ends, and how much is done by then."""
+        # Other processes of the group have used up the period while this one rested.
         if self._node.load.at(start_s) > 0.0 and start_s > quota.rested_s:
             quota.lose(start_s, self._dealt)
         whole = self._node.cores / self._node.threads
@@ -126,16 +122,16 @@ class Processor:
         return end_s, done_s / whole
 
     def _dealt(self, time_s: float) -> float:
-        """Cores for each thread, which are dealt out in periods."""
+        """Return the cores of each thread that are granted in periods."""
         return min(1.0, self._node.cores * self.rate(time_s) / self._node.threads)
 
     def rate(self, now_s: float) -> float:
-        """Part of the node's full speed at a time."""
+        """Return the part of the node's full speed at a time."""
         available = self._steady if self._steady is not None else self._node.available(now_s)
         return available * self._factor
 
     def work_s(self, start_s: float, end_s: float) -> float:
-        """How much work is done between two times; the inverse of :meth:`end_s`."""
+        """Return the work done between two times; the inverse of :meth:`end_s`."""
         start_s = min(max(start_s, self._still_until_s), end_s)
         if self._quota is not None:
             return self._run(self._quota.copy(), start_s, math.inf, end_s)[1]
@@ -150,7 +146,7 @@ class Processor:
 
 
 class Jitter:
-    """Factors by which single compute times are off, log-normal with mean 1; given by seed, rank and iteration.
+    """Log-normal factors with mean 1 of single compute times, determined by seed, rank and iteration.
 
     Args:
         deviation: relative standard deviation; 0 makes every factor 1.
@@ -163,11 +159,13 @@ class Jitter:
         self._factors: list[float] = []
 
     def factor(self, iteration: int) -> float:
-        """The factor of one iteration."""
+        """Return the factor of one iteration."""
         if self._sigma == 0.0:
             return 1.0
         block, place = divmod(iteration, _BLOCK)
         if block != self._block:
+            # A generator per block: cheaper than one per iteration, and an iteration's factor does not depend on the
+            # calls before.
             draws = np.random.default_rng((*self._seed, block)).standard_normal(_BLOCK)
             self._factors = np.exp(self._sigma * draws - self._sigma**2 / 2).tolist()
             self._block = block

@@ -1,4 +1,4 @@
-"""What a recorded run says about the costs of its workers, so that it can be played again another way. Pure."""
+"""The costs of a recorded run's workers, for a simulation with changes. Pure."""
 
 from __future__ import annotations
 
@@ -15,53 +15,37 @@ from uneven.core.records import Record, RunRecord, ScalarRecord, StepRecord
 from uneven.errors import ConfigError
 from uneven.journal.refreshes import Refreshes
 
-_VARIED = 0.05
-"""Relative spread of its batches from which a worker's fixed costs can be told from those of a sample. Ours."""
-
-_LEAST_STEPS = 3
-"""Steps that a worker must have taken. Ours."""
-
-TO_DEVIATION = 1.4826
-"""From the median absolute deviation to the standard deviation of a normal distribution."""
+_VARIED = 0.05  # relative spread of batches above which fixed and per-sample costs can be separated [default]
+_LEAST_STEPS = 3  # of each worker [default]
+TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of a normal distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCosts:
-    """What was learnt from a run; position i belongs to rank i.
-
-    Attributes:
-        costs: Γ(x) of each worker, as slow as it was in that run.
-        exchange_s: what its own side of an exchange took, median.
-        deviations: relative standard deviation of its compute times around Γ(x), robust against outliers.
-        global_batch: largest of the run.
-        epoch_samples: samples of the first epoch if the run came to a second one, else of the whole run.
-        iterations: that the run took.
-        preconditioned: whether a preconditioner has refreshed anything in it; what it took is in the costs.
-    """
+    """The costs learned from a run; position i belongs to rank i."""
 
     name: str
-    costs: tuple[Cost, ...]
-    exchange_s: tuple[float, ...]
-    deviations: tuple[float, ...]
-    global_batch: int
-    epoch_samples: int
+    costs: tuple[Cost, ...]  # Γ(x) of each worker, at its speed in that run
+    exchange_s: tuple[float, ...]  # its own side of an exchange, median
+    deviations: tuple[float, ...]  # of compute times around Γ(x), relative and robust against outliers
+    global_batch: int  # the run's largest
+    epoch_samples: int  # of the first epoch, or of the whole run if it did not reach a second one
     iterations: int
-    preconditioned: bool = False
+    preconditioned: bool = False  # whether a preconditioner took part, so that the costs include it
 
 
 def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] | None = None) -> RecordedCosts:
-    """Fit each worker's costs to the steps of its newest start.
+    """Fit each worker's costs to the steps of its newest start, without the first step, which warms up.
 
-    The first step warms up and does not count. Γ is affine, by least squares over the median time at each batch
-    size. A worker whose batches hardly varied gets the fixed part that it is given, and the rest of its time is
-    proportional to the batch.
+    Γ is affine, by least squares over the median time at each batch size. A worker whose batches hardly varied gets the
+    given fixed part, and the rest of its time is proportional to the batch.
 
     Args:
         records: of a run, for instance ``journal.read(run).records()``.
-        fixed_s: rank → overhead of an iteration where the run cannot tell; 0 by default.
+        fixed_s: rank → overhead of an iteration for such workers; 0 by default.
 
     Raises:
-        ConfigError: too few steps, naming the rank.
+        ConfigError: too few steps; names the rank.
     """
     records = list(records)
     starts, steps = sorted_steps(records)
@@ -90,7 +74,7 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
 
 
 def described(costs: RecordedCosts) -> ClusterSpec:
-    """A cluster as the run saw it: one node for each rank, with no limits but its costs."""
+    """Return the run's cluster: one node per rank, limited only by its costs."""
     nodes = tuple(
         Node(name=f"rank{rank}", cost=cost, jitter=costs.deviations[rank]) for rank, cost in enumerate(costs.costs)
     )
@@ -105,11 +89,7 @@ def described(costs: RecordedCosts) -> ClusterSpec:
 
 
 def with_costs(spec: ClusterSpec, costs: RecordedCosts) -> tuple[ClusterSpec, dict[int, float]]:
-    """A description with the recorded costs in place of its own, and each rank's own side of an exchange, seconds.
-
-    What was recorded on a node of which only a part was there is brought to the whole node by that part at the
-    start, so that the description's share and load do not slow it down a second time. A preconditioner of the
-    description is left out where the run had one, as its costs hold what that took.
+    """Return a description with the recorded costs, and each rank's own side of an exchange in seconds.
 
     Raises:
         ConfigError: the run had another number of workers.
@@ -119,6 +99,7 @@ def with_costs(spec: ClusterSpec, costs: RecordedCosts) -> tuple[ClusterSpec, di
             f"cluster {spec.name!r} has {len(spec.nodes)} nodes and the recorded run had {len(costs.costs)} workers: "
             f"name a run of as many workers, or leave the cluster out to have one made from the run"
         )
+    # The share and load of the description apply again in the simulation, so scale the costs back to the whole node.
     parts = [node.available(0.0) for node in spec.nodes]
     nodes = tuple(
         replace(node, cost=_scaled(cost, part), jitter=deviation)
@@ -126,12 +107,13 @@ def with_costs(spec: ClusterSpec, costs: RecordedCosts) -> tuple[ClusterSpec, di
     )
     workload = replace(spec.workload, global_batch=costs.global_batch)
     exchange_s = {rank: own_s * part for rank, (own_s, part) in enumerate(zip(costs.exchange_s, parts, strict=True))}
+    # The recorded costs already include the preconditioner's work.
     own = None if costs.preconditioned else spec.preconditioner
     return replace(spec, nodes=nodes, workload=workload, preconditioner=own), exchange_s
 
 
 def sorted_steps(records: Iterable[Record]) -> tuple[dict[int, RunRecord], dict[int, list[StepRecord]]]:
-    """By rank, the newest start and the steps with samples since then."""
+    """Return each rank's newest start and its steps with samples since then."""
     starts: dict[int, RunRecord] = {}
     steps: dict[int, list[StepRecord]] = {}
     for record in records:
@@ -144,11 +126,12 @@ def sorted_steps(records: Iterable[Record]) -> tuple[dict[int, RunRecord], dict[
 
 
 def _local_s(step: StepRecord) -> float:
-    """What a step takes its worker, whose threads may take several side by side."""
+    # Threads take several steps at the same time.
     return (step.data_s + step.compute_s) / step.threads
 
 
 def _affine(steps: list[StepRecord], fixed_s: float) -> Affine:
+    # Medians per batch size make the fit robust against single slow steps.
     by_batch: dict[int, list[float]] = {}
     for step in steps:
         by_batch.setdefault(step.batch, []).append(_local_s(step))

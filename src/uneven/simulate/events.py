@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, and when. Pure."""
+"""The event queue of virtual time. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from uneven.cluster.checks import LONGEST_S
 
 Action = Callable[..., None]
 
-Handle = list[Any]
-"""One appointment: when, its number, what to do (None once it was called off), with what."""
+Handle = list[Any]  # of an event: time, number, action (None if canceled), arguments
 
-LAST_S = LONGEST_S
-"""Where virtual time ends."""
+LAST_S = LONGEST_S  # end of virtual time
 
 
 class EventQueue:
-    """A heap of appointments. Those at the same time are kept in the order in which they were made.
+    """A heap of events; events at the same time run in the order in which they were added.
 
     Attributes:
         now_s: virtual time, seconds from the start.
-        happened: how many appointments were kept so far.
-        stopped: whether no more are kept.
-        late: whether one was left that is later than :data:`LAST_S`.
+        happened: number of events so far.
+        stopped: whether the queue was stopped.
+        late: whether an event after :data:`LAST_S` was left.
     """
 
     def __init__(self) -> None:
@@ -37,7 +35,7 @@ class EventQueue:
         self._heap: list[Handle] = []
 
     def at(self, time_s: float, action: Action, *arguments: Any) -> Handle:
-        """Make an appointment; one in the past is kept now, one at infinity never."""
+        """Add an event; one in the past runs now, one at infinity never."""
         self._made += 1
         handle = [max(time_s, self.now_s), self._made, action, arguments]
         if time_s < math.inf:
@@ -46,16 +44,16 @@ class EventQueue:
 
     @staticmethod
     def cancel(handle: Handle | None) -> None:
-        """Call an appointment off; one that is over, or None, is no matter."""
+        """Cancel an event; None and past events are ignored."""
         if handle is not None:
             handle[2] = None
 
     def stop(self) -> None:
-        """Keep no more appointments after this one."""
+        """Run no further events."""
         self.stopped = True
 
     def run(self) -> None:
-        """Keep all appointments, until there are none or it is stopped."""
+        """Run all events until none is left or the queue is stopped."""
         heap = self._heap
         while heap and not self.stopped:
             time_s, _, action, arguments = heapq.heappop(heap)

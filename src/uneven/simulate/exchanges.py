@@ -1,4 +1,4 @@
-"""Plays the exchanges of a plan: which kind each is, who is held up by it, and when others may count on it. Pure."""
+"""The exchanges of a plan in virtual time: their kind, whom they delay, and when others can rely on them. Pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from uneven.simulate.worker import Worker
 
 
 class ExchangeShape(Enum):
-    """The shape that an exchange takes."""
+    """The protocol of an exchange."""
 
     RING = "ring"  # members meet, then an all-reduce among them
-    TELL = "tell"  # each speaker sends the others what it has to add, and waits for nobody
-    APART = "apart"  # each member with the parameter server on its own
+    TELL = "tell"  # each sender sends its contribution to the others and does not wait
+    APART = "apart"  # each member separately with the parameter server
     TOGETHER = "together"  # the parameter server answers when enough have contributed
-    BETWEEN = "between"  # parameter servers of sites tell each other what their copies have moved
+    BETWEEN = "between"  # parameter servers of sites send each other their copies' movements
 
 
 def kind_of(one: Exchange) -> ExchangeShape:
-    """An all-reduce cannot leave anybody out, so whatever has a quorum goes over the parameter server."""
+    """Return the shape of an exchange."""
+    # An all-reduce cannot leave a member out, so an exchange with a quorum needs the server.
     if one.quorum is not None:
         return ExchangeShape.TOGETHER
     if one.via is Via.SERVER and one.parties:
@@ -40,13 +41,13 @@ def kind_of(one: Exchange) -> ExchangeShape:
 
 
 class VirtualExchanges:
-    """Begins exchanges and lets their workers go on.
+    """Starts exchanges and lets their workers continue.
 
     Args:
-        preconditioner: whose exchanges come behind, if there is one.
+        preconditioner: whose exchanges follow, if there is one.
 
     Attributes:
-        letters: what is under way between sites with a lead.
+        letters: messages in transit between sites with a lead.
     """
 
     def __init__(self, stage: Stage, preconditioner: VirtualPreconditioner | None = None) -> None:
@@ -58,7 +59,7 @@ class VirtualExchanges:
         self._servers = Servers(stage, self._served)
 
     def overlap(self, worker: Worker, one: Exchange) -> None:
-        """Begin an exchange of the gradient while the worker computes."""
+        """Start an exchange of the gradient while the worker computes."""
         kind = kind_of(one)
         if kind is ExchangeShape.RING:
             self._rings.arrive(worker, one, computing=True)
@@ -66,7 +67,7 @@ class VirtualExchanges:
             self._servers.together(worker, one, computing=True)
 
     def begin(self, worker: Worker, one: Exchange) -> bool:
-        """Begin an exchange after the computing; whether the worker may go on at once."""
+        """Start an exchange after the computing; return whether the worker may continue immediately."""
         if kind_of(one) is ExchangeShape.BETWEEN:
             self._copies.pushed(worker, one)
             return True
@@ -87,11 +88,11 @@ class VirtualExchanges:
         return one.beside
 
     def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
-        """Read back what an exchange with the parameter server brought about, then go on."""
+        """Read the outcome of an exchange with the parameter server, then call ``then``."""
         self._servers.read(worker, one, then)
 
     def hasten(self, worker: Worker) -> None:
-        """A worker that computes has got another speed."""
+        """Reschedule a computing worker whose speed has changed."""
         if worker.event is not None and worker.awaited is not None:
             self._stage.queue.cancel(worker.event)
             part, action, arguments = worker.awaited
@@ -99,7 +100,7 @@ class VirtualExchanges:
         self._rings.speed_changed(worker)
 
     def leave(self, worker: Worker) -> None:
-        """A worker takes no more steps; nobody waits for what it would have sent."""
+        """Remove a worker that takes no more steps, so that no other waits for it."""
         self._stage.queue.cancel(worker.event)
         if self._preconditioner is not None:
             self._preconditioner.leave(worker)
@@ -116,24 +117,23 @@ class VirtualExchanges:
             self._finish(worker)
 
     def tell_clock(self, worker: Worker) -> None:
-        """Let the others know how many steps this worker has finished.
-
-        A step is finished for them when what it sent in the background has arrived.
-        """
+        """Publish the number of this worker's finished steps."""
         known = worker.clock
+        # For others a step is finished only when its contribution in the background has arrived.
         if worker.flying or worker.owing:
             known = min(known, *worker.flying.values(), *worker.owing.values())
         self._stage.clocks.advance(worker.rank, known)
 
     def _takes_off(self, worker: Worker, one: Exchange) -> bool:
-        """Whether an exchange in the background can start: no predecessor is in flight, and its load allows it."""
         group = self._stage.group(worker, one.members)
         party = next((party for party in one.parties if worker.rank in party), ())
         if kind_of(one) is ExchangeShape.TELL and party and worker.rank != self._speaker(party):
             return False
+        # At most one exchange of a kind in transit, and only as often as its load allows.
         flight = id(group), one.payload
         now_s = self._stage.queue.now_s
         if flight in worker.flying or (one.load < 1.0 and now_s < worker.paid_s):
+            # The next one that starts carries this step too.
             worker.owing.setdefault(flight, worker.clock)
             return False
         worker.paid_s = now_s + worker.machine.exchange_work_s / one.load
@@ -187,7 +187,7 @@ class VirtualExchanges:
             self._stage.go_on(worker)
 
     def _counted(self, meeting: Round) -> int | None:
-        """Samples of everybody whose gradients went into a step; None if that was not a step of all members."""
+        # Samples of all whose gradients entered a step; None unless it was a step of all members.
         everybody = self._stage.history.at(meeting.clock).members
         if len(meeting.group.members) < len(everybody):
             return None
@@ -195,10 +195,11 @@ class VirtualExchanges:
 
     def _landed(self, worker: Worker, one: Exchange, group: Group) -> None:
         if worker.machine.one_processor:
+            # A background thread on the only processor delays the computing by its own work.
             worker.owed_s += worker.machine.exchange_work_s
         worker.flying.pop((id(group), one.payload), None)
         if self._stage.workers[worker.rank] is not worker:
-            return  # it left, and another one is there now
+            return  # it has left, and another worker has its rank now
         if not worker.gone:
             self.tell_clock(worker)
         elif not worker.flying:

@@ -1,4 +1,4 @@
-"""What happens to the nodes while the training goes on. Pure."""
+"""The events of a description: slow-downs, stops, cuts, and changes of the members. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from uneven.simulate.worker import Worker
 
 
 class Faults:
-    """Makes the events of a description happen.
+    """The events of a description, applied at their times.
 
-    What holds for members holds from the first step that nobody has begun. A worker that leaves ends its step; one
-    that dies is lost at once, with its part of the step, and noticed at once: how long a time-out takes is not
-    counted. A newcomer gets the parameters from the lowest rank, then takes part as soon as the others are at the
-    step that it enters at.
+    A change of the members holds from the first step that none has started. A worker that leaves finishes its step; one
+    that dies loses its step and is noticed immediately, without a time-out. A newcomer gets the parameters from the
+    lowest rank and takes part once the others reach its first step.
 
     Args:
-        hire: makes the worker of a rank.
-        begin: lets a worker take its first step.
-        tell: called for every event: rank, iteration, kind, in words.
-        changed: called with each change of the members.
+        hire: creates the worker of a rank.
+        begin: starts a worker's first step.
+        tell: receives every event: rank, iteration, kind, in words.
+        changed: receives each change of the members.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Faults:
         members = tuple(stage.history.newest.members)
         self._generation = Generation(number=0, members=members, came={}, why={})
         self._active = len(members)
-        self._ended = False  # everybody who was left has taken all steps
+        self._ended = False  # all remaining workers have taken all steps
         self._coming: dict[int, Worker] = {}
         self._by_iteration: list[Event] = sorted(
             (event for event in spec.events if event.at_iteration is not None),
@@ -67,7 +66,7 @@ class Faults:
                 stage.queue.at(event.at_s, self._happen, event)
 
     def started(self, iteration: int) -> None:
-        """A step is begun that is further than any before."""
+        """Apply the events of an iteration that the first worker starts."""
         self._starting = iteration
         while self._by_iteration and (self._by_iteration[-1].at_iteration or 0) <= iteration:
             self._happen(self._by_iteration.pop())
@@ -77,13 +76,14 @@ class Faults:
             self._admit(rank)
 
     def over(self, worker: Worker) -> None:
-        """A worker takes no more steps."""
+        """Remove a worker that takes no more steps."""
         worker.gone = True
         self._active -= 1
         self._ended = not self._active and not self._coming and worker.stop_at is None
         self._exchanges.leave(worker)
         if worker.stop_at is not None:
             self._stage.arithmetic.leaves(worker.rank)
+        # If no worker is left, newcomers would wait forever for the others' step.
         self._fill_up()
 
     def _happen(self, event: Event) -> None:
@@ -203,8 +203,8 @@ class Faults:
     def _change(
         self, first: int, *, dies: int | None = None, leaves: int | None = None, joins: int | None = None
     ) -> None:
-        """Others take part from an iteration on that nobody has begun, by the rule of a real run."""
         old = self._generation
+        # The rule of a real run (``successor``), with statements that all members would make at this moment.
         said = {
             rank: Statement(exchanges=first, drawn=first - 1, between=True, leaving=rank == leaves)
             for rank in old.members

@@ -1,4 +1,4 @@
-"""What a training step of a cut graph computes and sends under each exchange. Pure."""
+"""The computation and messages of a training step on a partitioned graph, for each exchange. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class CutLoad:
-    """A cut as each worker has it.
+    """A partitioned graph: the load of each worker.
 
-    Attributes:
-        edges, roots, held: of each worker.
-        down, up, every: int64 [workers, workers]: [p, q] are rows of which p has a copy and q the root: those that
-            edges lead out of, those that they lead into, and all.
+    ``down``, ``up`` and ``every`` are int64 [workers, workers]: [p, q] is the number of rows of which p has a copy and
+    q the root: rows with outgoing edges, with incoming edges, and all.
     """
 
     edges: tuple[int, ...]
@@ -37,11 +35,11 @@ class CutLoad:
 def phases(
     load: CutLoad, exchange: str, layers: Sequence[int], *, number_s: float, flop_s: float, overhead_s: float = 0.0
 ) -> list[WorkPhase]:
-    """The phases of a step, by our layers for ``exact`` and by DistGNN's, which sum before they multiply, for others.
+    """Return the phases of a step: our layers for ``exact``, DistGNN's, which sum before they multiply, otherwise.
 
     Args:
-        layers: widths, (features, hidden, …, classes); one matrix in each layer.
-        number_s: seconds of one core for each number that a sum over neighbours reads.
+        layers: widths, (features, hidden, …, classes); one matrix per layer.
+        number_s: seconds of one core for each number that a sum over neighbors reads.
         flop_s: seconds of one core for each operation of a product.
         overhead_s: core seconds of a step that do not depend on the part.
 
@@ -58,7 +56,7 @@ def phases(
 
 
 class _Steps:
-    """Gathers what is computed until something is sent."""
+    """Collects the computation between two exchanges."""
 
     def __init__(self, workers: int) -> None:
         self.phases: list[WorkPhase] = []
@@ -85,8 +83,9 @@ def _exact(
         steps.work(lambda p: load.edges[p] * width * number_s)
 
     products(*pairs[0], 2.0)
-    for a, b in pairs[1:]:  # sums of the first layer were made once
+    for a, b in pairs[1:]:  # the first layer's sums are constant, so they were computed once
         products(a, b, 2.0)
+        # Roots send rows to their copies, copies return partial sums; sums are sent at the narrower width.
         steps.send(load.down.T, min(a, b))
         sums(min(a, b))
         steps.send(load.up, min(a, b))

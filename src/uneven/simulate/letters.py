@@ -1,8 +1,8 @@
-"""Messages between sites that go on meanwhile: one a step to each other site, as in real runs. Pure.
+"""Messages between sites in the background: one per step to each other site, as in real runs. Pure.
 
-A line carries its messages one after the other; the next one departs when the last byte of the one before has. Who is
-to be no more than some steps beyond what it has heard waits for what is under way to it, and so does who has been told
-what comes (the selective barrier): that word goes beside the messages, and overtakes them.
+A channel carries its messages one after the other: the next one starts when the last byte of the previous one has left.
+A worker with a bounded lead waits for the messages in transit to it, and for messages that it was notified of (the
+selective barrier); the notification travels in parallel and overtakes them.
 """
 
 from __future__ import annotations
@@ -18,49 +18,35 @@ from uneven.simulate.worker import Worker
 
 Party = tuple[int, ...]
 
-_PLACE_BYTES, _VALUE_BYTES = 2.0, {32: 4.0, 16: 2.0}
-"""Bytes that an entry takes, where places are told as gaps."""
+_PLACE_BYTES, _VALUE_BYTES = 2.0, {32: 4.0, 16: 2.0}  # of an entry, with places as gaps
 
 
 @dataclass(slots=True, eq=False)
 class SiteLetter:
-    """One message to one site.
-
-    Attributes:
-        content: what the arithmetic has written.
-        step: finished steps of who wrote it that it holds.
-        barred: whether those who are to hear it know of it, and take no step without it.
-    """
+    """One message to one site."""
 
     exchange: Exchange
-    content: object
-    step: int
+    content: object  # from the arithmetic's ``writes``
+    step: int  # finished steps of its writer that it includes
     size_bytes: float
-    barred: bool = False
+    barred: bool = False  # whether its receivers know of it and take no step without it
 
 
 @dataclass(slots=True, eq=False)
 class WrittenLine:
-    """From one worker to one party.
-
-    Attributes:
-        letters: that were written and not heard, the oldest first; the first ``departed`` of them are under way with
-            their last byte.
-        unconfirmed_bytes: of letters of which their writer does not know yet that they were heard.
-        flow: of the letter that departs now.
-    """
+    """The channel from one worker to one party."""
 
     writer: Worker
     party: Party
     route: Route
-    letters: deque[SiteLetter] = field(default_factory=deque)
-    departed: int = 0
-    unconfirmed_bytes: float = 0.0
-    flow: Flow | None = None
+    letters: deque[SiteLetter] = field(default_factory=deque)  # written, not received, oldest first …
+    departed: int = 0  # … of which so many have left completely
+    unconfirmed_bytes: float = 0.0  # of messages whose receipt the writer does not know yet
+    flow: Flow | None = None  # of the message that is leaving now
 
 
 class Letters:
-    """All lines, made as they are needed."""
+    """All channels, created on demand."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -69,7 +55,7 @@ class Letters:
         self._waiting: dict[int, list[Callable[[], None]]] = {}
 
     def write(self, worker: Worker, exchange: Exchange, parties: Iterable[Sequence[int]], step: int) -> None:
-        """Tell some parties what holds so many finished steps, each by its own line; nobody waits."""
+        """Send a message that includes ``step`` finished steps to each party, without waiting."""
         stage = self._stage
         content = stage.writes(worker.rank, exchange)
         size_bytes = stage.size_bytes(worker.rank, exchange)
@@ -84,7 +70,7 @@ class Letters:
                 self._depart(line)
 
     def blocks(self, rank: int, waits: Iterable[Wait]) -> bool:
-        """Whether anything that a worker waits for, or that it was told of, is still to be heard."""
+        """Return whether a message that a worker waits for, or was notified of, is still in transit."""
         return any(
             one.barred or one.step <= max((wait.clock for wait in waits if line.writer.rank in wait.members), default=0)
             for line in self._to.get(rank, ())
@@ -92,11 +78,11 @@ class Letters:
         )
 
     def when_heard(self, rank: int, then: Callable[[], None]) -> None:
-        """Call ``then`` once, when something is heard next."""
+        """Call ``then`` once, at the next message."""
         self._waiting.setdefault(rank, []).append(then)
 
     def lose(self, rank: int) -> None:
-        """A worker has died, with what it had written and nobody has heard."""
+        """Remove a dead worker's messages in transit."""
         for line in [line for (writer, _), line in self._lines.items() if writer == rank]:
             if line.flow is not None:
                 self._stage.network.cancel(line.flow)
@@ -109,6 +95,7 @@ class Letters:
         line = self._lines.get((worker.rank, party))
         if line is None or line.writer is not worker:
             topology = self._stage.topology
+            # A new worker of the same rank gets its own channel.
             line = self._lines[worker.rank, party] = WrittenLine(worker, party, topology.tell(worker.rank, [party]))
             for rank in party:
                 self._to.setdefault(rank, []).append(line)
@@ -116,6 +103,7 @@ class Letters:
 
     def _depart(self, line: WrittenLine) -> None:
         size_bytes = line.letters[line.departed].size_bytes
+        # Without latency: the channel is free when the last byte has left, not when it has arrived.
         at_once = line.route._replace(latency_s=0.0)
         line.flow = self._stage.network.start(at_once, size_bytes, self._departed, line)
 
@@ -129,7 +117,7 @@ class Letters:
 
     def _arrived(self, line: WrittenLine, letter: SiteLetter) -> None:
         if not line.letters or line.letters[0] is not letter:
-            return  # its writer has died
+            return  # its writer has died, and lose() has removed it
         line.letters.popleft()
         line.departed -= 1
         here = [rank for rank in line.party if not self._stage.workers[rank].dead]
@@ -150,7 +138,7 @@ class Letters:
 
 
 def _places(exchange: Exchange) -> float:
-    """What telling where entries are takes, as a part of telling entries and places."""
+    # The notification contains the places only.
     select = exchange.select
     value = _VALUE_BYTES[select.bits] if isinstance(select, Significant) else _VALUE_BYTES[32]
     return _PLACE_BYTES / (_PLACE_BYTES + value)

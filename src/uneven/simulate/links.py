@@ -1,8 +1,8 @@
-"""Links that transfers share fairly. Pure.
+"""Links with fair shares for concurrent transfers. Pure.
 
-A transfer is one :class:`Flow` however many links it loads: a ring all-reduce loads the links of all its members
-at once, and its slowest link holds all of it back. Rates are max-min fair: nobody's can be raised without lowering
-that of somebody who has no more (Bertsekas and Gallager, Data Networks, §6.5.2).
+A transfer is one :class:`Flow` with any number of links: a ring all-reduce loads the links of all its members, and
+the slowest of them limits it. Rates are max-min fair: raising one would lower another that is not higher
+(Bertsekas and Gallager, Data Networks, §6.5.2).
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from uneven.cluster.spec import Trace
 from uneven.errors import ConfigError
 from uneven.simulate.events import Action, EventQueue, Handle
 
-_MOST_LOOKS = 20_000
-"""Changes of a bandwidth within one transfer; ours."""
-
-_SAME = 1e-12
-"""Relative difference up to which two links are full at the same level."""
+_MOST_LOOKS = 20_000  # changes of a bandwidth within one transfer [default]
+_SAME = 1e-12  # relative difference up to which two links are full at the same level
 
 
 class LinkLoad:
-    """Which links a kind of transfer loads, and how much. Made once, used by many flows.
+    """The load of each link by a kind of transfer; immutable, shared by many flows.
 
     Attributes:
-        links: positions of the links, each once.
-        weights: load of each, relative to the most loaded one, above 0, at most 1.
-        fullest: what the most loaded link carries of each byte that is to be transferred.
+        links: positions of the links, each once, (links,) intp.
+        weights: load of each, relative to the most loaded one, above 0, at most 1, (links,).
+        fullest: bytes on the most loaded link per byte of the transfer.
     """
 
     def __init__(self, parts: dict[int, float]) -> None:
@@ -41,20 +38,20 @@ class LinkLoad:
 
 
 class Route(NamedTuple):
-    """A kind of transfer: the links that it loads, and the time from its last byte's departure to its arrival."""
+    """A kind of transfer: its links, and the time from its last byte's departure to its arrival."""
 
     load: LinkLoad
     latency_s: float
 
 
 class Flow:
-    """A transfer under way.
+    """A transfer in progress.
 
     Attributes:
-        left_bytes: what the most loaded link still has to carry.
+        left_bytes: remaining on the most loaded link.
         rate: bytes/s there.
-        end_s: when it is over at this rate.
-        landing: the appointment at its end, once its last byte has departed.
+        end_s: end at this rate.
+        landing: the event at its end, once its last byte has left.
     """
 
     __slots__ = ("arguments", "end_s", "landing", "latency_s", "left_bytes", "load", "on_done", "rate")
@@ -70,17 +67,15 @@ class Flow:
 
 
 def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -> list[float]:
-    """Max-min fair rates, one for each flow, by progressive filling.
-
-    All rates rise together until a link is full; those who use it stay there, the others go on rising. A rate is
-    counted at the flow's most loaded link.
+    """Return max-min fair rates at each flow's most loaded link, one per flow, by progressive filling.
 
     Args:
-        loads: of each flow; one that loads no link has an infinite rate.
+        loads: of each flow; one without links has an infinite rate.
         capacities: of each link; shape (links,).
     """
     if len(loads) == 1 and len(loads[0].links):
         return [float((capacities[loads[0].links] / loads[0].weights).min())]
+    # All rates rise together until a link is full; its flows stay at that level, the others continue to rise.
     rates = [math.inf] * len(loads)
     rising = {place: load for place, load in enumerate(loads) if len(load.links)}
     total = np.zeros(len(capacities))
@@ -92,7 +87,7 @@ def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -
         level = float(levels.min())
         full = levels <= level * (1 + _SAME) + _SAME
         held = [place for place, load in rising.items() if full[load.links].any()]
-        if not held:  # what rounding left over of a link that nobody uses any more
+        if not held:  # rounding has left a link full that no rising flow uses
             total[full] = 0.0
         for place in held:
             load = rising.pop(place)
@@ -103,16 +98,14 @@ def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -
 
 
 class Network:
-    """All links and all flows.
-
-    Links without a limit are not among them: nothing waits there.
+    """All limited links and all flows.
 
     Args:
         queue: virtual time.
         capacities: of each link over time, bit/s.
 
     Attributes:
-        carried_bytes, carried: of each link, bytes of the transfers that were begun over it, and their number.
+        carried_bytes, carried: of each link, (links,): bytes and number of the transfers started.
     """
 
     def __init__(self, queue: EventQueue, capacities: Sequence[Trace]) -> None:
@@ -124,13 +117,13 @@ class Network:
         self._flows: list[Flow] = []
         self._since_s = 0.0
         self._event: Handle | None = None
-        self._looks = 0  # since a transfer has ended
+        self._looks = 0  # since the last end of a transfer
         self._stale = False
         self.carried_bytes = np.zeros(len(capacities))
         self.carried = np.zeros(len(capacities), dtype=np.int64)
 
     def start(self, route: Route, size_bytes: float, on_done: Action, *arguments: Any) -> Flow:
-        """Begin a transfer of ``size_bytes``; ``on_done`` is called at its end, never within this call."""
+        """Start a transfer of ``size_bytes``; ``on_done`` is called at its end, never within this call."""
         flow = Flow(route, size_bytes, on_done, arguments)
         self.carried_bytes[flow.load.links] += flow.left_bytes * flow.load.weights
         self.carried[flow.load.links] += 1
@@ -143,7 +136,7 @@ class Network:
         return flow
 
     def cancel(self, flow: Flow) -> None:
-        """Break a transfer off, also one whose last bytes are still under way; one that is over is no matter."""
+        """Cancel a transfer, also one whose last bytes are in transit; a finished one is ignored."""
         self._queue.cancel(flow.landing)
         if flow in self._flows:
             self._advance()
@@ -151,11 +144,11 @@ class Network:
             self._restart()
 
     def cut(self, link: int, factor: float, ceiling_bit_per_s: float) -> None:
-        """Leave ``factor`` of a link's bandwidth, and at most the ceiling, on top of other cuts."""
+        """Limit a link to ``factor`` of its bandwidth and to the ceiling, on top of other cuts."""
         self._change(link, (factor, ceiling_bit_per_s), self._cuts[link].append)
 
     def mend(self, link: int, factor: float, ceiling_bit_per_s: float) -> None:
-        """A cut is over."""
+        """End a cut."""
         self._change(link, (factor, ceiling_bit_per_s), self._cuts[link].remove)
 
     def _change(self, link: int, cut: tuple[float, float], how: Callable[[tuple[float, float]], None]) -> None:
@@ -165,14 +158,12 @@ class Network:
         self._restart()
 
     def _capacity(self, link: int) -> float:
-        """What a link can carry now, bytes/s."""
         bits = self._traces[link].at(self._queue.now_s)
         for factor, ceiling in self._cuts[link]:
             bits = min(bits * factor, ceiling)
         return bits / 8
 
     def _advance(self) -> None:
-        """Account for what has been carried since the last change."""
         passed_s = self._queue.now_s - self._since_s
         if passed_s > 0.0:
             for flow in self._flows:
@@ -180,16 +171,17 @@ class Network:
         self._since_s = self._queue.now_s
 
     def _restart(self) -> None:
-        """Reckon the rates anew, once everything that happens at this moment has happened."""
+        # Recompute once after all events of this moment: many transfers start together, and each would change every
+        # rate.
         if not self._stale:
             self._stale = True
             self._queue.cancel(self._event)
             self._event = self._queue.at(self._queue.now_s, self._settle)
 
     def _look(self) -> None:
-        """A flow has ended, or a capacity has changed."""
         self._advance()
         now_s = self._queue.now_s
+        # Called when a flow ends or a capacity changes.
         over = [flow for flow in self._flows if flow.end_s <= now_s]
         self._looks = 0 if over else self._looks + 1
         if self._looks > _MOST_LOOKS:

@@ -1,4 +1,4 @@
-"""Who takes part at which clock, and how far everybody is. Pure."""
+"""The members at each clock, and the progress of all workers. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 class Members(tuple[int, ...]):
-    """Ranks, ascending; a tuple that reckons its hash once, for policies remember plans by it and it may be long."""
+    """Ranks, ascending, as a tuple that caches its hash."""
 
     _hash: int
 
     def __new__(cls, ranks: Iterable[int]) -> Members:
-        """The ranks in ascending order."""
         made = super().__new__(cls, sorted(ranks))
+        # Policies use the members as keys of their plans, and there may be ten thousand.
         made._hash = tuple.__hash__(made)
         return made
 
@@ -24,7 +24,7 @@ class Members(tuple[int, ...]):
 
 
 class ByMembers(Generic[T]):
-    """One thing for each tuple of members, found without looking at the tuple's entries if it is the first's own."""
+    """A cache with one value per tuple of members, found by identity first, without a look at the entries."""
 
     def __init__(self, make: Callable[[tuple[int, ...]], T]) -> None:
         self._make = make
@@ -38,29 +38,23 @@ class ByMembers(Generic[T]):
         found = self._by_value.get(members)
         if found is None:
             found = self._by_value[members] = self._make(members)
-            self._by_identity[id(members)] = members, found  # holding it keeps its identity from being given away
+            self._by_identity[id(members)] = members, found  # the reference keeps the id from being reused
         return found
 
 
 class MembersSince(NamedTuple):
-    """Who takes part from a clock on.
+    """The members from a clock on."""
 
-    Attributes:
-        first: the first clock, in finished steps, that it holds for.
-        places: position of each member among the members.
-    """
-
-    first: int
+    first: int  # the first clock, in finished steps
     members: Members
     generation: int
-    places: dict[int, int]
+    places: dict[int, int]  # position of each member among the members
 
 
 class MemberHistory:
     """The members over the clocks.
 
-    Changes hold from a clock that nobody has started yet, so that all who are asked for a plan at one clock see the
-    same members.
+    Changes hold from a clock that no worker has started yet, so all plans of one clock see the same members.
     """
 
     def __init__(self, members: Iterable[int]) -> None:
@@ -68,20 +62,21 @@ class MemberHistory:
 
     @property
     def newest(self) -> MembersSince:
-        """The last of them."""
+        """The newest members."""
         return self._history[-1]
 
     def at(self, clock: int) -> MembersSince:
-        """Who takes part in the step that is taken at this clock."""
+        """Return the members in the step at this clock."""
         newest = self._history[-1]
         if newest.first <= clock:
             return newest
         return next(present for present in reversed(self._history) if present.first <= clock)
 
     def change(self, first: int, members: Iterable[int]) -> MembersSince:
-        """Other members, from a clock on that is not before that of the last change."""
+        """Change the members from a clock on, not before that of the last change."""
         old = self._history[-1]
         if old.first == first:
+            # Several changes before the same step are one.
             self._history.pop()
         self._history.append(_since(first, Members(members), old.generation + 1))
         return self._history[-1]
@@ -92,7 +87,7 @@ def _since(first: int, members: Members, generation: int) -> MembersSince:
 
 
 class _Watch:
-    """The least clock among some members, and who waits for it."""
+    """The least clock among some members, and the callbacks that wait for it."""
 
     def __init__(self, clocks: Iterable[int]) -> None:
         self.counts: dict[int, int] = {}
@@ -102,7 +97,7 @@ class _Watch:
         self.waiting: dict[int, list[Callable[[], None]]] = {}
 
     def move(self, old: int, new: int | None) -> list[Callable[[], None]]:
-        """One of them goes on, or away if ``new`` is None; whoever need not wait any more."""
+        # Counts per clock: a member's step costs constant time, however many members there are.
         self.counts[old] -= 1
         if not self.counts[old]:
             del self.counts[old]
@@ -116,10 +111,10 @@ class _Watch:
 
 
 class Clocks:
-    """How many steps of each worker are finished for the others."""
+    """The number of finished steps of each worker, as the others see it."""
 
     def __init__(self) -> None:
-        self._of: dict[int, int] = {}  # by rank, of those that take part
+        self._of: dict[int, int] = {}  # by rank, of current members
         self._watches: ByMembers[_Watch] = ByMembers(self._watch)
         self._seen_by: dict[int, list[_Watch]] = {}
 
@@ -131,25 +126,25 @@ class Clocks:
         return watch
 
     def holds(self, members: tuple[int, ...], clock: int) -> bool:
-        """Whether all of them that are still there have finished so many steps."""
+        """Return whether all of these members that are still present have finished ``clock`` steps."""
         if clock <= 0:
             return True
         watch = self._watches[members]
         return watch.least >= clock or not watch.counts
 
     def when(self, members: tuple[int, ...], clock: int, then: Callable[[], None]) -> None:
-        """Call ``then`` once as soon as they have."""
+        """Call ``then`` once, as soon as :meth:`holds` is true."""
         self._watches[members].waiting.setdefault(clock, []).append(then)
 
     def enter(self, rank: int, clock: int) -> None:
-        """A worker takes part from this clock on."""
+        """Add a worker at this clock."""
         self._of[rank] = clock
         for watch in self._seen_by.get(rank, ()):
             watch.counts[clock] = watch.counts.get(clock, 0) + 1
             watch.least = min(watch.least, clock) if len(watch.counts) > 1 else clock
 
     def advance(self, rank: int, clock: int) -> None:
-        """A worker has finished so many steps; a smaller number than before changes nothing."""
+        """Record a worker's finished steps; a smaller number than before is ignored."""
         old = self._of.get(rank)
         if old is None or clock <= old:
             return
@@ -160,7 +155,7 @@ class Clocks:
                 go_on()
 
     def leave(self, rank: int) -> None:
-        """A worker is gone and waited for no more."""
+        """Remove a worker, so that no other waits for it."""
         old = self._of.pop(rank, None)
         if old is not None:
             for go_on in [waiter for watch in self._seen_by.get(rank, ()) for waiter in watch.move(old, None)]:

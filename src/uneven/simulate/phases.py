@@ -1,4 +1,4 @@
-"""Steps made of phases, in virtual time: each worker computes, sends, and waits for what it is sent. Pure."""
+"""Steps made of phases, in virtual time: each worker computes, sends, and waits for messages. Pure."""
 
 from __future__ import annotations
 
@@ -15,34 +15,27 @@ from uneven.simulate.routes import Topology
 
 @dataclass(frozen=True, slots=True)
 class WorkPhase:
-    """What each worker computes, and then sends, between two points at which workers wait for each other.
+    """The work and messages of each worker between two points at which workers wait for each other."""
 
-    Attributes:
-        core_s: of each worker, seconds of one core.
-        sent_bytes: [from][to]; empty for none. Who is sent something waits for it before the next phase.
-        late: whether no worker waits for it.
-        ring_bytes: of a sum over all workers at the end of the phase, which all wait for.
-    """
-
-    core_s: tuple[float, ...]
+    core_s: tuple[float, ...]  # of each worker, seconds of one core
+    # [from][to]; empty for none; the receiver waits for it before the next phase
     sent_bytes: Sequence[Sequence[float]] = ()
-    late: bool = False
-    ring_bytes: float = 0.0
+    late: bool = False  # whether no worker waits for the messages
+    ring_bytes: float = 0.0  # of a sum over all workers at the end of the phase, for which all wait
 
     @property
     def all_bytes(self) -> float:
-        """What all workers together send, without the sum."""
+        """Bytes that all workers send together, without the sum."""
         return sum(map(sum, self.sent_bytes))
 
 
 def play(spec: ClusterSpec, phases: Sequence[WorkPhase], steps: int) -> list[float]:
-    """When each of so many equal steps is over on all workers, seconds from the start.
+    """Return when each of ``steps`` equal steps ends on all workers, in seconds from the start.
 
-    A worker goes on when what it was sent is there, whoever else still waits. Nodes' shares and loads and links change
-    as the description says.
+    Shares and loads of the nodes, and links, change as described.
 
     Raises:
-        ConfigError: another number of workers than nodes, events, which are not played here, or a step that never ends.
+        ConfigError: another number of workers than nodes, events (unsupported here), or a step that never ends.
     """
     workers = len(phases[0].core_s)
     if len(spec.nodes) != workers:
@@ -68,7 +61,9 @@ class _Play:
         self._cores = [node.cores for node in spec.nodes]
         self._processors = [Processor(node, rank) for rank, node in enumerate(spec.nodes)]
         self._workers = range(len(spec.nodes))
-        self._missing: dict[tuple[int, int], int] = {}  # (phase of the whole run, worker) → what it waits for
+        self._missing: dict[
+            tuple[int, int], int
+        ] = {}  # (phase of the whole run, worker) → number of events it waits for
         self._over = [0] * steps
         for worker in self._workers:
             self._begin(0, worker)
@@ -77,7 +72,7 @@ class _Play:
         return self._phases[place % len(self._phases)]
 
     def _waits(self, place: int, worker: int) -> int:
-        """Its own work, what others send it, and the sum over all."""
+        # Its own work, messages to it, and the sum over all.
         phase = self._phase(place)
         sent = 0 if phase.late else sum(row[worker] > 0.0 for row in phase.sent_bytes)
         return 1 + sent + (phase.ring_bytes > 0.0)
@@ -106,7 +101,7 @@ class _Play:
         self._arrived(place, worker)
 
     def _landed(self, place: int, worker: int) -> None:
-        """Nobody has waited for it."""
+        """Ignore the arrival of a message that no worker waits for."""
 
     def _summed(self, place: int) -> None:
         for worker in self._workers:
@@ -115,6 +110,7 @@ class _Play:
     def _arrived(self, place: int, worker: int) -> None:
         key = (place, worker)
         self._missing[key] = self._missing.get(key, self._waits(place, worker)) - 1
+        # A worker continues when its own messages have arrived, even if others still wait.
         if self._missing[key]:
             return
         del self._missing[key]

@@ -1,7 +1,6 @@
-"""What a preconditioner adds to the steps of a simulated run: its own work and exchanges behind the gradients'. Pure.
+"""The work and exchanges of a preconditioner in a simulated run, after those of the gradients. Pure.
 
-Owners are placed, and placed anew, by what decides in a real run (:mod:`uneven.precondition.place` and ``agree``), with
-the speeds that the nodes have at that moment::
+Owners are placed as in a real run (:mod:`uneven.precondition.place` and ``agree``), with the nodes' current speeds::
 
     gradients averaged ─► [sums to owners ─► decompose ─► bases in the column] ─► turn ─► results in the row ─► end
                            └─────────── every refresh_period steps ──────────┘
@@ -23,28 +22,19 @@ from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
 _NUMBER_BYTES = 4
-_ROW_BYTES = 6 * 8
-"""Size of the row of speeds that workers tell each other at a refresh."""
+_ROW_BYTES = 6 * 8  # of the speeds that workers exchange at a refresh
 
-Pairs = Mapping[tuple[int, int], float]
-"""(from, to) → bytes."""
+Pairs = Mapping[tuple[int, int], float]  # (from, to) → bytes
 
 
 class OwnOutcome(NamedTuple):
-    """What one worker did for its preconditioner, means over its steps.
-
-    Attributes:
-        seconds: of its own work behind the gradients' exchange.
-        factors_s: of taking factors, which is in its computing.
-        sent_bytes: of messages, without framing.
-        squares: that it owns at the end.
-    """
+    """One worker's work for its preconditioner, means over its steps."""
 
     rank: int
-    seconds: float
-    factors_s: float
-    sent_bytes: float
-    squares: int
+    seconds: float  # of its own work after the gradients' exchange
+    factors_s: float  # of taking factors, part of its computing
+    sent_bytes: float  # without framing
+    squares: int  # that it owns at the end
 
 
 @dataclass(slots=True)
@@ -57,22 +47,17 @@ class _OwnSums:
 
 @dataclass(slots=True, eq=False)
 class _Phase:
-    """Work of each member, and an exchange in which all meet.
+    """The work of each member, and an exchange of all."""
 
-    Attributes:
-        work: rank → cost.
-        lasting: whether the work serves all steps until the next refresh.
-    """
-
-    work: Mapping[int, float]
+    work: Mapping[int, float]  # rank → cost
     pairs: Pairs
-    lasting: bool
+    lasting: bool  # whether the work serves all steps until the next refresh
     arrived: dict[int, Worker] = field(default_factory=dict)
     own_end_s: float = 0.0
 
 
 class _Dealt:
-    """Who owns what among some members."""
+    """The owners of all squares among some members."""
 
     def __init__(self, one: Preconditioning, members: tuple[int, ...]) -> None:
         self.members = members
@@ -90,19 +75,17 @@ class _Dealt:
         return place(self.items, self.grid, rule=one.place, speeds=table.speeds, period=period, fixed=table.fixed)
 
     def renew(self, table: AgreedSpeeds) -> None:
-        """Other owners, where that saves a twentieth of a step."""
-        other = better(
-            self.placement, self._placed(table), self.items, table, self.members, self._one.refresh_period
-        )
+        """Change the owners if that saves a twentieth of a step."""
+        other = better(self.placement, self._placed(table), self.items, table, self.members, self._one.refresh_period)
         self.placement = other or self.placement
 
     def owned(self, rank: int) -> Iterator[tuple[int, int]]:
-        """Items and squares."""
+        """Yield (item, square) of a rank."""
         for number, owners in enumerate(self.placement.owners):
             yield from ((number, square) for square, owner in enumerate(owners) if owner == rank)
 
     def turning(self) -> dict[int, float]:
-        """Cost of each member's turning of gradients in a step."""
+        """Return each member's cost of turning gradients in a step."""
         found = dict.fromkeys(self.members, 0.0)
         for item, column in zip(self.items, self.placement.columns, strict=True):
             for rank in column:
@@ -110,26 +93,27 @@ class _Dealt:
         return found
 
     def decomposing(self) -> dict[int, float]:
-        """Cost of each member's decompositions."""
+        """Return each member's cost of decompositions."""
         return {rank: sum(self.items[i].refresh(j) for i, j in self.owned(rank)) for rank in self.members}
 
     def sums(self) -> Pairs:
-        """To the owners: half of each square, from all others; and a row of speeds."""
+        """Return the bytes to the owners: half of each (symmetric) square from all others, and a row of speeds."""
         them = {rank: sum(self._side(i, j) ** 2 / 2 for i, j in self.owned(rank)) for rank in self.members}
         kfac = self._one.kind == "kfac"
         return self._among(self.members, lambda _, there: _NUMBER_BYTES * them[there] * kfac + _ROW_BYTES)
 
     def bases(self) -> Pairs:
-        """From owners to those who hold the same."""
-        them = {rank: sum(self._side(i, j) * (self._side(i, j) + 1) for i, j in self.owned(rank))
-                for rank in self.members}  # fmt: skip
+        """Return the bytes from owners to the members of their columns."""
+        them = {
+            rank: sum(self._side(i, j) * (self._side(i, j) + 1) for i, j in self.owned(rank)) for rank in self.members
+        }
         found: dict[tuple[int, int], float] = {}
         for column in self.grid.columns:
             found |= self._among(column, lambda here, _: _NUMBER_BYTES * them[here])
         return found
 
     def results(self) -> Pairs:
-        """From those who have turned a gradient to the others of their rows."""
+        """Return the bytes of turned gradients to the other members of each row."""
         found: dict[tuple[int, int], float] = {}
         for row in self.grid.rows:
             them = dict.fromkeys(row, 0.0)
@@ -147,7 +131,7 @@ class _Dealt:
 
 
 class VirtualPreconditioner:
-    """Plays it behind the exchanges of a step."""
+    """The preconditioner's part of each step, after the exchanges."""
 
     def __init__(self, stage: Stage, spec: ClusterSpec, one: Preconditioning) -> None:
         self._stage = stage
@@ -158,17 +142,17 @@ class VirtualPreconditioner:
         self._plans: dict[int, list[_Phase]] = {}
         self._then: dict[int, Callable[[], None]] = {}
         self._sums: dict[int, _OwnSums] = {}
-        self._factors_s: dict[int, float] = {}  # rank → what its newest factors count in each step,
-        self._refresh_s: dict[int, float] = {}  # and its newest refresh
+        self._factors_s: dict[int, float] = {}  # rank → part of its newest factors in each step,
+        self._refresh_s: dict[int, float] = {}  # and of its newest refresh
 
     def factors_work_s(self, worker: Worker, clock: int) -> float:
-        """What taking factors adds to a step's computing, seconds of the whole node."""
+        """Return the cost of taking factors in a step, seconds of the whole node."""
         due = clock % self._one.factor_period == 0
         return self._one.factor_core_s * worker.batch / self._cores(worker.rank) if due else 0.0
 
     def counted_s(self, worker: Worker) -> float:
-        """What this step counts besides its computing: its own work, and factors and refreshes in each of the steps
-        that they serve alike, as in a real run."""
+        """Return the seconds of this step's record besides its computing."""
+        # As in a real run, factors and refreshes are spread evenly over the steps that they serve.
         one, clock, rank = self._one, worker.clock, worker.rank
         if clock % one.factor_period == 0:
             self._factors_s[rank] = worker.factors_s / one.factor_period
@@ -178,7 +162,7 @@ class VirtualPreconditioner:
         return worker.own_s + lasting_s - worker.refresh_s - worker.factors_s
 
     def begin(self, worker: Worker, then: Callable[[], None]) -> None:
-        """This worker's gradients are averaged; ``then`` is called when they are turned.
+        """Start the preconditioning of averaged gradients; ``then`` is called at its end.
 
         Raises:
             ConfigError: the policy has not averaged them.
@@ -193,22 +177,25 @@ class VirtualPreconditioner:
         self._work(worker, clock, 0)
 
     def leave(self, worker: Worker) -> None:
-        """It takes no more steps; nobody waits for it."""
+        """Remove a worker that takes no more steps, so that no other waits for it."""
         self._then.pop(worker.rank, None)
         for (clock, number), phase in list(self._phases.items()):
             phase.arrived.pop(worker.rank, None)
             self._recheck(clock, number)
 
     def outcome(self) -> tuple[OwnOutcome, ...]:
-        """What each worker did, by rank."""
+        """Return each worker's outcome, by rank."""
         dealt = self._dealt
         return tuple(
             OwnOutcome(
-                rank, them.seconds / them.steps, them.factors_s / them.steps, them.sent_bytes / them.steps,
+                rank,
+                them.seconds / them.steps,
+                them.factors_s / them.steps,
+                them.sent_bytes / them.steps,
                 sum(1 for _ in dealt.owned(rank)) if dealt is not None else 0,
             )
             for rank, them in sorted(self._sums.items())
-        )  # fmt: skip
+        )
 
     # ----------------------------------------------------------------
     def _check(self, worker: Worker, members: tuple[int, ...]) -> None:
@@ -237,9 +224,9 @@ class VirtualPreconditioner:
         ]
 
     def _speeds(self, clock: int, members: tuple[int, ...]) -> AgreedSpeeds:
-        """As workers measure them; at the first refresh nobody has, and shares say how fast they are."""
         stage, one = self._stage, self._one
         workers = [stage.workers[rank] for rank in members]
+        # No worker has measured anything at the first refresh, so the shares approximate the speeds.
         if clock < one.refresh_period:
             return AgreedSpeeds(tuple(max(1.0, float(it.batch)) for it in workers), 0.0, 0.0, False)
         whole = [one.cost_per_s * self._cores(rank) for rank in members]
@@ -255,7 +242,6 @@ class VirtualPreconditioner:
         return self._spec.nodes[rank].cores
 
     def _work(self, worker: Worker, clock: int, number: int) -> None:
-        """A member's own work of a phase; then it meets the others."""
         stage, phase = self._stage, self._plans[clock][number]
         now_s = stage.queue.now_s
         work_s = phase.work[worker.rank] / (self._one.cost_per_s * self._cores(worker.rank))
@@ -283,6 +269,7 @@ class VirtualPreconditioner:
             self._through(phase, clock, number)
             return
         now_s = phase.own_end_s = stage.queue.now_s
+        # A worker's own side is given for an all-reduce of the whole model; scale it by bytes.
         whole = 2 * (len(here) - 1) / len(here) * max(1, stage.workload.gradient_bytes)
         for rank, worker in here.items():
             sent = sum(size for pair, size in pairs.items() if pair[0] == rank)
@@ -314,10 +301,10 @@ class VirtualPreconditioner:
 
 
 def preconditioner_of(stage: Stage, spec: ClusterSpec) -> VirtualPreconditioner | None:
-    """The one that a description names.
+    """Return the preconditioner of a description, if any.
 
     Raises:
-        ConfigError: f does not divide the workers, or is not 1 where workers come and go.
+        ConfigError: f does not divide the workers, or is not 1 although members change.
     """
     one = spec.preconditioner
     if one is None:

@@ -1,16 +1,16 @@
-"""Processor time that is dealt out in periods: a control group's quota, as Linux deals it out. Pure.
+"""Processor time that is granted in periods: a control group's quota under Linux. Pure.
 
 ::
 
-    a period begins               what is left for its cores becomes Q = P × cores, whatever it was
-    a core begins work            it takes what is left, up to 5 ms; without any it stands still
-    a core has used up its own    it goes on to the next tick of its clock, where that is noticed: what it has overdrawn
+    a period starts               the group's remaining quota becomes Q = P × cores, whatever was left
+    a core starts work            it takes up to 5 ms of the rest; without any it halts
+    a core has used up its slice  it runs on until the next tick of its clock, where that is noticed; the overdraft
                                   is a debt
-    a core stands still           until the part of a period pays its debt
-    a core's work is done         it keeps 1 ms of its own, and gives back the rest
+    a core halts                  until a period's quota pays its debt
+    a core's work is done         it keeps 1 ms of its slice and returns the rest
 
-So a tenth of a core, in periods of 10 ms, is no tenth of a core at any time: it comes as 1 to 4 ms at a stretch, and
-nothing for 10 to 30 ms then. From ``kernel/sched/fair.c``, control of bandwidth, as of Linux 6.18.
+So a tenth of a core in periods of 10 ms is never a tenth of a core: it runs for 1 to 4 ms and then halts for 10 to 30
+ms. From ``kernel/sched/fair.c``, bandwidth control, as of Linux 6.18.
 """
 
 from __future__ import annotations
@@ -23,72 +23,51 @@ import numpy as np
 
 from uneven.errors import ConfigError
 
-_SLICE_S = 5e-3
-"""What a core takes at once (sysctl kernel.sched_cfs_bandwidth_slice_us)."""
+_SLICE_S = 5e-3  # slice of a core (sysctl kernel.sched_cfs_bandwidth_slice_us)
+_KEPT_S = 1e-3  # kept when its work is done (min_cfs_rq_runtime)
+_TICK_S = 4e-3  # between ticks of a core's clock: CONFIG_HZ=250, as in Debian
+_MOST_PERIODS = 100_000  # that one piece of work may halt for [default]
+_PAID_S = 1e-9  # on top of a debt that is paid
 
-_KEPT_S = 1e-3
-"""What it keeps when its work is done (min_cfs_rq_runtime)."""
-
-_TICK_S = 4e-3
-"""From one tick of a core's clock to the next: CONFIG_HZ=250, as Debian has it."""
-
-_MOST_PERIODS = 100_000
-"""Most periods that one piece of work may stand still for; ours."""
-
-_PAID_S = 1e-9
-"""What a core whose debt has been paid is given on top."""
-
-Rate = Callable[[float], float]
-"""Cores at a time, of one thread's: 0 … 1."""
+Rate = Callable[[float], float]  # cores of one thread at a time: 0 … 1
 
 
 @dataclass(slots=True)
 class Quota:
-    """What a group has left of its quota, and its cores of what they took.
+    """The rest of a group's quota, and of its cores' slices.
 
-    It computes on one core at a time; of several threads that compute side by side it is what each of them has.
-
-    Attributes:
-        period_s: P.
-        next_s: when the next period begins.
-        ticks_s: a tick of each core, and so all of them.
-        left_s: of the present period, for any core.
-        own_s: of each core; negative is a debt.
-        rested_s: since when nothing computes.
+    It computes on one core at a time; for several threads in parallel it is the quota of each.
     """
 
-    period_s: float
-    next_s: float
-    ticks_s: tuple[float, ...]
-    left_s: float = 0.0
-    own_s: list[float] = field(default_factory=list)
-    rested_s: float = 0.0
+    period_s: float  # P
+    next_s: float  # start of the next period
+    ticks_s: tuple[float, ...]  # a tick of each core, and so all of them
+    left_s: float = 0.0  # of the current period, for any core
+    own_s: list[float] = field(default_factory=list)  # slice of each core; negative is a debt
+    rested_s: float = 0.0  # start of the current idle time
 
     @classmethod
     def begun(cls, period_s: float, cores: int, seed: tuple[int, ...]) -> Quota:
-        """At time 0, somewhere in a period; where, and when each core ticks, is drawn."""
+        """Return a quota at time 0, at random phases of the period and of each core's ticks."""
         drawn = np.random.default_rng(seed).random(1 + cores)
         ticks_s = tuple(float(one) * _TICK_S for one in drawn[1:])
         return cls(period_s, -float(drawn[0]) * period_s, ticks_s, own_s=[0.0] * cores)
 
     def copy(self) -> Quota:
-        """The same, for a question what would be."""
+        """Return a copy, for a computation without effect."""
         return replace(self, own_s=list(self.own_s))
 
     def run(
         self, core: int, start_s: float, work_s: float, rate: Rate, until_s: float = math.inf
     ) -> tuple[float, float]:
-        """Compute.
+        """Compute, and return when it ended and the work done.
 
         Args:
-            work_s: s of a thread that nothing slows down.
-            until_s: no longer than to this time, even if something is left.
-
-        Returns:
-            When it ended, and how much was done.
+            work_s: seconds of a thread that runs without a break.
+            until_s: stop at this time at the latest.
 
         Raises:
-            ConfigError: it stands still too often until then.
+            ConfigError: it halts too often until then.
         """
         now_s, done_s, waited = start_s, 0.0, 0
         self._go_on(now_s, rate)
@@ -105,6 +84,7 @@ class Quota:
                 self._go_on(now_s, rate)
                 self._pay(core)
                 continue
+            # An empty slice is noticed at a tick only, so the core overdraws it until then.
             own_s = self.own_s[core]
             left_s = min(work_s - done_s, until_s - now_s)
             here_s = min(own_s + self._to_tick_s(core, now_s + own_s), left_s)
@@ -117,7 +97,7 @@ class Quota:
         return self.rested_s, done_s
 
     def lose(self, now_s: float, rate: Rate) -> None:
-        """Others of the group have used up everything meanwhile."""
+        """Use up all of the current quota, as other processes of the group do."""
         self._go_on(now_s, rate)
         self.left_s = 0.0
         self.own_s = [min(0.0, one) for one in self.own_s]
@@ -125,7 +105,7 @@ class Quota:
     def _go_on(self, now_s: float, rate: Rate) -> None:
         if self.next_s > now_s:
             return
-        began_s = self.next_s + (now_s - self.next_s) // self.period_s * self.period_s  # the newest that has begun
+        began_s = self.next_s + (now_s - self.next_s) // self.period_s * self.period_s  # start of the current period
         self.left_s = self.period_s * rate(began_s)
         self.next_s = began_s + self.period_s
 

@@ -1,9 +1,7 @@
 """A group's exchange among its members: they meet, then a ring all-reduce carries it. Pure.
 
-Under the backward pass the payload goes in buckets. Bucket j starts when every member has it ready and bucket j − 1
-is through; the bytes become ready evenly over the backward pass. What a member's own processor does for the exchange
-is counted after the last bucket is ready: earlier, it would take the processor from the backward pass, and the end
-would be the same.
+During the backward pass the payload travels in buckets. Bucket j starts when every member has it ready and bucket j − 1
+has arrived; the bytes become ready evenly over the backward pass.
 """
 
 from __future__ import annotations
@@ -17,16 +15,15 @@ from uneven.simulate.routes import FREE, RingPieces
 from uneven.simulate.stage import Stage
 from uneven.simulate.worker import Worker
 
-_LEGS = (1 / 3, 2 / 3, 1.0)
-"""The legs of an exchange by way of hubs, as parts of it."""
+_LEGS = (1 / 3, 2 / 3, 1.0)  # of an exchange through hubs, as parts of it
 
 
 class Rings:
-    """Carries the rounds of groups.
+    """Runs the rounds of groups.
 
     Args:
         through: called with the round when its outcome is there.
-        goes_on: called with the round and a member when that member has it.
+        goes_on: called with the round and a member when that member has the outcome.
     """
 
     def __init__(
@@ -35,10 +32,10 @@ class Rings:
         self._stage = stage
         self._through = through
         self._goes_on = goes_on
-        self._computing: dict[Worker, Round] = {}  # whose gradient is not ready yet → the round that waits for it
+        self._computing: dict[Worker, Round] = {}  # worker whose gradient is not ready → the round that waits for it
 
     def arrive(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
-        """A member is there; while it computes, its gradient is known to become ready."""
+        """Add a member; while it computes, the time at which its gradient becomes ready is known."""
         stage = self._stage
         group = stage.group(worker, one.members)
         meeting = stage.groups.meet(group, worker, one)
@@ -49,13 +46,13 @@ class Rings:
             stage.sends(worker.rank, one)
         begun = meeting.launched
         meeting.arrive(worker, worker.clock)
-        if begun:  # it left and came back, and nobody has waited for it
+        if begun:  # it left and came back, and the others did not wait for it
             self.hasten(meeting)
         else:
             self.recheck(meeting)
 
     def lose(self, meeting: Round, rank: int) -> None:
-        """A member has died; the others go on, and send the bucket that was on its way once more."""
+        """Remove a dead member; the others continue and send the bucket in transit again."""
         was_in = meeting.arrived.pop(rank, None) is not None
         if not meeting.arrived:
             self._stage.queue.cancel(meeting.event)
@@ -69,17 +66,17 @@ class Rings:
             self.hasten(meeting)
 
     def speed_changed(self, worker: Worker) -> None:
-        """A worker that computes has got another speed."""
+        """Reschedule after a change of a computing worker's speed."""
         if worker in self._computing:
             self.hasten(self._computing[worker])
 
     def recheck(self, meeting: Round) -> None:
-        """Somebody need not be waited for any more."""
+        """Launch a round that has become complete."""
         if meeting.complete and not meeting.launched:
             self._launch(meeting)
 
     def hasten(self, meeting: Round) -> None:
-        """Look anew when the next bucket will be ready, if it is that what is waited for."""
+        """Recompute when the next bucket is ready, if the round waits for it."""
         if meeting.launched and meeting.flow is None and meeting.bucket < len(meeting.parts):
             self._stage.queue.cancel(meeting.event)
             self._await(meeting)
@@ -116,12 +113,15 @@ class Rings:
         sent = meeting.parts[meeting.bucket - 1] if meeting.bucket else 0.0
         size_bytes = stage.size_bytes(here[0], meeting.exchange) * (meeting.parts[meeting.bucket] - sent)
         if meeting.bucket == len(meeting.parts) - 1:
+            # A member's own work is counted after the last bucket is ready: earlier it would delay the backward pass by
+            # the same time, and the end would not change.
             self._own_sides(meeting, lambda: stage.topology.ring_pieces(here, size_bytes))
         meeting.event = None
         meeting.flow = stage.network.start(self._route(meeting, here, size_bytes), size_bytes, self._sent, meeting)
 
     def _leg(self, meeting: Round, here: tuple[int, ...]) -> None:
-        """Entries go from each to all others; with hubs inside the groups, then from hub to hub, then to the groups."""
+        # Each sends its entries to all others; with hubs first inside the groups, then from hub to hub, then into the
+        # groups.
         stage, one = self._stage, meeting.exchange
         divided = one.groups or (here,)
         groups = [group for group in ([rank for rank in group if rank in here] for group in divided) if group]
@@ -163,7 +163,7 @@ class Rings:
                 worker.transfer_s += busy_s
 
     def _pass_on(self, meeting: Round, pieces: RingPieces) -> None:
-        """Piece by piece round the ring, two at a time, each as soon as it has come and its worker's quota lets it."""
+        # Piece by piece round the ring, two at a time, each as soon as it has arrived and its worker's quota allows.
         ring = [meeting.arrived[rank] for rank in self._speakers(meeting)]
         now_s = self._stage.queue.now_s
         ends_s = [max(worker.computed_s, meeting.free_s) if meeting.overlapped else now_s for worker in ring]
@@ -171,10 +171,9 @@ class Rings:
         for number in range(pieces.many):
             come_s = map(max, pieces.come_s(begun_s), ends_s)
             begun_s = ends_s
-            waited = number % 2 == 0  # for the next two, between the word that there is room and what then comes
+            waited = number % 2 == 0  # for the next two pieces, between the notice of free space and their arrival
             ends_s = [
-                worker.answer_s(at_s, 1 / pieces.many, waited=waited)
-                for worker, at_s in zip(ring, come_s, strict=True)
+                worker.answer_s(at_s, 1 / pieces.many, waited=waited) for worker, at_s in zip(ring, come_s, strict=True)
             ]
         for worker, end_s in zip(ring, ends_s, strict=True):
             meeting.ends_s[worker.rank] = end_s
@@ -190,7 +189,7 @@ class Rings:
             self._await(meeting)
         elif meeting.ends_s and not meeting.exchange.parties:
             for rank, worker in meeting.arrived.items():
-                end_s = meeting.ends_s.get(rank, meeting.own_end_s)  # one that came back meanwhile was not waited for
+                end_s = meeting.ends_s.get(rank, meeting.own_end_s)  # a member that came back was not waited for
                 self._stage.queue.at(max(end_s, now_s), self._reached, meeting, worker)
         elif meeting.own_end_s > now_s:
             meeting.event = self._stage.queue.at(meeting.own_end_s, self._reduced, meeting)
@@ -205,8 +204,8 @@ class Rings:
         self._goes_on(meeting, worker)
 
     def _reduced(self, meeting: Round) -> None:
-        """The speakers have the outcome; they hand it on inside their parties."""
         stage, one = self._stage, meeting.exchange
+        # The senders have the outcome; they forward it inside their parties.
         parties = [[rank for rank in party if rank in meeting.arrived] for party in one.parties]
         if any(len(party) > 1 for party in parties):
             size_bytes = stage.size_bytes(min(meeting.arrived), one)
@@ -241,7 +240,7 @@ class Rings:
         if here is meeting.group.members and key in routes:
             return routes[key]
         found = topology.ring(here, size_bytes)
-        if meeting.ends_s:  # its pieces have been passed on one by one already
+        if meeting.ends_s:  # the pieces' latency is already in ends_s
             found = Route(found.load, 0.0)
         if here is meeting.group.members:
             routes[key] = found

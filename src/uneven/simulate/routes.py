@@ -1,7 +1,7 @@
-"""Which links a transfer takes, and how long a byte is under way. Pure.
+"""The links of a transfer, and the latency of its path. Pure.
 
-A node has a link up and a link down to its switch, two sites have a line each way between them. Only what has a limit
-is a link here.
+A node has a link up and a link down to its switch; two sites have a link in each direction. Only limited links exist
+here.
 """
 
 from __future__ import annotations
@@ -15,59 +15,54 @@ from typing import NamedTuple
 from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, steady
 from uneven.simulate.links import LinkLoad, Route
 
-_UNLIMITED_BIT_PER_S = 1e15
-"""For a link that has no limit until an event gives it one."""
+_UNLIMITED_BIT_PER_S = 1e15  # of a link without a limit until an event limits it
 
 
 FREE = Route(LinkLoad({}), 0.0)
 
-_LARGEST_BYTES = 1 << 20
-"""Largest piece that gloo sends at once in an all-reduce."""
+_LARGEST_BYTES = 1 << 20  # of a piece that gloo sends in an all-reduce
 
 
 class RingPieces(NamedTuple):
-    """How the bytes of an all-reduce go round a ring: over each hop in pieces, two of which are under way at a time.
+    """The pieces of an all-reduce on each hop of a ring, two of which are in transit at a time.
 
-    A piece waits for the word that there is room for it, which its receiver gives when the last piece but one has
-    come. So two pieces take the way there and back and one's own time, however fast the link is. That is gloo's
+    A piece waits for a notice of free space, which its receiver sends when the last piece but one has arrived. So two
+    pieces take a round trip and the time of one, however fast the link is. This is gloo's protocol
     (``gloo/allreduce.cc``, and ``Pair::send`` in ``gloo/transport/tcp/pair.cc``).
-
-    Attributes:
-        many: pieces over each hop.
-        latency_s, own_s: of the hop to each member, one way, and what a piece takes on its slowest link.
     """
 
-    many: int
-    latency_s: tuple[float, ...]
-    own_s: tuple[float, ...]
+    many: int  # pieces over each hop
+    latency_s: tuple[float, ...]  # of the hop to each member, one way
+    own_s: tuple[float, ...]  # of a piece on the hop's slowest link
 
     @classmethod
     def at_once(cls, members: int) -> RingPieces:
-        """The least number of them, and nothing that delays one."""
+        """Return the least number of pieces, without delays."""
         return cls(pieces_of(members, 0.0), (0.0,) * members, (0.0,) * members)
 
     @property
     def waits_s(self) -> float:
-        """What all of them take on top of their bytes on the slowest link, among members who begin together and make
-        nobody wait."""
+        """The seconds of all pieces beyond their bytes on the slowest link, if all members start together and none is
+        slow.
+        """
         bytes_s = 2 * max(self.own_s)
         slowest_s = max(2 * latency_s + own_s for latency_s, own_s in zip(self.latency_s, self.own_s, strict=True))
         return self.many / 2 * max(slowest_s - bytes_s, 0.0)
 
     def come_s(self, begun_s: Sequence[float]) -> list[float]:
-        """When a piece has come to each member, by when each has begun with it: has room for it, and sends its own."""
+        """Return when a piece arrives at each member, given when each is ready to receive it and sends its own."""
         hops = zip(begun_s, [begun_s[-1], *begun_s[:-1]], self.latency_s, self.own_s, strict=True)
         return [max(room_s + way_s, sends_s) + own_s + way_s for room_s, sends_s, way_s, own_s in hops]
 
 
 class Topology:
-    """Nodes by rank, which is their position in the description, and the links between them.
+    """The nodes, by rank (position in the description), and the links between them.
 
     Attributes:
         capacities: of every link, bit/s over time.
         sites: of every node.
-        lines: (from a site, to a site) → the link that is the line on this way.
-        free: whether nothing limits or delays any transfer.
+        lines: (from a site, to a site) → the link between them.
+        free: whether no transfer is limited or delayed.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
@@ -97,26 +92,26 @@ class Topology:
         return len(self.capacities) - 1
 
     def links_of(self, rank: int) -> tuple[int, ...]:
-        """Links up and down of a node, as far as it has limits."""
+        """Return a node's limited links, up and down."""
         return tuple(link for link in (self._up[rank], self._down[rank]) if link is not None)
 
     def links_between(self, here: str, there: str) -> tuple[int, int]:
-        """Both directions of the line between two sites."""
+        """Return both directions of the link between two sites."""
         return self.lines[here, there], self.lines[there, here]
 
     def ring(self, members: Sequence[int], size_bytes: float) -> Route:
-        """An all-reduce over a ring in the order of ``members``, all of whom send at once: 2 (n − 1) / n of the bytes
-        over each hop, in pieces."""
+        """Return the route of an all-reduce over a ring in the order of ``members``."""
         n = len(members)
         if n < 2 or self.free:
             return FREE
         parts: dict[int, float] = {}
+        # A ring moves 2 (n − 1) / n of the bytes over each hop.
         for here, there in _hops(members):
             self._load(parts, here, there, 2 * (n - 1) / n)
         return Route(LinkLoad(parts), self.ring_pieces(members, size_bytes).waits_s)
 
     def ring_pieces(self, members: Sequence[int], size_bytes: float) -> RingPieces:
-        """The pieces in which it goes; each link is as fast as it is on average."""
+        """Return its pieces, with the mean rate of each link."""
         n = len(members)
         if n < 2 or self.free:
             return RingPieces.at_once(n)
@@ -126,30 +121,32 @@ class Topology:
         for hop in _hops(members):
             latency_s.append(self._load({}, *hop, 0.0))
             rate = min((self._mean_bit_per_s[link] for link in self._links(*hop)), default=math.inf)
-            own_s.append(bits / rate if rate > 0.0 else 0.0)  # what never carries anything holds the flow up for ever
+            own_s.append(bits / rate if rate > 0.0 else 0.0)  # a dead link already stops the flow, so it needs no delay
         return RingPieces(many, tuple(latency_s), tuple(own_s))
 
     def push(self, rank: int, members: Sequence[int]) -> Route:
-        """To the parameter server, whose shards lie with the members, an equal part each; the last one to arrive."""
+        """Return the route to the parameter server, whose shards are spread evenly over the members."""
         if self.free:
             return FREE
         return self._spread((rank, other) for other in members if other != rank) if len(members) > 1 else FREE
 
     def pull(self, rank: int, members: Sequence[int]) -> Route:
-        """From the parameter server: the way there for the request, and the answer's way back."""
+        """Return the route from the parameter server."""
         if self.free or len(members) < 2:
             return FREE
         back = self._spread((other, rank) for other in members if other != rank)
-        return Route(back.load, 2 * back.latency_s)
+        return Route(back.load, 2 * back.latency_s)  # of the request and of the answer
 
     def point(self, here: int, there: int) -> Route:
-        """From one node to another."""
+        """Return the route from one node to another."""
         parts: dict[int, float] = {}
         latency_s = self._load(parts, here, there, 1.0)
         return Route(LinkLoad(parts), latency_s)
 
     def tell(self, rank: int, others: Sequence[Sequence[int]]) -> Route:
-        """From one node to the first of each of ``others``, which hand it on from node to node in their order."""
+        """Return the route from one node to the first of each of ``others``, which forward from node to node in their
+        order.
+        """
         if self.free:
             return FREE
         parts: dict[int, float] = {}
@@ -160,13 +157,13 @@ class Topology:
         return Route(LinkLoad(parts), latency_s)
 
     def mesh(self, sends: Iterable[tuple[int, int, float]]) -> Route:
-        """Some nodes send to others at once: from, to, bytes. The route is of one byte."""
+        """Return the route of simultaneous messages (from, to, bytes); the transfer has size 1."""
         parts: dict[int, float] = {}
         latency_s = max((self._load(parts, here, there, size) for here, there, size in sends), default=0.0)
         return Route(LinkLoad(parts), latency_s)
 
     def hand_on(self, parties: Sequence[Sequence[int]]) -> Route:
-        """From the first of each of ``parties`` through to its last."""
+        """Return the route from the first of each of ``parties`` through to its last."""
         parts: dict[int, float] = {}
         latency_s = 0.0
         for party in parties:
@@ -174,7 +171,7 @@ class Topology:
         return Route(LinkLoad(parts), latency_s)
 
     def pieces(self, sizes: Mapping[tuple[int, int], float]) -> Route:
-        """Pieces of so many bytes from node to node, all at once; a transfer of 1 carries all of them."""
+        """Return the route of simultaneous pieces, (from, to) → bytes; the transfer has size 1."""
         if self.free:
             return FREE
         parts: dict[int, float] = {}
@@ -190,7 +187,7 @@ class Topology:
         return Route(LinkLoad(parts), latency_s)
 
     def _load(self, parts: dict[int, float], here: int, there: int, part: float) -> float:
-        """Add a transfer's load on each link between two nodes; the latency of the way."""
+        """Add a transfer's load on each link between two nodes, and return the latency."""
         ends = self.sites[here], self.sites[there]
         for link in self._links(here, there):
             parts[link] = parts.get(link, 0.0) + part
@@ -202,18 +199,19 @@ class Topology:
 
 
 def _hops(members: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """From each to the next; the first that one arrives at is the first member."""
+    # Into the first member first, so that hop i ends at member i.
     return zip([members[-1], *members[:-1]], members, strict=True)
 
 
 def pieces_of(members: int, size_bytes: float) -> int:
-    """Pieces in which an all-reduce goes over each hop of a ring: two of each member's part, or more where these would
-    be too large; twice, of all but one."""
+    """Return the number of pieces of an all-reduce over each hop: at least two of each member's part, twice for n − 1
+    members.
+    """
     return 2 * (members - 1) * max(2, math.ceil(size_bytes / members / _LARGEST_BYTES))
 
 
 def cut_of(event: Event) -> tuple[float, float]:
-    """What an event leaves of a link: a factor and a ceiling in bit/s."""
+    """Return what an event leaves of a link: a factor and a ceiling in bit/s."""
     return event.left, _UNLIMITED_BIT_PER_S if event.bit_per_s is None else event.bit_per_s
 
 

@@ -1,8 +1,8 @@
-"""Exchanges over the parameter server, whose shards lie with the members. Pure.
+"""Exchanges with the parameter server, whose shards are on the members. Pure.
 
-Apart: each member pushes and pulls on its own (a sum, a centre). Together: the copy gathers what the members
-push, and when enough have come it answers all of them with the outcome; who comes later is dropped and takes over
-the newest state. In the background nobody is too late: what comes later counts in the next outcome.
+Apart: each member pushes and pulls separately (a sum, a center). Together: the copy collects the pushes of the members
+and answers all when there are enough; later ones are dropped, and their workers take over the newest state. In the
+background none is late: a later push counts in the next outcome.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from uneven.simulate.worker import Worker
 
 
 class Servers:
-    """Carries pushes and pulls.
+    """Runs pushes and pulls.
 
     Args:
-        done: called when an errand no longer holds its worker up.
+        done: called when an errand no longer delays its worker.
     """
 
     def __init__(self, stage: Stage, done: Callable[[Errand], None]) -> None:
@@ -30,11 +30,11 @@ class Servers:
         self._done = done
 
     def apart(self, worker: Worker, one: Exchange) -> None:
-        """Push what this worker has to add; the copy takes it in when it is there."""
+        """Push one worker's contribution, which the copy adds on arrival."""
         self._push(Errand(worker, one, worker.clock, self._stage.group(worker, one.members)))
 
     def together(self, worker: Worker, one: Exchange, *, computing: bool) -> None:
-        """Push a contribution, bucket by bucket if it becomes ready by and by."""
+        """Push a contribution, bucket by bucket while it becomes ready."""
         stage = self._stage
         group = stage.group(worker, one.members)
         meeting = None if one.beside else stage.groups.meet(group, worker, one)
@@ -46,7 +46,7 @@ class Servers:
             self._push(errand)
 
     def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
-        """Pull the server's parameters, then go on."""
+        """Pull the server's parameters, then call ``then``."""
         errand = Errand(worker, one, worker.clock, self._stage.group(worker, one.members))
         self._pull(errand, lambda _: then())
 
@@ -93,6 +93,7 @@ class Servers:
         if errand.exchange.moment is Moment.BACKGROUND:
             self._pull(errand, self._done)
         else:
+            # The worker reads the answer when its next step starts, as late as possible.
             errand.worker.unread.append(errand.exchange)
             self._done(errand)
 
@@ -109,7 +110,7 @@ class Servers:
             self.recheck(meeting)
 
     def recheck(self, meeting: Round) -> None:
-        """Close a round if enough have come, and answer them."""
+        """Close a round with enough contributions, and answer them."""
         if meeting.closed or not meeting.complete or self._graces(meeting):
             return
         meeting.closed = True
@@ -123,7 +124,7 @@ class Servers:
             self._pull(errand, self._done)
 
     def _graces(self, meeting: Round) -> bool:
-        """Whether a quorum that is there waits for more."""
+        # The grace window is proportional to the time that the quorum took; see :class:`uneven.sync.Decoupled`.
         now_s = self._stage.queue.now_s
         if not meeting.missing or not meeting.exchange.grace:
             return False
@@ -133,7 +134,7 @@ class Servers:
         return now_s < meeting.due_s
 
     def lose(self, meeting: Round, rank: int) -> None:
-        """A member has died; what it has contributed stays, who waits for it need not."""
+        """Remove a dead member; its contribution stays, but it gets no answer."""
         meeting.errands = [errand for errand in meeting.errands if errand.worker.rank != rank]
         self.recheck(meeting)
 
@@ -152,6 +153,7 @@ class Servers:
 
     def _pulled(self, errand: Errand, then: Callable[[Errand], None]) -> None:
         if not errand.worker.dead:
+            # A late worker has taken over the newest state already.
             if then != self._catch_up:
                 self._stage.arithmetic.reads(errand.worker.rank, errand.exchange)
             then(errand)

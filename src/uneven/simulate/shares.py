@@ -1,8 +1,8 @@
-"""The slow loop in virtual time: the controller of a real run, fed with the virtual workers' events. Pure.
+"""The slow loop in virtual time: a real run's controller, driven by the virtual workers' events. Pure.
 
-As in a real run: reports of iteration i are read at the end of iteration i + 1, and a split decided after iteration j
-is in force from j + 1 + lookahead. Where workers do not keep step, reports are read as soon as the last one is there,
-and the split holds from the first iteration that nobody has begun. Neither measuring nor deciding costs time here.
+As in a real run, reports of iteration i are read at the end of iteration i + 1, and a split decided after iteration j
+is in force from j + 1 + lookahead. Asynchronous workers' reports are read when the last one arrives, and the split
+holds from the first iteration that none has started. Measuring and deciding cost no time here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uneven.simulate.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the splits of a run have in common."""
+    """The constants of a run's splits."""
 
     balancer: Balancer
     global_batch: int
@@ -34,7 +34,7 @@ class Terms:
 
 
 class BatchSlice(NamedTuple):
-    """One worker's part of an iteration's samples: how many, and the position of the first among them."""
+    """One worker's part of an iteration: number of samples, and the position of the first."""
 
     batch: int
     first: int
@@ -42,21 +42,21 @@ class BatchSlice(NamedTuple):
 
 @dataclass(slots=True)
 class _Cuts:
-    """Iteration → shares and firsts, while these members take part."""
+    """The shares and first positions by iteration, for one membership."""
 
     present: MembersSince
     made: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)
 
 
 class Shares:
-    """Keeps the split of every iteration.
+    """The split of every iteration.
 
     Args:
         terms: of the run.
-        present: who takes part from the start.
+        present: the first members.
         on_split: called with every change of the split.
-        on_complaint: called for every report that was not believed: rank, iteration, text.
-        on_forecast: called with the forecast in a worker's report; None where none is wanted.
+        on_complaint: called for every rejected report: rank, iteration, text.
+        on_forecast: called with the forecast in a worker's report; may be None.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class Shares:
         self._on_complaint = on_complaint
         self._on_forecast = on_forecast
         self._cuts = [_Cuts(present)]
-        unborn = predictors.resolve(terms.balancer.predictor)  # to read its name 10,000 times takes seconds
+        unborn = predictors.resolve(
+            terms.balancer.predictor
+        )  # copied below: parsing its name 10,000 times takes seconds
         decider = Decider(
             terms.balancer,
             present.members,
@@ -86,7 +88,7 @@ class Shares:
         self._loopback = Loopback(self._controller)
 
     def part(self, rank: int, iteration: int) -> BatchSlice:
-        """What a worker takes in an iteration."""
+        """Return a worker's part of an iteration."""
         cuts = self._cuts[-1]
         if cuts.present.first > iteration:
             cuts = next(cuts for cuts in reversed(self._cuts) if cuts.present.first <= iteration)
@@ -98,10 +100,10 @@ class Shares:
         return BatchSlice(cut[0][place], cut[1][place])
 
     def measured(self, step: StepRecord, samples: int) -> None:
-        """What a worker has seen of its own iteration.
+        """Record a worker's own iteration.
 
         Args:
-            samples: that it computed, also where they came too late to count.
+            samples: number computed, even if they came too late to count.
         """
         if self._controller.adapts:
             seen = Observation(
@@ -114,11 +116,7 @@ class Shares:
             self._loopback.measured(step.rank, seen, late=step.batch < samples)
 
     def ended(self, worker: Worker, iteration: int, newest: int) -> None:
-        """A worker has ended an iteration.
-
-        Args:
-            newest: the furthest iteration that anybody has begun.
-        """
+        """Record that a worker has ended an iteration; ``newest`` is the furthest that any has started."""
         if not self._controller.adapts:
             return
         rate = worker.machine.processor.rate(worker.computed_s)
@@ -132,7 +130,7 @@ class Shares:
                 self._on_forecast(instruction)
 
     def change(self, present: MembersSince) -> None:
-        """Others take part from an iteration that nobody has begun; what was learnt about those who stay is kept."""
+        """Change the members from an iteration that none has started; what was learned of those that stay is kept."""
         if self._cuts[-1].present.first == present.first:
             self._cuts.pop()
         self._cuts.append(_Cuts(present))
@@ -146,7 +144,7 @@ class Shares:
 
 
 def _firsts(cuts: _Cuts, shares: tuple[int, ...]) -> list[int]:
-    """Where each member's samples begin; the list of another iteration with the same split is used again."""
+    # Iterations with the same split share one list: with thousands of workers a new one each time is expensive.
     last = next(reversed(cuts.made.values()), None)
     if last is not None and last[0] is shares:
         return last[1]

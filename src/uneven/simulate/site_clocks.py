@@ -1,4 +1,4 @@
-"""Sites with a parameter server each: when the clock of one advances, its copy tells the others'. Pure."""
+"""Sites with a parameter server each: when a site's clock advances, its copy sends to the others. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from uneven.simulate.worker import Worker
 
 
 class SiteClocks:
-    """The least of the clocks of each site's workers, as its parameter server knows them.
-
-    Args:
-        letters: what is under way between the sites.
-    """
+    """The clock of each site, the least of its workers', as its parameter server sees it."""
 
     def __init__(self, stage: Stage, letters: Letters) -> None:
         self._stage = stage
         self._letters = letters
-        self._pushed: dict[int, tuple[int, Exchange]] = {}  # rank → its steps in the copy, and the last exchange
-        self._told: dict[int, int] = {}  # rank → the clock that its site had when it told the others last
+        self._pushed: dict[int, tuple[int, Exchange]] = {}  # rank → its steps in the copy, and its last exchange
+        self._told: dict[int, int] = {}  # rank → its site's clock at the last message
 
     def pushed(self, worker: Worker, one: Exchange) -> None:
-        """What a worker has moved in the step under way is in the copy of its site."""
+        """Record that a worker's current step is in its site's copy."""
         self._pushed[worker.rank] = worker.clock + 1, one
         self._advance(worker.rank, one)
 
     def leave(self, worker: Worker) -> None:
-        """A worker takes no more steps, so its site's clock is that of the others there."""
+        """Remove a worker that takes no more steps from its site's clock."""
         if worker.rank in self._pushed:
             self._advance(worker.rank, self._pushed.pop(worker.rank)[1])
 

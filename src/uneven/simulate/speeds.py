@@ -1,4 +1,4 @@
-"""How fast the workers of a recorded run were at each time, for a run that is played another way. Pure."""
+"""The speeds of a recorded run's workers over time, for a simulation with changes. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from uneven.core.records import SHARE, Record, RunRecord, StepRecord
 from uneven.errors import ConfigError
 from uneven.simulate.costs import TO_DEVIATION, sorted_steps
 
-_STEPS, _STRETCHES = 5, 500
-"""Steps in which a speed counts as one value, about, and the most such stretches of time that there are. Ours."""
-
-_SLOWEST = 1e-3
-"""Part of its best speed that a worker is taken to keep; slower ones are outliers of a single step."""
+_STEPS, _STRETCHES = 5, 500  # steps per value of the speed, about, and the most values [default]
+_SLOWEST = 1e-3  # lowest speed relative to the best; anything slower is an outlier of a single step
 
 
 def recorded_shares(records: Iterable[Record]) -> dict[int, float]:
-    """Rank → cores that its launcher held it to, in the newest start; empty unless that is known of every worker."""
+    """Return rank → cores that its launcher limited it to, in the newest start; empty unless known for every worker."""
     starts = {one.rank: one for one in records if isinstance(one, RunRecord)}
     found = {rank: float(one.settings.get(SHARE) or 0.0) for rank, one in starts.items()}
     return found if all(share > 0.0 for share in found.values()) else {}
@@ -31,22 +28,18 @@ def recorded_shares(records: Iterable[Record]) -> dict[int, float]:
 def with_recorded_speeds(
     spec: ClusterSpec, records: Iterable[Record], shares: Mapping[int, float] | None = None
 ) -> tuple[ClusterSpec, dict[int, float]]:
-    """The cluster of a recorded run with each node as slow in every stretch of time as it was then.
+    """Return a recorded run's cluster with each node's speed over time, and rank → seconds of its side of an exchange.
 
-    In a stretch, a node's speed is the median of Γ(x) over the time that its steps took. The fastest stretch is the
-    whole node; in the others a part of it is there. After the end of the run its speeds come backwards, so that
-    nothing jumps there.
+    In a stretch of time, a node's speed is the median of Γ(x) over the time of its steps. The fastest stretch is the
+    whole node; in the others a part of it is available. The exchange seconds are for the whole node.
 
     Args:
-        spec: as :func:`uneven.simulate.described` makes it of the same run; node i is rank i.
+        spec: from :func:`uneven.simulate.described` of the same run; node i is rank i.
         records: of the run.
-        shares: rank → cores that it was held to. Who has waited for others has saved up processor time and computes
-            faster than its share for a while; in the long run a step takes no less than its processor seconds over the
-            share, and so does its own side of an exchange. That holds for whoever sets the pace, and where nobody
-            waits for all.
-
-    Returns:
-        The cluster, and rank → seconds of its own side of an exchange with the whole node.
+        shares: rank → cores that it was limited to. A worker that waits for others saves up processor time and then
+            computes faster than its share for a while; in the long run a step takes at least its processor seconds over
+            the share, and so does its side of an exchange. This matters for the slowest worker, and without waits for
+            all.
     """
     shares = shares or {}
     steps = {rank: found[1:] for rank, found in sorted_steps(records)[1].items()}
@@ -65,7 +58,6 @@ def with_recorded_speeds(
 
 
 def _node(node: Node, stretches: Sequence[Sequence[StepRecord]], step_s: float, cores: float) -> tuple[Node, float]:
-    """The node over time, and its own side of an exchange, with no more cores than these."""
     cost = node.cost
     if not isinstance(cost, Affine):
         raise ConfigError(f"node {node.name!r}: its cost was not learnt from a recorded run")
@@ -87,6 +79,7 @@ def _node(node: Node, stretches: Sequence[Sequence[StepRecord]], step_s: float, 
         for steps, part in zip(stretches, parts, strict=True)
         for one in steps
     ]
+    # After the end of the run its speeds are repeated backwards, so that they do not jump there.
     share = Trace(values=parts + parts[::-1], step_s=step_s, source="recorded speeds")
     return replace(node, cost=whole, jitter=TO_DEVIATION * median(off or [0.0]), share=share), median(own_s or [0.0])
 

@@ -1,4 +1,4 @@
-"""What the parts of the simulator share. Pure."""
+"""The shared state of the simulator's parts. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,12 @@ from uneven.simulate.rounds import Group, Groups
 from uneven.simulate.routes import Topology
 from uneven.simulate.worker import Machine, Worker
 
-_NUMBER_BYTES = 4
-"""What one number of a gradient takes, where entries are counted."""
+_NUMBER_BYTES = 4  # of one number of a gradient
 
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """The virtual cluster as it stands.
-
-    Attributes:
-        machines: of every node, by rank.
-        workers: rank → the worker that is there now, or was there last.
-        go_on: called with a worker whose exchange no longer holds it up.
-        newest: the furthest clock that a step was begun at, −1 before the first.
-    """
+    """The current state of the virtual cluster."""
 
     queue: EventQueue
     network: Network
@@ -38,13 +30,13 @@ class Stage:
     workload: Workload
     history: MemberHistory
     arithmetic: Arithmetic
-    go_on: Callable[[Worker], None]
+    go_on: Callable[[Worker], None]  # called with a worker that its exchange no longer delays
     clocks: Clocks = field(default_factory=Clocks)
     groups: Groups = field(default_factory=Groups)
     bandwidths: Bandwidths = field(default_factory=Bandwidths)
-    machines: Sequence[Machine] = ()
-    workers: dict[int, Worker] = field(default_factory=dict)
-    newest: int = -1
+    machines: Sequence[Machine] = ()  # of every node, by rank
+    workers: dict[int, Worker] = field(default_factory=dict)  # rank → the current or last worker of that rank
+    newest: int = -1  # the furthest clock at which a step was started
     _buckets: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,21 +44,21 @@ class Stage:
         self._buckets = buckets(load.gradient_bytes, load.first_bucket_bytes, load.bucket_bytes)
 
     def group(self, worker: Worker, members: tuple[int, ...]) -> Group:
-        """The members of an exchange of this worker's present step."""
+        """Return the members of an exchange of this worker's current step."""
         return self.groups.of(self.history.at(worker.clock).generation, members)
 
     @property
     def whole_bytes(self) -> float:
-        """What the whole model takes on a link."""
+        """Bytes of the whole model on a link."""
         return self.workload.gradient_bytes * self.workload.framing
 
     def sends(self, rank: int, exchange: Exchange) -> None:
-        """What a worker contributes leaves it now."""
+        """Take a worker's contribution."""
         self.arithmetic.sends(rank, self.bandwidths.within(rank, exchange, self.queue.now_s))
         self._note(rank, exchange)
 
     def writes(self, rank: int, exchange: Exchange) -> object:
-        """What a worker tells others leaves it now, for the arithmetic's ``hears``."""
+        """Take a worker's message for the arithmetic's ``hears``, and return it."""
         content = self.arithmetic.writes(rank, self.bandwidths.within(rank, exchange, self.queue.now_s))
         self._note(rank, exchange)
         return content
@@ -76,15 +68,13 @@ class Stage:
             self.bandwidths.sent(rank, exchange, self.size_bytes(rank, exchange))
 
     def size_bytes(self, rank: int, exchange: Exchange) -> float:
-        """What one member puts on its link in an exchange.
-
-        Entries that were picked travel with their places, in the shortest form that there is for them.
-        """
+        """Return the bytes that one member sends in an exchange."""
         whole = self.whole_bytes * exchange.merge.bytes_factor / (exchange.piece or (0, 1))[1]
         if exchange.select is None:
             return whole
         part = self.arithmetic.sent_part(rank, exchange)
         if part is None:
+            # Selected entries travel with their places, in the shortest encoding.
             entries = self.workload.gradient_bytes / _NUMBER_BYTES
             significant = min(1.0, self.workload.significant * self.bandwidths.passes(rank, exchange))
             picked_bytes = estimated_bytes(exchange.select, entries, significant, _NUMBER_BYTES)
@@ -92,28 +82,29 @@ class Stage:
         return whole * part
 
     def together_bytes(self, ranks: Sequence[int], exchange: Exchange) -> float:
-        """What the entries that some members have picked take, added up."""
+        """Return the bytes of the sum of some members' selected entries."""
         part = self.arithmetic.together_part(ranks, exchange)
         if part is None:
             return min(self.whole_bytes, sum(self.size_bytes(rank, exchange) for rank in ranks))
         return self.whole_bytes * part
 
     def when_done(self, worker: Worker, part: float, action: Action, *arguments: object) -> None:
-        """Do something when so much of a worker's computing is done, also if its speed changes until then."""
+        """Schedule an action for when ``part`` of a worker's computing is done."""
         worker.event = self.queue.at(worker.ready_s(part), action, *arguments)
+        # Stored, so that a change of its speed can reschedule it.
         worker.awaited = part, action, arguments
 
     @property
     def buckets(self) -> tuple[float, ...]:
-        """Up to which part of the gradients each bucket goes; one for all where nothing slows transfers down."""
+        """The end of each bucket as a part of the gradients; a single bucket if nothing limits transfers."""
         return (1.0,) if self.topology.free else self._buckets
 
     def ready_part(self, sent: float) -> float:
-        """How much of the computing is done when so much of the gradient is ready."""
+        """Return the part of the computing after which ``sent`` of the gradient is ready."""
         return 1.0 if sent >= 1.0 else 1.0 - self.workload.backward * (1.0 - sent)
 
 
 def buckets(size_bytes: int, first_bytes: int, each_bytes: int) -> tuple[float, ...]:
-    """Up to which part of the gradients each bucket goes, as DistributedDataParallel cuts them."""
+    """Return the end of each bucket as a part of the gradients, as DistributedDataParallel cuts them."""
     ends = (first_bytes, *range(first_bytes + each_bytes, size_bytes, each_bytes))
     return (*(end / size_bytes for end in ends if end < size_bytes), 1.0)

@@ -1,9 +1,9 @@
-"""One worker's steps, one after the other. Pure.
+"""The steps of the workers. Pure.
 
 ::
 
     begin ─► waits hold? ─► read the server ─► compute ─► exchanges of the plan, in order ─► end ─► begin …
-                                                    └─ gradients of the first exchange go while it computes
+                                                    └─ gradients of the first exchange travel while it computes
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ class Steps:
     """Takes workers through their steps.
 
     Args:
-        policy: asked for a plan before each step.
-        iterations: the clock at which a worker has taken all its steps.
-        samples: that all workers take from one common order; None for a place of their own for each step.
-        pause_s: for how long a worker stands still before the first step among other members, where gradients are
-            averaged.
-        started: called when a step begins that is further than any before.
-        record: called with every step that has ended.
+        policy: returns a plan before each step.
+        iterations: the clock at which a worker is finished.
+        samples: total that all workers take from one common order; None for fixed positions in each step.
+        pause_s: pause before the first step with other members, if gradients are averaged.
+        started: called when the first worker starts an iteration.
+        record: called with every finished step.
         over: called when a worker takes no more steps.
-        preconditioner: what turns gradients before each step, if anything does.
-        tables: whose rows a step waits for, if there are any.
+        preconditioner: transforms gradients before each step, if any.
+        tables: whose rows a step waits for, if any.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Steps:
         self._samples = samples
         self._taken = 0
         self._pause_s = pause_s
-        self._paused: dict[int, int] = {}  # rank → the newest generation that it has paused for
+        self._paused: dict[int, int] = {}  # rank → the last generation that it has paused for
         self._started = started
         self._record = record
         self._over = over
@@ -73,7 +72,7 @@ class Steps:
         self._sites = dict(enumerate(stage.topology.sites))
 
     def begin(self, worker: Worker) -> None:
-        """The next step, or none."""
+        """Start a worker's next step, or remove the worker."""
         stage, clock = self._stage, worker.clock
         if worker.gone:
             return
@@ -102,7 +101,7 @@ class Steps:
             self._start(worker)
 
     def _pauses(self, worker: Worker, generation: int) -> bool:
-        """Whether it finds other members than in its step before, and they have to meet first."""
+        # The members of its last step were others, and these have to meet first.
         met = self._paused.get(worker.rank, 0)
         self._paused[worker.rank] = generation
         exchanges = worker.plan.exchanges
@@ -134,7 +133,7 @@ class Steps:
             one = worker.unread.pop(0)
             self._exchanges.read(worker, one, partial(self._compute, worker))
             return
-        if self._left() <= 0:  # others have taken the last samples while this worker waited
+        if self._left() <= 0:  # other workers took the last samples during the wait
             self._over(worker)
             return
         if self._waits_for_rows(worker):
@@ -170,6 +169,7 @@ class Steps:
     def _first(self, worker: Worker) -> int:
         if self._samples is None:
             return worker.clock * self._stage.workload.global_batch + worker.first
+        # From the common order every worker takes the next samples, whatever its position in the split.
         worker.batch = min(worker.batch, self._samples - self._taken)
         first, self._taken = self._taken, self._taken + worker.batch
         return first
@@ -182,13 +182,14 @@ class Steps:
         self.go_on(worker)
 
     def go_on(self, worker: Worker) -> None:
-        """The computing, or the exchange that held the worker up, is over."""
+        """Continue after the computing, or after an exchange that delayed the worker."""
         exchanges = worker.plan.exchanges
         while worker.todo < len(exchanges):
             one = exchanges[worker.todo]
             if not worker.stepped and one.moment is not Moment.BACKWARD:
                 self._optimize(worker)
             worker.todo += 1
+            # The outcome enters later: the step of that clock waits for it.
             if one.delay:
                 if worker.due:
                     raise overlapping(one)
@@ -208,7 +209,7 @@ class Steps:
             self._stage.arithmetic.steps(worker.rank, worker.clock, self._stage.queue.now_s)
 
     def _divided(self, worker: Worker) -> tuple[float, float]:
-        """What the learning rate and the gradient of this step are multiplied by."""
+        # Factors of learning rate and gradient: 1 / K, and K times the site's part of the samples.
         parties = max(len(one.parties) for one in worker.plan.exchanges)
         near = next((one.members for one in worker.plan.exchanges if one.moment is Moment.BACKWARD), (worker.rank,))
         everybody = self._stage.history.at(worker.clock).members

@@ -1,4 +1,4 @@
-"""Samples for workers that do not keep step. Pure."""
+"""Samples for asynchronous workers. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from uneven.sync import Pace
 
 
 def streamed(scenario: Scenario) -> Scenario:
-    """The scenario as comparisons need it: as many samples under every policy.
-
-    Where workers go at their own pace they take their samples from one common order, as many together as under BSP in
-    as many iterations; so each sample is used once an epoch, whoever takes it.
-    """
+    """Return the scenario with an equal number of samples under every policy, as comparisons need."""
     facts = scenario.policy.facts
     if facts is None or facts.pace not in (Pace.OWN, Pace.BOUNDED) or scenario.samples is not None:
         return scenario
+    # Asynchronous workers share one order with the samples of BSP in the same iterations; the iterations only bound
+    # them.
     total = scenario.iterations * scenario.spec.workload.global_batch
     return replace(scenario, samples=total, iterations=scenario.iterations * len(scenario.spec.nodes))

@@ -1,13 +1,13 @@
-"""Embedding tables on servers in a simulated run: a step begins to compute when its rows are there. Pure.
+"""Embedding tables on servers in a simulated run: a step computes when its rows have arrived. Pure.
 
-Rows of a batch are asked for ``ahead`` batches before. A question and the gradients of an earlier batch go up the
+Rows of a batch are requested ``ahead`` batches before. The request and the gradients of an earlier batch go up the
 trainer's link, each server reads its part and answers, rows come down::
 
     step k begins ─► asks for batch k + ahead: up ─► each server's link, processor, link ─► down ─► there
-    step k computes when what was asked for batch k is there
+    step k computes when the rows of batch k are there
 
-Links and processors serve one after the other, in the order in which trainers ask. The dense part's exchanges do not
-share these links with them: what is in [tables] is counted by itself, as in :mod:`uneven.plan.table_servers`.
+Links and processors serve in the order in which trainers ask. The dense part's exchanges do not share these links:
+[tables] is counted separately, as in :mod:`uneven.plan.table_servers`.
 """
 
 from __future__ import annotations
@@ -19,40 +19,31 @@ from uneven.cluster.spec import ClusterSpec
 from uneven.cluster.table_work import LIMITS
 from uneven.errors import ConfigError
 
-_BUSY = 0.95
-"""Part of the time from which on something that is busy is the limit."""
-_WAITS = 0.05
-"""Part of the time from which on waits for rows are, where nothing is that busy: they are latency."""
+_BUSY = 0.95  # part of the time from which a busy resource is the limit
+_WAITS = 0.05  # part of the time from which waits for rows are the limit, without such a resource: latency
 
 
 class TableServers(NamedTuple):
-    """How many, and how many batches ahead trainers ask."""
+    """The number of servers, and the number of batches that trainers ask ahead."""
 
     servers: int
     ahead: int
 
 
 class TableOutcome(NamedTuple):
-    """What the servers did.
-
-    Attributes:
-        rows_wait_share: part of all trainers' time in which they waited for rows.
-        processor_share, link_share: parts of the time in which a server's processor, and its link, was busy, means.
-        trainer_link_share: likewise of the trainers' links.
-        asked: batches.
-    """
+    """The utilization of the servers."""
 
     servers: int
     ahead: int
-    rows_wait_share: float
-    processor_share: float
-    link_share: float
-    trainer_link_share: float
-    asked: int
+    rows_wait_share: float  # part of all trainers' time in which they waited for rows
+    processor_share: float  # part of the time in which a server's processor was busy, mean
+    link_share: float  # the same of its link
+    trainer_link_share: float  # the same of the trainers' links
+    asked: int  # batches
 
     @property
     def limit(self) -> str:
-        """One of LIMITS: what holds trainers up most."""
+        """The entry of LIMITS that delays trainers most."""
         busy = dict(zip(LIMITS[2:], (self.trainer_link_share, self.processor_share, self.link_share), strict=True))
         most = max(busy, key=lambda name: busy[name])
         if busy[most] > _BUSY:
@@ -62,7 +53,7 @@ class TableOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class _InTurn:
-    """Something that serves one after the other."""
+    """A resource that serves one request after the other."""
 
     free_s: float = 0.0
     busy_s: float = 0.0
@@ -81,10 +72,10 @@ class _Server:
 
 
 class VirtualTables:
-    """Says when rows are there.
+    """The arrival times of rows.
 
     Raises:
-        ConfigError: no server, or less than no batch ahead.
+        ConfigError: fewer than one server, or a negative number of batches ahead.
     """
 
     def __init__(self, spec: ClusterSpec, how: TableServers) -> None:
@@ -99,7 +90,7 @@ class VirtualTables:
         self.asked = 0
 
     def rows_s(self, rank: int, clock: int, batch: int, now_s: float) -> float:
-        """When the rows of this step of this worker are there; it asks for those of a later one, too, once."""
+        """Return when the rows of this worker's step arrive; request those of later steps once."""
         there = self._there.setdefault(rank, {})
         for step in range(clock, clock + self._how.ahead + 1):
             if step not in there:
@@ -109,11 +100,11 @@ class VirtualTables:
         return there[clock]
 
     def waited(self, rank: int, seconds: float) -> None:
-        """A worker has waited for rows."""
+        """Add a worker's wait for rows."""
         self._waited_s[rank] = self._waited_s.get(rank, 0.0) + seconds
 
     def outcome(self, present_s: float, ended_s: float) -> TableOutcome:
-        """See :class:`TableOutcome`.
+        """Return the outcome.
 
         Args:
             present_s: of all trainers together.

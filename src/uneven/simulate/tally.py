@@ -1,7 +1,7 @@
-"""Sums over a simulated run, kept while it goes on. Pure.
+"""Sums over a simulated run. Pure.
 
-Waiting is counted as in a journal: of each iteration, the least ``exchange_s`` of all workers is communication, what
-a worker has beyond that is its wait.
+Waiting is counted as in a journal: in each iteration, the least ``exchange_s`` of all workers is communication, and the
+excess of each worker is its wait.
 """
 
 from __future__ import annotations
@@ -21,69 +21,44 @@ from uneven.simulate.table_servers import TableOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOutcome:
-    """One worker's run.
-
-    Attributes:
-        clock: steps that are over for it, those that others took while it was late included.
-        steps: that it took itself.
-        dropped: of these, that came too late and count for nothing.
-        samples: of the steps that counted.
-        batch: samples of the last step that counted.
-        speed_per_s: samples that counted, per second of computing for them.
-        step_s: mean time of a step.
-        late_rate_per_s: steps per second in the second half of the run, or while it was there if that was less.
-        compute_share, wait_share, communicate_share: parts of the time of its steps, 0 … 1.
-        began_at_s, ended_at_s: start of its first step, end of its last.
-    """
+    """One worker's run."""
 
     rank: int
     node: str
-    clock: int
-    steps: int
-    dropped: int
-    samples: int
-    batch: int
-    speed_per_s: float
-    step_s: float
-    late_rate_per_s: float
-    compute_share: float
+    clock: int  # finished steps, including those that others took while it was late
+    steps: int  # that it took itself …
+    dropped: int  # … of which so many were late and did not count
+    samples: int  # of the steps that counted
+    batch: int  # samples of the last step that counted
+    speed_per_s: float  # samples that counted, per second of computing for them
+    step_s: float  # mean
+    late_rate_per_s: float  # steps per second in the second half of the run, or in its own time if shorter
+    compute_share: float  # these three: parts of the time of its steps, 0 … 1
     wait_share: float
     communicate_share: float
-    began_at_s: float
-    ended_at_s: float
+    began_at_s: float  # start of its first step
+    ended_at_s: float  # end of its last step
 
     @property
     def present_s(self) -> float:
-        """From the start of its first step to the end of its last."""
+        """Seconds from the start of its first step to the end of its last."""
         return self.ended_at_s - self.began_at_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a simulation came to.
+    """The result of a simulation."""
 
-    Attributes:
-        iterations: that somebody took.
-        iteration_s: median time from the end of one iteration to the end of the next, the first left out.
-        p90_s: 90th percentile of these.
-        samples_per_s: samples that counted, over the time of each worker's steps, added up over the workers.
-        wait_share: part of all workers' time spent waiting for others.
-        ended_at_s: when the last step ended.
-        happened: appointments of virtual time that were kept and steps that were ended, for the simulator's own speed.
-        own: what each worker did for a preconditioner, where there is one.
-        tables: what the servers of embedding tables did, where there are any.
-    """
-
-    iterations: int
-    iteration_s: float
-    p90_s: float
-    samples_per_s: float
-    wait_share: float
-    ended_at_s: float
-    happened: int
+    iterations: int  # that any worker took
+    iteration_s: float  # median time between the ends of iterations, without the first
+    p90_s: float  # 90th percentile of these
+    samples_per_s: float  # samples that counted over the time of each worker's steps, summed over the workers
+    wait_share: float  # part of all workers' time spent waiting for others
+    ended_at_s: float  # end of the last step
+    happened: int  # events and steps, for the simulator's own speed
     workers: tuple[WorkerOutcome, ...]
-    own: tuple[OwnOutcome, ...] = ()
-    tables: TableOutcome | None = None
+    own: tuple[OwnOutcome, ...] = ()  # each worker's work for a preconditioner, if any
+    tables: TableOutcome | None = None  # of the servers of embedding tables, if any
 
 
 @dataclass(slots=True)
@@ -121,7 +96,7 @@ class Tally:
         self._least_s: dict[int, float] = {}
 
     def add(self, step: StepRecord) -> None:
-        """One step has ended; steps come in the order of their ends."""
+        """Count a finished step; steps arrive in the order of their ends."""
         sums = self._workers.get(step.rank)
         if sums is None:
             sums = self._workers[step.rank] = _WorkerSums(step.ended_at_s - step.compute_s - step.exchange_s)
@@ -132,6 +107,7 @@ class Tally:
             sums.samples += step.batch
             sums.counted_s += step.compute_s
         else:
+            # A record without samples is a step that came too late.
             sums.dropped += 1
         self._ends_s[step.iteration] = step.ended_at_s
         sums.ends_s.append(step.ended_at_s)
@@ -141,11 +117,11 @@ class Tally:
 
     @property
     def finished(self) -> int:
-        """Iterations that somebody has ended."""
+        """Number of iterations that any worker has ended."""
         return len(self._ends_s)
 
     def outcome(self, happened: int, clocks: Mapping[int, int]) -> Outcome:
-        """What was counted."""
+        """Return the result."""
         ends_s = np.array([end_s for _, end_s in sorted(self._ends_s.items())])
         durations_s = np.diff(ends_s) if len(ends_s) > 1 else ends_s
         end_s = max((sums.ended_s for sums in self._workers.values()), default=0.0)

@@ -1,4 +1,4 @@
-"""What is known of one virtual worker. Pure."""
+"""The state of one virtual worker. Pure."""
 
 from __future__ import annotations
 
@@ -14,92 +14,64 @@ _NOTHING = StepPlan()
 
 @dataclass(slots=True, kw_only=True)
 class Machine:
-    """What a worker computes with.
-
-    Attributes:
-        cost: Γ(x) with the whole node.
-        exchange_work_s: what its own side of an exchange of the whole model takes, with the whole node.
-        report_work_s: what giving a report and deciding take, with the whole node.
-        one_processor: whether an exchange in the background takes that time from the computing.
-    """
+    """The hardware of a worker."""
 
     processor: Processor
-    cost: Cost
+    cost: Cost  # Γ(x) with the whole node
     jitter: Jitter
-    exchange_work_s: float = 0.0
-    report_work_s: float = 0.0
-    one_processor: bool = False
+    exchange_work_s: float = 0.0  # its own side of an exchange of the whole model, with the whole node
+    report_work_s: float = 0.0  # of giving a report and deciding, with the whole node
+    one_processor: bool = False  # whether an exchange in the background takes that time from the computing
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker and the step that it is in.
-
-    Attributes:
-        clock: steps that it has finished, or that others finished for it.
-        stop_at: the clock at which it leaves; None to stay.
-        gone: it died, left or has taken all its steps.
-        dead: it died.
-        plan, todo: of this step, and how many of the plan's exchanges have been begun.
-        batch, first: samples of this step and the position of the first of them in the order of the data.
-        counted: samples of everybody whose gradients went into this step; None if nobody said.
-        late, skip_to: its part of this step was dropped, and the clock that it goes on at.
-        began_s, started_s, computed_s: when it was ready for the step, began to compute, and was done with that.
-        event, awaited: its next appointment while it computes, and how much work is to be done for it.
-        transfer_s: what its own side of this step's exchanges takes.
-        own_s, refresh_s: what its preconditioner's work behind the exchanges takes in this step, and of that a refresh,
-            which serves the steps after it, too.
-        factors_s: of its computing, what taking factors for that takes.
-        rows_s: that it waits for rows of embedding tables in this step.
-        unread: exchanges with the parameter server whose outcome it reads before it computes again.
-        flying: exchanges in the background that are under way, with the first step that they make known.
-        owing: those that could not start for that, with the first step that is not sent yet.
-        due: clock → what the step there waits for, as an outcome is to enter then.
-        paid_s: from when on its processor can afford another one, by the load of the exchange.
-        owed_s: work of its exchanges in the background that it has still to do between its own.
-        fetching: whether the parameters that it starts from are still on their way.
-        stepped: whether the optimizer has, in this step.
-    """
+    """One worker and its current step."""
 
     rank: int
     machine: Machine
-    clock: int = 0
-    stop_at: int | None = None
-    gone: bool = False
+    clock: int = 0  # steps that it has finished, or that others finished for it
+    stop_at: int | None = None  # the clock at which it leaves; None to stay
+    gone: bool = False  # it has died, left or finished all its steps
     plan: StepPlan = _NOTHING
-    todo: int = 0
-    stepped: bool = False
-    batch: int = 0
-    first: int = 0
-    counted: int | None = None
-    late: bool = False
-    skip_to: int = 0
-    began_s: float = 0.0
-    started_s: float = 0.0
-    computed_s: float = 0.0
-    transfer_s: float = 0.0
-    own_s: float = 0.0
-    refresh_s: float = 0.0
-    factors_s: float = 0.0
-    rows_s: float = 0.0
-    event: Handle | None = None
+    todo: int = 0  # number of the plan's exchanges that have started
+    stepped: bool = False  # whether the optimizer has taken this step
+    batch: int = 0  # samples of this step
+    first: int = 0  # position of the first of them
+    counted: int | None = None  # samples of all gradients in this step; None if unknown
+    late: bool = False  # whether its part of this step was dropped …
+    skip_to: int = 0  # … and the clock at which it continues
+    began_s: float = 0.0  # when it was ready for the step
+    started_s: float = 0.0  # when it started to compute
+    computed_s: float = 0.0  # when it has computed
+    transfer_s: float = 0.0  # of its own side of this step's exchanges
+    own_s: float = 0.0  # of its preconditioner's work after the exchanges in this step …
+    refresh_s: float = 0.0  # … and of a refresh in it, which also serves later steps
+    factors_s: float = 0.0  # of taking factors, part of its computing
+    rows_s: float = 0.0  # of waiting for rows of embedding tables in this step
+    event: Handle | None = None  # the next one while it computes
+    # part of the work until that event, action and arguments
     awaited: tuple[float, Action, tuple[object, ...]] | None = None
+    # exchanges with the server whose outcome it reads before it computes again
     unread: list[Exchange] = field(default_factory=list)
+    # exchanges in the background → the first step that they publish
     flying: dict[object, int] = field(default_factory=dict)
-    owing: dict[object, int] = field(default_factory=dict)
+    owing: dict[object, int] = field(default_factory=dict)  # those that could not start → the first step not sent yet
+    # clock → the wait of the step there, because an outcome enters then
     due: dict[int, Wait] = field(default_factory=dict)
-    paid_s: float = 0.0
-    owed_s: float = 0.0
+    paid_s: float = 0.0  # when its processor can afford the next exchange, by its load
+    owed_s: float = 0.0  # background work that is still to do between its own
     dead: bool = False
-    fetching: bool = False
+    fetching: bool = False  # whether its first parameters are still in transit
     _work_s: float = 0.0
-    _mark: tuple[float, float] = (0.0, 0.0)  # a time, and the work that was done by then
+    _mark: tuple[float, float] = (0.0, 0.0)  # a time, and the work done by then
 
     def compute(self, now_s: float, work_s: float) -> None:
-        """Begin to compute."""
+        """Start to compute."""
         processor = self.machine.processor
         self.started_s = now_s
         self._settle(now_s)
+        # Background exchanges on the only processor delay this step by their work.
         self._work_s = work_s + self.owed_s
         self.owed_s = 0.0
         self._mark = now_s, 0.0
@@ -113,7 +85,7 @@ class Worker:
         self._mark = self.computed_s, self._work_s
 
     def ready_s(self, part: float) -> float:
-        """When so much of this step's work is done, or was."""
+        """Return when ``part`` of this step's work is done."""
         if part >= 1.0:
             return self.computed_s
         since_s, done_s = self._mark
@@ -121,7 +93,7 @@ class Worker:
         return self.machine.processor.end_s(since_s, left_s) if left_s > 0.0 else since_s
 
     def keep(self, now_s: float) -> bool:
-        """Note what is done so far, for the speed is about to change; whether it is computing at all."""
+        """Record the work done before a change of speed; return whether the worker is computing."""
         since_s, done_s = self._mark
         if not since_s <= now_s < self.computed_s:
             return False
@@ -131,12 +103,12 @@ class Worker:
         return True
 
     def go_on(self) -> None:
-        """Reckon the end anew, after :meth:`keep`."""
+        """Recompute the end after :meth:`keep`."""
         since_s, done_s = self._mark
         self.computed_s = self.machine.processor.end_s(since_s, self._work_s - done_s)
 
     def own_side(self, now_s: float, part: float = 1.0) -> tuple[float, float]:
-        """Its own side of an exchange of the whole model that begins now: how long that keeps it busy, and its end.
+        """Return the duration and the end of its own side of an exchange that starts now.
 
         Args:
             part: of the whole model.
@@ -149,6 +121,6 @@ class Worker:
         return busy_s, self.machine.processor.answer_s(now_s, work_s)
 
     def answer_s(self, now_s: float, part: float, *, waited: bool) -> float:
-        """When it has passed on a message with such a part of an exchange, for which it had waited or not."""
+        """Return when it has passed on a message with this part of an exchange."""
         self._settle(now_s)
         return self.machine.processor.answer_s(now_s, self.machine.exchange_work_s * part, waited=waited)

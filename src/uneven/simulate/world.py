@@ -1,4 +1,4 @@
-"""The simulator: a description of a cluster, played in virtual time. Pure."""
+"""The simulator: a cluster description in virtual time. Pure."""
 
 from __future__ import annotations
 
@@ -35,37 +35,29 @@ from uneven.tables import shown
 
 Sink = Callable[[Record], None]
 
-MOST_ITERATIONS, MOST_AHEAD = 10**9, 10**6
-"""More is a slip of the keyboard, and would take months."""
-
-PAUSE_S = 0.025
-"""The median over the eight changes of a real elastic run: see docs/how-to/simulate.md."""
-
-_FORETOLD_UP_TO = 1000
-"""More workers than this write no forecasts: nobody could look at them, and making them takes time."""
+MOST_ITERATIONS, MOST_AHEAD = 10**9, 10**6  # more is a typing error, and would take months
+PAUSE_S = 0.025  # median over the eight membership changes of a real elastic run, see docs/how-to/simulate.md
+_FORETOLD_UP_TO = 1000  # more workers write no forecasts, which take time and are too many to read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is to be simulated.
+    """The input of a simulation.
 
     Attributes:
-        iterations: the clock at which every worker has taken its steps.
-        samples: where given, workers take their samples from one common order, as much as is theirs by the split, and
-            begin no step once so many are taken. That is how workers stream that do not wait for each other; a fast
-            one then takes more steps than a slow one, and ``iterations`` only bounds them.
-        seed: for the random jitter, and for where in a period each node's quota begins.
-        lookahead: how many iterations ahead the loaders draw, as in :class:`~uneven.control.Decider`.
+        iterations: the clock at which every worker is finished.
+        samples: if given, workers take their parts of the split from one common order until this many are taken, as
+            asynchronous workers do; a fast one then takes more steps, and ``iterations`` only bounds them.
+        seed: of the jitter, and of the phase of each node's quota.
+        lookahead: iterations that the loaders draw ahead, as in :class:`~uneven.control.Decider`.
         budget: as in a run; measuring and deciding take no time here, so it hardly matters.
-        exchange_s: rank → seconds that its own side of an exchange takes with the whole node; by default what the
-            workload says.
-        one_processor: whether what an exchange in the background takes of its worker is taken from its computing, as
-            where a launcher holds it to a share of a core; by default the node has a processor to spare for it.
-        tables: servers and batches ahead, where embedding tables are on servers; None leaves them out.
-        pause_s: for how long all workers stand still before the first step of other members, under a policy that
-            averages gradients; what it was in real elastic runs by default.
-        balance, sync: what balancer and policy are called in the journal; by default they describe themselves.
-        versions: goes into the journal.
+        exchange_s: rank → seconds of its own side of an exchange with the whole node; default: the workload's.
+        one_processor: whether an exchange in the background delays its worker's computing, as under a launcher's limit
+            to a share of a core; by default the node has a spare processor.
+        tables: servers and batches ahead for embedding tables on servers; None leaves them out.
+        pause_s: pause of all workers before the first step of other members, if gradients are averaged.
+        balance, sync: names of balancer and policy in the journal; by default they describe themselves.
+        versions: for the journal.
     """
 
     spec: ClusterSpec
@@ -100,22 +92,22 @@ def simulate(
     arithmetic: Arithmetic | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Play a scenario to its end.
+    """Run a scenario to its end.
 
     Args:
-        sink: is given every record, in the order of virtual time. The same scenario gives the same records.
-        arithmetic: computes real gradients along; None if it is only about time.
-        progress: called with the number of iterations that any worker has ended, whenever it grows.
+        sink: receives every record, in the order of virtual time; equal scenarios give equal records.
+        arithmetic: computes real gradients; None to simulate times only.
+        progress: called with the number of iterations that any worker has ended, when it grows.
 
     Raises:
-        ConfigError: what the description, the balancer or the policy cannot do together.
-        TrainingError: workers wait for each other for ever, or virtual time has come to its end.
+        ConfigError: description, balancer and policy do not fit together.
+        TrainingError: workers wait for each other forever, or virtual time has reached its end.
     """
     return _World(scenario, sink or _nowhere, arithmetic or Arithmetic(), progress).play()
 
 
 class _World:
-    """Puts the parts together."""
+    """Assembles the parts."""
 
     def __init__(
         self, scenario: Scenario, sink: Sink, arithmetic: Arithmetic, progress: Callable[[int], None] | None
@@ -126,7 +118,8 @@ class _World:
         self._progress = progress
         self._known: set[int] = set()
         self._tally = Tally(tuple(node.name for node in spec.nodes))
-        queue, topology = EventQueue(), Topology(spec)
+        queue = EventQueue()
+        topology = Topology(spec)
         network = Network(queue, topology.capacities)
         self._lines = LineBook(topology, network)
         first = set(spec.initial_members)
@@ -167,8 +160,16 @@ class _World:
             preconditioner=preconditioner,
             tables=tables,
         )
-        self._faults = Faults(spec, stage, exchanges, shares, hire=self._hire, begin=self._steps.begin, tell=self._tell,
-                              changed=self._members_changed)  # fmt: skip
+        self._faults = Faults(
+            spec,
+            stage,
+            exchanges,
+            shares,
+            hire=self._hire,
+            begin=self._steps.begin,
+            tell=self._tell,
+            changed=self._members_changed,
+        )
 
     def play(self) -> Outcome:
         stage = self._stage
@@ -301,7 +302,7 @@ class _World:
 
 def _machine(scenario: Scenario, rank: int) -> Machine:
     spec, node = scenario.spec, scenario.spec.nodes[rank]
-    # One thread carries an exchange, so more than one core is no use to it.
+    # One thread runs an exchange, so a second core does not speed it up.
     own_s = spec.workload.exchange_core_s / min(1.0, node.cores)
     return Machine(
         processor=Processor(node, scenario.seed, rank),

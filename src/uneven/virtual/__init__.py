@@ -1,6 +1,6 @@
-"""Real gradients in virtual time: what a simulated cluster learns.
+"""Real gradients in virtual time: the learning of a simulated cluster.
 
-``train(scenario, tasks.resolve("digits"), sink)`` plays a scenario of :mod:`uneven.simulate` with a model in it.
+``train(scenario, tasks.resolve("digits"), sink)`` runs a scenario of :mod:`uneven.simulate` with a model.
 """
 
 from uneven.virtual.board import Goal, Point

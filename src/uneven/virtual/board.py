@@ -1,4 +1,4 @@
-"""What a virtual training has learnt so far: loss and accuracy over virtual time."""
+"""The loss and accuracy of a virtual training over virtual time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from uneven.virtual.task import LearningTask
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Training ends when this accuracy is reached.
-
-    Raises:
-        ConfigError: it is not above 0 and at most 1.
-    """
+    """The accuracy, above 0 and at most 1, at which a training ends."""
 
     accuracy: float
 
@@ -30,45 +26,31 @@ class Goal:
 
 
 class Point(NamedTuple):
-    """One evaluation.
+    """One evaluation."""
 
-    Attributes:
-        at_s: virtual time.
-        samples: that all workers together had taken steps on.
-        loss: mean over the samples since the evaluation before; NaN if there were none.
-        accuracy: on held-out samples.
-    """
-
-    at_s: float
-    samples: int
-    loss: float
-    accuracy: float
+    at_s: float  # virtual time
+    samples: int  # that all workers together had taken steps on
+    loss: float  # mean over the samples since the last evaluation; NaN without any
+    accuracy: float  # on held-out samples
 
 
 @dataclass(slots=True)
 class Board:
-    """Evaluates after every so many samples and writes it down.
-
-    Attributes:
-        every: samples of all workers together, from one evaluation to the next.
-        points: all evaluations, in the order of virtual time.
-        reached: the first of them that meets the goal.
-        diverged: whether training diverged: a parameter is NaN or infinite.
-    """
+    """Evaluates the model at intervals and records the result."""
 
     task: LearningTask
     sink: Callable[[Record], None]
-    every: int
+    every: int  # samples of all workers between two evaluations
     goal: Goal | None = None
     losses: Losses = field(default_factory=Losses)
-    points: list[Point] = field(default_factory=list)
-    reached: Point | None = None
-    diverged: bool = False
+    points: list[Point] = field(default_factory=list)  # in the order of virtual time
+    reached: Point | None = None  # the first point that meets the goal
+    diverged: bool = False  # whether a parameter is NaN or infinite
     samples: int = 0
     _next: int = 0
 
     def due(self, batch: int) -> bool:
-        """A step on so many samples was taken; whether to evaluate now."""
+        """Count a step on ``batch`` samples; return whether to evaluate now."""
         self.samples += batch
         if self.samples < max(self._next, self.every):
             return False
@@ -76,10 +58,9 @@ class Board:
         return True
 
     def look(self, parameters: Tensor, rank: int, iteration: int, at_s: float) -> bool:
-        """Evaluate a model, ``parameters`` of shape (size,); whether training can end.
+        """Evaluate a model, ``parameters`` (size,); return whether training can end.
 
-        Args:
-            rank, iteration: whose journal it goes to, and the step that it follows.
+        ``rank`` and ``iteration``: the journal to write to, and the step before.
         """
         loss = self.losses.take()
         self.diverged = not bool(parameters.isfinite().all())

@@ -1,4 +1,4 @@
-"""Parameter servers in virtual time: one of all workers, or one of each site."""
+"""Parameter servers in virtual time: one for all workers, or one per site."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from uneven.virtual.replicas import mean
 
 @dataclass(slots=True, eq=False)
 class VirtualCopy:
-    """The parameters that a server keeps.
+    """The parameters of a server.
 
     Attributes:
-        first: what it began with, shape (size,).
+        first: its initial parameters, shape (size,).
         parameters: shape (size,).
-        shared: these without what other servers have not been told, shape (size,).
-        kept: by each kind of merge, beside the parameters.
+        shared: the parameters without what was not sent to other servers, shape (size,).
+        kept: further state of each kind of merge.
     """
 
     first: Tensor
@@ -28,24 +28,25 @@ class VirtualCopy:
     kept: dict[type[Merge], Kept] = field(default_factory=dict)
 
     def kept_by(self, merge: Merge) -> Kept:
-        """What a merge keeps beside the parameters, or as them."""
+        """Return the state of a merge, including the center if the parameters are one."""
         kept = self.kept.get(type(merge)) or merge.begin(self.first)
         return kept if merge.combined is Combined.MEAN else {**kept, "centre": self.parameters}
 
     def take_in(self, merge: Merge, given: Tensor) -> None:
-        """A contribution of shape (size,), or some of them added up."""
+        """Add a contribution, or a sum of several, of shape (size,)."""
         self.kept[type(merge)], self.parameters = merge.combine(self.kept_by(merge), given, 1.0)
 
     def hear(self, given: Tensor) -> None:
-        """Add what another server tells, shape (size,)."""
+        """Add another server's message, of shape (size,)."""
+        # Added to both, so that it is not sent on as this server's own movement.
         self.parameters, self.shared = self.parameters + given, self.shared + given
 
 
 class VirtualCopies:
-    """The copy of each worker's server; who is a member of one exchange with a server has the same.
+    """The copy of each worker's server; all members of one exchange with a server share it.
 
     Args:
-        first: what each begins with, shape (size,).
+        first: the initial parameters, shape (size,).
     """
 
     def __init__(self, first: Tensor) -> None:
@@ -54,11 +55,11 @@ class VirtualCopies:
 
     @property
     def begun(self) -> bool:
-        """Whether there has been an exchange with any server."""
+        """True after the first exchange with any server."""
         return bool(self._of)
 
     def of(self, members: Sequence[int]) -> VirtualCopy:
-        """That of these workers."""
+        """Return the copy of these workers."""
         found = next((self._of[rank] for rank in members if rank in self._of), None)
         if found is None:
             found = VirtualCopy(self._first, self._first, self._first)
@@ -67,7 +68,8 @@ class VirtualCopies:
 
     @property
     def parameters(self) -> Tensor:
-        """The one copy's, or the mean of several by the number of their workers; shape (size,)."""
+        """The copy's parameters, or the mean of several copies weighted by their workers; shape (size,)."""
+        # By identity: several ranks share one copy.
         copies = list({id(one): one for one in self._of.values()}.values())
         if len(copies) < 2:
             return copies[0].parameters if copies else self._first

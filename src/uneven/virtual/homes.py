@@ -11,16 +11,15 @@ from uneven.data.order import epoch_order
 from uneven.errors import ConfigError
 from uneven.virtual.replicas import SampleOrder
 
-_APART = 1 << 40
-"""Positions from the stream of one site to that of the next."""
+_APART = 1 << 40  # positions between the streams of two sites
 
 
 class HomeOrder(SampleOrder):
-    """Each site goes through its own samples, epoch after epoch; its workers take theirs one after the other.
+    """A separate endless order per site; the site's workers take its samples one after the other.
 
     Args:
         numbers: of the samples at each site.
-        sites: rank → its site, by its place in ``numbers``.
+        sites: rank → index of its site in ``numbers``.
 
     Raises:
         ConfigError: a worker at a site without samples.
@@ -39,14 +38,14 @@ class HomeOrder(SampleOrder):
         self._orders: dict[tuple[int, int], Tensor] = {}
 
     def drawn(self, rank: int, positions: range) -> range:
-        """The next samples of the worker's site, as many as it was given positions of the common order."""
+        """Return the next positions of the worker's site, as many as given."""
         site = self.sites[rank]
         start = site * _APART + self._taken[site]
         self._taken[site] += len(positions)
         return range(start, start + len(positions))
 
     def samples(self, positions: range) -> Tensor:
-        """Numbers of the samples at some positions of one site: int64, shape (positions,)."""
+        """Return the sample numbers at consecutive positions of one site: int64, shape (positions,)."""
         site, at = divmod(positions.start, _APART)
         own, end, found = self.numbers[site], at + len(positions), []
         while at < end:
@@ -58,6 +57,7 @@ class HomeOrder(SampleOrder):
 
     def _order(self, site: int, epoch: int) -> Tensor:
         if (site, epoch) not in self._orders:
+            # Positions are drawn in order, so an older epoch is rarely needed again.
             self._orders.pop((site, epoch - 2), None)
             order = epoch_order(length=len(self.numbers[site]), seed=self._seed + site, epoch=epoch)
             self._orders[site, epoch] = torch.from_numpy(order)

@@ -1,4 +1,4 @@
-"""Replicas that are never changed in place, so that those that are equal are one object and computed with once."""
+"""Immutable replicas: equal ones are one object, computed only once."""
 
 from __future__ import annotations
 
@@ -16,84 +16,61 @@ from uneven.virtual.task import Gradient, LearningTask
 
 _EPOCHS_KEPT = 8
 _STEPS_KEPT = 256
-_AT_ONCE = 16_384
-"""Samples that go through the model together; more of them go one piece after the other."""
+_AT_ONCE = 16_384  # samples of one pass through the model; more take several
 
 
-Piece = tuple[int, int] | None
-"""As in ``Exchange.piece``."""
+Piece = tuple[int, int] | None  # as in ``Exchange.piece``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelState:
-    """A model with its optimizer.
-
-    Attributes:
-        velocity: of momentum; None before the first step, or without momentum.
-        moved: what its own steps have moved, all together.
-    """
+    """A model with its optimizer; all vectors have shape (size,)."""
 
     parameters: Tensor
-    velocity: Tensor | None
-    moved: Tensor
+    velocity: Tensor | None  # of momentum; None before the first step, or without momentum
+    moved: Tensor  # sum of its own steps
 
 
 @dataclass(slots=True, eq=False)
 class LazyGradient:
-    """A gradient that is computed when somebody needs it: under BSP, once for everybody.
+    """A gradient that is computed when it is needed: under BSP, once for all workers."""
 
-    Attributes:
-        parameters: where it is to be computed.
-        samples: positions in the order of the data.
-        value: the gradient, or what it was merged to; None while it is to be computed.
-    """
-
-    parameters: Tensor
-    samples: range
-    value: Tensor | None = None
+    parameters: Tensor  # at which it is computed, (size,)
+    samples: range  # positions in the order of the data
+    value: Tensor | None = None  # the gradient or its merged outcome, (size,); None before
 
 
 @dataclass(slots=True, eq=False)
 class VirtualReplica:
-    """One worker's.
-
-    Attributes:
-        start: where it began, and so what merges keep of it.
-        centre: the outcome of a mean that came last, of parameters or of what was picked of movements; where it began,
-            before.
-        divided: what learning rate and gradient are multiplied by in the step that it takes.
-        kept: by each kind of merge, for each piece of the vector.
-        carried: how much of what it has moved was carried by exchanges of movements, or is not its own to send.
-        gradient: of the step that it is in.
-        fresh: samples since its last exchange of parameters or movements.
-        coming, left: what enters before its next step once it has taken so many more.
-    """
+    """One worker's replica."""
 
     state: ModelState
-    start: Tensor
-    centre: Tensor
-    carried: Tensor
+    start: Tensor  # its initial parameters, from which merges start
+    centre: Tensor  # the outcome of the last mean, of parameters or selected movements; at first the initial parameters
+    carried: Tensor  # part of its movement that exchanges have sent, or that is not its own to send
+    # state of each kind of merge, per piece of the vector
     kept: dict[tuple[type[Merge], Piece], Kept] = field(default_factory=dict)
-    gradient: LazyGradient | None = None
-    fresh: int = 0
-    divided: tuple[float, float] = (1.0, 1.0)
-    coming: Tensor | None = None
-    left: int = 0
+    gradient: LazyGradient | None = None  # of its current step
+    fresh: int = 0  # samples since its last exchange of parameters or movements
+    divided: tuple[float, float] = (1.0, 1.0)  # factors of learning rate and gradient in its current step
+    coming: Tensor | None = None  # a change that enters …
+    left: int = 0  # … after this many further steps
 
 
 class SampleOrder:
-    """Which sample stands where in the endless order of the data: a new permutation for each epoch."""
+    """The endless order of the data: a new permutation for each epoch."""
 
     def __init__(self, length: int, seed: int) -> None:
-        self._length, self._seed = length, seed
+        self._length = length
+        self._seed = seed
         self._epochs: OrderedDict[int, Tensor] = OrderedDict()
 
     def drawn(self, rank: int, positions: range) -> range:
-        """Positions of what a worker computes with where these are its part of the order: the same ones."""
+        """Return the positions that a worker computes on for its part of the order: here the same."""
         return positions
 
     def samples(self, positions: range) -> Tensor:
-        """Numbers of the samples at some consecutive positions: int64, shape (positions,)."""
+        """Return the sample numbers at consecutive positions: int64, shape (positions,)."""
         found, at = [], positions.start
         while at < positions.stop:
             epoch, first = divmod(at, self._length)
@@ -112,18 +89,17 @@ class SampleOrder:
 
 @dataclass(slots=True)
 class Losses:
-    """Mean loss over the samples that were computed with since it was asked last."""
+    """The mean loss over the samples since the last call of :meth:`take`."""
 
     _total: float = 0.0
     _samples: int = 0
 
     def add(self, loss: float, samples: int) -> None:
-        """Samples with this mean loss."""
         self._total += loss * samples
         self._samples += samples
 
     def take(self) -> float | None:
-        """The mean, and begin anew; None if there were no samples."""
+        """Return the mean and reset it; None without samples."""
         found = self._total / self._samples if self._samples else None
         self._total, self._samples = 0.0, 0
         return found
@@ -141,14 +117,13 @@ class Sgd:
     )
 
     def step(self, state: ModelState, gradient: Tensor, rate: float = 1.0, weight: float = 1.0) -> ModelState:
-        """One step of SGD: v = μ v + g, x −= η v, all flat; without momentum v is g.
+        """Return the state after one step of SGD: v = μ v + g, x −= η v, all (size,); without momentum v is g.
 
-        Args:
-            rate, weight: what η and g are multiplied by.
+        ``rate`` and ``weight`` multiply η and g.
         """
         key = id(state), id(gradient), rate, weight
         known = self._taken.get(key)
-        if known is not None:  # which holds the two, so that nothing else can have their identities
+        if known is not None:  # it holds both objects, so no other one can have their ids
             return known[2]
         velocity = gradient if weight == 1.0 else weight * gradient
         if self.task.momentum and state.velocity is not None:
@@ -162,19 +137,17 @@ class Sgd:
         return after
 
     def value(self, one: LazyGradient) -> Tensor:
-        """A flat gradient, computed now if it has not been before."""
+        """Return a gradient (size,), computed on first use."""
         if one.value is None:
             one.value = self._compute(one.parameters, [one.samples])
         return one.value
 
     def mean(self, many: Sequence[LazyGradient], weights: Sequence[float], *, by_samples: bool) -> Tensor:
-        """The mean of some gradients, each of shape (size,).
-
-        Weighted by samples, those at the same parameters are one gradient over all of their samples, which takes one
-        pass instead of many and is the same but for rounding.
-        """
+        """Return the mean of gradients, shape (size,)."""
         if not by_samples:
             return mean([self.value(one) for one in many], weights)
+        # Gradients at the same parameters, weighted by samples, equal one gradient over all their samples, up to
+        # rounding: one pass instead of many.
         groups: dict[int, list[int]] = {}
         for place, (one, weight) in enumerate(zip(many, weights, strict=True)):
             whole = self.task.by_sample and one.value is None and weight == len(one.samples)
@@ -199,7 +172,7 @@ class Sgd:
 
 
 def _joined(positions: Sequence[range]) -> list[range]:
-    """The same positions, ascending, in as few ranges as hold them: the order of the workers does not matter."""
+    # Ascending, in as few ranges as possible, so that the result does not depend on the order of the workers.
     joined: list[range] = []
     for some in sorted(positions, key=lambda one: one.start):
         if joined and joined[-1].stop == some.start:
@@ -210,10 +183,8 @@ def _joined(positions: Sequence[range]) -> list[range]:
 
 
 def mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Σ_i w_i v_i / Σ_i w_i, of vectors of one shape; where nobody has any weight, all have the same.
-
-    One vector is its own mean, bit by bit.
-    """
+    """Return Σ_i w_i v_i / Σ_i w_i for vectors of one shape; without any weight, all weigh the same."""
+    # Bit-identical to its only vector, without the rounding of the product below.
     if len(vectors) == 1:
         return vectors[0]
     total = float(sum(weights))
@@ -222,7 +193,7 @@ def mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def flat_mean(states: Sequence[ModelState]) -> Tensor:
-    """The plain mean of some replicas, flat; equal ones are added up once."""
+    """Return the plain mean (size,) of some replicas; equal ones are added once."""
     counts: dict[int, tuple[Tensor, int]] = {}
     for state in states:
         found = counts.get(id(state.parameters))

@@ -1,4 +1,4 @@
-"""Plays a scenario with a model in it."""
+"""Runs a scenario with a model."""
 
 from __future__ import annotations
 
@@ -23,28 +23,21 @@ from uneven.virtual.visits import VirtualVisits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What a training in virtual time came to.
+    """The result of a training in virtual time."""
 
-    Attributes:
-        outcome: of the simulation, up to where it ended.
-        points: all evaluations.
-        reached: the first that met the goal; None if none did, or there was none.
-        diverged: training ended because the parameters were no finite numbers any more.
-    """
-
-    outcome: Outcome
-    points: tuple[Point, ...]
-    reached: Point | None
-    diverged: bool
+    outcome: Outcome  # of the simulation until its end
+    points: tuple[Point, ...]  # all evaluations
+    reached: Point | None  # the first that met the goal, if any
+    diverged: bool  # whether it ended because parameters became NaN or infinite
 
     @property
     def accuracy(self) -> float:
-        """Accuracy at the last evaluation; NaN if there was none."""
+        """Accuracy at the last evaluation; NaN without one."""
         return self.points[-1].accuracy if self.points else float("nan")
 
 
 def prepared(scenario: Scenario, task: LearningTask) -> Scenario:
-    """The scenario with the epochs of a task, and with as many samples under every policy."""
+    """Return the scenario with the epochs of a task and an equal number of samples under every policy."""
     workload = replace(scenario.spec.workload, epoch_samples=task.samples)
     return streamed(replace(scenario, spec=replace(scenario.spec, workload=workload)))
 
@@ -60,22 +53,22 @@ def train(
     traffic: ModelTraffic | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Learnt:
-    """Play a scenario; every step's gradient is real and applied in the order of virtual time.
+    """Run a scenario; each step's gradient is real and applied in the order of virtual time.
 
-    Time is the description's, learning is the task's: the model that is trained may be another one than that whose
-    costs are described. The same scenario and task give the same records.
+    Times come from the description, learning from the task: the trained model need not be the one whose costs are
+    described. Equal scenarios and tasks give equal records.
 
     Args:
-        sink: is given every record; loss and accuracy are scalars among them.
-        goal: ends the training when it is reached; otherwise the iterations do.
-        every: evaluate after so many global batches.
-        homes: where samples stay at their site; else all workers draw from all of them.
-        traffic: counts what sites send each other.
+        sink: receives every record, including scalars of loss and accuracy.
+        goal: ends the training; otherwise the iterations do.
+        every: global batches between evaluations.
+        homes: the samples of each site; by default all workers draw from all samples.
+        traffic: counts the messages between sites.
         progress: as in :func:`uneven.simulate.simulate`.
 
     Raises:
-        ConfigError: what the description, the balancer, the policy or the task cannot do together.
-        TrainingError: workers wait for each other for ever.
+        ConfigError: description, balancer, policy and task do not fit together.
+        TrainingError: workers wait for each other forever.
     """
     if scenario.spec.preconditioner is not None:
         raise ConfigError(
@@ -105,7 +98,7 @@ def _nowhere(record: Record) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Small tensors gain nothing by more, and sums come out the same on machines with other numbers of cores."""
+    # More threads do not speed up small tensors, and their sums would depend on the number of cores.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

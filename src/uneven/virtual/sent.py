@@ -1,4 +1,4 @@
-"""What workers contribute to an exchange, and what of it has a meaning."""
+"""The contributions of workers to exchanges."""
 
 from __future__ import annotations
 
@@ -10,32 +10,25 @@ from uneven.core.actions import Combined, Exchange, Payload
 from uneven.errors import ConfigError
 from uneven.simulate.exchanges import ExchangeShape, kind_of
 
+# Rank, payload and members: a worker has at most one contribution of a kind to the same members in transit.
 Key = tuple[int, Payload, tuple[int, ...]]
-"""Rank, payload and members: a worker has at most one contribution of a kind to the same members under way."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A worker's contribution to an exchange.
+    """A worker's contribution to an exchange."""
 
-    Attributes:
-        value: what it contributes.
-        parameters: its replica's when it left.
-        samples: that it took since its contribution before; its weight.
-    """
-
-    value: Tensor
-    parameters: Tensor
-    samples: int
+    value: Tensor  # shape (size,), or of a piece
+    parameters: Tensor  # of its replica when it was sent, (size,)
+    samples: int  # since its last contribution; its weight
 
 
 def key_of(rank: int, exchange: Exchange) -> Key:
-    """Key under which a worker's contribution is kept."""
     return rank, exchange.payload, exchange.members
 
 
 def parties_of(exchange: Exchange, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Those who contribute, party by party; the first of each speaks."""
+    """Return the contributors, grouped by party; the first of each sends."""
     if not exchange.parties:
         return [(rank,) for rank in ranks]
     here = set(ranks)
@@ -44,16 +37,11 @@ def parties_of(exchange: Exchange, ranks: tuple[int, ...]) -> list[tuple[int, ..
 
 
 def weights_of(sent: dict[int, Sent], parties: list[tuple[int, ...]], exchange: Exchange) -> list[float]:
-    """What each party weighs, of what its members took together."""
     return [exchange.merge.weight(sum(sent[rank].samples for rank in party)) for party in parties]
 
 
 def check(exchange: Exchange) -> None:
-    """Refuse what has no meaning here.
-
-    Raises:
-        ConfigError: naming the exchange and what would do.
-    """
+    """Raise ``ConfigError`` for an exchange without a meaning here."""
     kind, merge, payload = kind_of(exchange), exchange.merge, exchange.payload
     what = f"an exchange of {payload.value} by {type(merge).__name__} ({kind.value})"
     if exchange.select is not None and payload is not Payload.DELTA:

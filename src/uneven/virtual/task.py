@@ -1,4 +1,4 @@
-"""What virtual workers train: gradients and a score, as functions of one flat vector of parameters."""
+"""Training tasks: gradients and a score, as functions of one flat vector of parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uneven.errors import ConfigError
 
 
 class Gradient(NamedTuple):
-    """The mean gradient over some samples, flat, and their mean loss."""
+    """The mean gradient over some samples, (size,), and their mean loss."""
 
     value: Tensor
     loss: float
@@ -22,13 +22,13 @@ class Gradient(NamedTuple):
 class LearningTask(ABC):
     """A loss that is the mean over samples, and a score on held-out ones.
 
-    The optimizer is SGD, v = momentum · v + g, x −= learning_rate · v, as torch defines it.
+    The optimizer is SGD, v = momentum · v + g, x −= learning_rate · v, as in torch.
 
     Attributes:
         samples: length of an epoch.
         learning_rate, momentum: of the optimizer.
-        by_sample: whether each sample is treated by itself, so that batches at the same parameters may be computed with
-            together; not where batches are normalized.
+        by_sample: whether samples are independent, so that batches at the same parameters can be computed together;
+            False with batch normalization.
     """
 
     samples: int
@@ -38,27 +38,30 @@ class LearningTask(ABC):
 
     @abstractmethod
     def initial(self) -> Tensor:
-        """Where training starts: a flat vector, the same on every call."""
+        """Return the initial parameters, shape (size,), equal on every call."""
 
     @abstractmethod
     def gradient(self, parameters: Tensor, samples: Tensor) -> Gradient:
-        """Gradient of the mean loss at ``parameters``, shape (size,), over these samples: numbers, int64."""
+        """Return the gradient (size,) of the mean loss at ``parameters`` (size,) over samples, numbers (n,) int64."""
 
     @abstractmethod
     def accuracy(self, parameters: Tensor) -> float:
-        """Share of held-out samples that ``parameters``, shape (size,), get right; or another score to raise."""
+        """Return the share of held-out samples that ``parameters`` (size,) classify correctly, or another score to
+        maximize.
+        """
 
     def right(self, parameters: Tensor, samples: Tensor) -> float:
-        """Share of these training samples that ``parameters``, shape (size,), get right; numbers, int64.
+        """Return the share of these training samples, numbers (n,) int64, that ``parameters`` (size,) classify
+        correctly.
 
         Raises:
-            ConfigError: the task does not say.
+            ConfigError: the task does not support it.
         """
         raise ConfigError(f"{type(self).__name__} does not say which samples a model gets right: give it right()")
 
 
 class Classification(LearningTask):
-    """Cross-entropy of a module on images. The module must treat each sample by itself: no batch statistics.
+    """Cross-entropy of a module on images; the module must treat samples independently, without batch statistics.
 
     Args:
         train, test: inputs and int64 labels.
@@ -74,7 +77,8 @@ class Classification(LearningTask):
         momentum: float = 0.0,
     ) -> None:
         self.samples = len(train[0])
-        self.learning_rate, self.momentum = learning_rate, momentum
+        self.learning_rate = learning_rate
+        self.momentum = momentum
         self._module = module
         self._train = train
         self._test = test
@@ -82,11 +86,12 @@ class Classification(LearningTask):
         self._initial = self._flat.clone()
 
     def initial(self) -> Tensor:
-        """The module's parameters as they were when it was handed over; shape (size,)."""
+        """Return the module's parameters at construction; shape (size,)."""
         return self._initial
 
     def gradient(self, parameters: Tensor, samples: Tensor) -> Gradient:
-        """See :meth:`LearningTask.gradient`; shape (size,). By autograd, in the module itself."""
+        """Return the gradient (size,) at ``parameters`` (size,) by autograd, in the module itself."""
+        # The module's parameters and gradients are views of these two vectors, so copying in place is enough.
         self._flat.copy_(parameters)
         self._gradient.zero_()
         x, y = self._train
@@ -96,7 +101,7 @@ class Classification(LearningTask):
 
     @torch.no_grad()
     def accuracy(self, parameters: Tensor) -> float:
-        """Share of the test images that ``parameters``, shape (size,), label right."""
+        """Return the share of test images that ``parameters`` (size,) label correctly."""
         self._flat.copy_(parameters)
         return self._share(*self._test)
 
@@ -111,7 +116,7 @@ class Classification(LearningTask):
 
 
 def _flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Let a module's parameters and gradients be views of two flat vectors, and return these."""
+    """Make a module's parameters and gradients views of two flat vectors (size,), and return these."""
     named = list(module.parameters())
     flat = torch.cat([one.detach().reshape(-1) for one in named])
     gradient = torch.zeros_like(flat)

@@ -1,4 +1,4 @@
-"""The tasks by name, for ``--train``. Nothing is downloaded."""
+"""The registry of tasks for ``--train``; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from uneven.errors import ConfigError
 from uneven.registry import Registry
 from uneven.virtual.task import Classification, LearningTask
 
-_WIDEST = 100_000
-"""Hidden units; more are no task for virtual time, where every node's model lies in one memory."""
+_WIDEST = 100_000  # hidden units: in virtual time the models of all nodes are in one memory
 
-tasks: Registry[LearningTask] = Registry("training task", LearningTask)  # type: ignore[type-abstract]
-"""Training tasks by name."""
+tasks: Registry[LearningTask] = Registry("training task", LearningTask)  # the registry of training tasks
 
 
 def _digits(*, hidden: int = 32, learning_rate: float = 0.5, momentum: float = 0.0, seed: int = 0) -> LearningTask:
-    """The 1,442 digits that ship with scikit-learn; a perceptron of one hidden layer, or none if ``hidden`` is 0."""
+    """The 1,442 digits that ship with scikit-learn; a perceptron with one hidden layer, or none if ``hidden`` is 0."""
     return _perceptron(digits(), 1_442, hidden, learning_rate, momentum, seed)
 
 
 def _fashion(
     *, samples: int = 10_000, hidden: int = 32, learning_rate: float = 0.1, momentum: float = 0.0, seed: int = 0
 ) -> LearningTask:
-    """The first so many images of Fashion-MNIST to train, the first 2,000 of its test part to evaluate."""
+    """The first ``samples`` images of Fashion-MNIST for training, the first 2,000 of its test part for evaluation."""
     return _perceptron(fashion_mnist(), samples, hidden, learning_rate, momentum, seed)
 
 
@@ -45,7 +43,7 @@ def _perceptron(
     x, y = (column[:samples] for column in data.train.tensors)
     test_x, test_y = (column[:2_000] for column in data.test.tensors)
     inputs = x[0].numel()
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+    with torch.random.fork_rng(devices=[]):  # keeps the caller's random state
         torch.manual_seed(seed)
         first = [nn.Linear(inputs, hidden), nn.ReLU()] if hidden else []
         module = nn.Sequential(*first, nn.Linear(hidden or inputs, data.classes))

@@ -1,4 +1,4 @@
-"""What sites send each other, in whole models."""
+"""The traffic between sites, in whole models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from uneven.errors import ConfigError
 
 
 class ModelTraffic:
-    """Counts what the first worker of each site sends to other sites. What stays inside a site does not count.
+    """Counts what the first worker of each site sends to other sites.
 
     Args:
         sites: rank → its site.
 
     Attributes:
-        models: that a site has sent to others, mean over the sites.
+        models: sent by a site, mean over the sites.
     """
 
     def __init__(self, sites: Mapping[int, int]) -> None:
@@ -24,13 +24,10 @@ class ModelTraffic:
         self._speaks = {site: rank for rank, site in sorted(sites.items(), reverse=True)}
 
     def sends(self, rank: int, exchange: Exchange, part: float) -> None:
-        """A worker contributes to an exchange.
-
-        Args:
-            part: of the whole vector's bytes, where entries are picked.
+        """Count a worker's contribution; ``part`` is that of the selected entries in the whole vector's bytes.
 
         Raises:
-            ConfigError: it goes by way of hubs.
+            ConfigError: the exchange uses hubs.
         """
         if exchange.groups:
             raise ConfigError("what hubs hand on is not counted by site: compare geo without hubs")
@@ -38,16 +35,16 @@ class ModelTraffic:
             self.models += self._sent(exchange, part) / len(self._speaks)
 
     def visit(self, models: float) -> None:
-        """Models of sites are looked at elsewhere, and each site sends so many for it."""
+        """Add models that each site has sent for an evaluation elsewhere."""
         self.models += models
 
     @property
     def of_bsp(self) -> float:
-        """What a site sends in a step under BSP."""
+        """Models that a site sends in a step under BSP."""
         return 2 * (len(self._speaks) - 1) / len(self._speaks)
 
     def _sent(self, exchange: Exchange, part: float) -> float:
-        """Entries go to each other voice; what is averaged or added up as a whole goes round in a ring."""
+        # Selected entries go to each other site; a whole mean or sum goes round a ring.
         voices = len({self._sites[rank] for rank in exchange.members})
         picked = exchange.select is not None and not exchange.select.whole
         return part * (voices - 1) if picked else 2 * (voices - 1) / voices

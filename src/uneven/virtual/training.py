@@ -1,4 +1,4 @@
-"""Makes what happens in virtual time happen to models."""
+"""The models of a simulation: applies the events of virtual time to them."""
 
 from __future__ import annotations
 
@@ -26,43 +26,49 @@ from uneven.virtual.visits import VirtualVisits
 
 
 class Training(Arithmetic):
-    """The models of all workers and of the parameter server; as many vectors as really differ.
+    """The models of all workers and of the parameter server, with one vector for all that are equal.
 
     Args:
         sgd: computes gradients and takes steps.
-        evaluated: which model is evaluated.
-        board: shown every step, and asked to look at that model now and then.
-        visits: of models to other sites, for a policy that asks for them.
-        traffic: counts what sites send each other.
+        evaluated: the model to evaluate.
+        board: counts every step and evaluates that model at intervals.
+        visits: evaluations of models at other sites, for a policy that needs them.
+        traffic: counts the messages between sites.
     """
 
     def __init__(
-        self, sgd: Sgd, *, evaluated: Evaluated, board: Board, visits: VirtualVisits | None = None,
+        self,
+        sgd: Sgd,
+        *,
+        evaluated: Evaluated,
+        board: Board,
+        visits: VirtualVisits | None = None,
         traffic: ModelTraffic | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sgd = sgd
-        self._visits, self._traffic = visits, traffic
+        self._visits = visits
+        self._traffic = traffic
         self._evaluated = evaluated
         self._board = board
         first = sgd.task.initial()
         self._first = first
         self._copies = VirtualCopies(first)
-        self._last = ModelState(first, None, torch.zeros_like(first))  # of whoever took the last step
+        self._last = ModelState(first, None, torch.zeros_like(first))  # of the worker that took the last step
         self._rounds: dict[tuple[int, ...], ModelState] = {}  # members → state after their newest round of gradients
         self._replicas: dict[int, VirtualReplica] = {}
         self._live: set[int] = set()
         self._coming: dict[int, int | None] = {}
         self._sent: dict[Key, Sent] = {}
         self._answers: dict[Key, Tensor] = {}
-        self._parts: dict[int, float] = {}  # rank → bytes that it sent last, as a part of the whole vector's
+        self._parts: dict[int, float] = {}  # rank → bytes of its last message, relative to the whole vector's
 
     # ---------------------------------------------------------------- comings and goings
     def enters(self, rank: int, source: int | None) -> None:
-        """Its replica is made when it takes its first step, for then it equals what it is to be a copy of."""
+        # Its replica is created in its first step, when it must equal its source.
         self._coming[rank] = source
 
     def leaves(self, rank: int) -> None:
-        """Its replica is out of what is evaluated; what it has sent still counts."""
+        # Its replica is no longer evaluated, but contributions in transit still count.
         self._live.discard(rank)
         self._coming.pop(rank, None)
 
@@ -78,7 +84,7 @@ class Training(Arithmetic):
             state = replace(state, parameters=self._centre)
         here = state.parameters
         start, centre, kept = (here, here, {}) if known is None else (known.start, known.centre, known.kept)
-        # What is unsent, others have to send.
+        # The source sends its own unsent movement, so the copy must not send it again.
         replica = VirtualReplica(state, start, centre, carried=state.moved, kept=dict(kept))
         if known is not None:
             replica.coming, replica.left = known.coming, known.left
@@ -86,12 +92,11 @@ class Training(Arithmetic):
         self._live.add(rank)
 
     def parameters(self, rank: int) -> Tensor:
-        """Flat parameters of a worker's replica, as it is now or was last."""
+        """Return the current or last parameters of a worker's replica, (size,)."""
         return self._replicas[rank].state.parameters
 
     # ---------------------------------------------------------------- steps
     def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
-        """The gradient is left open until somebody needs it."""
         if rank in self._coming:
             self._arrive(rank)
         replica = self._replicas[rank]
@@ -99,6 +104,7 @@ class Training(Arithmetic):
             replica.state, replica.coming = _moved(replica.state, replica.coming), None
         if self._visits is not None:
             self._visits.begins(iteration, self.parameters)
+        # Computed later, so that equal replicas share one computation.
         replica.gradient = LazyGradient(replica.state.parameters, self._sgd.order.drawn(rank, samples))
 
     def divides(self, rank: int, rate: float, weight: float) -> None:
@@ -129,8 +135,8 @@ class Training(Arithmetic):
 
     # ---------------------------------------------------------------- sending
     def sends(self, rank: int, exchange: Exchange) -> None:
-        """Note what leaves; gradients stay where they are until they are merged."""
         check(exchange)
+        # Gradients are read from the replicas when they are merged.
         if exchange.payload is Payload.GRADIENT:
             self._count(rank, exchange)
             return
@@ -145,7 +151,6 @@ class Training(Arithmetic):
         self._count(rank, exchange)
 
     def writes(self, rank: int, exchange: Exchange) -> object:
-        """What is picked of the site's movement, or of that of its server's copy."""
         check(exchange)
         if kind_of(exchange) is ExchangeShape.BETWEEN:
             copy = self._copies.of((rank,))
@@ -157,7 +162,6 @@ class Training(Arithmetic):
         return exchange.merge.contribute(value, {})
 
     def hears(self, exchange: Exchange, content: object, ranks: Sequence[int]) -> None:
-        """Added to the replicas of a site, or to its server's copy."""
         assert isinstance(content, Tensor)
         if kind_of(exchange) is ExchangeShape.BETWEEN:
             self._copies.of(ranks).hear(content)
@@ -169,11 +173,8 @@ class Training(Arithmetic):
             self._traffic.sends(rank, exchange, self._parts.get(rank, 1.0))
 
     def _movement(self, rank: int, exchange: Exchange) -> Tensor:
-        """What is carried of the movement not sent yet; the rest stays, for the whole party that it speaks for.
-
-        The others of the party may still be about to take the step that the speaker has taken, so it is written down
-        how much is carried, not how much is left.
-        """
+        # The first live member of a party sends for all. The others may not have taken the step yet that the sender
+        # has, so the sent part is stored, not the rest.
         party = next((party for party in exchange.parties if rank in party), (rank,))
         speaker = self._replicas[rank]
         moved, carried = speaker.state.moved, speaker.carried
@@ -190,7 +191,9 @@ class Training(Arithmetic):
     def _picked(
         self, rank: int, exchange: Exchange, held: Tensor, parameters: Tensor, ends: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """What travels of what is held, and how far that leads from the first of two ends to the other."""
+        """Return the selected entries of ``held``, and the point between the two ``ends`` (carried, moved) that they
+        reach.
+        """
         assert exchange.select is not None
         (carried, moved), whole = ends, held.numpy()
         picked = shortest(exchange.select.pick(whole, parameters.numpy()), whole)
@@ -200,19 +203,18 @@ class Training(Arithmetic):
             return value, moved
         if picked.bits != WHOLE:
             return value, carried + value
-        through = torch.zeros(len(moved), dtype=torch.bool)  # to the last bit, so that nothing of it is left
+        through = torch.zeros(len(moved), dtype=torch.bool)  # bit-identical to ``moved``, so that no remainder is left
         through[torch.from_numpy(picked.places)] = True
         return value, torch.where(through, moved, carried)
 
     def sent_part(self, rank: int, exchange: Exchange) -> float | None:
-        """Bytes of the worker's last contribution as a part of the whole vector's; None before its first."""
         return self._parts.get(rank)
 
     def together_part(self, ranks: Sequence[int], exchange: Exchange) -> float | None:
-        """Bytes of what some workers contribute, added up, as a part of the whole vector's."""
         values = [sent.value for rank in ranks if (sent := self._sent.get(key_of(rank, exchange))) is not None]
         if not values:
             return 0.0
+        # Entries of several workers overlap, so the size is that of their sum.
         total = torch.stack(values).sum(0).numpy()
         places = np.flatnonzero(total)
         picked = shortest(Picked(len(total), places, total[places]), total)
@@ -220,7 +222,6 @@ class Training(Arithmetic):
 
     # ---------------------------------------------------------------- merging
     def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
-        """By the kind of the exchange; what is computed here is the meaning of ``uneven.core.actions``."""
         kind = kind_of(exchange)
         if exchange.payload is Payload.GRADIENT:
             self._merge_gradients(exchange, ranks, served=kind is ExchangeShape.TOGETHER)
@@ -250,7 +251,7 @@ class Training(Arithmetic):
             outcome = {rank: _told(merge, one, total - one) for rank, one in own.items()}
         if served:
             first = ranks[0]
-            self._rounds.pop(exchange.members, None)  # the newest comes last
+            self._rounds.pop(exchange.members, None)  # moves the newest to the end
             self._rounds[exchange.members] = self._sgd.step(self._replicas[first].state, outcome[first])
             self._answers.update({key_of(rank, exchange): value for rank, value in outcome.items()})
             return
@@ -294,7 +295,7 @@ class Training(Arithmetic):
             return
         for rank in ranks:
             replica = self._replicas[rank]
-            if piece is not None:  # the rest is as it was sent, and so moves nothing
+            if piece is not None:  # the rest of the vector stays as it was sent
                 cut = span(piece, len(replica.centre))
                 replica.centre = _with(replica.centre, cut, outcome)
                 if exchange.delay:
@@ -308,7 +309,7 @@ class Training(Arithmetic):
     def _mean(
         self, exchange: Exchange, parties: list[tuple[int, ...]], sent: dict[int, Sent], kept: Sequence[Kept]
     ) -> tuple[Kept, Tensor]:
-        """What comes of a mean, where those who sent keep what is given, or all the first of it."""
+        # Each party contributes by its sender's kept state; the first one's is updated for all.
         merge, weights = exchange.merge, weights_of(sent, parties, exchange)
         of = dict(zip(sent, kept, strict=True))
         given = [merge.contribute(sent[party[0]].value, of[party[0]]) for party in parties]
@@ -351,7 +352,7 @@ class Training(Arithmetic):
 
     # ---------------------------------------------------------------- hearing
     def answers(self, rank: int, exchange: Exchange) -> None:
-        """Answer a single push with the server's parameters of now; other answers were made at their merge."""
+        # Other answers were made at their merge.
         if kind_of(exchange) is ExchangeShape.APART and exchange.merge.combined is Combined.SUM:
             self._answers[key_of(rank, exchange)] = self._copies.of(exchange.members).parameters
 
@@ -369,7 +370,6 @@ class Training(Arithmetic):
             self._take_over(rank, answer, sent, exchange.write_back)
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
-        """The state after the newest round, as who keeps the copy knows it."""
         replica = self._replicas[rank]
         self._sent.pop(key_of(rank, exchange), None)
         self._answers.pop(key_of(rank, exchange), None)
@@ -377,22 +377,24 @@ class Training(Arithmetic):
             replica.state, replica.gradient = self._rounds[exchange.members], None
         else:
             replica.state = replace(replica.state, parameters=self._copies.of(exchange.members).parameters)
+        # What it had not sent was dropped with its late step.
         replica.carried = replica.state.moved
 
     def _take_over(self, rank: int, outcome: Tensor, sent: Sent, back: WriteBack) -> None:
-        """Go on from the outcome, with what was learnt since the contribution left."""
         replica = self._replicas[rank]
         here = replica.state.parameters
+        # Keeps what was learned since the contribution was sent, except with lerp.
         if back.lerp:
             after = torch.lerp(here, outcome, back.alpha)
         elif back.alpha == 1 and here is sent.parameters:
+            # The replica has not changed since, so the outcome is exact, without the rounding of the sum below.
             after = outcome
         else:
             after = here + back.alpha * (outcome - sent.parameters)
         replica.state = replace(replica.state, parameters=after)
 
     def _each(self, ranks: Iterable[int], change: Callable[[ModelState], ModelState]) -> None:
-        """Change the states of some workers; those that were one object stay one."""
+        # States that are one object stay one object, so that they are computed once.
         changed: dict[int, tuple[ModelState, ModelState]] = {}
         for rank in ranks:
             replica = self._replicas.get(rank)
@@ -405,7 +407,7 @@ class Training(Arithmetic):
 
 
 def _told(merge: Merge, own: Tensor, given: Tensor) -> Tensor:
-    """What a worker becomes that hears contributions of others, as if it were the parameter server."""
+    # As if the worker were the parameter server and received the others' contributions.
     return merge.combine(merge.begin(own), given, 1.0)[1]
 
 

@@ -1,4 +1,4 @@
-"""Models that visit other sites in virtual time, and what a policy hears of it."""
+"""Evaluations of models at other sites in virtual time, for the policy ``Scout``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from uneven.virtual.traffic import ModelTraffic
 
 
 class VirtualVisits:
-    """At the end of each period every site's model is tried at home, and there the mean or itself at the next site.
+    """Evaluates every site's model at home after each period, and compares it as the policy asks.
 
     It takes no virtual time; the bytes of the models count.
 
     Args:
-        traffic: what sites send, which the policy hears of.
-        seed: of the samples that are looked at.
+        traffic: of the sites, reported to the policy.
+        seed: of the evaluated samples.
     """
 
     def __init__(self, policy: Scout, task: LearningTask, homes: HomeOrder, traffic: ModelTraffic, seed: int) -> None:
-        self._policy, self._task = policy, task
-        self._homes, self._traffic = homes, traffic
+        self._policy = policy
+        self._task = task
+        self._homes = homes
+        self._traffic = traffic
         self._speakers = {site: rank for rank, site in sorted(homes.sites.items(), reverse=True)}
         self._rng = torch.Generator().manual_seed(seed)
         self._sent = 0.0
@@ -34,7 +36,7 @@ class VirtualVisits:
         self._due = policy.period
 
     def begins(self, iteration: int, parameters: Callable[[int], Tensor]) -> None:
-        """A worker begins a step; where a period is over, the models travel first."""
+        """Start a worker's step; at the end of a period, evaluate first."""
         self._begun = max(self._begun, iteration)
         if iteration < self._due:
             return
@@ -46,10 +48,11 @@ class VirtualVisits:
         self._traffic.visit(self._traffic.of_bsp if self._policy.judge == "mean" else 1.0)
         models, self._sent = self._traffic.models - self._sent, self._traffic.models
         share = models / (self._policy.period * self._traffic.of_bsp)
+        # From the step after the furthest one that has started, so that all workers have the same setting.
         self._policy.heard(self._begun + 1, loss=loss, share=share)
 
     def _compared(self, models: dict[int, Tensor], samples: dict[int, Tensor]) -> list[float]:
-        """Accuracies of what sites' models are compared with."""
+        # The accuracies of the models to compare with, by the policy's judge.
         sites = list(models)
         if self._policy.judge == "mean":
             whole = torch.stack(list(models.values())).mean(0)
