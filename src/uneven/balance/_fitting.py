@@ -28,10 +28,7 @@ class Points(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Γ(x) = max(floor_s, overhead_s + x · per_sample_s) of each worker, shape (n,).
-
-    The curve of LB-BSP's 2018 poster; it is piecewise linear there, this form is the specification's (§1.8).
-    """
+    """Γ(x) = max(floor_s, overhead_s + x · per_sample_s) of each worker, shape (n,), after LB-BSP's 2018 poster."""
 
     floor_s: Floats
     overhead_s: Floats
@@ -49,12 +46,8 @@ class Curve(NamedTuple):
 def fit(points: Points, spread: Floats) -> Curve:
     """Fit curves by least squares, choosing the most likely place of the bend, or no floor.
 
-    The constant part stays small until the points prove otherwise and is never negative. A worker without any point
-    gets a meaningless curve.
-
-    Args:
-        points: at least one of each worker that counts.
-        spread: relative standard deviation of one iteration, shape (n,).
+    Without any point a worker gets a meaningless curve. ``spread`` (n,) is the relative standard deviation of an
+    iteration.
     """
     size, local_s, w = _by_size(points)
     size = np.where(w > 0.0, size, 0.0)
@@ -94,11 +87,7 @@ def _by_size(points: Points) -> tuple[Floats, Floats, Floats]:
 
 
 def _line(sums: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return a, b and the squared error of a + b x, (candidates, n) each; meaningless without points.
-
-    Args:
-        sums: of w, wx, wt, wxx, wxt and wtt, shape (6, candidates, n).
-    """
+    """Return a, b and the squared error of a + b x, (candidates, n) each, for sums of w, wx, wt, wxx, wxt and wtt."""
     w, x, t, xx, xt, tt = sums
     prior = noise / _PRIOR**2
     xx, least = np.maximum(xx, 1e-300), 1e-300

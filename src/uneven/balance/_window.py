@@ -23,22 +23,17 @@ class WindowState(TypedDict):
 
 
 class Window:
-    """A number of iterations to observe, so that one random delay does not matter (specification §1.8).
-
-    Its length counts the iterations that reports cover, because a report sums several, and it holds at least three
-    reports of each worker.
-    """
+    """A number of iterations to observe, so that one random delay does not matter (specification §1.8)."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self._rows: list[Floats] = []  # seconds of an iteration, shape (n,) each; NaN without a report
-        self._iterations = np.zeros(0)
-        self._counts = np.zeros(0)
+        self._iterations = np.zeros(0)  # covered by each worker's reports, which sum several
+        self._counts = np.zeros(0)  # of each worker's reports
 
     def add(self, reports: ReportColumns) -> None:
-        """Add the clean reports."""
         # Other members: their old rows have another length.
         if len(self._iterations) != len(reports.clean):
             self._rows = []

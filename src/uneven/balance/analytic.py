@@ -159,7 +159,6 @@ class Analytic(Balancer):
         return Split(shares, f"analytic: {words}")
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """Use the profile for the first split, unless curves were given."""
         if not self._profile and tuple(sorted(profiles)) == tuple(range(len(profiles))):
             self._profile = tuple(profiles[rank].cost for rank in range(len(profiles)))
             self._members = ()

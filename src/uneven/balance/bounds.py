@@ -51,10 +51,8 @@ def with_memory(view: BalanceView, most: Sequence[int]) -> BalanceView:
 def still_held(held: Wholes, shares: Sequence[int], memory: Floats) -> Wholes:
     """Return the largest share of each worker since its memory became full, shape (n,); 0 if memory is left.
 
-    Args:
-        held: the previous result.
-        shares: currently in force.
-        memory: use of the memory that a larger batch would fill, 0 … 1, shape (n,); NaN if unknown.
+    ``held`` is the previous result; ``memory`` (n,) is the use of the memory that a larger batch would fill, NaN if
+    unknown.
     """
     full = memory > MEMORY_FULL
     if not full.any():  # the usual case: skip converting a thousand shares
@@ -74,15 +72,10 @@ def not_growing(limits: Limits, held: Wholes) -> Limits:
 
 
 def profiled_limits(limits: Limits, profiles: Mapping[int, Profile], total: int) -> Limits:
-    """Return the limits of ranks 0 … n − 1, tightened to their memory.
-
-    Args:
-        limits: given by the user.
-        profiles: rank → its profile.
-        total: the global batch, samples.
+    """Return the user's limits of ranks 0 … n − 1, tightened to their memory.
 
     Raises:
-        ConfigError: the workers together cannot hold the global batch.
+        ConfigError: the workers together cannot hold the global batch of ``total`` samples.
     """
     # Saturation is not a limit here: a wrongly measured x_s would force too many samples on a worker for the whole run.
     most = [profiles[rank].most for rank in range(len(limits.upper))]

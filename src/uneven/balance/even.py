@@ -14,6 +14,5 @@ class Even(Balancer):
     adapts = False
 
     def split(self, view: BalanceView) -> Split:
-        """Return X / n each; the first ranks take the remainder."""
         shares = proportional([1.0] * len(view.members), view.global_batch, view.limits)
         return Split(shares, "even: the same for everybody")

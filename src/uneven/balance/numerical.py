@@ -177,7 +177,6 @@ class Numerical(Balancer):
         return Split(shares, f"numerical, {self._phase}: {words}")
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """Use the profile's saturation points, unless others were given."""
         if not self._saturation and tuple(sorted(profiles)) == tuple(range(len(profiles))):
             self._saturation = tuple(profiles[rank].saturation for rank in range(len(profiles)))
 

@@ -24,7 +24,6 @@ class Proportional(Balancer):
         self.predictor = check_predictor(predictor)
 
     def split(self, view: BalanceView) -> Split:
-        """Return shares proportional to the predictions; the current ones until every worker has one."""
         if not view.ready:
             return Split(standing(view), f"waiting for a first report from {_silent(view)}")
         shares = proportional(view.predicted_per_s, view.global_batch, view.limits)

@@ -93,9 +93,7 @@ class _Era:
 class Controller:
     """The split of every iteration, for the workers whose events it receives.
 
-    Args:
-        decider: of the first members; equal on all controllers of a run.
-        forecaster: factory of a worker's forecaster.
+    Controllers of one run start with equal deciders; ``forecaster`` creates that of a worker.
     """
 
     def __init__(self, decider: Decider, forecaster: Callable[[], Forecaster]) -> None:
@@ -109,7 +107,6 @@ class Controller:
     # ---------------------------------------------------------------- what is asked in every iteration
     @property
     def newest(self) -> tuple[int, ...]:
-        """The newest split."""
         return self._era.decider.newest
 
     @property
@@ -118,7 +115,6 @@ class Controller:
         return self._era.decider.members
 
     def shares(self, iteration: int) -> tuple[int, ...]:
-        """Return the split in force in ``iteration``, by position among its members."""
         era = self._era
         if era.first > iteration:
             era = next(era for era in reversed(self._earlier) if era.first <= iteration)
@@ -126,22 +122,16 @@ class Controller:
 
     @property
     def adapts(self) -> bool:
-        """True if measurements can change anything."""
         # Once False it stays so for the same members, so the decider is not called again.
         self._adapts = self._adapts and self._era.decider.adapts
         return self._adapts
 
     def reporter(self, rank: int) -> Reporter:
-        """Return the reporter of one of this controller's workers."""
         known = self._reporters.get(rank)
         return self._enlist(rank) if known is None else known
 
     def due(self, iteration: int, called: bool) -> bool:
-        """Return whether :meth:`ended` must be called for ``iteration``, to decide or to report.
-
-        Args:
-            called: whether a call arrived with its exchange.
-        """
+        """Return whether :meth:`ended` must be called for ``iteration``; ``called``: its exchange carried a call."""
         era = self._era
         if era.due is None or era.given or called or iteration >= era.due:
             return self.adapts
@@ -149,18 +139,13 @@ class Controller:
 
     # ---------------------------------------------------------------- events
     def measured(self, rank: int, seen: Observation, control_s: float = 0.0, late: bool = False) -> None:
-        """Record the measurement of a worker's iteration, see :meth:`Reporter.measured`."""
         if self.adapts:
             self.reporter(rank).measured(seen, control_s, late)
 
     def begins(
         self, rank: int, iteration: int, load: Load, cost_s: float, control_s: float = 0.0
     ) -> CallForReports | None:
-        """Return a worker's call for reports if its speed has left its last forecast.
-
-        The driver calls :meth:`called` when the exchange of ``iteration`` has carried it. ``cost_s`` and ``control_s``:
-        see :meth:`Reporter.report`.
-        """
+        """Return a worker's call for reports if its speed has left its last forecast."""
         era = self._era
         if era.given or era.due is None or rank not in era.places:
             return None
@@ -175,11 +160,7 @@ class Controller:
         return CallForReports(rank, iteration, report)
 
     def called(self, iteration: int, reports: Mapping[int, Report]) -> None:
-        """Record calls that arrived with the exchange of ``iteration``: all report at its end.
-
-        Args:
-            reports: rank → attached report; may be empty.
-        """
+        """Record calls that arrived with the exchange of ``iteration``, and attached reports by rank."""
         era = self._era
         era.due = iteration if era.due is None else min(era.due, iteration)
         era.calls.update(reports)
@@ -196,10 +177,9 @@ class Controller:
         no_early_reports: bool = False,
         newest: int = -1,
     ) -> list[Instruction]:
-        """Return the instructions after a worker has ended ``iteration``.
+        """Return the instructions after a worker has ended ``iteration``; costs as in :meth:`Reporter.report`.
 
         Args:
-            cost_s, control_s: see :meth:`Reporter.report`.
             no_early_reports: whether exchanges cannot carry calls.
             newest: the furthest iteration that any worker has started, if workers run asynchronously.
 
@@ -245,13 +225,7 @@ class Controller:
         global_batch: int | None = None,
         kinds: Mapping[int, str] | None = None,
     ) -> None:
-        """Change the members from iteration ``first``, which none has started; what was learned of those that stay is
-        kept.
-
-        Args:
-            limits: of the new members.
-            global_batch, kinds: see :meth:`Decider.successor`.
-        """
+        """Change the members from iteration ``first``, which none has started; see :meth:`Decider.successor`."""
         old = self._era
         # Workers may still ask for splits of iterations before ``first``.
         self._earlier.append(old)
@@ -274,11 +248,7 @@ class Controller:
         return {"first": self._era.first, "decider": self._era.decider.state_dict()}
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Continue, in a newcomer with a decider of the current members, from the state of :meth:`for_newcomers`.
-
-        Raises:
-            CheckpointError: it does not fit.
-        """
+        """Continue, in a newcomer, from :meth:`for_newcomers`; raise ``CheckpointError`` if the state does not fit."""
         decider, first = self._era.decider, int(state["first"])
         with loading("the balancing"):
             if not decider.load_state_dict(state["decider"]):
@@ -321,11 +291,7 @@ class Controller:
         return {**self._era.decider.state_dict(), "rank": place, "forecaster": forecaster, "past": past}
 
     def check(self, rank: int, state: dict[str, Any]) -> None:
-        """Check, without changes, that ``state`` can be resumed.
-
-        Raises:
-            CheckpointError: it is damaged; the message names the field.
-        """
+        """Raise ``CheckpointError``, which names the field, if ``state`` cannot be resumed; change nothing."""
         with loading("the balancing"):
             saved, decider = read(ControllerState, state), self._era.decider
             if not decider.check(state):
@@ -343,11 +309,7 @@ class Controller:
             self._foretelling(rank, saved, past)
 
     def load_state_dict(self, rank: int, state: dict[str, Any]) -> None:
-        """Resume; a state of other workers, batch, limits or balancer starts from scratch.
-
-        Raises:
-            CheckpointError: see :meth:`check`.
-        """
+        """Resume after :meth:`check`; a state of other workers, batch, limits or balancer starts from scratch."""
         self.check(rank, state)
         decider = self._era.decider
         goes_on = decider.load_state_dict(state)

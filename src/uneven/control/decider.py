@@ -67,10 +67,7 @@ class Decider:
     """The split of the batch; equal reports lead to equal splits on every rank.
 
     Args:
-        balancer: decides.
         members: ranks, ascending; position i of limits, reports and shares belongs to the i-th.
-        limits: least and greatest share of each member.
-        global_batch: X.
         lookahead: number of iterations for which the loaders draw indices ahead of the loop.
         budget: part of the iteration time that measuring and deciding may cost.
         profiles: rank → profile; until it reports, a worker counts as fast as in its profile.
@@ -116,7 +113,6 @@ class Decider:
         self._doubts = np.full(len(self._members), _PROFILE_DOUBT)
 
     def first(self) -> SplitRecord:
-        """Return the split before any report, with its reason."""
         return SplitRecord(
             decided_at=-1,
             iteration=0,
@@ -128,12 +124,10 @@ class Decider:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks, ascending."""
         return self._members
 
     @property
     def adapts(self) -> bool:
-        """True if reports can change anything."""
         return self._balancer.adapts and len(self._members) > 1
 
     @property
@@ -150,7 +144,6 @@ class Decider:
         return min(self._waits)
 
     def shares(self, iteration: int) -> tuple[int, ...]:
-        """Return the split in force in ``iteration``."""
         first, shares = self._splits[-1]
         if first <= iteration:  # the usual case, in every iteration
             return shares
@@ -167,12 +160,7 @@ class Decider:
         return self._fingerprint[1]
 
     def decide(self, iteration: int, launched: int, table: ReportTable) -> Decision:
-        """Decide by one report of each member.
-
-        Args:
-            iteration: the one that has just ended.
-            launched: the one at whose end the reports were given.
-            table: the reports.
+        """Decide by one report of each member, after ``iteration``; the reports were given at the end of ``launched``.
 
         Raises:
             ConflictError: another rank has decided a different split before.
@@ -190,14 +178,9 @@ class Decider:
         return Decision(split, complaints, launched + gap.least, launched + gap.far, launched + gap.most)
 
     def partial_update(self, iteration: int, early: Mapping[int, Report]) -> PartialUpdate:
-        """Decide by early reports, of the workers whose speed has left their forecast; the others' last reports are
-        reused.
+        """Decide by early reports, position of a member → report; the others' last reports are reused.
 
         The time of the next reports of all workers does not change.
-
-        Args:
-            iteration: the one that has just ended.
-            early: position of a member → its report.
 
         Raises:
             ConflictError: another rank has decided a different split before.
@@ -274,14 +257,8 @@ class Decider:
     ) -> Decider:
         """Return the decider of other members, with what was learned of those that stay.
 
-        A newcomer gets the mean share of the members on machines of its kind, otherwise of all, and counts as unknown
-        until it has reported.
-
-        Args:
-            members: ranks, ascending.
-            limits: of each of them.
-            global_batch: theirs, in samples; None if unchanged.
-            kinds: rank → kind of its machine, as far as known.
+        A newcomer gets the mean share of its kind of machine (``kinds``: rank → kind, as far as known), otherwise of
+        all, and counts as unknown until it has reported. A ``global_batch`` of None is unchanged.
         """
         total = self._global_batch if global_batch is None else global_batch
         heir = Decider(
@@ -312,7 +289,6 @@ class Decider:
         return sum(alike) / len(alike) if alike else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return shares, forecasts, referee and balancer, as plain data."""
         return {
             "kind": self._kind(),
             "shares": list(self.newest),
@@ -325,11 +301,8 @@ class Decider:
         }
 
     def check(self, state: dict[str, Any]) -> bool:
-        """Return whether :meth:`load_state_dict` would resume, without changes.
-
-        Raises:
-            ValueError: a field has another shape (:class:`~uneven.core.plain.Misfit`), or the balancer's split is
-                invalid.
+        """Return whether :meth:`load_state_dict` would resume, without changes; raise ``ValueError`` for a damaged
+        state.
         """
         trial = copy.deepcopy(self)
         if not trial.load_state_dict(state):

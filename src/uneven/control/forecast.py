@@ -28,16 +28,10 @@ class Forecaster:
 
     A worker predicts itself because it sees each of its iterations and the current state of its machine, while the
     others get an occasional report. A prediction that is sent also need not be bit-identical on different processors.
-
-    Args:
-        predictor: this worker's own.
-
-    Attributes:
-        hidden_s: seconds of its own side of each exchange that cost no time, see :attr:`Decider.hidden_s`.
     """
 
     def __init__(self, predictor: Predictor) -> None:
-        self.hidden_s = self._spare_s = 0.0
+        self.hidden_s = self._spare_s = 0.0  # of its own side of each exchange; see Decider.hidden_s
         self._predictor = predictor
         self._detector = ChangeDetector()
         self._waiting = list[Observation]()  # iterations too short to be an observation each
@@ -48,7 +42,6 @@ class Forecaster:
 
     @property
     def watches(self) -> bool:
-        """True if the predictor reads the use of processor and memory."""
         return self._predictor.watches
 
     @property
@@ -62,12 +55,7 @@ class Forecaster:
         return self._detector.suspects_change
 
     def calls(self, iteration: int, soonest: int, far: int) -> bool:
-        """Return whether to call for reports in an iteration.
-
-        Args:
-            soonest: the first iteration in which a call is affordable.
-            far: the first one for a worker that is far off, if reports are cheap.
-        """
+        """Return whether to call for reports: from ``soonest`` on, or from ``far`` on if the speed is far off."""
         return (self._detector.changed_much and iteration >= far) or (self._detector.changed and iteration >= soonest)
 
     def observe(self, seen: Observation) -> None:
@@ -103,19 +91,15 @@ class Forecaster:
         return forecast
 
     def lesson(self) -> Lesson | None:
-        """Return the predictor's training that is due, to run in the background; see :class:`Predictor`."""
         return self._predictor.lesson()
 
     def absorb(self, learnt: Any) -> None:
-        """Apply the result of a lesson."""
         self._predictor.absorb(learnt)
 
     def study(self) -> None:
-        """Run the lesson that is due immediately, without a background thread."""
         study(self._predictor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the predictor has learned, as plain JSON-able data."""
         return self._predictor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -22,17 +22,13 @@ class Loopback:
         self.controller = controller
 
     def measured(self, rank: int, seen: Observation, late: bool = False) -> None:
-        """Record a worker's measurement; its predictor learns from it immediately."""
         if self.controller.adapts:
             self.controller.measured(rank, seen, late=late)
             self.controller.reporter(rank).forecaster.study()
 
     def ended(self, rank: int, iteration: int, cost_s: float, newest: int = -1) -> list[Told]:
-        """Record that a worker has ended an iteration, and return the consequences in order.
-
-        Args:
-            cost_s: cost of giving a report and deciding.
-            newest: the furthest iteration that any worker has started, if workers run asynchronously.
+        """Record that a worker has ended an iteration, and return the consequences in order; see
+        :meth:`Controller.ended`.
         """
         controller = self.controller
         found = self._carry_out(controller.ended(rank, iteration, _UNKNOWN, cost_s, cost_s, newest=newest), newest)

@@ -58,16 +58,11 @@ class Referee:
         self._speeds_per_s = np.empty(0)
 
     def judge(self, members: Sequence[int], table: ReportTable, *, iteration: int) -> Verdict:
-        """Judge the newest report of each member.
+        """Judge the newest report of each member; ``iteration`` is for the complaints.
 
         It rejects a time or number of samples that is zero, negative or not finite, and a speed more than a million
         times above or below the others' median. A worker without samples, or without a finished iteration, reports no
         speed: its last good report is reused, without a complaint.
-
-        Args:
-            members: ranks, ascending.
-            table: the newest report of each.
-            iteration: for the complaints.
         """
         last, past = self._of(tuple(members))
         speeds = table.speeds_per_s()
@@ -107,7 +102,6 @@ class Referee:
         return self._last, self._speeds_per_s
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last good report of each rank, as plain JSON-able data."""
         rows = zip(self._members, self._last.rows.tolist(), strict=True)
         return {"last": {str(rank): [x if math.isfinite(x) else None for x in row] for rank, row in rows}}
 

@@ -32,20 +32,12 @@ class _Window:
 
 
 class Reporter:
-    """Sums up one worker's iterations, passes them to its forecaster, and makes its reports.
-
-    Args:
-        forecaster: the worker's own.
-        since: first iteration of this worker; earlier ones were of a worker of the same rank that has left.
-
-    Attributes:
-        called: whether the worker has called for reports since its last one.
-    """
+    """Sums up one worker's iterations, passes them to its forecaster, and makes its reports."""
 
     def __init__(self, forecaster: Forecaster, since: int = 0) -> None:
         self.forecaster = forecaster
-        self.called = False
-        self._since = since
+        self.called = False  # whether the worker has called for reports since its last one
+        self._since = since  # earlier iterations were of a worker of the same rank that has left
         self._warm = False
         self._window = _Window()
 
@@ -75,8 +67,8 @@ class Reporter:
         """Return the report on the iterations since the last one, and start the next.
 
         Args:
-            cost_s: cost of the last exchange of reports, from giving a report to deciding.
-            control_s: cost of measuring and deciding that is not in the measurements.
+            cost_s: of the last exchange of reports, from giving a report to deciding.
+            control_s: of measuring and deciding, if not in the measurements.
             no_early_reports: whether workers cannot call for reports.
             split: fingerprint of the newest split.
         """

@@ -37,11 +37,9 @@ class Report(NamedTuple):
         return all(math.isfinite(time) and time >= 0 for time in times) and (self.local_s > 0 or not self.iterations)
 
     def forecast(self, rank: int, iteration: int) -> ForecastRecord:
-        """Return its forecast as a record, from ``iteration`` on."""
         return ForecastRecord(rank=rank, iteration=iteration, predicted_per_s=self.predicted_per_s, doubt=self.doubt)
 
     def observation(self) -> Observation:
-        """Return it as an observation for predictors."""
         # No finished iteration (only a padded batch, or the device is not yet that far) is valid, but has no speed.
         return Observation(
             iteration=_whole(self.iteration),

@@ -45,11 +45,6 @@ class Spacing:
 
     The budget holds over time: excess cost is owed, and the next report waits until it is paid back. A report that is
     called for waits for its own cost only, because the debt may be the cost of measuring each step, which no gap saves.
-
-    Args:
-        size: number of workers.
-        budget: part of the iteration time.
-        least: least number of samples of each worker.
     """
 
     def __init__(self, size: int, budget: float, least: Sequence[int] | None = None) -> None:
@@ -62,12 +57,7 @@ class Spacing:
         self._free = 0
 
     def gap(self, table: ReportTable, changed: bool, sudden: bool = False) -> Gap:
-        """Return the next gap, from reports that are equal on every rank.
-
-        Args:
-            changed: whether they changed the split.
-            sudden: whether some speed differs much from before.
-        """
+        """Return the next gap, from reports that are equal on every rank and may have changed the split."""
         self._reports += 1
         no_early, urgent = (bool((table.column(name) > 0.0).any()) for name in ("no_early_reports", "urgent"))
         if changed or (urgent and no_early):

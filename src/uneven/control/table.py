@@ -29,11 +29,7 @@ _BELIEVABLE = [_PLACES[name] for name in ("iterations", "local_s", "exchange_s",
 
 
 class ReportTable:
-    """One report of each member.
-
-    Args:
-        rows: reports by position of the member, shape (members, fields of a report).
-    """
+    """One report of each member: ``rows`` has shape (members, fields of a report)."""
 
     def __init__(self, rows: npt.ArrayLike) -> None:
         self.rows: npt.NDArray[np.float64] = np.asarray(rows, np.float64).reshape(-1, len(_PLACES))

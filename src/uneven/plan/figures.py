@@ -30,12 +30,10 @@ class Figures:
 
     @property
     def slowest(self) -> WorkerOutcome:
-        """The worker with the lowest speed while it computes."""
         return min(self.workers, key=lambda worker: (worker.speed_per_s, worker.rank))
 
     @property
     def fastest(self) -> WorkerOutcome:
-        """The worker with the highest speed while it computes."""
         return max(self.workers, key=lambda worker: (worker.speed_per_s, -worker.rank))
 
     @property
@@ -45,7 +43,6 @@ class Figures:
 
     @property
     def dropped_share(self) -> float:
-        """The part of the steps that came too late."""
         return sum(one.dropped for one in self.workers) / max(1, sum(one.steps for one in self.workers))
 
 

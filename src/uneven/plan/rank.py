@@ -32,7 +32,6 @@ class Plan:
 
     @property
     def best(self) -> Row:
-        """The first row."""
         return self.shown[0]
 
     @property

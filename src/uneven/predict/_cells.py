@@ -30,11 +30,9 @@ class Cell(ABC):
     gates: int
 
     def size(self, inputs: int, hidden: int) -> int:
-        """Return the number of weights."""
         return (inputs + hidden + 1) * self.gates * hidden + hidden
 
     def split(self, flat: Floats, inputs: int, hidden: int) -> Weights:
-        """Return views of a flat vector of weights."""
         wide = self.gates * hidden
         ends = np.cumsum([inputs * wide, hidden * wide, wide]).tolist()
         first, second, third, last = np.split(flat, ends)

@@ -62,7 +62,6 @@ class Past:
         self.seen += 1
 
     def correct(self, speed_per_s: float) -> None:
-        """Replace the newest row's speed."""
         _, _, cpu, memory, *_ = self._buffer[self._end - 1].tolist()
         self._end -= 1
         self.seen -= 1

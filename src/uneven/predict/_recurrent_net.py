@@ -46,7 +46,6 @@ class RecurrentNet(SpeedModel):
 
     @classmethod
     def blank(cls, cell: Cell, *, hidden: int, length: int, batch: int, rate: float, uses: bool) -> RecurrentNet:
-        """Return an untrained net; its first weights are equal each time."""
         inputs = 3 if uses else 1
         size = cell.size(inputs, hidden)
         weights = np.random.default_rng(11).normal(0.0, 1.0 / np.sqrt(hidden), size)

@@ -141,7 +141,6 @@ class Auto(Predictor):
         return self._mean([expert.predict(ahead) for expert in self._experts])
 
     def weights(self) -> tuple[float, ...]:
-        """Return the experts' current weights, in their order; they sum to 1."""
         columns = zip(*(mixture.values for mixture in self._mixtures), strict=True)
         return tuple(self._between.mean(column) for column in columns)
 

@@ -77,7 +77,6 @@ class Light(Predictor):
         self._usual = max(_LEAST_SQUARE, self._usual + newest * (total / _EXPERTS - self._usual))
 
     def weights(self) -> tuple[float, ...]:
-        """Return the weights of the three predictors, in this order; they sum to 1."""
         least, unit = min(self._lost), 0.5 * self._rate / self._usual
         # Computed on request only, which keeps an iteration cheap; subtracting the least loss avoids an underflow to 0.
         kept = [math.exp(unit * (least - lost)) for lost in self._lost]

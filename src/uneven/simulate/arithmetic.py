@@ -31,18 +31,10 @@ class Arithmetic:
     enough: bool = False
 
     def enters(self, rank: int, source: int | None) -> None:
-        """Add a worker from its next step on, with the state that ``source`` has then.
-
-        ``source`` is None at the start, and if no worker is left to copy from.
-        """
+        """Add a worker from its next step on, with the state that ``source`` has then; None if there is no source."""
 
     def computes(self, rank: int, iteration: int, samples: range, at_s: float) -> None:
-        """Compute a gradient on these samples, at the worker's current parameters.
-
-        Args:
-            at_s: virtual time, from the start.
-            samples: positions in the endless order of the data, a fixed permutation epoch after epoch.
-        """
+        """Compute a gradient on these positions of the data's endless order, at the worker's current parameters."""
 
     def sends(self, rank: int, exchange: Exchange) -> None:
         """Take this worker's contribution now; later changes of its replica are not part of it."""
@@ -68,11 +60,7 @@ class Arithmetic:
         """Deliver to this worker the answer of the time when :meth:`answers` was called."""
 
     def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
-        """Drop this worker's late contribution and give it the newest state.
-
-        Args:
-            source: a worker whose contribution was in time; None if all of them have left.
-        """
+        """Drop this worker's late contribution and give it the newest state, of ``source`` if any worker has it."""
 
     def divides(self, rank: int, rate: float, weight: float) -> None:
         """Set the factors of learning rate and gradient in this worker's current step, see ``StepPlan.divided``."""

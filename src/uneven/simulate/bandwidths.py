@@ -16,7 +16,6 @@ class Bandwidths:
         self._since: dict[int, tuple[float, float]] = {}  # when the last exchange began, and what was sent in it
 
     def within(self, rank: int, exchange: Exchange, now_s: float) -> Exchange:
-        """Return the exchange that a worker starts now, with its current threshold."""
         select = exchange.select
         if not isinstance(select, Significant) or not self._speaks(rank, exchange):
             return exchange
@@ -37,7 +36,6 @@ class Bandwidths:
             self.more(rank, size_bytes * (len(exchange.parties) - 1))
 
     def more(self, rank: int, sent_bytes: float) -> None:
-        """Record that a worker sends more to other sites."""
         if rank in self._controls:
             since_s, before = self._since[rank]
             self._since[rank] = since_s, before + sent_bytes

@@ -19,11 +19,7 @@ class Processor:
     """The processor time that one worker gets on its node.
 
     Work is counted in seconds at the node's full speed. At a time t it proceeds at the rate ``node.available(t)`` times
-    the factors of the slow-downs in force.
-
-    Args:
-        node: whose share and load, over time, determine the rate.
-        seed: of the phase of the period, if the node's processor time is granted in periods.
+    the factors of the slow-downs in force. ``seed`` sets the phase of the period, if the time is granted in periods.
     """
 
     def __init__(self, node: Node, *seed: int) -> None:
@@ -35,7 +31,6 @@ class Processor:
         self._still_until_s = -math.inf
 
     def stop(self, until_s: float) -> None:
-        """Halt it from now until this time."""
         self._still_until_s = max(self._still_until_s, until_s)
 
     def slow(self, factor: float) -> None:
@@ -44,7 +39,6 @@ class Processor:
         self._factor = math.prod(self._factors)
 
     def recover(self, factor: float) -> None:
-        """End a slow-down."""
         self._factors.remove(factor)
         self._factor = math.prod(self._factors)
 
@@ -95,9 +89,7 @@ class Processor:
     def answer_s(self, start_s: float, work_s: float, *, waited: bool = False) -> float:
         """Return when a message is answered, and charge the work to the quota.
 
-        Args:
-            waited: whether both threads were idle before, however briefly: long enough for other busy processes of the
-                group to use up the rest of the period.
+        ``waited``: both threads were idle before, long enough for other processes of the group to use up the period.
         """
         if self._quota is None or not self.dealt_out:
             return self.end_s(start_s, work_s)
@@ -126,7 +118,6 @@ class Processor:
         return min(1.0, self._node.cores * self.rate(time_s) / self._node.threads)
 
     def rate(self, now_s: float) -> float:
-        """Return the part of the node's full speed at a time."""
         available = self._steady if self._steady is not None else self._node.available(now_s)
         return available * self._factor
 
@@ -146,11 +137,7 @@ class Processor:
 
 
 class Jitter:
-    """Log-normal factors with mean 1 of single compute times, determined by seed, rank and iteration.
-
-    Args:
-        deviation: relative standard deviation; 0 makes every factor 1.
-    """
+    """Log-normal factors with mean 1 of single compute times, determined by seed, rank and iteration."""
 
     def __init__(self, deviation: float, seed: int, rank: int) -> None:
         self._sigma = math.sqrt(math.log1p(deviation**2))
@@ -159,7 +146,6 @@ class Jitter:
         self._factors: list[float] = []
 
     def factor(self, iteration: int) -> float:
-        """Return the factor of one iteration."""
         if self._sigma == 0.0:
             return 1.0
         block, place = divmod(iteration, _BLOCK)

@@ -38,11 +38,7 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
     """Fit each worker's costs to the steps of its newest start, without the first step, which warms up.
 
     Γ is affine, by least squares over the median time at each batch size. A worker whose batches hardly varied gets the
-    given fixed part, and the rest of its time is proportional to the batch.
-
-    Args:
-        records: of a run, for instance ``journal.read(run).records()``.
-        fixed_s: rank → overhead of an iteration for such workers; 0 by default.
+    given fixed part (``fixed_s``: rank → seconds), and the rest of its time is proportional to the batch.
 
     Raises:
         ConfigError: too few steps; names the rank.
@@ -74,7 +70,6 @@ def costs_from_journal(records: Iterable[Record], fixed_s: Mapping[int, float] |
 
 
 def described(costs: RecordedCosts) -> ClusterSpec:
-    """Return the run's cluster: one node per rank, limited only by its costs."""
     nodes = tuple(
         Node(name=f"rank{rank}", cost=cost, jitter=costs.deviations[rank]) for rank, cost in enumerate(costs.costs)
     )

@@ -17,20 +17,13 @@ LAST_S = LONGEST_S  # end of virtual time
 
 
 class EventQueue:
-    """A heap of events; events at the same time run in the order in which they were added.
-
-    Attributes:
-        now_s: virtual time, seconds from the start.
-        happened: number of events so far.
-        stopped: whether the queue was stopped.
-        late: whether an event after :data:`LAST_S` was left.
-    """
+    """A heap of events; events at the same time run in the order in which they were added."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
-        self.happened = 0
+        self.now_s = 0.0  # virtual time
+        self.happened = 0  # events so far
         self.stopped = False
-        self.late = False
+        self.late = False  # whether an event after LAST_S was left
         self._made = 0
         self._heap: list[Handle] = []
 
@@ -49,7 +42,6 @@ class EventQueue:
             handle[2] = None
 
     def stop(self) -> None:
-        """Run no further events."""
         self.stopped = True
 
     def run(self) -> None:

@@ -27,7 +27,6 @@ class ExchangeShape(Enum):
 
 
 def kind_of(one: Exchange) -> ExchangeShape:
-    """Return the shape of an exchange."""
     # An all-reduce cannot leave a member out, so an exchange with a quorum needs the server.
     if one.quorum is not None:
         return ExchangeShape.TOGETHER
@@ -41,25 +40,17 @@ def kind_of(one: Exchange) -> ExchangeShape:
 
 
 class VirtualExchanges:
-    """Starts exchanges and lets their workers continue.
-
-    Args:
-        preconditioner: whose exchanges follow, if there is one.
-
-    Attributes:
-        letters: messages in transit between sites with a lead.
-    """
+    """Starts exchanges, with the preconditioner's after them, and lets their workers continue."""
 
     def __init__(self, stage: Stage, preconditioner: VirtualPreconditioner | None = None) -> None:
         self._stage = stage
         self._preconditioner = preconditioner
-        self.letters = Letters(stage)
+        self.letters = Letters(stage)  # in transit between sites with a lead
         self._copies = SiteClocks(stage, self.letters)
         self._rings = Rings(stage, self._through, self._reached)
         self._servers = Servers(stage, self._served)
 
     def overlap(self, worker: Worker, one: Exchange) -> None:
-        """Start an exchange of the gradient while the worker computes."""
         kind = kind_of(one)
         if kind is ExchangeShape.RING:
             self._rings.arrive(worker, one, computing=True)
@@ -92,7 +83,6 @@ class VirtualExchanges:
         self._servers.read(worker, one, then)
 
     def hasten(self, worker: Worker) -> None:
-        """Reschedule a computing worker whose speed has changed."""
         if worker.event is not None and worker.awaited is not None:
             self._stage.queue.cancel(worker.event)
             part, action, arguments = worker.awaited

@@ -21,12 +21,6 @@ class Faults:
     A change of the members holds from the first step that none has started. A worker that leaves finishes its step; one
     that dies loses its step and is noticed immediately, without a time-out. A newcomer gets the parameters from the
     lowest rank and takes part once the others reach its first step.
-
-    Args:
-        hire: creates the worker of a rank.
-        begin: starts a worker's first step.
-        tell: receives every event: rank, iteration, kind, in words.
-        changed: receives each change of the members.
     """
 
     def __init__(
@@ -66,7 +60,6 @@ class Faults:
                 stage.queue.at(event.at_s, self._happen, event)
 
     def started(self, iteration: int) -> None:
-        """Apply the events of an iteration that the first worker starts."""
         self._starting = iteration
         while self._by_iteration and (self._by_iteration[-1].at_iteration or 0) <= iteration:
             self._happen(self._by_iteration.pop())
@@ -76,7 +69,6 @@ class Faults:
             self._admit(rank)
 
     def over(self, worker: Worker) -> None:
-        """Remove a worker that takes no more steps."""
         worker.gone = True
         self._active -= 1
         self._ended = not self._active and not self._coming and worker.stop_at is None

@@ -23,17 +23,12 @@ _SAME = 1e-12  # relative difference up to which two links are full at the same 
 
 
 class LinkLoad:
-    """The load of each link by a kind of transfer; immutable, shared by many flows.
-
-    Attributes:
-        links: positions of the links, each once, (links,) intp.
-        weights: load of each, relative to the most loaded one, above 0, at most 1, (links,).
-        fullest: bytes on the most loaded link per byte of the transfer.
-    """
+    """The load of each link by a kind of transfer; immutable, shared by many flows."""
 
     def __init__(self, parts: dict[int, float]) -> None:
-        self.fullest = max(parts.values(), default=0.0)
-        self.links = np.fromiter(parts, np.intp, len(parts))
+        self.fullest = max(parts.values(), default=0.0)  # bytes on the most loaded link per byte of the transfer
+        self.links = np.fromiter(parts, np.intp, len(parts))  # positions, each once
+        # Relative to the most loaded link, 0 … 1, so that a flow's rate is that on its most loaded link.
         self.weights = np.fromiter(parts.values(), float, len(parts)) / (self.fullest or 1.0)
 
 
@@ -45,33 +40,24 @@ class Route(NamedTuple):
 
 
 class Flow:
-    """A transfer in progress.
-
-    Attributes:
-        left_bytes: remaining on the most loaded link.
-        rate: bytes/s there.
-        end_s: end at this rate.
-        landing: the event at its end, once its last byte has left.
-    """
+    """A transfer in progress."""
 
     __slots__ = ("arguments", "end_s", "landing", "latency_s", "left_bytes", "load", "on_done", "rate")
 
     def __init__(self, route: Route, size_bytes: float, on_done: Action, arguments: tuple[Any, ...]) -> None:
         self.load, self.latency_s = route
-        self.left_bytes = size_bytes * self.load.fullest
+        self.left_bytes = size_bytes * self.load.fullest  # on the most loaded link
         self.on_done = on_done
         self.arguments = arguments
-        self.rate = 0.0
-        self.end_s = math.inf
-        self.landing: Handle | None = None
+        self.rate = 0.0  # bytes/s there
+        self.end_s = math.inf  # at this rate
+        self.landing: Handle | None = None  # the event of its arrival, once its last byte has left
 
 
 def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -> list[float]:
-    """Return max-min fair rates at each flow's most loaded link, one per flow, by progressive filling.
+    """Return max-min fair rates at each flow's most loaded link, by progressive filling; ``capacities`` is (links,).
 
-    Args:
-        loads: of each flow; one without links has an infinite rate.
-        capacities: of each link; shape (links,).
+    A flow without links has an infinite rate.
     """
     if len(loads) == 1 and len(loads[0].links):
         return [float((capacities[loads[0].links] / loads[0].weights).min())]
@@ -98,15 +84,7 @@ def fair_rates(loads: Sequence[LinkLoad], capacities: npt.NDArray[np.float64]) -
 
 
 class Network:
-    """All limited links and all flows.
-
-    Args:
-        queue: virtual time.
-        capacities: of each link over time, bit/s.
-
-    Attributes:
-        carried_bytes, carried: of each link, (links,): bytes and number of the transfers started.
-    """
+    """All limited links and all flows; ``capacities`` are bit/s over time."""
 
     def __init__(self, queue: EventQueue, capacities: Sequence[Trace]) -> None:
         self._queue = queue
@@ -119,6 +97,7 @@ class Network:
         self._event: Handle | None = None
         self._looks = 0  # since the last end of a transfer
         self._stale = False
+        # Of the transfers started, (links,) each.
         self.carried_bytes = np.zeros(len(capacities))
         self.carried = np.zeros(len(capacities), dtype=np.int64)
 
@@ -148,7 +127,6 @@ class Network:
         self._change(link, (factor, ceiling_bit_per_s), self._cuts[link].append)
 
     def mend(self, link: int, factor: float, ceiling_bit_per_s: float) -> None:
-        """End a cut."""
         self._change(link, (factor, ceiling_bit_per_s), self._cuts[link].remove)
 
     def _change(self, link: int, cut: tuple[float, float], how: Callable[[tuple[float, float]], None]) -> None:

@@ -52,21 +52,16 @@ class MembersSince(NamedTuple):
 
 
 class MemberHistory:
-    """The members over the clocks.
-
-    Changes hold from a clock that no worker has started yet, so all plans of one clock see the same members.
-    """
+    """The members over the clocks."""
 
     def __init__(self, members: Iterable[int]) -> None:
         self._history = [_since(0, Members(members), 0)]
 
     @property
     def newest(self) -> MembersSince:
-        """The newest members."""
         return self._history[-1]
 
     def at(self, clock: int) -> MembersSince:
-        """Return the members in the step at this clock."""
         newest = self._history[-1]
         if newest.first <= clock:
             return newest
@@ -74,6 +69,7 @@ class MemberHistory:
 
     def change(self, first: int, members: Iterable[int]) -> MembersSince:
         """Change the members from a clock on, not before that of the last change."""
+        # No worker has started this clock yet, so all plans of one clock see the same members.
         old = self._history[-1]
         if old.first == first:
             # Several changes before the same step are one.
@@ -137,7 +133,6 @@ class Clocks:
         self._watches[members].waiting.setdefault(clock, []).append(then)
 
     def enter(self, rank: int, clock: int) -> None:
-        """Add a worker at this clock."""
         self._of[rank] = clock
         for watch in self._seen_by.get(rank, ()):
             watch.counts[clock] = watch.counts.get(clock, 0) + 1

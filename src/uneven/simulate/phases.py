@@ -25,14 +25,11 @@ class WorkPhase:
 
     @property
     def all_bytes(self) -> float:
-        """Bytes that all workers send together, without the sum."""
         return sum(map(sum, self.sent_bytes))
 
 
 def play(spec: ClusterSpec, phases: Sequence[WorkPhase], steps: int) -> list[float]:
     """Return when each of ``steps`` equal steps ends on all workers, in seconds from the start.
-
-    Shares and loads of the nodes, and links, change as described.
 
     Raises:
         ConfigError: another number of workers than nodes, events (unsupported here), or a step that never ends.

@@ -80,12 +80,10 @@ class _Dealt:
         self.placement = other or self.placement
 
     def owned(self, rank: int) -> Iterator[tuple[int, int]]:
-        """Yield (item, square) of a rank."""
         for number, owners in enumerate(self.placement.owners):
             yield from ((number, square) for square, owner in enumerate(owners) if owner == rank)
 
     def turning(self) -> dict[int, float]:
-        """Return each member's cost of turning gradients in a step."""
         found = dict.fromkeys(self.members, 0.0)
         for item, column in zip(self.items, self.placement.columns, strict=True):
             for rank in column:
@@ -93,7 +91,6 @@ class _Dealt:
         return found
 
     def decomposing(self) -> dict[int, float]:
-        """Return each member's cost of decompositions."""
         return {rank: sum(self.items[i].refresh(j) for i, j in self.owned(rank)) for rank in self.members}
 
     def sums(self) -> Pairs:
@@ -162,11 +159,7 @@ class VirtualPreconditioner:
         return worker.own_s + lasting_s - worker.refresh_s - worker.factors_s
 
     def begin(self, worker: Worker, then: Callable[[], None]) -> None:
-        """Start the preconditioning of averaged gradients; ``then`` is called at its end.
-
-        Raises:
-            ConfigError: the policy has not averaged them.
-        """
+        """Start the preconditioning, then call ``then``; raise ``ConfigError`` if the gradients are not averaged."""
         clock = worker.clock
         members = self._stage.history.at(clock).members
         self._check(worker, members)
@@ -177,14 +170,12 @@ class VirtualPreconditioner:
         self._work(worker, clock, 0)
 
     def leave(self, worker: Worker) -> None:
-        """Remove a worker that takes no more steps, so that no other waits for it."""
         self._then.pop(worker.rank, None)
         for (clock, number), phase in list(self._phases.items()):
             phase.arrived.pop(worker.rank, None)
             self._recheck(clock, number)
 
     def outcome(self) -> tuple[OwnOutcome, ...]:
-        """Return each worker's outcome, by rank."""
         dealt = self._dealt
         return tuple(
             OwnOutcome(
@@ -301,11 +292,7 @@ class VirtualPreconditioner:
 
 
 def preconditioner_of(stage: Stage, spec: ClusterSpec) -> VirtualPreconditioner | None:
-    """Return the preconditioner of a description, if any.
-
-    Raises:
-        ConfigError: f does not divide the workers, or is not 1 although members change.
-    """
+    """Return a description's preconditioner, if any; raise ``ConfigError`` if its share does not fit the members."""
     one = spec.preconditioner
     if one is None:
         return None

@@ -34,10 +34,7 @@ Rate = Callable[[float], float]  # cores of one thread at a time: 0 … 1
 
 @dataclass(slots=True)
 class Quota:
-    """The rest of a group's quota, and of its cores' slices.
-
-    It computes on one core at a time; for several threads in parallel it is the quota of each.
-    """
+    """The rest of a group's quota, and of its cores' slices, for one core at a time or for each of several threads."""
 
     period_s: float  # P
     next_s: float  # start of the next period
@@ -54,17 +51,12 @@ class Quota:
         return cls(period_s, -float(drawn[0]) * period_s, ticks_s, own_s=[0.0] * cores)
 
     def copy(self) -> Quota:
-        """Return a copy, for a computation without effect."""
         return replace(self, own_s=list(self.own_s))
 
     def run(
         self, core: int, start_s: float, work_s: float, rate: Rate, until_s: float = math.inf
     ) -> tuple[float, float]:
-        """Compute, and return when it ended and the work done.
-
-        Args:
-            work_s: seconds of a thread that runs without a break.
-            until_s: stop at this time at the latest.
+        """Compute for ``work_s``, at most until ``until_s``; return the end and the work done.
 
         Raises:
             ConfigError: it halts too often until then.

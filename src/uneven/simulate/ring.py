@@ -19,12 +19,7 @@ _LEGS = (1 / 3, 2 / 3, 1.0)  # of an exchange through hubs, as parts of it
 
 
 class Rings:
-    """Runs the rounds of groups.
-
-    Args:
-        through: called with the round when its outcome is there.
-        goes_on: called with the round and a member when that member has the outcome.
-    """
+    """Runs the rounds of groups; ``goes_on`` is called when a member has the outcome."""
 
     def __init__(
         self, stage: Stage, through: Callable[[Round], None], goes_on: Callable[[Round, Worker], None]
@@ -66,12 +61,10 @@ class Rings:
             self.hasten(meeting)
 
     def speed_changed(self, worker: Worker) -> None:
-        """Reschedule after a change of a computing worker's speed."""
         if worker in self._computing:
             self.hasten(self._computing[worker])
 
     def recheck(self, meeting: Round) -> None:
-        """Launch a round that has become complete."""
         if meeting.complete and not meeting.launched:
             self._launch(meeting)
 

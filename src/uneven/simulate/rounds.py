@@ -55,7 +55,6 @@ class Round:
 
     @property
     def key(self) -> tuple[Payload, int]:
-        """Its key among the group's rounds."""
         return self.exchange.payload, self.number
 
     @property
@@ -72,7 +71,6 @@ class Round:
         self.excuse(worker.rank)
 
     def excuse(self, rank: int) -> None:
-        """Stop waiting for a member."""
         if rank not in self.excused:
             self.excused.add(rank)
             self.missing -= 1
@@ -80,7 +78,6 @@ class Round:
                 self.forget()
 
     def forget(self) -> None:
-        """Remove the round from its group."""
         self.group.rounds.pop(self.key, None)
 
 
@@ -115,11 +112,9 @@ class Groups:
         return group
 
     def enter(self, rank: int) -> None:
-        """Add a worker that takes steps."""
         self._active.add(rank)
 
     def of(self, generation: int, members: tuple[int, ...]) -> Group:
-        """Return the group of these members."""
         if generation not in self._by_generation:
             self._by_generation[generation] = ByMembers(self._make)
         return self._by_generation[generation][members]

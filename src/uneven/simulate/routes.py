@@ -56,24 +56,17 @@ class RingPieces(NamedTuple):
 
 
 class Topology:
-    """The nodes, by rank (position in the description), and the links between them.
-
-    Attributes:
-        capacities: of every link, bit/s over time.
-        sites: of every node.
-        lines: (from a site, to a site) → the link between them.
-        free: whether no transfer is limited or delayed.
-    """
+    """The nodes, by rank (position in the description), and the links between them."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         cut = {event.node for event in spec.events if event.do is Do.CUT_LINK and not event.factor}
-        self.capacities: list[Trace] = []
+        self.capacities: list[Trace] = []  # of every link, bit/s over time
         self._mean_bit_per_s: list[float] = []
         self.sites = [node.site for node in spec.nodes]
         self._latency_s = [node.latency_s for node in spec.nodes]
         self._up = [self._link(_limit(node, node.up_bit_per_s, cut)) for node in spec.nodes]
         self._down = [self._link(_limit(node, node.down_bit_per_s, cut)) for node in spec.nodes]
-        self.lines: dict[tuple[str, str], int] = {}
+        self.lines: dict[tuple[str, str], int] = {}  # (from a site, to a site) → link
         self._line_latency_s: dict[tuple[str, str], float] = {}
         for line in spec.links:
             here, there = line.between
@@ -92,11 +85,9 @@ class Topology:
         return len(self.capacities) - 1
 
     def links_of(self, rank: int) -> tuple[int, ...]:
-        """Return a node's limited links, up and down."""
         return tuple(link for link in (self._up[rank], self._down[rank]) if link is not None)
 
     def links_between(self, here: str, there: str) -> tuple[int, int]:
-        """Return both directions of the link between two sites."""
         return self.lines[here, there], self.lines[there, here]
 
     def ring(self, members: Sequence[int], size_bytes: float) -> Route:
@@ -111,7 +102,6 @@ class Topology:
         return Route(LinkLoad(parts), self.ring_pieces(members, size_bytes).waits_s)
 
     def ring_pieces(self, members: Sequence[int], size_bytes: float) -> RingPieces:
-        """Return its pieces, with the mean rate of each link."""
         n = len(members)
         if n < 2 or self.free:
             return RingPieces.at_once(n)
@@ -138,7 +128,6 @@ class Topology:
         return Route(back.load, 2 * back.latency_s)  # of the request and of the answer
 
     def point(self, here: int, there: int) -> Route:
-        """Return the route from one node to another."""
         parts: dict[int, float] = {}
         latency_s = self._load(parts, here, there, 1.0)
         return Route(LinkLoad(parts), latency_s)

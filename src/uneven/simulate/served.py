@@ -19,11 +19,7 @@ from uneven.simulate.worker import Worker
 
 
 class Servers:
-    """Runs pushes and pulls.
-
-    Args:
-        done: called when an errand no longer delays its worker.
-    """
+    """Runs pushes and pulls; ``done`` is called when an errand no longer delays its worker."""
 
     def __init__(self, stage: Stage, done: Callable[[Errand], None]) -> None:
         self._stage = stage
@@ -46,7 +42,6 @@ class Servers:
             self._push(errand)
 
     def read(self, worker: Worker, one: Exchange, then: Callable[[], None]) -> None:
-        """Pull the server's parameters, then call ``then``."""
         errand = Errand(worker, one, worker.clock, self._stage.group(worker, one.members))
         self._pull(errand, lambda _: then())
 
@@ -110,7 +105,6 @@ class Servers:
             self.recheck(meeting)
 
     def recheck(self, meeting: Round) -> None:
-        """Close a round with enough contributions, and answer them."""
         if meeting.closed or not meeting.complete or self._graces(meeting):
             return
         meeting.closed = True

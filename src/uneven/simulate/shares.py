@@ -49,15 +49,7 @@ class _Cuts:
 
 
 class Shares:
-    """The split of every iteration.
-
-    Args:
-        terms: of the run.
-        present: the first members.
-        on_split: called with every change of the split.
-        on_complaint: called for every rejected report: rank, iteration, text.
-        on_forecast: called with the forecast in a worker's report; may be None.
-    """
+    """The split of every iteration, with callbacks for changes, rejected reports and forecasts."""
 
     def __init__(
         self,
@@ -88,7 +80,6 @@ class Shares:
         self._loopback = Loopback(self._controller)
 
     def part(self, rank: int, iteration: int) -> BatchSlice:
-        """Return a worker's part of an iteration."""
         cuts = self._cuts[-1]
         if cuts.present.first > iteration:
             cuts = next(cuts for cuts in reversed(self._cuts) if cuts.present.first <= iteration)
@@ -100,11 +91,7 @@ class Shares:
         return BatchSlice(cut[0][place], cut[1][place])
 
     def measured(self, step: StepRecord, samples: int) -> None:
-        """Record a worker's own iteration.
-
-        Args:
-            samples: number computed, even if they came too late to count.
-        """
+        """Record a worker's own iteration; ``samples`` includes those that came too late to count."""
         if self._controller.adapts:
             seen = Observation(
                 iteration=step.iteration,

@@ -18,12 +18,10 @@ class SiteClocks:
         self._told: dict[int, int] = {}  # rank → its site's clock at the last message
 
     def pushed(self, worker: Worker, one: Exchange) -> None:
-        """Record that a worker's current step is in its site's copy."""
         self._pushed[worker.rank] = worker.clock + 1, one
         self._advance(worker.rank, one)
 
     def leave(self, worker: Worker) -> None:
-        """Remove a worker that takes no more steps from its site's clock."""
         if worker.rank in self._pushed:
             self._advance(worker.rank, self._pushed.pop(worker.rank)[1])
 

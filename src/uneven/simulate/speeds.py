@@ -35,11 +35,7 @@ def with_recorded_speeds(
 
     Args:
         spec: from :func:`uneven.simulate.described` of the same run; node i is rank i.
-        records: of the run.
-        shares: rank → cores that it was limited to. A worker that waits for others saves up processor time and then
-            computes faster than its share for a while; in the long run a step takes at least its processor seconds over
-            the share, and so does its side of an exchange. This matters for the slowest worker, and without waits for
-            all.
+        shares: rank → cores that it was limited to.
     """
     shares = shares or {}
     steps = {rank: found[1:] for rank, found in sorted_steps(records)[1].items()}
@@ -85,4 +81,6 @@ def _node(node: Node, stretches: Sequence[Sequence[StepRecord]], step_s: float, 
 
 
 def _took_s(step: StepRecord, cores: float) -> float:
+    # A worker that waits for others saves up processor time and then computes faster than its share for a while; in the
+    # long run a step takes at least its processor seconds over the share.
     return max((step.data_s + step.compute_s) / step.threads, step.local_cpu_s / cores)

@@ -44,16 +44,13 @@ class Stage:
         self._buckets = buckets(load.gradient_bytes, load.first_bucket_bytes, load.bucket_bytes)
 
     def group(self, worker: Worker, members: tuple[int, ...]) -> Group:
-        """Return the members of an exchange of this worker's current step."""
         return self.groups.of(self.history.at(worker.clock).generation, members)
 
     @property
     def whole_bytes(self) -> float:
-        """Bytes of the whole model on a link."""
         return self.workload.gradient_bytes * self.workload.framing
 
     def sends(self, rank: int, exchange: Exchange) -> None:
-        """Take a worker's contribution."""
         self.arithmetic.sends(rank, self.bandwidths.within(rank, exchange, self.queue.now_s))
         self._note(rank, exchange)
 

@@ -28,15 +28,9 @@ class Steps:
     """Takes workers through their steps.
 
     Args:
-        policy: returns a plan before each step.
         iterations: the clock at which a worker is finished.
         samples: total that all workers take from one common order; None for fixed positions in each step.
         pause_s: pause before the first step with other members, if gradients are averaged.
-        started: called when the first worker starts an iteration.
-        record: called with every finished step.
-        over: called when a worker takes no more steps.
-        preconditioner: transforms gradients before each step, if any.
-        tables: whose rows a step waits for, if any.
     """
 
     def __init__(
@@ -72,7 +66,6 @@ class Steps:
         self._sites = dict(enumerate(stage.topology.sites))
 
     def begin(self, worker: Worker) -> None:
-        """Start a worker's next step, or remove the worker."""
         stage, clock = self._stage, worker.clock
         if worker.gone:
             return

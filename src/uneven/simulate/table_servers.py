@@ -72,11 +72,7 @@ class _Server:
 
 
 class VirtualTables:
-    """The arrival times of rows.
-
-    Raises:
-        ConfigError: fewer than one server, or a negative number of batches ahead.
-    """
+    """The arrival times of rows."""
 
     def __init__(self, spec: ClusterSpec, how: TableServers) -> None:
         if how.servers < 1 or how.ahead < 0:
@@ -100,16 +96,9 @@ class VirtualTables:
         return there[clock]
 
     def waited(self, rank: int, seconds: float) -> None:
-        """Add a worker's wait for rows."""
         self._waited_s[rank] = self._waited_s.get(rank, 0.0) + seconds
 
     def outcome(self, present_s: float, ended_s: float) -> TableOutcome:
-        """Return the outcome.
-
-        Args:
-            present_s: of all trainers together.
-            ended_s: of the run.
-        """
         many, whole = len(self._servers), max(ended_s, 1e-12)
         return TableOutcome(
             *self._how,

@@ -41,7 +41,6 @@ class WorkerOutcome:
 
     @property
     def present_s(self) -> float:
-        """Seconds from the start of its first step to the end of its last."""
         return self.ended_at_s - self.began_at_s
 
 
@@ -83,11 +82,7 @@ class _WorkerSums:
 
 
 class Tally:
-    """Counts steps as they end.
-
-    Args:
-        names: of the nodes, by rank.
-    """
+    """Counts steps as they end."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -117,11 +112,9 @@ class Tally:
 
     @property
     def finished(self) -> int:
-        """Number of iterations that any worker has ended."""
         return len(self._ends_s)
 
     def outcome(self, happened: int, clocks: Mapping[int, int]) -> Outcome:
-        """Return the result."""
         ends_s = np.array([end_s for _, end_s in sorted(self._ends_s.items())])
         durations_s = np.diff(ends_s) if len(ends_s) > 1 else ends_s
         end_s = max((sums.ended_s for sums in self._workers.values()), default=0.0)

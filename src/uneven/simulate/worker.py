@@ -67,7 +67,6 @@ class Worker:
     _mark: tuple[float, float] = (0.0, 0.0)  # a time, and the work done by then
 
     def compute(self, now_s: float, work_s: float) -> None:
-        """Start to compute."""
         processor = self.machine.processor
         self.started_s = now_s
         self._settle(now_s)
@@ -103,16 +102,11 @@ class Worker:
         return True
 
     def go_on(self) -> None:
-        """Recompute the end after :meth:`keep`."""
         since_s, done_s = self._mark
         self.computed_s = self.machine.processor.end_s(since_s, self._work_s - done_s)
 
     def own_side(self, now_s: float, part: float = 1.0) -> tuple[float, float]:
-        """Return the duration and the end of its own side of an exchange that starts now.
-
-        Args:
-            part: of the whole model.
-        """
+        """Return the duration and the end of its own side of an exchange of ``part`` of the model that starts now."""
         work_s = self.machine.exchange_work_s * part
         if not work_s:
             return 0.0, now_s

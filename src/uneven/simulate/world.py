@@ -42,39 +42,27 @@ _FORETOLD_UP_TO = 1000  # more workers write no forecasts, which take time and a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The input of a simulation.
-
-    Attributes:
-        iterations: the clock at which every worker is finished.
-        samples: if given, workers take their parts of the split from one common order until this many are taken, as
-            asynchronous workers do; a fast one then takes more steps, and ``iterations`` only bounds them.
-        seed: of the jitter, and of the phase of each node's quota.
-        lookahead: iterations that the loaders draw ahead, as in :class:`~uneven.control.Decider`.
-        budget: as in a run; measuring and deciding take no time here, so it hardly matters.
-        exchange_s: rank → seconds of its own side of an exchange with the whole node; default: the workload's.
-        one_processor: whether an exchange in the background delays its worker's computing, as under a launcher's limit
-            to a share of a core; by default the node has a spare processor.
-        tables: servers and batches ahead for embedding tables on servers; None leaves them out.
-        pause_s: pause of all workers before the first step of other members, if gradients are averaged.
-        balance, sync: names of balancer and policy in the journal; by default they describe themselves.
-        versions: for the journal.
-    """
+    """The input of a simulation."""
 
     spec: ClusterSpec
     balancer: Balancer
     policy: SyncPolicy
-    iterations: int = 200
+    iterations: int = 200  # the clock at which every worker is finished
+    # If given, workers take their parts from one common order until this many are taken, as asynchronous workers do; a
+    # fast one then takes more steps, and ``iterations`` only bounds them.
     samples: int | None = None
-    seed: int = 0
-    lookahead: int = 0
-    budget: float = 0.005
+    seed: int = 0  # of the jitter, and of the phase of each node's quota
+    lookahead: int = 0  # iterations that the loaders draw ahead, see :class:`~uneven.control.Decider`
+    budget: float = 0.005  # as in a run, although measuring and deciding take no time here
+    # rank → seconds of its own side with the whole node; by default the workload's
     exchange_s: Mapping[int, float] = field(default_factory=dict)
+    # whether an exchange in the background delays the computing, as under a limit to a share of a core
     one_processor: bool = False
-    tables: TableServers | None = None
-    pause_s: float = PAUSE_S
-    balance: str = ""
+    tables: TableServers | None = None  # for embedding tables on servers
+    pause_s: float = PAUSE_S  # of all workers before the first step of other members, if gradients are averaged
+    balance: str = ""  # names in the journal, this and the next; by default they describe themselves
     sync: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)  # for the journal
 
     def __post_init__(self) -> None:
         for key, least, most in (("iterations", 1, MOST_ITERATIONS), ("seed", 0, 2**63), ("lookahead", 0, MOST_AHEAD)):
@@ -107,8 +95,6 @@ def simulate(
 
 
 class _World:
-    """Assembles the parts."""
-
     def __init__(
         self, scenario: Scenario, sink: Sink, arithmetic: Arithmetic, progress: Callable[[int], None] | None
     ) -> None:

@@ -39,12 +39,7 @@ class Remembered(Generic[Answer]):
 
 
 class PerRank(Generic[Answer]):
-    """A cache with one answer per rank, recomputed when members or sites change.
-
-    Args:
-        make: function from any worker's view and a phase to the answers of all members.
-        looks_at_sites: whether ``make`` reads ``view.sites``.
-    """
+    """A cache with one answer per rank, recomputed when members or (with ``looks_at_sites``) sites change."""
 
     def __init__(self, make: Callable[[SyncView, int], dict[int, Answer]], *, looks_at_sites: bool) -> None:
         self._make = make
@@ -80,9 +75,7 @@ def whole(policy: str, key: str, value: object, least: int) -> int:
 
 
 def number(policy: str, key: str, value: object, within: str) -> float:
-    """Return the value as a float, or raise ``ConfigError``; in an interval such as ``"(0, 1]"`` a round bracket
-    excludes.
-    """
+    """Return the value as a float if it is in an interval such as ``"(0, 1]"``, or raise ``ConfigError``."""
     low, high = (float(end) for end in within[1:-1].split(","))
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         above = value > low if within[0] == "(" else value >= low

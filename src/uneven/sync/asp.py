@@ -55,7 +55,7 @@ class ASP(SyncPolicy):
 
 
 class SSP(ASP):
-    """Stale synchronous parallel: ASP in which no worker leads the slowest by more than ``staleness`` finished steps.
+    """ASP in which no worker leads the slowest by more than ``staleness`` finished steps (stale synchronous parallel).
 
     A worker with c finished steps starts the next one when all workers have finished c − staleness. It then sees every
     update of the first c − staleness steps, so clocks differ by at most staleness + 1 (after Ho et al. 2013). Staleness

@@ -14,7 +14,6 @@ def gradient_mean(members: Members) -> Exchange:
 
 
 def bsp_plan(members: Members) -> StepPlan:
-    """Return the plan of one BSP step."""
     return StepPlan(exchanges=(gradient_mean(members),))
 
 

@@ -24,11 +24,8 @@ class EASGD(SyncPolicy):
         alpha: α, above 0 and at most 1; None is 0.9 / members, a rule of thumb [recalled].
         every: steps between two exchanges of a worker.
         together: the synchronous form, without a server: all workers exchange at the same time, x_i −= d_i and
-            x̃ += Σ_i d_i, and each keeps an equal x̃. Inside ``Shadow`` no worker waits for it. α · members must be at
-            most 2, or x̃ would swing away from the replicas.
-
-    Raises:
-        ConfigError: an argument out of range; from ``plan``, alpha too large for this number of members together.
+            x̃ += Σ_i d_i, and each keeps an equal x̃. α · members must be at most 2, or ``plan`` raises
+            ``ConfigError``.
     """
 
     evaluated = Evaluated.CENTRE

@@ -91,8 +91,7 @@ def served(plan: StepPlan) -> bool:
 def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
     """Return why a real run does not support this plan; None if it does.
 
-    Args:
-        copy: whether the run has a parameter server; None if that is undecided.
+    ``copy``: whether the run has a parameter server; None if undecided.
     """
     # The server is set up from the first plans, so a later plan cannot begin or stop using it.
     if copy is not None and plan.exchanges and served(plan) != copy:

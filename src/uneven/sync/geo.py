@@ -25,9 +25,9 @@ class Geo(WrappingPolicy):
     inner policy.
 
     Under ``geo:ssp:staleness=S`` each site has a parameter server, and its workers train within S steps of each other.
-    The site sends the movement of its copy when its clock, the least of its workers' clocks, advances, and adds
-    received entries to the copy. A step waits until this site's workers have finished all but S of the steps before it,
-    and other sites all but S + lead. With S = 0 and threshold 0 it is BSP on plain SGD.
+    The site sends the movement of its copy when the least of its workers' clocks advances, and adds received entries to
+    the copy. A step waits until this site's workers have finished all but S of the steps before it, and other sites all
+    but S + lead. With S = 0 and threshold 0 it is BSP on plain SGD.
 
     Args:
         inner: policy inside a site: one that averages gradients on every step, or one that bounds staleness.
@@ -37,17 +37,16 @@ class Geo(WrappingPolicy):
         lower, within: of "linear".
         flush: steps between two sends of all unsent entries; 0 is never.
         divide: each of K sites steps with 1 / K of the learning rate and weights its gradient by its samples, so that
-            BSP's learning rate fits; under ssp, each movement is scaled by 1 / all workers. The released code leaves
-            that to its configurations (0.01 / K).
+            BSP's learning rate fits; under ssp, each movement is scaled by 1 / all workers. The released code has 0.01
+            / K.
         bits: per value sent, 32 or 16; rounding errors are kept and accumulate.
         mbit: limit of what a site sends to the others, Mbit/s; 0 is none. The threshold rises by 0.005 if more than 1.1
             of it was sent, up to ``most``, and falls back if less than 0.9 was, as in the released code.
-        soft: if less than 0.9 of ``mbit`` was sent, the threshold falls to this part of v, so that more than the
-            significant entries travel (Gaia's soft threshold); 1 turns it off.
+        soft: if less than 0.9 of ``mbit`` was sent, the threshold falls to this part of v (Gaia's soft threshold).
         hubs: the first site of each group (us/east and us/west are in group us) forwards between groups, so no site
             receives an entry twice and changes of several sites cross between groups once. Not with a lead.
-        lead: steps that a site may be ahead of the messages it has received (data-center staleness, the mirror clock);
-            0 is the released code. An error if momentum makes it unstable, see :mod:`uneven.sync.stability`.
+        lead: steps that a site may be ahead of the messages it has received (the mirror clock); 0 is the released code.
+            An error if momentum makes it unstable, see :mod:`uneven.sync.stability`.
         barrier_kb: kB that may be in transit before workers wait (the selective barrier); 0 is no limit. Needs a lead.
 
     Raises:
@@ -57,10 +56,23 @@ class Geo(WrappingPolicy):
     evaluated: Evaluated = Evaluated.MEAN
 
     def __init__(
-        self, inner: str | SyncPolicy = "bsp", *, threshold: float = 0.01, schedule: str = "rate", lower: float = 0.0,
-        within: int = 0, flush: int = 0, divide: bool = True, bits: int = 32, mbit: float = 0.0, most: float = 0.0,
-        soft: float = 1.0, hubs: bool = False, lead: int = 0, barrier_kb: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        inner: str | SyncPolicy = "bsp",
+        *,
+        threshold: float = 0.01,
+        schedule: str = "rate",
+        lower: float = 0.0,
+        within: int = 0,
+        flush: int = 0,
+        divide: bool = True,
+        bits: int = 32,
+        mbit: float = 0.0,
+        most: float = 0.0,
+        soft: float = 1.0,
+        hubs: bool = False,
+        lead: int = 0,
+        barrier_kb: float = 0.0,
+    ) -> None:
         super().__init__(inner)
         self._paced = _bounds_the_lead(self.inner)
         if self._paced:

@@ -20,15 +20,10 @@ Groups = tuple[Members, ...]
 
 
 class Grouping(ABC):
-    """A rule that divides the members into groups, turn by turn.
+    """A rule that divides the members into groups, turn by turn."""
 
-    Attributes:
-        reach: in words, the number of exchanges until every worker's news can have reached all others.
-        looks_at_sites: whether the groups depend on ``view.sites``.
-    """
-
-    reach: str
-    looks_at_sites: bool = False
+    reach: str  # in words, the number of exchanges until every worker's news can have reached all others
+    looks_at_sites: bool = False  # whether the groups depend on ``view.sites``
 
     @abstractmethod
     def phase(self, members: int, turn: int) -> int:
@@ -98,8 +93,7 @@ class RandomGroups(Grouping):
     """Random groups that change in every turn, drawn from seed and turn and so equal on every worker.
 
     Args:
-        size: members of a group; None is about the square root of their number. If it does not divide the members,
-            groups are larger, never smaller.
+        size: members of a group, more if it does not divide the members; None is about the square root of their number.
         seed: of the draw.
     """
 
@@ -127,11 +121,8 @@ class Sites(Grouping):
 
     In the turn across there are as many groups as the smallest site has members, each with members of every site in
     proportion. If the sizes are multiples of the smallest one, a turn inside and a turn across give the exact mean.
-    ``inside = 1`` alternates as DS-Sync does; more suits a slow link. DS-Sync's second version keeps groups from
-    crossing a bottleneck; this rule is ours.
-
-    Args:
-        inside: turns within sites between two across.
+    ``inside = 1`` alternates as DS-Sync does, whose second version keeps groups from crossing a bottleneck; this rule
+    is ours. More turns inside suit a slow link.
     """
 
     looks_at_sites = True

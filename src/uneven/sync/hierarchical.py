@@ -15,10 +15,7 @@ class Hierarchical(SyncPolicy):
     """BSP inside each site; every few steps the mean of the sites' replicas, weighted by samples.
 
     Replicas inside a site are equal, so a site sends one copy over the slow link. With one site it is BSP, with one
-    worker per site it is local SGD.
-
-    Args:
-        every: steps between two exchanges of the sites.
+    worker per site it is local SGD. ``every`` is the number of steps between two exchanges of the sites.
     """
 
     evaluated = Evaluated.MEAN

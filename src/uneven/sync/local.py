@@ -89,10 +89,9 @@ class LocalSGD(Blocks):
 
 
 class MA(Blocks):
-    """Model averaging: x_i ← mean of the replicas, weighted by samples, every few steps.
+    """x_i ← mean of the replicas, weighted by samples, every few steps (model averaging).
 
-    It is local SGD without a warm-up, under ShadowSync's name: ``MA`` is the fixed-rate form in the foreground and
-    ``Shadow("ma")`` is S-MA. ``Shuffle("ma")``, in changing groups, is DS-Sync.
+    It is local SGD without a warm-up, under ShadowSync's name: ``Shadow("ma")`` is S-MA. ``Shuffle("ma")`` is DS-Sync.
 
     Args:
         every: steps between two means.
@@ -105,10 +104,9 @@ class MA(Blocks):
 
 
 class AnyMerge(Blocks):
-    """A merge of all workers' parameters every few steps, for any merge that averages its contributions.
+    """A merge of all workers' parameters every few steps, for custom merges that average their contributions.
 
-    It exists for custom merges. The evaluated model is the outcome of the last exchange or, for a plain mean, the
-    current mean.
+    The evaluated model is the outcome of the last exchange or, for a plain mean, the current mean.
 
     Args:
         every: steps of a block.

@@ -14,12 +14,10 @@ from uneven.sync.local import often
 class Regional(SyncPolicy):
     """Local steps, an outer step on the mean movement of a region, and sometimes one on the mean of all regions.
 
-    Every ``every`` steps the workers of a region add η₁ (G + μ₁ V₁), V₁ = μ₁ V₁ + G, to their starting point, where G
-    is their mean movement. After every ``across`` of these outer steps all regions take one of DiLoCo's on the mean of
-    their replicas. This is the form of HALoS (2025): a server in each region and a global one, momentum on both. HALoS
-    is asynchronous; here a region waits for its slowest worker, and all regions for the slowest region.
-
-    A region is a site. With one site only its own outer steps take place.
+    Every ``every`` steps the workers of a region (a site) add η₁ (G + μ₁ V₁), V₁ = μ₁ V₁ + G, to their starting point,
+    where G is their mean movement. After every ``across`` of these outer steps all regions take one of DiLoCo's on the
+    mean of their replicas. This is the form of HALoS (2025), which is asynchronous; here a region waits for its slowest
+    worker, and all regions for the slowest region.
 
     Args:
         every: steps between two outer steps of a region.

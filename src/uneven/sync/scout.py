@@ -30,7 +30,8 @@ KNOBS: tuple[tuple[type[SyncPolicy], str, tuple[Setting, ...]], ...] = (
     (LocalSGD, "every", (64, 32, 16, 8, 4, 2, 1)),
 )
 
-# The models compared with a site's own model at home, and the accuracy they may lose by default.
+# The models compared with a site's own model at home, and the accuracy they may lose by default. A mean can be as good
+# as BSP's model even if copies lose a quarter of their accuracy at other sites: each knows its own labels best.
 JUDGES = {"mean": 0.2, "copies": 0.05}
 
 
@@ -50,16 +51,13 @@ class ScoutPeriod(NamedTuple):
 
 
 class Scout(WrappingPolicy):
-    """A wrapper that tunes the inner policy's knob by evaluating models at other sites (SkewScout, Hsieh et al. 2020).
+    """Tunes the inner policy's knob by evaluating models at other sites (SkewScout, Hsieh et al. 2020).
 
     Every ``period`` steps each site evaluates its own model and the mean of all sites' models, the result of the
     training, on samples of the site. The accuracy that the mean loses, and the bytes sent in the period relative to
     BSP's, make the objective (:class:`~uneven.skew.Objective`), by which a tuner chooses the setting of the next
-    period. Models are copied, not swapped, so unsent entries of a site are not lost.
-
-    SkewScout compares a site's model with itself at the next site (``judge="copies"``), which suits training in which
-    every site keeps its own model. A mean can be as good as BSP's model even if copies lose a quarter of their accuracy
-    at other sites, because each knows its own labels best.
+    period. SkewScout compares a site's model with itself at the next site (``judge="copies"``), which suits training in
+    which every site keeps its own model.
 
     The knob is ``threshold`` of geo, ``density`` of sparse-local and topk, ``every`` of local and hierarchical.
 
@@ -72,17 +70,21 @@ class Scout(WrappingPolicy):
         loss_weight, bytes_weight: of the objective.
         start: index of the first setting, from the loosest; −1 is the middle.
         tuner: climb, stochastic or annealing.
-
-    Attributes:
-        settings: of the knob, from the one that sends least.
-        periods: results so far.
     """
 
     def __init__(
-        self, inner: str | SyncPolicy = "geo", *, period: int = 500, sample: int = 500, judge: str = "mean",
-        tolerance: float = 0.0, loss_weight: float = 50.0, bytes_weight: float = 1.0, start: int = 0,
+        self,
+        inner: str | SyncPolicy = "geo",
+        *,
+        period: int = 500,
+        sample: int = 500,
+        judge: str = "mean",
+        tolerance: float = 0.0,
+        loss_weight: float = 50.0,
+        bytes_weight: float = 1.0,
+        start: int = 0,
         tuner: str = "climb",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(inner)
         self.period = whole("scout", "period", period, least=1)
         self.sample = whole("scout", "sample", sample, least=1)
@@ -94,7 +96,7 @@ class Scout(WrappingPolicy):
         self.bytes_weight = number("scout", "bytes_weight", bytes_weight, "[0, inf)")
         self.start = whole("scout", "start", start, least=-1)
         self.tuner = tuner
-        self.knob, self.settings = _knob(self.inner)
+        self.knob, self.settings = _knob(self.inner)  # settings from the one that sends least
         self._policies = [_with(self.inner, self.knob, value) for value in self.settings]
         self._tolerated = self.tolerance or JUDGES[judge]
         self._objective = Objective(self._tolerated, self.loss_weight, self.bytes_weight)
@@ -111,17 +113,13 @@ class Scout(WrappingPolicy):
 
     @property
     def setting(self) -> Setting:
-        """The newest setting."""
         return self.settings[self._in_force[-1]]
 
     def heard(self, clock: int, *, loss: float, share: float) -> Setting:
-        """Record the result of a period and return the setting from step ``clock`` on; it is the same on all workers.
+        """Record the result of a period; return the setting from step ``clock`` on, which no worker has planned yet.
 
-        No worker may have planned step ``clock`` yet.
-
-        Args:
-            loss: accuracy of sites' models at home minus that of the models compared, mean over the sites.
-            share: bytes between sites in the finished period, relative to BSP's.
+        ``loss`` is the accuracy of sites' models at home minus that of the models compared, mean over the sites;
+        ``share`` are the bytes between sites in the period relative to BSP's.
         """
         self.periods.append(ScoutPeriod(clock, self.setting, loss, share))
         following = self._tuner.measured(self._objective.of(loss, share), loss / self._tolerated)

@@ -17,7 +17,7 @@ LOAD = 0.005  # [default]: exchanges should hardly slow the training down
 
 
 class Shadow(WrappingPolicy):
-    """A wrapper that exchanges in the background, so that no worker waits (ShadowSync, Zheng et al. 2020).
+    """Runs the exchanges of ``inner`` in the background, so that no worker waits (ShadowSync, Zheng et al. 2020).
 
     An exchange starts only when the previous one has finished. With one every step, exchanges take place as often as
     the links allow, as in the paper, which has no fixed period. ``Shadow("easgd")``, ``Shadow("ma")`` and
@@ -28,9 +28,8 @@ class Shadow(WrappingPolicy):
         write_back: "delta" adds α times the change that the exchange brought and keeps what was learned in between;
             "lerp", ShadowSync's own [recalled], moves the replica by α toward the outcome and loses α of that.
         alpha: α, above 0 and at most 1. With "lerp" 1 would lose all that was learned in between, so take less.
-        load: part of the training's time that exchanges may cost, above 0 and at most 1, ours. The cost is measured:
-            with a spare processor exchanges follow each other nearly without a pause, without one they are rarer. 1
-            never pauses, as in the paper, whose machines had spare processors.
+        load: part of the training's time that exchanges may cost, above 0 and at most 1, as measured: without a spare
+            processor exchanges are rarer. 1 never pauses, as in the paper, whose machines had spare processors.
     """
 
     def __init__(
@@ -54,11 +53,6 @@ class Shadow(WrappingPolicy):
         self._last: tuple[StepPlan, StepPlan] | None = None
 
     def plan(self, view: SyncView) -> StepPlan:
-        """Return the plan of ``inner`` as background exchanges, without its waits.
-
-        Raises:
-            ConfigError: it exchanges pieces.
-        """
         plan = self.inner.plan(view)
         last = self._last
         # Plans are cached by identity, as the inner policy caches its own: the same object gets the same answer.

@@ -15,15 +15,12 @@ from uneven.sync.local import often
 
 
 class Shuffle(WrappingPolicy):
-    """A wrapper that runs the exchange of ``inner`` in changing groups (DS-Sync, Wang et al. 2020, with
-    ``MA(every=1)``).
+    """Runs the exchange of ``inner`` in changing groups (DS-Sync, Wang et al. 2020, with ``MA(every=1)``).
 
     Only a group waits, and over several exchanges all workers agree: two on a full grid, d on a hypercube. With weights
-    by samples, as in ``MA``, each group and so the whole keeps the weighted mean of its replicas while the shares stay;
-    then every sample counts equally. Two turns of a grid are exact if shares are equal, or with
-    ``MA(by_samples=False)``, which keeps the plain mean.
-
-    It does not help against a permanently slow worker, which meets all others within a few exchanges.
+    by samples, as in ``MA``, each group and so the whole keeps the weighted mean of its replicas while the shares stay.
+    Two turns of a grid are exact if shares are equal, or with ``MA(by_samples=False)``. It does not help against a
+    permanently slow worker, which meets all others within a few exchanges.
 
     Args:
         inner: a policy that replaces all parameters by their mean. A name means that policy with ``every=1`` unless it
@@ -72,7 +69,7 @@ def ds_sync(
     seed: int | None = None,
     inside: int | None = None,
 ) -> Shuffle:
-    """Return ``inner`` in groups that change with each exchange (DS-Sync), with the options of the grouping.
+    """Return ``inner`` in groups that change with each exchange (DS-Sync).
 
     Args:
         groups: grid (columns), digits (base), random (size, seed) or sites (inside).

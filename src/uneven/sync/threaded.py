@@ -10,12 +10,7 @@ from uneven.sync.outlook import first_plans
 
 
 def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, workers: int) -> str | None:
-    """Return why this policy or balancer does not work with several threads per worker; None if it does.
-
-    Args:
-        threads: per worker, at least 1.
-        workers: number of workers.
-    """
+    """Return why this policy or balancer does not work with several threads per worker; None if it does."""
     if threads == 1:
         return None
     agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)

@@ -13,19 +13,12 @@ from uneven.virtual.replicas import mean
 
 @dataclass(slots=True, eq=False)
 class VirtualCopy:
-    """The parameters of a server.
+    """The parameters of a server, vectors of shape (size,)."""
 
-    Attributes:
-        first: its initial parameters, shape (size,).
-        parameters: shape (size,).
-        shared: the parameters without what was not sent to other servers, shape (size,).
-        kept: further state of each kind of merge.
-    """
-
-    first: Tensor
+    first: Tensor  # its initial parameters
     parameters: Tensor
-    shared: Tensor
-    kept: dict[type[Merge], Kept] = field(default_factory=dict)
+    shared: Tensor  # the parameters without what was not sent to other servers
+    kept: dict[type[Merge], Kept] = field(default_factory=dict)  # further state of each kind of merge
 
     def kept_by(self, merge: Merge) -> Kept:
         """Return the state of a merge, including the center if the parameters are one."""
@@ -43,11 +36,7 @@ class VirtualCopy:
 
 
 class VirtualCopies:
-    """The copy of each worker's server; all members of one exchange with a server share it.
-
-    Args:
-        first: the initial parameters, shape (size,).
-    """
+    """The copy of each worker's server; all members of one exchange with a server share it."""
 
     def __init__(self, first: Tensor) -> None:
         self._first = first
@@ -55,11 +44,9 @@ class VirtualCopies:
 
     @property
     def begun(self) -> bool:
-        """True after the first exchange with any server."""
         return bool(self._of)
 
     def of(self, members: Sequence[int]) -> VirtualCopy:
-        """Return the copy of these workers."""
         found = next((self._of[rank] for rank in members if rank in self._of), None)
         if found is None:
             found = VirtualCopy(self._first, self._first, self._first)

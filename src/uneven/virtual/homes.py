@@ -17,9 +17,7 @@ _APART = 1 << 40  # positions between the streams of two sites
 class HomeOrder(SampleOrder):
     """A separate endless order per site; the site's workers take its samples one after the other.
 
-    Args:
-        numbers: of the samples at each site.
-        sites: rank → index of its site in ``numbers``.
+    ``sites`` is rank → index of its site in ``numbers``, the sample numbers at each site.
 
     Raises:
         ConfigError: a worker at a site without samples.

@@ -137,7 +137,6 @@ class Sgd:
         return after
 
     def value(self, one: LazyGradient) -> Tensor:
-        """Return a gradient (size,), computed on first use."""
         if one.value is None:
             one.value = self._compute(one.parameters, [one.samples])
         return one.value

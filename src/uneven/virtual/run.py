@@ -32,7 +32,6 @@ class Learnt:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy at the last evaluation; NaN without one."""
         return self.points[-1].accuracy if self.points else float("nan")
 
 

@@ -9,14 +9,7 @@ from uneven.errors import ConfigError
 
 
 class ModelTraffic:
-    """Counts what the first worker of each site sends to other sites.
-
-    Args:
-        sites: rank → its site.
-
-    Attributes:
-        models: sent by a site, mean over the sites.
-    """
+    """Counts what the first worker of each site sends to other sites, in models, mean over the sites (rank → site)."""
 
     def __init__(self, sites: Mapping[int, int]) -> None:
         self.models = 0.0

@@ -26,15 +26,7 @@ from uneven.virtual.visits import VirtualVisits
 
 
 class Training(Arithmetic):
-    """The models of all workers and of the parameter server, with one vector for all that are equal.
-
-    Args:
-        sgd: computes gradients and takes steps.
-        evaluated: the model to evaluate.
-        board: counts every step and evaluates that model at intervals.
-        visits: evaluations of models at other sites, for a policy that needs them.
-        traffic: counts the messages between sites.
-    """
+    """The models of all workers and of the parameter server, with one vector for all that are equal."""
 
     def __init__(
         self,

@@ -18,10 +18,6 @@ class VirtualVisits:
     """Evaluates every site's model at home after each period, and compares it as the policy asks.
 
     It takes no virtual time; the bytes of the models count.
-
-    Args:
-        traffic: of the sites, reported to the policy.
-        seed: of the evaluated samples.
     """
 
     def __init__(self, policy: Scout, task: LearningTask, homes: HomeOrder, traffic: ModelTraffic, seed: int) -> None:
@@ -36,7 +32,7 @@ class VirtualVisits:
         self._due = policy.period
 
     def begins(self, iteration: int, parameters: Callable[[int], Tensor]) -> None:
-        """Start a worker's step; at the end of a period, evaluate first."""
+        """Start a worker's step; at the end of a period, evaluate first, with ``parameters(rank)`` of shape (size,)."""
         self._begun = max(self._begun, iteration)
         if iteration < self._due:
             return
