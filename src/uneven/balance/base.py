@@ -85,7 +85,8 @@ def check_predictor(spec: str) -> str:
     return spec
 
 
-balancers: Registry[Balancer] = Registry("balancer", Balancer)  # the registry of balancers
+balancers: Registry[Balancer] = Registry("balancer", Balancer)  # type: ignore[type-abstract]
+"""The registry of balancers."""
 
 
 class WrappingBalancer(Balancer):

@@ -85,4 +85,5 @@ def study(predictor: Predictor) -> None:
         predictor.absorb(lesson.learn())
 
 
-predictors: Registry[Predictor] = Registry("predictor", Predictor)  # the registry of predictors
+predictors: Registry[Predictor] = Registry("predictor", Predictor)  # type: ignore[type-abstract]
+"""The registry of predictors."""

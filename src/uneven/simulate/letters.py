@@ -40,7 +40,7 @@ class WrittenLine:
     party: Party
     route: Route
     letters: deque[SiteLetter] = field(default_factory=deque)  # written, not received, oldest first …
-    departed: int = 0  # … of which so many have left completely
+    departed: int = 0  # … the number of them that have left completely
     unconfirmed_bytes: float = 0.0  # of messages whose receipt the writer does not know yet
     flow: Flow | None = None  # of the message that is leaving now
 

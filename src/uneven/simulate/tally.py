@@ -27,7 +27,7 @@ class WorkerOutcome:
     node: str
     clock: int  # finished steps, including those that others took while it was late
     steps: int  # that it took itself …
-    dropped: int  # … of which so many were late and did not count
+    dropped: int  # … including late ones, which did not count
     samples: int  # of the steps that counted
     batch: int  # samples of the last step that counted
     speed_per_s: float  # samples that counted, per second of computing for them

@@ -90,8 +90,8 @@ class SyncPolicy(ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-# the registry of synchronization policies
 policies: Registry[SyncPolicy] = Registry("synchronisation policy", SyncPolicy)  # type: ignore[type-abstract]
+"""The registry of synchronization policies."""
 
 
 class WrappingPolicy(SyncPolicy):

@@ -132,7 +132,7 @@ class Geo(WrappingPolicy):
         if known is None or known[0] != asked:
             if self._paced and self.divide:
                 exchanges = tuple(_scaled(one, len(home) / len(view.members)) for one in exchanges)
-            # A single worker has no one to average with; its gradient is already the site's.
+            # A single worker has no peer to average with; its gradient is already the site's.
             elif not self._paced and len(home) == 1:
                 exchanges = ()
             far = self._far(view, *asked[1:])

@@ -182,8 +182,7 @@ def _by(members: Members, key: Callable[[int], Hashable]) -> Groups:
 
 
 def _mixed(seed: int, turn: int) -> int:
-    # The finalizer of splitmix64: seeds of neighboring turns must differ strongly, or Random starts with similar
-    # numbers.
+    # The finalizer of splitmix64, so that the seeds of neighboring turns are far apart.
     mask = (1 << 64) - 1
     z = (seed * 0x9E3779B97F4A7C15 + turn + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -191,7 +190,8 @@ def _mixed(seed: int, turn: int) -> int:
     return z ^ (z >> 31)
 
 
-groupings: Registry[Grouping] = Registry("grouping", Grouping)  # the registry of groupings
+groupings: Registry[Grouping] = Registry("grouping", Grouping)  # type: ignore[type-abstract]
+"""The registry of groupings."""
 
 groupings.register("grid", Grid)
 groupings.register("digits", Digits)

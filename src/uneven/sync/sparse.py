@@ -109,7 +109,7 @@ class SparseLocal(SyncPolicy):
 
 
 class LargestEntries(SparseLocal):
-    """:class:`SparseLocal` with blocks of one step and whole values: top-k on every step."""
+    """Top-k on every step: :class:`SparseLocal` with blocks of one step and whole values."""
 
     _name = "topk"
 

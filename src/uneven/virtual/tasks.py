@@ -12,7 +12,8 @@ from uneven.virtual.task import Classification, LearningTask
 
 _WIDEST = 100_000  # hidden units: in virtual time the models of all nodes are in one memory
 
-tasks: Registry[LearningTask] = Registry("training task", LearningTask)  # the registry of training tasks
+tasks: Registry[LearningTask] = Registry("training task", LearningTask)  # type: ignore[type-abstract]
+"""The registry of training tasks."""
 
 
 def _digits(*, hidden: int = 32, learning_rate: float = 0.5, momentum: float = 0.0, seed: int = 0) -> LearningTask:
