@@ -11,7 +11,7 @@ _WEIGHT = 0.05  # of the newest iteration in the usual deviation
 _FIRST_SPREAD = 0.1  # relative; assumed before anything is known
 _LEAST_SPREAD = 0.02  # relative; less is not worth a report
 _FAR = 0.25  # relative; shares that are off by as much lose more in one iteration than some reports cost …
-_FAR_SPREADS = 2.0  # … where it is no noise: twice in a row to the same side, by chance once in a thousand iterations
+_FAR_SPREADS = 2.0  # … if it is not noise: twice in a row to the same side, by chance once in a thousand iterations
 _NORMAL = 1.2533  # standard deviation over mean absolute deviation, of a normal distribution
 
 

@@ -72,7 +72,7 @@ class ControllerState(TypedDict):
 class _Era:
     """The time of one membership."""
 
-    first: int  # iteration of these members
+    first: int  # the first iteration of these members
     decider: Decider
     due: int | None = None  # the iteration at whose end reports are due; None before any member has ended one
     soonest: int = 0  # from this iteration on a worker may call for reports …
@@ -104,7 +104,7 @@ class Controller:
         self._past: deque[ReportTable] = deque(maxlen=_PAST)
         self._adapts = True
 
-    # ---------------------------------------------------------------- what is asked in every iteration
+    # ---------------------------------------------------------------- called in every iteration
     @property
     def newest(self) -> tuple[int, ...]:
         return self._era.decider.newest
@@ -257,7 +257,7 @@ class Controller:
         era.soonest = era.far = era.due = first + 1
         self._reporters.clear()
 
-    # ---------------------------------------------------------------- what follows from them
+    # ---------------------------------------------------------------- decisions
     def _enlist(self, rank: int, since: int = 0) -> Reporter:
         made = self._reporters[rank] = Reporter(self._make_forecaster(), since)
         made.forecaster.hidden_s = self._era.decider.hidden_s

@@ -25,8 +25,9 @@ class DoubtState(TypedDict):
 class Doubt:
     """The standard error of any predictor, estimated from its own predictions (ours); differences are relative.
 
-    A prediction p of a speed s with noise of variance σ² misses the next iteration by (p − s)² + σ² and the mean of the
-    next m by (p − s)² + σ²/m, on average. Both are measured, so (p − s)² is known: (m · second − first) / (m − 1).
+    Let a prediction p of a speed s have noise of variance σ². On average it misses the next iteration by (p − s)² + σ²,
+    and the mean of the next m by (p − s)² + σ²/m. Both are measured, so (p − s)² is known: (m · second − first) / (m −
+    1).
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _MOST_LOSS = 50.0  # of one iteration: an error of ten times the usual one; larg
 _USUAL_WEIGHT = 0.005  # of the newest in the usual error, which is a long-run mean
 _FIRST_ERROR = 0.1  # relative, as all errors here; assumed at first …
 _FIRST_WORTH = 10  # … with the weight of this many iterations
-_LEAST_ERROR = 0.005  # smaller ones cannot tell the experts apart
+_LEAST_ERROR = 0.005  # smaller ones do not distinguish the experts
 _RATES = (0.25, 1.0)  # slow enough for noise, fast enough for a worker whose behavior changes
 _RATE_BETWEEN = 0.5  # of learning which rate is better
 

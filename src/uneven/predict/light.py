@@ -17,7 +17,7 @@ _MOST = 100.0  # times the usual square: limit of a lone spike's cost
 _USUAL_WEIGHT = 0.005  # of the newest in the usual square, which is a long-run mean
 _FIRST_SQUARE = 0.01  # an error of a tenth; assumed at first …
 _FIRST_WORTH = 10  # … with the weight of this many iterations
-_LEAST_SQUARE = 0.005**2  # smaller errors cannot tell the experts apart
+_LEAST_SQUARE = 0.005**2  # smaller errors do not distinguish the experts
 
 
 class _LightState(TypedDict):

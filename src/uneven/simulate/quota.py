@@ -2,7 +2,7 @@
 
 ::
 
-    a period starts               the group's remaining quota becomes Q = P × cores, whatever was left
+    a period starts               the group's remaining quota becomes Q = P × cores, without the old rest
     a core starts work            it takes up to 5 ms of the rest; without any it halts
     a core has used up its slice  it runs on until the next tick of its clock, where that is noticed; the overdraft
                                   is a debt

@@ -1,8 +1,8 @@
 """The slow loop in virtual time: a real run's controller, driven by the virtual workers' events. Pure.
 
-As in a real run, reports of iteration i are read at the end of iteration i + 1, and a split decided after iteration j
-is in force from j + 1 + lookahead. Asynchronous workers' reports are read when the last one arrives, and the split
-holds from the first iteration that none has started. Measuring and deciding cost no time here.
+As in a real run, reports of iteration i are read at the end of iteration i + 1. A split decided after iteration j is in
+force from j + 1 + lookahead. Asynchronous workers' reports are read when the last one arrives, and the split holds from
+the first iteration that none has started. Measuring and deciding cost no time here.
 """
 
 from __future__ import annotations

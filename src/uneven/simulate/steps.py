@@ -162,7 +162,7 @@ class Steps:
     def _first(self, worker: Worker) -> int:
         if self._samples is None:
             return worker.clock * self._stage.workload.global_batch + worker.first
-        # From the common order every worker takes the next samples, whatever its position in the split.
+        # From the common order every worker takes the next samples, regardless of its position in the split.
         worker.batch = min(worker.batch, self._samples - self._taken)
         first, self._taken = self._taken, self._taken + worker.batch
         return first

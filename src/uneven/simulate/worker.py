@@ -19,8 +19,8 @@ class Machine:
     processor: Processor
     cost: Cost  # Γ(x) with the whole node
     jitter: Jitter
-    exchange_work_s: float = 0.0  # its own side of an exchange of the whole model, with the whole node
-    report_work_s: float = 0.0  # of giving a report and deciding, with the whole node
+    exchange_work_s: float = 0.0  # time of its own side of an exchange of the whole model, with the whole node
+    report_work_s: float = 0.0  # time of giving a report and deciding, with the whole node
     one_processor: bool = False  # whether an exchange in the background takes that time from the computing
 
 
@@ -43,24 +43,26 @@ class Worker:
     skip_to: int = 0  # … and the clock at which it continues
     began_s: float = 0.0  # when it was ready for the step
     started_s: float = 0.0  # when it started to compute
-    computed_s: float = 0.0  # when it has computed
-    transfer_s: float = 0.0  # of its own side of this step's exchanges
-    own_s: float = 0.0  # of its preconditioner's work after the exchanges in this step …
+    computed_s: float = 0.0  # when it finished computing
+    transfer_s: float = 0.0  # time of its own side of this step's exchanges
+    own_s: float = 0.0  # time of its preconditioner's work after the exchanges in this step …
     refresh_s: float = 0.0  # … and of a refresh in it, which also serves later steps
-    factors_s: float = 0.0  # of taking factors, part of its computing
-    rows_s: float = 0.0  # of waiting for rows of embedding tables in this step
-    event: Handle | None = None  # the next one while it computes
+    factors_s: float = 0.0  # time of taking factors, part of its computing
+    rows_s: float = 0.0  # time of waiting for rows of embedding tables in this step
+    event: Handle | None = None  # the next event while it computes
     # part of the work until that event, action and arguments
     awaited: tuple[float, Action, tuple[object, ...]] | None = None
     # exchanges with the server whose outcome it reads before it computes again
     unread: list[Exchange] = field(default_factory=list)
     # exchanges in the background → the first step that they publish
+    # background exchanges in transit → the first step that they publish
     flying: dict[object, int] = field(default_factory=dict)
+    # exchanges that could not start → the first step not sent yet
     owing: dict[object, int] = field(default_factory=dict)  # those that could not start → the first step not sent yet
     # clock → the wait of the step there, because an outcome enters then
     due: dict[int, Wait] = field(default_factory=dict)
     paid_s: float = 0.0  # when its processor can afford the next exchange, by its load
-    owed_s: float = 0.0  # background work that is still to do between its own
+    owed_s: float = 0.0  # background work to do in its next computing, if it has one processor
     dead: bool = False
     fetching: bool = False  # whether its first parameters are still in transit
     _work_s: float = 0.0

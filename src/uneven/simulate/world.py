@@ -55,6 +55,7 @@ class Scenario:
     lookahead: int = 0  # iterations that the loaders draw ahead, see :class:`~uneven.control.Decider`
     budget: float = 0.005  # as in a run, although measuring and deciding take no time here
     # rank → seconds of its own side with the whole node; by default the workload's
+    # rank → seconds of its own side of an exchange with the whole node; by default the workload's
     exchange_s: Mapping[int, float] = field(default_factory=dict)
     # whether an exchange in the background delays the computing, as under a limit to a share of a core
     one_processor: bool = False

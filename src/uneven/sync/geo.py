@@ -44,7 +44,7 @@ class Geo(WrappingPolicy):
             of it was sent, up to ``most``, and falls back if less than 0.9 was, as in the released code.
         soft: if less than 0.9 of ``mbit`` was sent, the threshold falls to this part of v (Gaia's soft threshold).
         hubs: the first site of each group (us/east and us/west are in group us) forwards between groups, so no site
-            receives an entry twice and changes of several sites cross between groups once. Not with a lead.
+            receives an entry twice. Changes of several sites cross between groups once. Not with a lead.
         lead: steps that a site may be ahead of the messages it has received (the mirror clock); 0 is the released code.
             An error if momentum makes it unstable, see :mod:`uneven.sync.stability`.
         barrier_kb: kB that may be in transit before workers wait (the selective barrier); 0 is no limit. Needs a lead.

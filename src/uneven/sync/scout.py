@@ -55,7 +55,7 @@ class Scout(WrappingPolicy):
 
     Every ``period`` steps each site evaluates its own model and the mean of all sites' models, the result of the
     training, on samples of the site. The accuracy that the mean loses, and the bytes sent in the period relative to
-    BSP's, make the objective (:class:`~uneven.skew.Objective`), by which a tuner chooses the setting of the next
+    BSP's, make the objective (:class:`~uneven.skew.Objective`). By it a tuner chooses the setting of the next
     period. SkewScout compares a site's model with itself at the next site (``judge="copies"``), which suits training in
     which every site keeps its own model.
 

@@ -54,7 +54,7 @@ class Training(Arithmetic):
         self._answers: dict[Key, Tensor] = {}
         self._parts: dict[int, float] = {}  # rank → bytes of its last message, relative to the whole vector's
 
-    # ---------------------------------------------------------------- comings and goings
+    # ---------------------------------------------------------------- membership
     def enters(self, rank: int, source: int | None) -> None:
         # Its replica is created in its first step, when it must equal its source.
         self._coming[rank] = source
@@ -342,7 +342,7 @@ class Training(Arithmetic):
             copy.parameters = copy.parameters + outcome if exchange.payload is Payload.DELTA else outcome
         self._answers.update({key_of(rank, exchange): copy.parameters for rank in ranks})
 
-    # ---------------------------------------------------------------- hearing
+    # ---------------------------------------------------------------- receiving
     def answers(self, rank: int, exchange: Exchange) -> None:
         # Other answers were made at their merge.
         if kind_of(exchange) is ExchangeShape.APART and exchange.merge.combined is Combined.SUM:
