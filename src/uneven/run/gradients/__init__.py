@@ -1,1 +1,1 @@
-"""Gradients: averaged by samples while the backward pass runs, with what is piggybacked on them."""
+"""Exchange of gradients: averaged by samples during the backward pass, with a few numbers piggybacked on them."""

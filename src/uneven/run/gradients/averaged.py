@@ -1,4 +1,4 @@
-"""Gradients around a step: those that this worker averages with others', or none."""
+"""The gradient exchange of one session: its carrier, and the checks around a step."""
 
 from __future__ import annotations
 
@@ -30,28 +30,21 @@ from uneven.run.observer import ExchangeObserver
 from uneven.run.start.connect import gradient_group
 from uneven.sync import Outlook
 
+# On an accelerator, reading the flag for NaN and infinity blocks the host, so it is read once in this many iterations.
 _NONFINITE_EVERY = 50
-"""On an accelerator the flag for NaN and infinity is read every so many iterations, as reading it waits."""
 
 
 def _unless_scaled(tell: Callable[[], None]) -> None:
-    """Report a NaN or infinity, unless it is one by which a GradScaler finds its scale: then it skips the step.
-
-    A scale that has fallen below 1 shows that the gradients themselves are not finite.
-    """
-    scalers = (one for one in gc.get_objects() if issubclass(type(one), GradScaler))  # isinstance would ask proxies
+    """Call ``tell`` unless a GradScaler is still searching for its scale: then it skips the step."""
+    # A scale below 1 shows that the gradients themselves are not finite. isinstance would call into proxies.
+    scalers = (one for one in gc.get_objects() if issubclass(type(one), GradScaler))
     if not any(one.is_enabled() and one._scale is not None and one.get_scale() >= 1.0 for one in scalers):
         tell()
 
 
 class Averaged:
-    """What a session does about gradients.
-
-    Attributes:
-        carrier: None where no gradients are exchanged.
-        members: whose gradients are averaged with this worker's; None where nobody's are.
-        replicas: compares them now and then, where they are to be the same.
-    """
+    """The gradient exchange of a session. ``members`` are the ranks it averages; it and the carrier are None without
+    one."""
 
     def __init__(self) -> None:
         self.carrier: GradientCarrier | ShardedCarrier | None = None
@@ -59,14 +52,19 @@ class Averaged:
         self.replicas: ReplicaCheck | None = None
 
     def exchange(
-        self, context: Context, out: Outlook, counting: PassCounts, observer: ExchangeObserver, *, sharded: bool,
+        self,
+        context: Context,
+        out: Outlook,
+        counting: PassCounts,
+        observer: ExchangeObserver,
+        *,
+        sharded: bool,
         groups: Callable[[], Meeting | None],
-    ) -> None:  # fmt: skip
-        """Make the carrier, where gradients are to be exchanged; every rank calls it at the same time.
+    ) -> None:
+        """Create the carrier if gradients are exchanged; every rank calls it at the same time.
 
         Args:
-            sharded: each worker holds a part of the model, and all exchange.
-            groups: who averages with whom in this step of an elastic run; of None where all do.
+            groups: returns the groups that average in this step of an elastic run; None means all members together.
         """
         if context.elastic is not None:
             if out.gradient_groups:
@@ -89,9 +87,13 @@ class Averaged:
         )
 
     def _exchange_elastically(
-        self, context: Context, elastic: Elastic, counting: PassCounts, observer: ExchangeObserver,
+        self,
+        context: Context,
+        elastic: Elastic,
+        counting: PassCounts,
+        observer: ExchangeObserver,
         groups: Callable[[], Meeting | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         counting.exchanged()
         self.members = context.members
         self.carrier = elastic.carrier = ElasticCarrier(
@@ -107,34 +109,30 @@ class Averaged:
         )
 
     def averaging(self, plan: StepPlan) -> tuple[int, ...] | None:
-        """Whose gradients are averaged with this worker's under a plan; None where nobody's are."""
-        if isinstance(self.carrier, ElasticCarrier):  # which makes the groups of any plan
+        if isinstance(self.carrier, ElasticCarrier):  # it forms the groups of any plan
             return next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
         return self.members
 
     def attach(self, model: nn.Module, owner: object, **ddp: Any) -> list[Callable[..., None]]:
-        """Hang on to the model; what to call before each step of its optimizers.
-
-        Args:
-            owner: lives as long as the model, whose hooks hold the carrier.
-        """
+        """Install the carrier on the model; return the functions to call before each step of its optimizers."""
         if self.carrier is None:
             return []
-        self.carrier.owner = owner
+        self.carrier.owner = owner  # the model's hooks hold the carrier, so the owner lives as long as the model
         self.carrier.attach(model, **ddp)
         return [self.carrier.check_step]
 
     def compare(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], context: Context) -> None:
-        """Compare the replicas now and then, which are to be the same after each step. Not in elastic runs, whose
-        members come in the midst of an epoch."""
+        """Start to compare replicas from time to time, as they must be equal after each step."""
         carrier = self.carrier
+        # Elastic runs are not checked, because their members join mid-epoch.
         if carrier is None or carrier._statistics is None or context.elastic is not None:
             return
         if context.scribe.speaks:
             carrier._statistics.warn = partial(context.scribe.event, "buffers", warn=True)
         if not isinstance(carrier, GradientCarrier):  # each worker holds a part of the model
             return
-        roll, traffic, group = carrier.roll, carrier.traffic, carrier._group  # not the carrier, which is to end
+        # The closure below must not hold the carrier itself, which has to be freed with the session.
+        roll, traffic, group = carrier.roll, carrier.traffic, carrier._group
 
         def total(numbers: torch.Tensor) -> None:
             with roll.waiting("the comparison of replicas"), traffic.waiting():
@@ -145,11 +143,10 @@ class Averaged:
 
     @property
     def piggyback(self) -> Piggyback | None:
-        """Carries a few numbers behind the gradients, where these are in host memory."""
         return None if self.carrier is None else self.carrier.piggyback
 
     def poll(self, iteration: int) -> None:
-        """A step is over: now and then look whether a gradient held a NaN or an infinity."""
+        """Check from time to time, after a step, if a gradient held a NaN or an infinity."""
         if self.carrier is not None and iteration % _NONFINITE_EVERY == 0:
             self.carrier.poll_nonfinite()
 
@@ -157,17 +154,13 @@ class Averaged:
         return nullcontext() if self.carrier is None else self.carrier.no_sync()
 
     def exchange_held(self, weight: float) -> None:
-        """See :meth:`GradientCarrier.exchange_held`; nothing to do where this worker's gradients are those of all."""
         if self.carrier is not None:
-            assert not isinstance(self.carrier, ShardedCarrier)  # whose passes meet all workers
+            assert not isinstance(self.carrier, ShardedCarrier)  # each pass of it needs all workers
             self.carrier.exchange_held(weight)
 
     def check_apart(self, caller: str) -> None:
-        """Can this worker call the model while others do not?
-
-        Raises:
-            ConfigError: each holds a part of it.
-        """
+        """Raise :class:`ConfigError` if this worker cannot call the model while others do not: each holds a part of
+        it."""
         if isinstance(self.carrier, ShardedCarrier):
             raise ConfigError(
                 f"{caller} with fully_shard: each pass of a sharded model meets all workers, so none can go by itself; "
@@ -175,12 +168,11 @@ class Averaged:
             )
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Inside, passes and steps concern nobody else."""
+        """Return a context in which passes and steps do not involve other workers."""
         self.check_apart("session.profile")
         return nullcontext() if isinstance(self.carrier, ShardedCarrier | None) else self.carrier.aside()
 
     def detach(self) -> None:
-        """Leave the model as it came."""
         self.replicas = None
         if self.carrier is not None:
             self.carrier.detach()

@@ -1,12 +1,10 @@
-"""Carries the mean of the gradients, weighted by samples, over DDP's buckets while the backward pass runs.
+"""The gradient exchange of whole models: the mean weighted by samples, over DDP's buckets, during the backward pass.
 
 g = Σ_i (x_i / X) ḡ_i, the gradient of one process on the union batch (LB-BSP, specification §1.9).
 
-DDP's reducer fills buckets in the order in which gradients become ready. Our hook scales a bucket by x_i / X and
-starts an asynchronous all-reduce. When autograd is through, one callback waits for the all-reduces. It is queued
-before DDP's own, which is the first to look at what the hook returned; so that may be a future that has been complete
-all along, and is made once. No Python runs on gloo's threads (a ``then`` on the work's own future would), and the
-callback is where the exchange's exposed time is measured.
+DDP's reducer fills buckets in the order in which gradients become ready. The communication hook scales a bucket by
+x_i / X and starts an asynchronous all-reduce. At the end of the backward pass one callback waits for all of them and
+measures the exposed communication time.
 """
 
 # No "from __future__ import annotations" here: DDP compares the hook's annotations with the types themselves.
@@ -41,53 +39,50 @@ from uneven.run.model.check import parts_called, refuse_sparse_on_accelerator, u
 from uneven.run.model.hooks import ModelHook
 from uneven.run.observer import ExchangeObserver
 
+# Replaces weight zero while gradients of earlier passes wait in .grad. It is a power of two, so scaling them by its
+# inverse is exact, and so small that the padded batch vanishes in rounding.
 _TINY = 2.0**-40
-"""Stands for weight zero while gradients of earlier passes wait in ``.grad``: a power of two, so that scaling
-them by its inverse is exact, and so small that the padded batch vanishes in the rounding."""
 
+# The works of this many exchanges are kept alive. If gloo's own thread dropped the last reference to a work, it would
+# take the interpreter's lock and create a thread state. A fork at that moment (a DataLoader's readers, when an epoch
+# starts) deadlocks the child, because CPython 3.11 forks while another thread holds the lock on its thread states.
 _KEPT = 16
-"""Landings whose works are kept alive. Whoever drops a work last destroys it; on gloo's own thread that takes the
-interpreter's lock and makes a thread state, and a fork at that moment (a DataLoader's readers, when an epoch starts)
-gives a child that waits for ever: CPython 3.11 forks while another thread holds the lock on its thread states."""
 
+# Rank 0's buffers are not broadcast before each forward pass, because rank 0 may have seen the fewest samples.
+# BatchStatistics averages batch-norm statistics instead. torch 2.13 renamed the option.
 _NO_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     else "broadcast_buffers": False
 }
-"""No broadcast of rank 0's buffers before each forward pass: rank 0 may be the one that saw least. Batch-norm
-statistics are averaged instead, see :mod:`uneven.run.gradients.statistics`. The option was renamed in torch 2.13."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One of DDP's buckets for as long as DDP keeps it, with what needs not be made in every exchange."""
+    """One of DDP's buckets, and the objects reused in each exchange of it."""
 
     bucket: torch.Tensor
-    alone: list[torch.Tensor]  # the bucket, as operators want it
+    alone: list[torch.Tensor]  # only the bucket, as the foreach operators take lists
     last: bool
-    result: torch.futures.Future[torch.Tensor]  # complete: holds the bucket
+    result: torch.futures.Future[torch.Tensor]  # already complete: holds the bucket
 
 
 @dataclass(kw_only=True)
 class GradientCarrier:
-    """Makes a model's backward pass end with the weighted mean of everybody's gradients.
+    """Replaces a model's gradients by the weighted mean over all workers at the end of each backward pass.
 
     Args:
-        turn_now: gives the turn of the batch that the newest forward pass is on; None where it is on none.
-        observer: notified when the last bucket is ready and when the exchange is over.
-        roll: names the missing when an exchange fails.
+        turn_now: returns the turn of the newest forward pass's batch; None if that pass is not on a loader's batch.
+        observer: notified when the last bucket is ready and when the exchange has ended.
         on_nonfinite: called on the rank whose own gradient holds a NaN or an infinity.
-        traffic: counts what passes.
 
     Attributes:
-        turn: of the batch that the newest pass, forward or backward, is on.
-        group: the process group of those whose gradients are averaged; None is everybody's.
-        report_length: numbers in a row that a rank may send along.
-        piggyback: carries calls and reports along with the gradients; None where some model is on an accelerator, as
-            reading them would wait there.
+        turn: that of the newest pass, forward or backward.
+        group: the process group whose gradients are averaged; None for all ranks.
+        report_length: numbers in a row that a rank may send with the gradients.
+        piggyback: None if a model is on an accelerator, where reading numbers would block.
         owner: kept alive as long as the model.
-        landed: called on all after each exchange.
+        landed: called on all ranks after each exchange.
     """
 
     turn_now: Callable[[], Turn | None]
@@ -126,29 +121,27 @@ class GradientCarrier:
     _held: bool = False  # gradients of unsynchronised passes wait in .grad
 
     def attach(self, model: nn.Module, **ddp: Any) -> None:
-        """Install on ``model``, which stays the user's own object: same type, same state-dict keys.
-
-        Parameters are broadcast from the first rank of the group. Afterwards every forward pass through
-        ``model(...)`` prepares an exchange, as it would inside :class:`DistributedDataParallel`, which takes ``ddp``.
-        """
+        """Install on ``model``, which stays the user's object: same type, same state-dict keys.
+        Every call of ``model(...)`` then prepares an exchange, as in :class:`DistributedDataParallel` with options
+        ``ddp``."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         refuse_sparse_on_accelerator(model)
         self._group = dist.group.WORLD if self.group is None else self.group
         self._size = self._group.size()
         self._wrap(model, self._group, **ddp)
-        take_from_first(model.buffers(), self._group)  # before torch 2.13, NO_BROADCAST left out the first one too
+        take_from_first(model.buffers(), self._group)  # before torch 2.13, _NO_BROADCAST disables the first one too
         self._statistics = BatchStatistics(model, self._group)
         self._nonfinite = torch.zeros(1, dtype=torch.float32, device=self._parameters[0].device)
         on_host = self._nonfinite.device.type == "cpu"
         self._flag = self._nonfinite.numpy() if on_host else None
-        apart = self._nonfinite.new_tensor([float(not on_host)])  # is anybody's model on an accelerator?
+        # All ranks must agree on the piggyback, so one model on an accelerator disables it on all of them.
+        apart = self._nonfinite.new_tensor([float(not on_host)])
         sum_now(apart, self._group)
         self.piggyback = None if apart.item() else Piggyback(self._group.rank(), self._size, self.report_length)
         self._hang(model)
         self._handles += weigh_sync_batch_norm(model, lambda: self.turn.weight * dist.get_world_size(), self.observer)
 
     def _wrap(self, model: nn.Module, group: dist.ProcessGroup, same: bool = False, **ddp: Any) -> None:
-        """Have DDP's reducer fill buckets; at first all in ``group`` are given one model, unless it is the ``same``."""
         self._ddp = DistributedDataParallel(model, process_group=group, init_sync=not same, **ddp, **_NO_BROADCAST)
         self._ddp.register_comm_hook(weakref.ref(self), _on_bucket)
 
@@ -159,7 +152,6 @@ class GradientCarrier:
         self._several = len(called) > 1
 
     def detach(self) -> None:
-        """Leave the model as it came: its forward and backward passes exchange nothing any more."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -170,7 +162,7 @@ class GradientCarrier:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside leave their gradients in ``.grad`` without an exchange."""
+        """Leave the gradients of the backward passes inside in ``.grad`` without an exchange."""
         before, self._synchronise = self._synchronise, False
         try:
             yield
@@ -179,7 +171,7 @@ class GradientCarrier:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Passes and steps inside concern nobody else: nothing is prepared, exchanged or checked."""
+        """Prepare, exchange and check nothing inside."""
         self._aside = True
         try:
             yield
@@ -187,18 +179,13 @@ class GradientCarrier:
             self._aside = False
 
     def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Refuse an optimizer step that would make the replicas differ.
-
-        One step without an exchange since the last one may be meant (the same gradients once more); a first
-        one, or a second in a row, is a forward pass that went past our hooks. A closure may end what waits.
-
-        Raises:
-            TrainingError: gradients of an unsynchronised pass are still waiting, or nothing was exchanged.
-        """
+        """Raise :class:`TrainingError` if an optimizer step would use gradients that were not exchanged."""
         if self._aside or is_still(optimizer):
             return None
         closure = closures_checked(args, kwargs, lambda: refuse_held(self._held))
         refuse_held(self._held and closure is None)
+        # One step without an exchange since the last one may be intended: the same gradients again. A first one, or a
+        # second in a row, shows a forward pass that bypassed our hooks. A closure may exchange within the step.
         seen, missed = self._steps.get(id(optimizer), (0, 0))
         missed = missed + 1 if seen == self._exchanges and self.turn.exchanging and closure is None else 0
         with_gradient = sum(p.grad is not None for p in self._parameters)
@@ -217,7 +204,7 @@ class GradientCarrier:
         assert self._ddp is not None
         if self._aside:
             return args, kwargs
-        if torch.is_grad_enabled():  # one that evaluates is on no batch of the loader
+        if torch.is_grad_enabled():  # a pass that evaluates is not on a batch of the loader
             turn = self.turn_now() or self.turn
             if turn is not self.turn:
                 self._follow(turn)
@@ -230,11 +217,7 @@ class GradientCarrier:
             raise
 
     def _follow(self, turn: Turn) -> None:
-        """Passes on another batch begin.
-
-        Raises:
-            TrainingError: the model is trained past the exchange, twice in a row.
-        """
+        """Move to another batch; raise if the parameters changed twice in a row without an exchange."""
         before, self._seen = self._seen, (self._exchanges, self._parameters[0]._version)
         past = self._seen[0] == before[0] and self._seen[1] != before[1] >= 0
         self._past = self._past + 1 if past and self.turn.exchanging else 0
@@ -258,16 +241,15 @@ class GradientCarrier:
         if self._statistics is not None and exchanged and model.training:
             self._share(self._statistics, self.turn.weight)
         if not on_entering(output, partial(self._entered, self.turn, exchanged)):
-            # What the loss is made of is out of sight, so this pass's own backward pass is taken to come next.
+            # No tensor in the output leads to the model, so assume that this pass's backward pass comes next.
             self._count(self.turn, exchanged)
         return output
 
     def _share(self, statistics: BatchStatistics, weight: float) -> None:
-        """Begin to average batch norm's statistics, weighted so."""
         self.traffic.sent_bytes += statistics.start(weight)
 
     def _entered(self, turn: Turn, exchanged: bool, gradient: torch.Tensor) -> None:
-        """A backward pass has come to an output of the model, and has not added to any gradient yet."""
+        """Handle a backward pass that has reached an output of the model and has not yet added to any gradient."""
         if self._aside:
             return
         task = _C._current_graph_task_id()
@@ -284,8 +266,9 @@ class GradientCarrier:
             )
 
     def _count(self, turn: Turn, exchanged: bool) -> None:
-        """What comes into the gradients now is to be scaled by this turn's weight, and so is what waits in them."""
+        """Scale the gradients of this pass, and those that already wait in ``.grad``, by this turn's weight."""
         self.turn, weight = turn, turn.in_gradient
+        # The exchange multiplies all of .grad by one weight, so gradients that wait are rescaled to the new one.
         if self._held:
             weight = max(weight, _TINY)
             if weight != self._weight:
@@ -296,9 +279,9 @@ class GradientCarrier:
         self._held |= not exchanged and turn.exchanging
 
     def _prepare_again(self) -> None:
-        """A backward pass that DDP does not expect: a second one on one forward pass, or one through several parts.
-        DDP would leave what it adds on this worker; what was exchanged is the same on all, and stays it when all
-        weights add up to 1."""
+        """Prepare DDP for a second backward pass on one forward pass, or one through several parts."""
+        # Without this, DDP would leave the new gradients local. The exchange averages what was exchanged before once
+        # more; that is equal on all ranks, so it does not change if the weights add up to 1.
         assert self._ddp is not None
         leads: list[torch.Tensor] = []
         if self._ddp.find_unused_parameters:
@@ -315,31 +298,29 @@ class GradientCarrier:
         self._prepared = True
 
     def exchange_held(self, weight: float) -> None:
-        """Exchange what passes in :meth:`no_sync` have left in ``.grad``, after the last of them.
-
-        Args:
-            weight: of this worker's samples among those of all, for batch norm's statistics.
-        """
+        """Exchange the gradients that passes inside :meth:`no_sync` left in ``.grad``; ``weight`` is for batch-norm
+        statistics."""
         assert self._ddp is not None
-        nothing = nothing_of(self._parameters)
+        nothing = nothing_of(self._parameters)  # its backward pass adds nothing, but triggers DDP's hooks
         self._prepare([nothing])
         if self._statistics is not None and self._ddp.module.training:
             self._share(self._statistics, weight)
         nothing.backward()
 
     def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Start the exchange of one bucket, shape (numbers,), whose gradients are ready."""
+        """Start the exchange of one bucket, flat (numbers,), whose gradients are ready."""
         lane = self._lane(bucket, len(self._works))
         if lane.last:
             self.observer.ready()
         self._scale(lane)
         self._works.append(self._reduce(lane))
         if lane.last:
+            # This callback runs before DDP's own, the first reader of the hook's future. So the future may be complete
+            # from the start, and no Python runs on gloo's threads, as `then` on the work's own future would.
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
         return lane.result
 
     def _lane(self, bucket: Any, place: int) -> _Lane:
-        """What was made for this bucket in the last exchange, unless DDP has made its buckets anew."""
         gradients = bucket.buffer()
         if place >= len(self._lanes) or self._lanes[place].bucket is not gradients:
             result = torch.futures.Future[torch.Tensor](devices=[gradients.device] if gradients.is_cuda else [])
@@ -361,22 +342,21 @@ class GradientCarrier:
     def _scale(self, lane: _Lane) -> None:
         gradients = lane.bucket
         if self._weight == 0.0:
-            gradients.zero_()  # a padded batch; zero even where its gradient is not finite
+            gradients.zero_()  # a padded batch: 0 · NaN would be NaN
         elif gradients.is_sparse:
             gradients.mul_(self._weight)
             self._nonfinite += ~torch.isfinite(gradients._values().sum())  # type: ignore[operator]
         elif gradients.dtype == torch.float32:
-            # One pass that scales and looks for NaN and infinity, without waiting for the device.
+            # One pass scales and checks for NaN and infinity, without waiting for the device.
             assert self._nonfinite is not None
             torch._amp_foreach_non_finite_check_and_unscale_(lane.alone, self._nonfinite, self._scale_by(gradients))
         else:
             gradients.mul_(self._weight)
-            # The sum of finite float16 gradients may leave their range, so it is taken in a wider one.
+            # The sum of finite float16 gradients may overflow, so it is computed in a wider type.
             wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
             self._nonfinite += ~torch.isfinite(gradients.sum(dtype=wide))  # type: ignore[operator]
 
     def _scale_by(self, gradients: torch.Tensor) -> torch.Tensor:
-        """The weight as a tensor on the gradients' device; it is the same for many iterations."""
         if self._weight_on_device is None or self._weight_on_device[0] != self._weight:
             weight = torch.tensor(self._weight, dtype=torch.float32, device=gradients.device)
             self._weight_on_device = self._weight, weight
@@ -388,7 +368,7 @@ class GradientCarrier:
         with self.roll.waiting(self._this_exchange), self.traffic.waiting():
             for lane, work in zip(self._lanes, works, strict=False):
                 work.wait()
-                if lane.bucket.is_sparse:  # whose sum has other entries, so gloo gives another tensor
+                if lane.bucket.is_sparse:  # the sum has other entries, so gloo returns another tensor
                     lane.bucket.copy_(work.get_future().wait()[0])
             if self.piggyback is not None:
                 self.piggyback.collect()
@@ -408,7 +388,7 @@ class GradientCarrier:
             self.on_nonfinite()
 
     def poll_nonfinite(self) -> None:
-        """On an accelerator, look at the flag now; it makes the host wait, so do it rarely."""
+        """Read the flag on an accelerator; call it rarely, because it blocks the host."""
         if self._nonfinite is not None and self._flag is None and self._nonfinite.item():
             self._nonfinite.zero_()
             self.on_nonfinite()
@@ -420,7 +400,6 @@ class GradientCarrier:
 
     @property
     def _passes_taken(self) -> int:
-        """Backward passes on this batch that were exchanged, with the one under way."""
         return self._exchanges - self._seen[0] + 1
 
     @property
@@ -430,11 +409,8 @@ class GradientCarrier:
 
 
 def on_entering(output: Any, call: Callable[[torch.Tensor], None]) -> bool:
-    """Have a backward pass call when it comes to the output of a model, for each of its tensors, with its gradient.
-
-    Returns:
-        Whether any tensor was found that leads to the model.
-    """
+    """Call ``call`` with an output tensor's gradient (its shape) when a backward pass reaches it.
+    Returns whether any tensor of the output leads to the model."""
     found = [one for one in _find_tensors(output) if one.requires_grad]
     for one in found:
         one.register_hook(call)
@@ -445,6 +421,6 @@ def _on_bucket(
     carrier: Any,
     bucket: dist.GradBucket,  # type: ignore[name-defined] # not in torch's stubs
 ) -> torch.futures.Future[torch.Tensor]:
-    """DDP's communication hook. It lives in C++, unseen by the garbage collector, so it holds a weak reference."""
+    # The hook lives in C++, invisible to the garbage collector, so it holds only a weak reference.
     found: torch.futures.Future[torch.Tensor] = carrier().carry(bucket)
     return found

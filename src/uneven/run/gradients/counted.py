@@ -1,9 +1,8 @@
-"""What a batch counts in the gradient where that is not its samples: tokens, the weights of classes, pairs.
+"""Loss weights: a batch's weight in the gradient if it is not its samples, but tokens, class weights or pairs.
 
-A worker's loss is a mean over c_i things. The gradient of one process is Σ_i (c_i / C) ḡ_i, with C = Σ_i c_i, which
-nobody knows alone. The counts of all are gathered from the forward pass on and waited for where the backward pass comes
-to the model's output, so the forward pass hides it. Where a worker is lost before the gradients are added up, everybody
-knows by how much C has become smaller.
+If a worker's loss is a mean over c_i items, the gradient of one process is Σ_i (c_i / C) ḡ_i with C = Σ_i c_i. The
+workers gather the counts during the forward pass and wait for them when the backward pass reaches the model's output.
+If a worker is lost before the gradients are summed, all others know its count and so the smaller C.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ from uneven.run.lines import Line
 
 
 class GatheredCounts:
-    """The counts of all workers, gathered beside the forward pass; all workers make one at the same time.
-
-    Args:
-        count: of this worker.
-    """
+    """The counts of all workers, gathered during the forward pass; all workers create one at the same time."""
 
     def __init__(self, count: float, line: Line) -> None:
         self._count = count
@@ -37,14 +32,10 @@ class GatheredCounts:
         self._total = 0.0
 
     def settle(self) -> None:
-        """Wait for all counts.
-
-        Raises:
-            TrainingError: they add up to 0.
-        """
+        """Wait for all counts; raise :class:`TrainingError` if they add up to 0."""
         if self._counts:
             return
-        there = self._handle.wait()
+        there = self._handle.wait()  # the workers that were not lost
         self._counts = {one: it.item() for one, it in zip(self._members, self._all, strict=True)}
         self._total = sum(self._counts.values())
         if not self._total and set(self._members) <= set(there):
@@ -54,32 +45,26 @@ class GatheredCounts:
             )
 
     def part(self) -> float:
-        """Return this worker's part of the count of all batches; every worker must call it."""
+        """Return this worker's part of the total count; every worker must call it."""
         self.settle()
         return self._count / self._total if self._total else 0.0
 
     def there(self, members: tuple[int, ...]) -> float:
-        """The part of these workers."""
         self.settle()
         return sum(self._counts.get(one, 0.0) for one in members) / self._total if self._total else 1.0
 
 
 class Uncounted:
-    """Where each batch counts by itself, and the gradient is a sum, not a mean.
-
-    Args:
-        count: of this worker: 1, or 0 for a batch that only fills up a last part.
-    """
+    """The count of a batch in a gradient that is a sum: 1, or 0 for a batch that only pads."""
 
     def __init__(self, count: float) -> None:
         self._count = count
 
     def part(self) -> float:
-        """Return the count of this worker's batch, independent of other workers."""
         return self._count
 
     def there(self, members: tuple[int, ...]) -> float:
-        """A sum over fewer workers is just that."""
+        """Return 1: a sum over fewer workers needs no correction."""
         return 1.0
 
 
@@ -88,11 +73,7 @@ CountsOfAll = GatheredCounts | Uncounted
 
 @dataclass(frozen=True, slots=True)
 class CountedTurn(Turn):
-    """A batch that counts by something else than its samples.
-
-    Attributes:
-        counts: what all workers' batches count.
-    """
+    """The turn of a batch whose weight is not its number of samples."""
 
     counts: CountsOfAll = field(default_factory=lambda: Uncounted(1.0))
 
@@ -104,12 +85,11 @@ class CountedTurn(Turn):
         return self.counts.there(members)
 
     def counts_like(self, other: Turn) -> bool:
-        """Nobody knows before the backward pass."""
-        return self is other
+        return self is other  # weights are unknown before the backward pass
 
 
 class _AlikePasses:
-    """Forward passes that count alike."""
+    """Forward passes with the same count."""
 
     def __init__(self, count: float, share: Callable[[float], CountsOfAll]) -> None:
         self.count = count
@@ -117,9 +97,9 @@ class _AlikePasses:
         self._made: tuple[Turn, CountedTurn] | None = None
 
     def turn(self, of: Turn) -> Turn:
-        """That of a pass on a batch which would count as ``of`` says."""
+        """Return the turn of a pass on a batch whose turn by samples is ``of``."""
         if self._made is None:
-            if of.weight == 0.0:  # a batch that only fills up a last part: others count it
+            if of.weight == 0.0:  # a padded batch: other workers count its samples
                 self.count = 0.0
             fields = of.iteration, of.epoch, of.samples, of.weight, of.exchanging
             self._made = of, CountedTurn(*fields, self._share(self.count))
@@ -132,25 +112,17 @@ class _AlikePasses:
         return made
 
     def end(self) -> None:
-        """The block is left; others wait for this worker's count, so it has to have been given.
-
-        Raises:
-            TrainingError: there was no forward pass.
-        """
+        """Leave the block; raise if there was no forward pass."""
         if self._made is None:
             raise TrainingError(
                 "no forward pass of the model in a block of session.weighted or session.summed: call the model that "
                 "session.setup returned inside of it, with gradients enabled"
             )
-        self._made[1].counts.part()
+        self._made[1].counts.part()  # other workers wait for this worker's count
 
 
 class PassCounts:
-    """Knows what the newest forward pass counts.
-
-    Args:
-        hands: know which batch it is on.
-    """
+    """The count of the newest forward pass; ``hands`` know its batch."""
 
     def __init__(self, hands: Hands) -> None:
         self._hands = hands
@@ -159,12 +131,10 @@ class PassCounts:
         self._alone = self._passing = False
 
     def exchanged(self) -> None:
-        """Gradients are exchanged at the end of each backward pass."""
         self._hands.exchanged = True
 
     @property
     def turn(self) -> Turn | None:
-        """The turn of the newest forward pass."""
         turn = self._hands.turn
         if turn is None or self._block is None:
             return turn
@@ -174,12 +144,12 @@ class PassCounts:
 
     @property
     def counted(self) -> bool:
-        """Whether forward passes are inside of a block."""
+        """True if forward passes are inside a block."""
         return self._alone or self._block is not None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A block where this worker's gradients are those of all."""
+        """Mark passes inside as single-process: this worker's gradients are the result."""
         self._refuse_passing()
         self._alone = True
         try:
@@ -189,7 +159,7 @@ class PassCounts:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Inside, workers take unequally many passes over their batches."""
+        """Mark that workers take different numbers of passes over their batches inside."""
         self._passing = True
         try:
             yield
@@ -205,14 +175,8 @@ class PassCounts:
 
     @contextmanager
     def block(self, count: float, share: Callable[[float], CountsOfAll]) -> Iterator[None]:
-        """Forward passes inside count ``count``.
-
-        Args:
-            share: this worker's count → what gets to know those of all.
-
-        Raises:
-            TrainingError: it is inside of another one or of passes, or no pass is inside of it.
-        """
+        """Give forward passes inside the count ``count``; ``share`` turns it into all workers' counts.
+        Raises :class:`TrainingError` inside another block or inside passes, or without a forward pass inside."""
         self._refuse_passing()
         if self._block is not None:
             raise TrainingError("session.weighted or session.summed inside of another such block")
@@ -224,7 +188,7 @@ class PassCounts:
             self._block = None
 
     def of(self, part: Portion, rank: int) -> float:
-        """What this worker's batch counts, as far as is known: by default its samples."""
+        """Return the count of this worker's batch as far as it is known; by default its samples."""
         if self._newest is not None and self._newest[0] == part.iteration:
             return self._newest[1]
         return float(part.batch(rank))

@@ -1,4 +1,4 @@
-"""Weighs the gradient that enters a model by its output; all gradients of the model are linear in that."""
+"""Weighting of the gradient at a model's output; all gradients of the model are linear in it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,8 @@ class _Entering(torch.autograd.Function):
 
 
 def weighted_on_entering(output: Any, weight: Callable[[], float]) -> tuple[Any, bool]:
-    """A model's output by which a backward pass enters with its gradient times ``weight``, asked for then.
-
-    Each tensor is wrapped by itself, so what the model has made of another one, its loss of its logits, enters once.
-
-    Returns:
-        The output, and whether any tensor in it leads to the model.
-    """
+    """Return the output, shapes unchanged, and whether any tensor in it leads to the model.
+    A backward pass multiplies the gradient at each such tensor by ``weight()``, called at that time."""
     found: list[torch.Tensor] = []
 
     def weighted(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,4 +33,5 @@ def weighted_on_entering(output: Any, weight: Callable[[], float]) -> tuple[Any,
         entering: torch.Tensor = _Entering.apply(tensor, weight)
         return entering
 
+    # Each tensor is wrapped separately, so one that the model computed from another (a loss from logits) enters once.
     return tree_map_only(torch.Tensor, weighted, output), bool(found)

@@ -1,4 +1,4 @@
-"""A backward pass that changes no gradient, and after which the reducer takes all of them to be ready."""
+"""A backward pass that changes no gradient, but marks all of them ready for DDP's reducer."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class _Nothing(torch.autograd.Function):
 
 
 def nothing_of(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Zero, shape (), made of all parameters, those of the last layers first, as a backward pass comes to them."""
+    """Return a zero, shape (), computed from all parameters."""
+    # Last layers first, the order in which a backward pass usually reaches them.
     found: torch.Tensor = _Nothing.apply(*reversed(parameters))
     return found

@@ -1,8 +1,8 @@
-"""Are all who exchange at the same place of the same loop? One number beside what they add up anyway tells.
+"""The check that all workers that exchange are at the same place of the same loop, by one number added to their sum.
 
-Somebody who has left an epoch before the others, or has left out a batch, exchanges all the same, only with their other
-batches. So everybody adds a mark of its place: the first one as many times as there are others, with a minus. The sum
-is nothing where all are at one place. It is a whole number that the type holds exactly, so nothing is left by rounding.
+A worker that left an epoch early or skipped a batch still exchanges, but with other workers' different batches. So each
+worker adds a mark of its place; the first one adds it negated, times the number of others. The sum is 0 if all are
+at one place. It is an integer that the type holds exactly, so rounding leaves nothing.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch
 
 from uneven.errors import TrainingError
 
+# Distance of two epochs in a mark, in iterations: iterations alone go on counting after an epoch that ended early.
 _EPOCH = 1009
-"""Iterations that an epoch is taken to be apart in a mark: who has left an epoch early counts its iterations on."""
 
+# The largest integer up to which a type holds every integer.
 _EXACT = {torch.float64: 2**53, torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}
-"""Up to where a type holds every whole number."""
 
 _MOST = 2**20
 
 
 def mark(epoch: int, iteration: int, index: int, count: int, dtype: torch.dtype) -> float:
-    """What the one at ``index`` of ``count`` adds to the sum, which is 0 where all are at one place.
+    """Return the number that worker ``index`` of ``count`` adds to the sum, which is 0 if all are at one place.
 
-    Places that are a multiple of some thousands of iterations apart look alike, and with 256 and more workers whose
-    sums are in bfloat16 all do.
+    Places that differ by a multiple of some thousands of iterations have the same mark. With 256 or more workers and
+    sums in bfloat16 all places do.
     """
     others = count - 1
     alike = min(_MOST, _EXACT.get(dtype, 1) // max(1, others))
@@ -38,12 +38,13 @@ def mark(epoch: int, iteration: int, index: int, count: int, dtype: torch.dtype)
 
 
 def is_still(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its steps change nothing: ``torch.distributed.checkpoint`` makes one so, to have an optimizer's state."""
+    """Return whether the optimizer's steps change nothing."""
+    # torch.distributed.checkpoint takes such a step to create an optimizer's state.
     return all(group.get("lr") == 0.0 for group in optimizer.param_groups)
 
 
 def closures_checked(args: Any, kwargs: Any, check: Callable[[], None]) -> tuple[Any, Any] | None:
-    """The arguments of an optimizer's step, whose closure calls ``check`` at its end; None if there is no closure."""
+    """Return a step's arguments with a closure that calls ``check`` at its end; None without a closure."""
 
     def checked(value: Any) -> Any:
         if not callable(value):
@@ -64,10 +65,7 @@ def closures_checked(args: Any, kwargs: Any, check: Callable[[], None]) -> tuple
 
 
 def refuse_held(held: bool) -> None:
-    """
-    Raises:
-        TrainingError: gradients of passes inside ``no_sync`` wait, and an optimizer is about to use them.
-    """
+    """Raise :class:`TrainingError` if an optimizer is about to use gradients of passes inside ``no_sync``."""
     if held:
         raise TrainingError(
             "optimizer.step() with gradients that were not exchanged: the last backward pass before a step must run "
@@ -83,13 +81,9 @@ def out_of_step(
     ranks: Sequence[int],
     passes: int = 1,
 ) -> TrainingError:
-    """The error for ranks of which the marks did not add up to nothing; every one of them calls this then.
-
-    Args:
-        total: replaces a vector, shape (3 · ranks,), by its sum over them.
-        index: of this one among ``ranks``.
-        passes: backward passes of this one on its batch so far, each with an exchange.
-    """
+    """Return the error for ranks whose marks do not add up to 0; every one of them calls this then.
+    ``total`` replaces a vector, shape (3 · ranks,), by its sum; ``passes`` are this rank's exchanges on its batch so
+    far."""
     table = torch.zeros(len(ranks), 3, dtype=torch.float64)
     table[index] = torch.tensor([epoch, iteration, passes])
     total(table.view(-1))
@@ -105,6 +99,4 @@ def out_of_step(
         "makes different numbers of pieces: take `for x, y in session.passes(batch)`, with "
         "session.loader(…, microbatch=n). LBFGS ends by the loss that its closure returns: return session.mean(loss)"
     )
-    return TrainingError(
-        f"ranks are out of step, and would mix batches that do not belong together ({where}): {cause}"
-    )
+    return TrainingError(f"ranks are out of step, and would mix batches that do not belong together ({where}): {cause}")

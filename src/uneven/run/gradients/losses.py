@@ -1,7 +1,7 @@
-"""Look at the losses of a run's first steps: is each of them a mean over samples?
+"""The check that losses of a run's first steps are means over samples.
 
-The graph of a loss shows how torch computed it, but a backward pass drops what it saved before any hook of the model.
-So ``torch.autograd.backward`` is replaced from a forward pass to the backward pass, on one worker, a few times.
+A loss's graph shows how torch computed it, but a backward pass frees what it saved before any hook of the model runs.
+So ``torch.autograd.backward`` is replaced from a forward pass to its backward pass, on one worker, a few times.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ from torch import Tensor, nn
 from uneven.data.hands import Hands, tensors_in
 from uneven.run.gradients.counted import PassCounts
 
-_LOOKS, _SEVERAL = 10, 5  # looks; an iteration takes one if its batch is a single sample, else five
-_NODES, _MEAN, _SUM = 2000, 1, 2  # nodes to look at, from the loss on; reductions, as torch numbers them
-_ADDING = ("Add", "Sub", "Neg", "ToCopy", "Squeeze")  # how the names of nodes begin that leave a sum a sum
-_DIVIDING = ("Mul", "Div", "Stack", "Cat")  # and of nodes whose results may add up to a mean
+_LOOKS, _SEVERAL = 10, 5  # budget of looks; an iteration costs 1 if its batch is a single sample, otherwise 5
+_NODES, _MEAN, _SUM = 2000, 1, 2  # most nodes to visit from the loss; reductions, as torch numbers them
+_ADDING = ("Add", "Sub", "Neg", "ToCopy", "Squeeze")  # prefixes of nodes that keep a sum a sum
+_DIVIDING = ("Mul", "Div", "Stack", "Cat")  # prefixes of nodes whose results may add up to a mean
 
 
 class FirstLosses:
-    """Looks at this worker's losses, and calls ``warn`` once if one is not a mean over samples."""
+    """Inspects this worker's losses, and calls ``warn`` once if one is not a mean over samples."""
 
     _iteration, _thread = -1, 0
 
     def __init__(self, hands: Hands, counting: PassCounts, warn: Callable[[str], None]) -> None:
-        self._hands, self._counting = hands, counting
-        self._warn, self._torch = warn, torch.autograd.backward
-        self._left, self._sizes = _LOOKS, set[int]()
+        self._hands = hands
+        self._counting = counting
+        self._warn = warn
+        self._torch = torch.autograd.backward
+        self._left = _LOOKS
+        self._sizes = set[int]()
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin a forward pass: call ``Hands.forward``, and prepare to look at the backward pass."""
+        """Call ``Hands.forward`` for a forward pass, and prepare to inspect its backward pass."""
         self._hands.forward(model, args, kwargs)
         self.close()
         turn = self._hands.turn
@@ -46,7 +49,8 @@ class FirstLosses:
         if turn.iteration != self._iteration:
             self._iteration = turn.iteration
             self._left -= 1 if 1 in self._sizes else _SEVERAL
-        elsewhere = isinstance(getattr(torch.autograd.backward, "__self__", None), FirstLosses)  # in another session
+        # Another session of this process may have replaced the function already.
+        elsewhere = isinstance(getattr(torch.autograd.backward, "__self__", None), FirstLosses)
         if self._left >= 0 and not elsewhere:
             self._thread, self._torch = get_ident(), torch.autograd.backward
             torch.autograd.backward = self._backward
@@ -60,22 +64,19 @@ class FirstLosses:
         self._torch(tensors, *given, **named)
 
     def close(self) -> None:
-        """Look at no backward pass until the next forward pass."""
         if torch.autograd.backward == self._backward:
             torch.autograd.backward = self._torch
 
 
 def complaint(losses: Iterable[Any], sizes: set[int]) -> str:
-    """Explain why these losses are not means over samples, and what to write; "" if they are, or if the graph hides it.
-
-    The leading sizes of the model's inputs are ``sizes``; one of them is the number of samples.
-    """
+    """Explain why these losses are not means over samples and what to write; "" if they are, or if the graph hides it.
+    One of ``sizes``, the leading sizes of the model's inputs, is the number of samples."""
     roots = [one.grad_fn for one in losses if getattr(one, "grad_fn", None) is not None]
     sums = (_sum(node, sizes) for node in _reached(roots, _keeps_sum))
     means = (_mean(node, sizes) for node in _reached(roots, lambda node: True))
     try:
         what, method = next(filter(None, chain(sums, means)), ("", ""))
-    except RuntimeError:  # the graph is used up, or its tensors have changed
+    except RuntimeError:  # the graph has been freed, or its tensors have changed
         return ""
     return what and (
         f"the loss {what}, but the gradients of the workers are weighted by samples. So the result is not that of one "
@@ -84,7 +85,7 @@ def complaint(losses: Iterable[Any], sizes: set[int]) -> str:
 
 
 def _reached(roots: list[Any], through: Callable[[Any], bool]) -> Iterator[Any]:
-    """The nodes of a graph, nearest first; what lies behind a node only if ``through`` is true of it."""
+    """Yield the nodes of a graph, nearest first; continue behind a node only if ``through`` is true for it."""
     waiting, seen = deque(roots), set(roots)
     while waiting and len(seen) < _NODES:
         yield (node := waiting.popleft())
@@ -108,20 +109,21 @@ def _sum(node: Any, sizes: set[int]) -> tuple[str, str] | None:
         return None
     divided = any(
         one.name().startswith(_DIVIDING) or (one.name() == "MeanBackward1" and 0 in one._saved_dim)  # over samples
-        for one, _ in node.next_functions if one is not None
-    )  # fmt: skip
+        for one, _ in node.next_functions
+        if one is not None
+    )
     return None if divided else ("is a sum over samples", "summed()")
 
 
 def _mean(node: Any, sizes: set[int]) -> tuple[str, str] | None:
     if not node.name().startswith("NllLoss") or node._saved_reduction != _MEAN:
         return None
-    ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63  # torch gives it without its sign
+    ignored = (node._saved_ignore_index + 2**63) % 2**64 - 2**63  # torch saves it as unsigned
     target, weight = node._saved_target.long(), node._saved_weight
     kept = target.ne(ignored)
     count = (kept if weight is None else weight.detach()[target.where(kept, 0)] * kept).double().flatten()
     ways = [way for n in sizes if len(count) % n == 0 for way in (count.view(n, -1).sum(1), count.view(-1, n).sum(0))]
-    if not ways or any(torch.allclose(one, one[0]) for one in ways):  # sample by sample, or place by place
+    if not ways or any(torch.allclose(one, one[0]) for one in ways):  # equal per sample, or per position
         return None
     if weight is None:
         return f"cross_entropy(ignore_index={ignored}) is a mean over some targets", f"weighted((y != {ignored}).sum())"

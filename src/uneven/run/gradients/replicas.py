@@ -1,8 +1,9 @@
-"""Do the replicas still agree? A few numbers of each tensor tell, in steps 1, 2, 4, 8, … and when an epoch starts.
+"""The check that replicas still agree, by a few numbers of each tensor, in steps 1, 2, 4, 8, … and when an epoch
+starts.
 
-Where gradients are averaged in every step, replicas stay the same if all workers change them alike. A layer that its
-first batch initializes, a scheduler that follows a worker's own loss, or a step that one rank makes alone parts them,
-and nothing fails. Replicas agree up to rounding, which differs between processors.
+If gradients are averaged in every step, replicas stay equal only if all workers change them identically. A layer that
+its first batch initializes, a scheduler that follows a worker's own loss, or a step on one rank makes them diverge
+without an error. Replicas agree up to rounding, which differs between processors.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from uneven.core.turn import Turn
 from uneven.errors import TrainingError
 
+# The part of a tensor's norm by which replicas may differ, and the same in units of its type's rounding (ours).
 _TOLERANCE, _ROUNDING = 1e-3, 8.0
-"""Part of a tensor's length by which replicas may differ, and the same in roundings of its type (ours)."""
 
+# The fewest iterations between two comparisons at epoch starts, so that short epochs do not pay for each (ours).
 _APART = 100
-"""Iterations between two comparisons at the start of an epoch, so that short epochs do not pay for each (ours)."""
 
 _RATES = "learning rates"
 
@@ -36,7 +37,7 @@ _REMEDIES = {
 
 
 def digests(tensors: Sequence[Tensor]) -> Tensor:
-    """Return Σ x and Σ x² of each tensor, and the squares of both: float64, shape (tensors, 4)."""
+    """Return Σ x and Σ x² of each tensor (any shape), and the squares of both: float64, shape (tensors, 4)."""
     if not tensors:
         return torch.zeros(0, 4, dtype=torch.float64)
     sums = torch.stack([one.detach().sum(dtype=torch.float64) for one in tensors])
@@ -46,11 +47,8 @@ def digests(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def differing(total: Tensor, tensors: Sequence[Tensor], ranks: float, tolerance: float = _TOLERANCE) -> list[int]:
-    """Return the places of tensors that are not the same on all ranks. NaN counts as the same.
-
-    Args:
-        total: sum of :func:`digests` over the ranks, shape (tensors, 4).
-        tolerance: part of a tensor's length by which replicas may differ.
+    """Return the places of tensors that differ between ranks; NaN counts as equal.
+    ``total`` is the sum of :func:`digests` over the ranks, shape (tensors, 4); ``tolerance`` a part of a tensor's norm.
     """
     mean = total[:, :2] / ranks
     variance = total[:, 2:] / ranks - mean.square()
@@ -60,13 +58,14 @@ def differing(total: Tensor, tensors: Sequence[Tensor], ranks: float, tolerance:
 
 
 class _Due:
-    """Tells the iterations in which replicas are compared, the same on all ranks."""
+    """The iterations in which replicas are compared, the same on all ranks."""
 
     def __init__(self) -> None:
-        self._epoch, self._last = -1, 0
+        self._epoch = -1
+        self._last = 0
 
     def at(self, epoch: int, iteration: int) -> bool:
-        """Whether it is time; asked about all iterations in order."""
+        """Return whether to compare now; call it for all iterations in order."""
         fresh, self._epoch = epoch != self._epoch, epoch
         due = not iteration & (iteration + 1) or (fresh and iteration - self._last >= _APART)
         self._last = iteration if due else self._last
@@ -74,46 +73,48 @@ class _Due:
 
 
 class ReplicaCheck:
-    """Compares this worker's replica with the others' after an exchange of gradients, if it is time.
-
-    Parameters are looked at when their batch is handed out: a script may move them for a pass on its own gradient or
-    noise, and back before the step (SAM).
+    """Compares this worker's replica with those of others after an exchange of gradients, in selected iterations.
 
     Args:
-        buffers: name → buffer that forward passes are not to write.
+        buffers: returns the buffers, by name, that forward passes must not write.
         total: replaces a tensor by its sum over all ranks.
     """
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], rank: int, ranks: Sequence[int],
-        buffers: Callable[[], dict[str, Tensor]], total: Callable[[Tensor], object],
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        rank: int,
+        ranks: Sequence[int],
+        buffers: Callable[[], dict[str, Tensor]],
+        total: Callable[[Tensor], object],
+    ) -> None:
         self._model = model
         self._buffers = buffers
         self._total = total
-        self._optimizers = [weakref.ref(one) for one in optimizers]  # which have hooks that lead here
-        self._rank, self._ranks = rank, ranks
-        self._left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # as DDP leaves them out
-        self._handed, self._exchanged = _Due(), _Due()
+        self._optimizers = [weakref.ref(one) for one in optimizers]  # their hooks lead here: avoid a cycle
+        self._rank = rank
+        self._ranks = ranks
+        self._left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # DDP skips them too
+        self._handed = _Due()
+        self._exchanged = _Due()
         self._thread = get_ident()
         self._found: dict[int, Tensor] = {}  # by iteration, until a later one exchanges
 
     def begins(self, epoch: int, iteration: int) -> None:
-        """A batch is handed out, to the thread that trains or to one that reads ahead."""
+        # Not at the exchange: a script (SAM) may move parameters for a pass and back before the step. A thread that
+        # reads ahead would see them mid-step.
         if self._handed.at(epoch, iteration) and get_ident() == self._thread:
             self._found[iteration] = digests([*self._parameters().values()])
 
     def _parameters(self) -> dict[str, Tensor]:
         named = self._model.named_parameters()
-        return {f"parameter {name}": one for name, one in named
-                if one.is_floating_point() and name not in self._left_out}  # fmt: skip
+        return {
+            f"parameter {name}": one for name, one in named if one.is_floating_point() and name not in self._left_out
+        }
 
     def __call__(self, turn: Turn) -> None:
-        """Compare, if it is time. All ranks have just exchanged gradients of this turn.
-
-        Raises:
-            TrainingError: naming what differs.
-        """
+        """Compare if it is time, and raise :class:`TrainingError` with the name of a tensor that differs."""
         if self._found and min(self._found) < turn.iteration:
             self._found = {at: one for at, one in self._found.items() if at >= turn.iteration}
         if not self._exchanged.at(turn.epoch, turn.iteration):

@@ -1,9 +1,8 @@
-"""Carries the weighted gradient of a model of which each worker holds a part (``fully_shard``: FSDP2 and HSDP).
+"""The gradient exchange of a model of which each worker holds a part (``fully_shard``: FSDP2 and HSDP).
 
-torch scatters the sums of gradients itself, layer by layer. What it would divide by is set to 1, and what enters the
-model's output in a backward pass is multiplied by x_i / X, so that the sums are Σ (x_i / X) ḡ_i. Gradients are linear
-in what enters, so this is exact up to rounding, for each pass by itself, also where several wait in ``.grad``. The
-waiting in torch's exchanges, for parameters before a layer and for gradients behind it, is measured around them.
+torch scatters the sums of gradients itself, layer by layer. The carrier sets torch's divisor to 1, and multiplies the
+gradient at the model's output by x_i / X, so the sums are Σ (x_i / X) ḡ_i. Gradients are linear in it, so this is
+exact up to rounding for each pass, also if several wait in ``.grad``.
 """
 
 from __future__ import annotations
@@ -32,16 +31,7 @@ from uneven.run.observer import ExchangeObserver
 
 @dataclass(kw_only=True)
 class ShardedCarrier:
-    """Stands where :class:`uneven.run.gradients.carrier.GradientCarrier` does.
-
-    Args:
-        turn_now, observer, roll, on_nonfinite, traffic, group: as there.
-
-    Attributes:
-        turn: of the batch that the newest pass, forward or backward, is on.
-        piggyback: nothing is sent along: None.
-        owner: kept alive as long as the model.
-    """
+    """Implements the interface of :class:`uneven.run.gradients.carrier.GradientCarrier` for sharded models."""
 
     turn_now: Callable[[], Turn | None]
     observer: ExchangeObserver
@@ -57,16 +47,13 @@ class ShardedCarrier:
     _handles: list[Any] = field(default_factory=list)
     _synchronise: bool = True
     _pass: int = -1  # torch's number of the backward pass under way
-    _counts: bool = False  # whether any of what the next exchange takes in does
+    _counts: bool = False  # whether any pass in the next exchange has a weight
     _held: bool = False  # gradients of unsynchronised passes wait
     _exchanged: bool = False  # since the last step of an optimizer
 
     def attach(self, model: nn.Module, **ddp: Any) -> None:
-        """Install on ``model``; replicas of its shards and buffers become those of the first rank.
-
-        Raises:
-            ConfigError: buckets of a size are asked for, which only whole models have.
-        """
+        """Install on ``model``; copy shards and buffers from the first rank that holds each.
+        Raises :class:`ConfigError` for DDP options such as bucket sizes, which need whole models."""
         if given := [name for name, value in ddp.items() if value not in (False, None)]:
             raise ConfigError(
                 f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer there, and "
@@ -84,7 +71,7 @@ class ShardedCarrier:
             layer.set_force_sum_reduction_for_comms(True)
             layer.set_custom_all_gather(_GatherParameters(self))
             layer.set_custom_reduce_scatter(_ScatterGradients(self, several))
-            if several:  # the sum over replicas follows
+            if several:  # HSDP: torch then sums over replicas, and the exchange ends after that
                 layer.set_all_reduce_hook(self._summed)
         self._statistics = BatchStatistics(model, self.group)
         self._handles = [
@@ -94,7 +81,6 @@ class ShardedCarrier:
         ]
 
     def detach(self) -> None:
-        """Leave the model to torch, which averages its gradients by equal parts."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -104,7 +90,6 @@ class ShardedCarrier:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside leave their gradients without an exchange."""
         assert self._model is not None
         before, self._synchronise = self._synchronise, False
         self._model.set_requires_gradient_sync(False)  # type: ignore[operator] # FSDPModule has it
@@ -115,11 +100,7 @@ class ShardedCarrier:
             self._model.set_requires_gradient_sync(before)  # type: ignore[operator] # as above
 
     def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Refuse an optimizer step on gradients that were not exchanged.
-
-        Raises:
-            TrainingError: they were not.
-        """
+        """Raise :class:`TrainingError` if the gradients of an optimizer step were not exchanged."""
         if is_still(optimizer):
             return None
         closure = closures_checked(args, kwargs, lambda: refuse_held(self._held))
@@ -132,7 +113,7 @@ class ShardedCarrier:
         return closure
 
     def poll_nonfinite(self) -> None:
-        """It is looked at in every exchange."""
+        """Do nothing, because every exchange checks for NaN and infinity."""
 
     def _before_forward(self, model: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
@@ -156,10 +137,9 @@ class ShardedCarrier:
         return output
 
     def _enter(self, turn: Turn) -> float:
-        """A backward pass comes to the model: what it counts."""
         task = torch._C._current_graph_task_id()
         if task != self._pass:
-            self._counts &= self._held  # else all before has been exchanged
+            self._counts &= self._held  # otherwise earlier passes have been exchanged
             self._pass = task
         self.turn, weight = turn, turn.in_gradient
         self._counts |= weight != 0.0
@@ -169,20 +149,16 @@ class ShardedCarrier:
     # ---------------------------------------------------------------- torch's exchanges
     @contextmanager
     def waiting(self, what: str, nbytes: int) -> Iterator[None]:
-        """Inside, torch waits for others; for gradients of replicas it goes on to.
-
-        Args:
-            nbytes: that this worker sends.
-        """
+        """Measure torch's wait for other workers inside; this worker sends ``nbytes``."""
         self.traffic.sent_bytes += nbytes
         self.observer.ready()
         with self.roll.waiting(f"the exchange of {what} in iteration {self.turn.iteration}"), self.traffic.waiting():
             yield
 
     def check(self, gradients: torch.Tensor) -> None:
-        """Look at this worker's own, shape (numbers,), before they are summed up."""
+        """Check this worker's own gradients, flat (numbers,), before they are summed; zero those of padded batches."""
         if not self._counts:
-            gradients.zero_()  # a padded batch; zero even where its gradient is not finite
+            gradients.zero_()  # a padded batch: 0 · NaN would be NaN
         wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
         if not torch.isfinite(gradients.sum(dtype=wide)):
             self.on_nonfinite()
@@ -193,7 +169,7 @@ class ShardedCarrier:
 
 
 class _LayerExchange:
-    """Buffers as torch's own exchanges make them."""
+    """The base of exchanges that replace torch's own, with buffers allocated as there."""
 
     def __init__(self, carrier: ShardedCarrier) -> None:
         self._carrier = carrier
@@ -203,7 +179,7 @@ class _LayerExchange:
 
 
 class _GatherParameters(_LayerExchange):
-    """The parameters of a layer, from those who hold a part each."""
+    """Gathers the parameters of a layer from the workers that hold its parts."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
@@ -214,7 +190,7 @@ class _GatherParameters(_LayerExchange):
 
 
 class _ScatterGradients(_LayerExchange):
-    """The gradients of a layer, to those who hold a part each."""
+    """Scatters the summed gradients of a layer to the workers that hold its parts."""
 
     def __init__(self, carrier: ShardedCarrier, several: bool) -> None:
         super().__init__(carrier)
@@ -226,5 +202,5 @@ class _ScatterGradients(_LayerExchange):
         self._carrier.check(input_tensor)
         with self._carrier.waiting("gradients", output_tensor.nbytes * (group.size() - 1)):
             scatter_sum(output_tensor, input_tensor, group)
-        if not self._several:
+        if not self._several:  # otherwise `_summed` ends it, after torch's sum over replicas
             self._carrier.observer.done()

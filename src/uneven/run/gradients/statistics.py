@@ -1,11 +1,11 @@
-"""Keeps batch-norm statistics equal on all ranks: their mean, weighted by samples.
+"""Batch-norm statistics that stay equal on all ranks: their mean, weighted by samples.
 
-DDP broadcasts rank 0's before every forward pass; with unequal batches rank 0 may be the one that saw least.
-The running statistics are linear in the batch's, so the weighted mean of the running ones is the running mean
-of the weighted ones. It travels beside the gradients and hides under the backward pass like them.
+DDP broadcasts rank 0's before every forward pass, but rank 0 may have seen the fewest samples. Running statistics are
+linear in a batch's, so the weighted mean of running statistics is the running mean of weighted ones. The exchange
+overlaps with the backward pass, as that of gradients does.
 
-Other buffers that forward passes write (running normalizers, codebooks) are averaged likewise. They are those that
-differ between ranks after the first pass; all ranks find that out together.
+Other buffers that forward passes write (running normalizers, codebooks) are averaged in the same way. All ranks find
+them together: they differ between ranks after the first pass.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from uneven.run.gradients.replicas import differing, digests
 from uneven.run.lines.groups import begin_sum, sum_now
 from uneven.run.lines.traffic import bytes_of_sum
 
+# The part of its norm by which a buffer that no pass has written may differ between ranks: the compared sums have 16
+# digits, and subtracting their squares loses half of them.
 _SAME = 1e-6
-"""Part of its length by which a buffer may differ between ranks and still is one that no pass has written. The
-compared sums have 16 digits, and squares of them are subtracted."""
 
 _BY_WORKER = (
     "forward passes write buffer {name}, and its shape {shape} depends on the worker or the batch, so workers cannot "
@@ -37,21 +37,15 @@ _BY_WORKER = (
 class BatchStatistics:
     """The running statistics of a model's batch-norm layers, and other buffers that forward passes write.
 
-    Layers in evaluation mode are left alone (theirs do not move, and a mean would only add rounding), and so
-    are synchronised ones (theirs are equal already).
-
-    Args:
-        group: whose ranks average; None where others carry the result of :meth:`flat`, which is batch norm's alone.
-
-    Attributes:
-        warn: called with a text if other buffers than batch norm's are averaged.
+    Layers in evaluation mode are skipped: their statistics do not change, and a mean would add rounding. So are
+    synchronised layers, whose statistics are already equal. Without a ``group`` the caller exchanges :meth:`flat`.
     """
 
     def __init__(self, model: nn.Module, group: Any = None) -> None:
         self._device = next(model.parameters()).device
         norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
         self._layers = [one for one in norms if not isinstance(one, nn.SyncBatchNorm) and one.running_mean is not None]
-        left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # as DistributedDataParallel leaves them out
+        left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())  # DistributedDataParallel skips them too
         self._others = {
             name: (module, key)
             for path, module in model.named_modules()
@@ -69,11 +63,10 @@ class BatchStatistics:
         self._moving: list[torch.Tensor] = []
 
     def others(self) -> dict[str, torch.Tensor]:
-        """Return the buffers that are not averaged, by name."""
+        """Return the buffers that are not averaged, by name, in their own shapes."""
         return {name: self._found(*at) for name, at in self._others.items()}
 
     def _choose(self) -> None:
-        """Find out with all ranks which other buffers the first pass has written."""
         self._chosen, others = True, self.others()
         if not others:
             return
@@ -95,11 +88,7 @@ class BatchStatistics:
             )
 
     def start(self, weight: float) -> int:
-        """Start the exchange; every rank calls it after the same forward pass.
-
-        Returns:
-            Bytes that this worker sends for it.
-        """
+        """Start the exchange after the same forward pass on every rank; return the bytes that this worker sends."""
         if self._work is not None:  # several forward passes before one backward pass
             self.finish()
         if not self._chosen:
@@ -119,8 +108,7 @@ class BatchStatistics:
         self._work = self._flat = None
 
     def flat(self) -> torch.Tensor | None:
-        """This worker's statistics of the layers that are in training, one after the other: float64, shape (numbers,);
-        None where no layer is."""
+        """Return this worker's statistics of the layers in training, flat float64 (numbers,); None without any."""
         self._moving = [
             tensor
             for layer in self._layers
@@ -136,13 +124,13 @@ class BatchStatistics:
         return torch.cat([tensor.reshape(-1).double() for tensor in self._moving]) if self._moving else None
 
     def put(self, flat: torch.Tensor) -> None:
-        """Write them back into the layers that :meth:`flat` took them from."""
+        """Write ``flat`` (numbers,) back into the layers that :meth:`flat` read."""
         pieces = flat.split([tensor.numel() for tensor in self._moving])
         for tensor, piece in zip(self._moving, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))
 
     def _found(self, module: nn.Module, key: str) -> torch.Tensor:
-        """Return a buffer; an empty one if it is gone, or has no floating-point numbers on the model's device."""
+        """Return a buffer, in any shape; an empty one if it is missing or not floating-point on the model's device."""
         one = module._buffers.get(key)
         if one is None or not one.is_floating_point() or one.layout != torch.strided or one.device != self._device:
             return torch.empty(0, device=self._device)

@@ -1,12 +1,8 @@
-"""Makes ``SyncBatchNorm`` right for unequal batches.
+"""Correct ``SyncBatchNorm`` gradients for unequal batches.
 
-Its backward pass adds up everybody's gradients *inside* the network, before our hook weighs them at the end,
-and so takes each rank's mean loss at face value. Inside the layer the gradients must therefore already be in
-units of the union batch: what enters its backward pass is multiplied by n x_i / X, and what leaves it (to the
-layers below, and to its own weight and bias) is divided by the same, since the hook will multiply once more.
-
-The layer waits for everybody in both passes. That is time in an exchange, not of computing: a fast worker that waits
-there would else look as slow as the one that it waits for, and nothing would be balanced.
+Its backward pass sums gradients of all ranks inside the network, before the gradient hook weights them. So inside the
+layer gradients must already be in units of the union batch: they are multiplied by n x_i / X where they enter its
+backward pass, and divided by it where they leave (to the layers below, and to its own weight and bias).
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from uneven.run.observer import ExchangeObserver
 
 
 class _LeaveLayer(torch.autograd.Function):
-    """Its backward pass follows the layer's."""
+    """An identity before the layer, whose backward pass runs after the layer's."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: float, observer: ExchangeObserver) -> torch.Tensor:
@@ -38,21 +34,24 @@ class _LeaveLayer(torch.autograd.Function):
 
 
 class _Layer:
-    """Weighs and times the passes of one layer."""
+    """The weighting and timing of one layer's passes."""
 
     def __init__(self, relative_weight: Callable[[], float], observer: ExchangeObserver) -> None:
-        self._relative_weight, self._observer = relative_weight, observer
-        self._last = False  # whether the backward pass ends here, as nothing below needs a gradient
+        self._relative_weight = relative_weight
+        self._observer = observer
+        self._last = False  # whether the backward pass ends here, because nothing below needs a gradient
 
     def before(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         self._last = not args[0].requires_grad
         entered = _LeaveLayer.apply(args[0], self._inverse(), self._observer)
+        # The layer's wait for other ranks counts as communication: otherwise a fast worker that waits here would look
+        # as slow as the one it waits for, and nothing would be balanced.
         self._observer.ready()
         return (entered, *args[1:])
 
     def after(self, layer: nn.Module, args: Any, output: torch.Tensor) -> None:
         self._observer.done()
-        # A hook, not a function: an activation that works in place may follow, and it must not meet a view.
+        # A hook, not an autograd function: an in-place activation may follow, and it does not accept a view.
         if output.requires_grad:
             output.register_hook(partial(self._enter, self._relative_weight()))
 
@@ -62,7 +61,7 @@ class _Layer:
         return weighed
 
     def own(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A hook on the gradient of its weight or bias."""
+        """Rescale the gradient of the layer's weight or bias, any shape, in a hook."""
         if self._last:
             self._observer.done()
         return gradient * self._inverse()
@@ -78,13 +77,9 @@ def weigh_sync_batch_norm(
     observer: ExchangeObserver,
     kind: type[nn.Module] = nn.SyncBatchNorm,
 ) -> list[RemovableHandle]:
-    """Install on every ``SyncBatchNorm`` layer of ``model``; returns what takes it off again.
-
-    Args:
-        relative_weight: n x_i / X of the batch that a pass is on; 1 for equal batches.
-        observer: notified of each layer's passes, of which the most is waiting where workers are unequal.
-        kind: torch's layer works on GPUs only; another one that synchronises in the same way may be named.
-    """
+    """Install on every ``SyncBatchNorm`` layer of ``model``; return the handles that remove it.
+    ``relative_weight`` is n x_i / X of the current batch; ``kind`` a class that synchronises like torch's, which needs
+    GPUs."""
     handles: list[RemovableHandle] = []
     for layer in model.modules():
         if isinstance(layer, kind):

@@ -1,4 +1,4 @@
-"""What each batch counts, and that it is not parted from its step where parameters are exchanged between steps."""
+"""The weight of each batch, and the check that its step ends before parameters are exchanged."""
 
 from __future__ import annotations
 
@@ -20,49 +20,39 @@ from uneven.run.model.hooks import ModelHook
 
 
 class Turns:
-    """What this worker's batches count among those whose gradients are averaged.
-
-    Attributes:
-        plan: of the step whose batch is handed out next.
-        least: samples of this worker in a batch that only fills up a last part.
-        all_average: whether the gradients of all are averaged in that step.
-    """
+    """The weights of this worker's batches among those whose gradients are averaged; ``least`` samples if one only
+    pads."""
 
     def __init__(self, rank: int, members: tuple[int, ...]) -> None:
         self.plan = StepPlan()
         self.least = 1
         self.all_average = False
-        self._rank, self._members = rank, members
-        self._group: tuple[int, ...] | None = None  # those whose gradients are averaged
+        self._rank = rank
+        self._members = members
+        self._group: tuple[int, ...] | None = None  # ranks whose gradients are averaged
 
     def members_changed(self, members: tuple[int, ...]) -> None:
         self._members = members
 
     def take(self, plan: StepPlan) -> None:
-        """The plan of the next step, which seldom is another than that of the step before."""
         if plan is not self.plan:
             self.plan = plan
             self._group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
             self.all_average = self._group is not None and len(self._group) == len(self._members)
 
     def of(self, part: Portion) -> Turn:
-        """The turn of the batch that is handed out next."""
         own, group = part.batch(self._rank), self._group
         whole = part.size if group is None or self.all_average else sum(map(part.batch, group))
         return Turn(part.iteration, part.epoch, own or self.least, own / max(1, whole), group is not None)
 
 
 class PassFollower:
-    """Watches forward passes where parameters are exchanged, and refuses a script that fetches batches ahead.
+    """Raises an error if a script fetches batches ahead while parameters are exchanged between steps.
 
-    The exchange happens when the script asks for its next batch, and counts the samples of the batch in hand. If the
-    script asks before it has stepped the optimizer on that batch (a prefetcher does), the parameters that are exchanged
-    do not hold those samples yet. Under shadow policies the order does not matter, and nothing is refused.
-
-    Args:
-        strict: whether anything is exchanged when the next batch is asked for.
-        padded: called at each pass with whether its batch only fills up a last part.
-        policy: for the message.
+    The exchange happens when the script asks for its next batch, and counts the current batch's samples. If the script
+    asks before it has stepped the optimizer (a prefetcher does), the exchanged parameters lack those samples. Under
+    shadow
+    policies the order does not matter: ``strict`` is false. ``padded`` is called with whether a pass's batch only pads.
     """
 
     def __init__(
@@ -73,7 +63,9 @@ class PassFollower:
         self._padded = padded
         self._policy = policy
         self._turn: Turn | None = None
-        before, after, called = ModelHook(self._before), ModelHook(self._after), parts_called(model)
+        before = ModelHook(self._before)
+        after = ModelHook(self._after)
+        called = parts_called(model)
         self._handles = [one.register_forward_pre_hook(before) for one in called]
         self._handles += [one.register_forward_hook(after) for one in called]
 
