@@ -1,1 +1,1 @@
-"""Exchanges of parameters among workers: what a policy plans, carried in the foreground or in the shadow."""
+"""Exchanges of parameters among workers: a policy's plans, carried out in the foreground or in the background."""

@@ -1,8 +1,4 @@
-"""How replicas agree beyond the gradients of everybody: has carried out what the policy plans.
-
-Before each step the policy is asked for its plan. Gradients are the business of the carrier that hangs on the
-backward pass. Exchanges of parameters are ordered here, when the step is over.
-"""
+"""The exchanges of parameters that a policy plans, started after the step that each plan is for."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ from uneven.run.parameters.replica import Replica
 from uneven.run.parameters.saved import same_policy, taken
 from uneven.sync import Evaluated, Pace, SyncPolicy, refused
 
+# A policy must plan an exchange within this many steps.
 _AHEAD = 4096
-"""Steps within which a policy is taken to plan an exchange."""
 
 
 class _AgreementNumbers(TypedDict):
@@ -46,16 +42,13 @@ class Agreement:
     """One worker's part in the exchanges of parameters.
 
     Args:
-        policy: whose plans are carried out; also names the model to evaluate.
-        sites: where each rank is.
-        barrier: before evaluations, where each worker takes samples at its own pace.
-        plans: what the policy wants of this worker; the policy's own if None.
+        barrier: before evaluations, if workers take samples asynchronously.
+        plans: the plans for this worker; the policy's own if None.
 
     Attributes:
         clock: steps taken.
-        threads: that take them side by side.
-        followed: whether :meth:`passing` is called with each pass, as batches may be handed out ahead of their steps.
-        equal: whether all replicas are known to be the same.
+        threads: that take steps at the same time.
+        equal: whether all replicas are known to be equal.
     """
 
     def __init__(
@@ -83,33 +76,27 @@ class Agreement:
         facts = policy.facts
         self._group_every = facts.every if facts is not None and facts.pace is Pace.GROUPS else None
         self._plan = StepPlan()
-        self._after: tuple[Exchange, ...] = ()  # the plan's, after the step
-        self._beside: tuple[Exchange, ...] = ()  # and in the background
+        self._after: tuple[Exchange, ...] = ()  # the plan's exchanges after the step
+        self._beside: tuple[Exchange, ...] = ()  # the plan's exchanges in the background
         self._waits_for_all = False
         self._owed: tuple[Exchange, ...] = ()
         self._iteration = self._gap = self._dropped = 0
-        self._epoch = self._counted = -1  # of the step that is to come, and of the last one
+        self._epoch = self._counted = -1  # epochs of the next step and of the last one
         self._fresh: dict[int, int] = {}  # samples of each rank since its last exchange
-        self._since: Cursor | None = None  # where the first step since the last exchange began
+        self._since: Cursor | None = None  # the place of the first step since the last exchange
         self._begun = self._showing = self._padded = False
-        self._held: dict[nn.Parameter, Tensor] = {}  # gradients that waited when a batch came that does not count
+        self._held: dict[nn.Parameter, Tensor] = {}  # accumulated gradients when a padded batch came
         self.equal = True
         self._divided = DividedSteps(rank)
 
     def carry_by(self, **lines: Any) -> None:
-        """Make the lines; every rank does so at the same time. See :class:`Exchanges`, which takes the arguments."""
+        """Create the lines, on every rank at the same time; the arguments are those of :class:`Exchanges`."""
         self._exchanges = Exchanges(self._replica, rank=self._rank, clock=lambda: self.clock, **lines)
 
     # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
-        """What the policy wants around the step that is about to begin.
-
-        Args:
-            ahead: steps of this worker that are under way, in other threads, and not counted yet.
-
-        Raises:
-            ConfigError: something that is not carried.
-        """
+        """Return the policy's plan for the next step, ``ahead`` steps after the counted ones.
+        Raises :class:`ConfigError` if it holds something that is not supported."""
         plan = self._plans.at(self.clock + ahead)
         if plan is not self._plan and (why := refused(plan, copy=False) or self._replica.refused(plan)):
             raise ConfigError(f"step {self.clock} of {self._policy!r} cannot be carried: {why}")
@@ -124,29 +111,25 @@ class Agreement:
         if plan is not self._plan:
             self._take(plan)
         self._divided.begin(plan, part)
-        self.equal = False  # who evaluates in the middle of the loop has made this step already
+        self.equal = False  # an evaluation in the middle of the loop comes after this step
         if not self.followed:
             self.passing(part.batch(self._rank) == 0)
 
     def passing(self, padded: bool) -> None:
-        """The next step is on a batch that only fills up a last part, or on one that counts."""
         if padded or self._padded:
             self._padded = padded
             self._held = self._replica.gradients() if padded else {}
 
     def _take(self, plan: StepPlan) -> None:
-        """Take a plan apart, which seldom is another than that of the step before."""
+        """Take a plan, which rarely differs from that of the step before."""
         self._plan = plan
         self._after, self._beside = at_moment(plan, Moment.STEP), at_moment(plan, Moment.BACKGROUND)
         waited = (one for one in plan.exchanges if one.moment is not Moment.BACKGROUND and not one.delay)
         self._waits_for_all = any(len(one.members) == len(self._members) for one in waited)
 
     def open(self) -> None:
-        """What comes before any step: the first one's beginning, and what is owed.
-
-        Raises:
-            TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
-        """
+        """Start with the first step, and make up for exchanges that are owed.
+        Raises :class:`TrainingError` inside ``session.evaluated()``, or if an exchange in the background has failed."""
         if self._showing:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
         if not self._begun:
@@ -158,11 +141,9 @@ class Agreement:
         self._begun = True
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Before a step of the optimizer: a batch that only fills up a last part must not be learnt from twice.
-
-        What earlier batches have left in the gradients, where they are accumulated, stays.
-        """
+        """Remove the gradients of a padded batch before an optimizer step, so that its samples do not count twice."""
         self._divided.weigh(optimizer)
+        # If gradients are accumulated, those of earlier batches stay.
         if self._padded and not any(one.payload is Payload.GRADIENT for one in self._plan.exchanges):
             for parameter in (one for group in optimizer.param_groups for one in group["params"]):
                 if parameter.grad is not None and (held := self._held.get(parameter)) is not None:
@@ -171,15 +152,8 @@ class Agreement:
                     parameter.grad.zero_()
 
     def after(self, part: Portion, leaving: bool) -> bool:
-        """A step is over.
-
-        Args:
-            leaving: the loop was left in it. Exchanges after it are made up for before the next step or evaluation,
-                where everybody is; somebody may have left because of an error.
-
-        Returns:
-            Whether everybody has waited for everybody, or in groups for some.
-        """
+        """Carry out the exchanges after a step, or keep them for later if the loop was left in it (``leaving``).
+        Returns whether all workers have waited for each other, or in groups for some."""
         self.clock, self._gap = self.clock + 1, self._gap + 1
         self._iteration, self._counted = part.iteration, part.epoch
         self._since = self._since or part.before
@@ -187,7 +161,7 @@ class Agreement:
             self._fresh[rank] = self._fresh.get(rank, 0) + samples
         self.equal = False
         self._exchanges.stepped()
-        if leaving:
+        if leaving:  # perhaps because of an error on this worker only, so exchanging now could hang the others
             self._dropped += len(self._beside)
             self._exchanges.paused()
             self._owed = self._after
@@ -204,29 +178,29 @@ class Agreement:
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         if not set(members) <= set(self._members):
-            self.equal = False  # all know so at the same step; what a newcomer begins with is one of the replicas
+            self.equal = False  # a newcomer starts with one of the replicas; all workers know so at the same step
         self._members = members
         self._plans.members_changed(members, generation)
 
     @property
     def apart(self) -> bool:
-        """Whether replicas differ, as they have taken steps of their own; the same on all workers."""
+        """True if replicas differ because of separate steps; the same on all workers."""
         averaged = (one.members for one in self._plan.exchanges if one.payload is Payload.GRADIENT)
         return self._gap > 0 and not any(len(those) == len(self._members) for those in averaged)
 
     def groups(self) -> Meeting | None:
-        """Who averages gradients with whom in the step under way; None where all do."""
+        """Return the groups that average gradients in the current step; None means all members together."""
         return self._plans.groups(self.clock, Payload.GRADIENT)
 
     def settle(self) -> None:
-        """Merge the steps that are not merged yet; see :class:`.together.Exchanging`."""
         self._make_up()
         if self.apart or (self._plans.grouped and not self.equal):
             for exchange in self._next(Moment.STEP):
                 self._meet(replace(exchange, members=self._members), all_meet=True)
 
     def begins_as(self) -> Tensor | None:
-        return torch.tensor([self._counted, self._iteration])  # there it meets the others if it has no step before that
+        # The place of the last step, at which a newcomer without a step meets the others.
+        return torch.tensor([self._counted, self._iteration])
 
     def joined(self, begins_as: Tensor | None) -> None:
         assert begins_as is not None
@@ -236,7 +210,7 @@ class Agreement:
         self._exchanges.paused()
 
     def over(self, part: Portion) -> None:
-        """A step is over, which others of this worker may have run beside: plans are those of the steps counted."""
+        """Count a step that may have overlapped with others of this worker; plans are those of the counted steps."""
         plan = self.plan()
         if plan is not self._plan:
             self._take(plan)
@@ -247,8 +221,9 @@ class Agreement:
         return self._exchanges.exchanging
 
     def _all_met(self) -> bool:
-        """The same on every worker, also on one that is alone in its group of the moment and exchanges nothing."""
-        if self._group_every is not None:  # somebody may have to wait a little for another group
+        """Return whether all workers met; the same on every worker, even if it is in a group of one and exchanges
+        nothing."""
+        if self._group_every is not None:  # a worker may still wait for another group
             return self.clock % self._group_every == 0
         return self._waits_for_all
 
@@ -259,11 +234,11 @@ class Agreement:
             self._meet(exchange)
 
     def _meet(self, exchange: Exchange, all_meet: bool = False) -> None:
-        equal = len(exchange.members) == len(self._members)  # now: members may change in it, on all alike
+        equal = len(exchange.members) == len(self._members)  # before the exchange, which may change the members
         if exchange.select is not None and not exchange.select.beside:
-            equal = False  # each still has in it what it has not sent
+            equal = False  # each replica still holds the entries that it has not sent
         if exchange.piece is not None or exchange.delay:
-            equal = False  # the other pieces have gone on since theirs; what is under way has not entered
+            equal = False  # other pieces have moved since their exchange; a delayed outcome has not entered
         groups = None if all_meet else self._plans.groups(self.clock - 1, exchange.payload)
         self._exchanges.meet(self._order(exchange), groups)
         self.equal = equal
@@ -283,19 +258,19 @@ class Agreement:
             part=1 / len(exchange.parties) if self._plan.divided else 1.0,
             rate=self._divided.rate,
         )
-        self._fresh = {}  # those who are not among these members have others to meet now
+        self._fresh = {}  # of all ranks: those outside these members meet other ranks
         self._gap = self._dropped = 0
         self._since = None
         return order
 
     def _place(self, shows: bool = False) -> StepPosition | None:
-        """None where workers take samples at their own pace."""
+        """Return the place in the loop; None if workers take samples asynchronously."""
         return StepPosition(self._counted, self._iteration, self.clock, shows) if self._barrier is None else None
 
     # ---------------------------------------------------------------- the model that counts
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Inside, the model is the one that the policy names. All workers enter it; see ``Session.evaluated``."""
+        """Hold the policy's model to evaluate in the replica. All workers enter; see ``Session.evaluated``."""
         self._begin()
         self._make_up()
         self._exchanges.paused()
@@ -315,7 +290,7 @@ class Agreement:
 
     @contextmanager
     def _met(self) -> Iterator[None]:
-        """Inside, nothing is under way beside the training, and all know what is left of the samples."""
+        """Wait until nothing is exchanged in the background and all workers agree on the samples that are left."""
         barrier = self._barrier
         if barrier is None:
             self._settle()
@@ -337,10 +312,10 @@ class Agreement:
         barrier.wait()
 
     def _shown(self) -> Tensor | None:
-        """None where the replica is the one."""
+        """Return the vector to evaluate; None if it is the replica."""
         if self._policy.evaluated is Evaluated.CENTRE:
             return self._replica.centre
-        # At their own pace others may have taken steps where this worker has not.
+        # With asynchronous sampling others may have taken steps that this worker has not.
         equal = self.equal and self._barrier is None
         if self._policy.evaluated is Evaluated.REPLICA or equal or len(self._members) == 1:
             return None
@@ -348,7 +323,7 @@ class Agreement:
         return self._exchanges.mean(everybody, self._place(shows=True))
 
     def _settle(self) -> None:
-        """Let nothing be under way in the background, on any worker, taking part until the last one is through."""
+        """Finish the exchanges in the background, taking part until the last worker has none."""
         if not self._exchanges.caught_up():
             return
         for exchange in self._next(Moment.BACKGROUND):
@@ -382,7 +357,7 @@ class Agreement:
             "owed": bool(owed) and not (self._showing and self._exchanges.picks),
         }
         if self._showing and self._policy.evaluated is Evaluated.CENTRE and self._barrier is None:
-            # The centre is as the last exchange has left it; steps since then are in no model that others would save.
+            # The centre is the result of the last exchange, so the saved numbers must not count later steps.
             as_then = {"clock": self.clock - self._gap, "gap": 0, "fresh": [0] * len(fresh), "owed": False}
             numbers |= as_then | {"since": None, "lacking": since}
         return numbers, vectors
@@ -395,11 +370,7 @@ class Agreement:
             self._exchanges.check(vectors, numbers.get("kept", {}))
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`, between two steps; also with other workers. Another policy starts afresh.
-
-        Raises:
-            CheckpointError: see :meth:`check`.
-        """
+        """Load :meth:`state_dict`, vectors (size,), also with other workers. Another policy starts from scratch."""
         self.check(numbers, vectors)
         self.equal, self._owed, self._dropped, self._since = False, (), 0, None
         self._exchanges.paused()
@@ -418,12 +389,9 @@ class Agreement:
             self._owed = self._after
 
     def leave(self, failed: bool) -> None:
-        """The end of the run: others may still need this worker's shadow, unless something has gone wrong.
-
-        Raises:
-            PeerError: somebody is gone.
-        """
-        # What has been raised where it was trained or evaluated is not raised again.
+        """End the run, unless it ``failed`` together with the others; raises :class:`PeerError` if a worker has
+        failed."""
+        # An error that training or evaluation has raised is not raised again.
         failed = failed or self._exchanges.failed or not self._met_all
         try:
             if self._begun and not failed:

@@ -1,4 +1,4 @@
-"""How replicas that are merged beside the training agree where workers leave and join; see :mod:`.elastic.beside`."""
+"""Background merges of replicas when workers leave and join; see :mod:`uneven.run.elastic.beside`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,14 @@ from uneven.run.parameters.exchanges import Order
 
 
 class AgreementBeside(Agreement):
-    """See the module.
-
-    A merge holds the replica as it was when it was ordered, in the thread that trains: so it holds just the samples
-    that were noted for it.
-
-    Args:
-        elastic: sees to it that members change.
-    """
+    """An agreement whose merges run in the background of an elastic run."""
 
     def __init__(self, elastic: BesideElastic, *who: Any) -> None:
         super().__init__(*who)
         self._elastic = elastic
         self._replica.keep_merged()
         elastic.merging = self
-        self._copy: Tensor | None = None  # memory for the replica as it was when a merge was ordered
+        self._copy: Tensor | None = None  # memory for the replica at the time a merge was ordered
         self._in_hand = BatchInHand(lambda part: elastic.claims.learnt(part))
 
     # ---------------------------------------------------------------- around a step
@@ -45,6 +38,7 @@ class AgreementBeside(Agreement):
 
     def _order(self, exchange: Exchange) -> Order:
         order = super()._order(exchange)
+        # Read in the training thread, so that the merge holds exactly the samples noted for it.
         order.own = self._copy = self._replica.flat.read(self._copy)
         order.over = self._elastic.merged
         self._elastic.begins_merge()
@@ -70,8 +64,8 @@ class AgreementBeside(Agreement):
 
     def _arrive(self, barrier: EvaluationBarrier) -> None:
         self._elastic.quiet()
-        self._in_hand.learns()  # in the midst of a step: an optimizer may have made it
-        self._settle()  # first: then others read in the words of this worker what is in no merge
+        self._in_hand.learns()  # mid-step: an optimizer may already have made the step
+        self._settle()  # before the barrier, so that others can read which samples are in no merge
         barrier.arrive()
         barrier.wait()
 

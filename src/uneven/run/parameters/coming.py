@@ -1,4 +1,4 @@
-"""Tells a replica what a policy's first steps announce, before training begins."""
+"""The announcement of a policy's first plans to a replica, before training starts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from uneven.sync import Evaluated, SyncPolicy, first_plans
 
 
 def announce(replica: Replica, policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str]) -> None:
-    """Let it hear of the merges that are to come.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """Announce the merges to come to the replica; raise :class:`ConfigError` if they cannot be combined."""
     everything = [one for plan in first_plans(policy, members, sites) for one in plan.exchanges]
     coming = [one for one in everything if one.select is None]
     moved = {one.merge for one in coming if one.payload is Payload.DELTA}

@@ -1,6 +1,6 @@
-"""Carries exchanges of parameters out: after the step, where the training waits, or in the shadow's thread.
+"""Exchanges of parameters: after the step, while the training waits, or in the background thread.
 
-Each of the two has a line of its own, for two threads must never share a process group.
+Each of the two has its own line, because two threads must never share a process group.
 """
 
 from __future__ import annotations
@@ -33,12 +33,9 @@ from uneven.run.parameters.shadow import ShadowThread
 
 
 class StepPosition(NamedTuple):
-    """Where a worker is in the loop that all are in.
+    """A worker's place in the loop that all workers run, after the step of ``iteration``.
 
-    Attributes:
-        epoch, iteration: of the last step.
-        clock: steps taken. The iterations of threads end in any order.
-        shows: whether the model to evaluate is made, and not a step ended.
+    ``clock`` counts steps, because the iterations of threads end in any order. ``shows`` marks an evaluation.
     """
 
     epoch: int
@@ -48,24 +45,23 @@ class StepPosition(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Another one at each place of an epoch."""
+        """A number that differs at each place of an epoch."""
         return 2 * self.clock + self.shows
 
 
 @dataclass(slots=True)
 class Order:
-    """An exchange to be carried out, and what this worker brings along.
+    """An exchange to carry out, and this worker's input to it.
 
     Attributes:
-        clock: steps that the replica held when it was ordered.
+        clock: steps in the replica when the exchange was ordered.
         samples, gap: samples and steps of this worker since its last exchange.
-        weight: samples that it speaks for: its own, or those of its party.
-        threads: of this worker, which took these steps side by side.
-        place: where all take the same steps, and are to be at the same one when they meet.
-        part: that its own steps count as.
+        weight: samples of this worker, or of its party.
+        place: of all workers if they take the same steps; otherwise None.
+        part: the weight of this worker's own steps.
         rate: the learning rate as a part of the first one.
-        own: the replica to exchange, shape (size,), which is lost; None where that is as it is then.
-        over: called in the thread of the exchange when it is complete; None where nobody has to hear of it.
+        own: the replica to exchange, shape (size,), overwritten; None reads it at that time.
+        over: called in the thread of the exchange when it is complete.
     """
 
     exchange: Exchange
@@ -84,22 +80,15 @@ class Order:
 
 
 class Exchanges:
-    """This worker's lines for parameters, and the shadow beside the training.
+    """This worker's lines for parameters, and the background thread.
 
     Args:
-        roll: names the missing; None for a worker that is alone.
-        shadowed: whether any exchange is to take place in the background.
-        delayed: whether outcomes of any are to enter some steps later.
-        book: counts what passes on the lines.
-        clock: steps that this worker has taken, now.
-        recovery: makes the exchanges, where members come and go; else None.
-        entries: carries those of picked entries, where there are any.
+        roll: names the missing workers; None for a single-process run.
+        shadowed, delayed: whether any exchange runs in the background, and whether any outcome enters some steps later.
+        recovery: makes the exchanges if members come and go; otherwise None.
 
     Attributes:
-        urgent: whether an exchange may begin in the background whatever it costs.
-
-    Raises:
-        PeerError: the others did not come to make the lines.
+        urgent: whether an exchange may start in the background at any cost.
     """
 
     def __init__(
@@ -137,65 +126,53 @@ class Exchanges:
         self.shadowed = shadowed
         self.urgent = False
         self._late = LateOutcomes(replica) if delayed else None
-        # Half of what the others, whom it may cost less, are ready to wait for it.
+        # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
         patience_s = min(PATIENCE_S, timeout_s / 2)
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather, patience_s)
         self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
 
     def free_for(self, exchange: Exchange) -> bool:
-        """Whether it may begin in the background: nothing is under way, and its load allows it.
-
-        Raises:
-            TrainingError: an exchange there has failed.
-        """
+        """Return whether it may start in the background: nothing is under way, and its load allows it.
+        Raises :class:`TrainingError` if an exchange there has failed."""
         return self._shadow.free(1.0 if self.urgent else exchange.load)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way in the background.
-
-        Raises:
-            TrainingError: an exchange there has failed.
-        """
+        """True if nothing is under way in the background; raises :class:`TrainingError` if an exchange there has
+        failed."""
         return self._shadow.idle
 
     def stepped(self) -> None:
-        """A step has just ended; what has been noted of exchanges is handed over."""
+        """Note the end of a step, and report finished exchanges."""
         if self._landed:
             self.write_down()
         if self.shadowed:
             self._shadow.stepped()
 
     def paused(self) -> None:
-        """What comes until the next step is none."""
         self._shadow.paused()
 
     def resumed(self) -> None:
-        """A step begins."""
         self._shadow.resumed()
         if self._entries is not None:
             self._entries.begin()
 
     @property
     def exchanging(self) -> bool:
-        """Whether an exchange in the background is under way on all workers."""
+        """True while all workers run an exchange in the background."""
         return self._shadow.exchanging
 
     @property
     def failed(self) -> bool:
-        """Whether an exchange in the background has failed."""
         return self._shadow.failed
 
     def meet(self, order: Order, groups: Meeting | None = None) -> None:
-        """In the foreground: waits for the others.
-
-        Args:
-            groups: in which all meet, where members come and go; None where all do.
+        """Exchange in the foreground, waiting for the others; ``groups`` of None means all members together.
 
         Raises:
-            PeerError: somebody did not take part.
-            TrainingError: somebody takes part with another step.
-            ConfigError: another one's outcome is still to enter.
+            PeerError: a worker did not take part.
+            TrainingError: a worker is at another step.
+            ConfigError: another exchange's outcome is still to enter.
         """
         began_s = time.perf_counter()
         if order.exchange.delay:
@@ -224,15 +201,11 @@ class Exchanges:
             self._late.begin(self._entries.begin_late(exchange, moved, landed), order.clock + exchange.delay)
             self._observer.done()
         else:
-            landed(Met(0, 0.0, True, 0), 0.0)  # alone, there is nobody to send anything to
+            landed(Met(0, 0.0, True, 0), 0.0)  # a party of one has no peer
 
     def enter(self, clock: int) -> bool:
-        """After so many steps: let what is due enter the replica, waiting for it; whether anything was.
-
-        Raises:
-            PeerError: somebody did not take part.
-            TrainingError: somebody takes part with another step.
-        """
+        """Wait for an outcome that is due after ``clock`` steps and apply it; return whether there was one. Raises
+        as :meth:`meet`."""
         if self._late is None or not self._late.due(clock):
             return False
         self._observer.ready()
@@ -248,16 +221,17 @@ class Exchanges:
         if exchange.select is None:
             return self._replica.meet(exchange, order.weight, partial(self._in_step, order.place))
         if self._entries is None or exchange.parties != self._entries.parties:
-            return Met(0, 0.0, True, 0)  # alone, there is nobody to send anything to
+            return Met(0, 0.0, True, 0)  # a party of one has no peer
         return self._entries.meet(exchange, Moved(order.clock, order.weight, order.part, order.rate))
 
     def _met_again(self, line: RecoveredVectors, order: Order, groups: Meeting | None) -> Met:
-        """Members may change in it, and with them the party that this worker speaks for."""
+        """Exchange while members may change, and with them the party that this worker represents."""
 
         def spoken_for() -> float:
             return line.spoken_for(order.iteration) if order.exchange.parties else order.weight
 
         def total(vector: Tensor, exchange: Exchange) -> int:
+            # A retry after a loss rescales the contribution, because the party may have changed.
             weight = (lambda: spoken_for() / before) if before else None
             return line.total(vector, self._named(exchange), order.place, groups, weight)
 
@@ -265,7 +239,7 @@ class Exchanges:
         return self._replica.meet(order.exchange, before, total, alone=False)
 
     def loaded(self) -> None:
-        """The replica has become another one."""
+        """Drop what belongs to the replica before a checkpoint was loaded."""
         if self._entries is not None:
             self._entries.forget()
         if self._late is not None:
@@ -273,16 +247,13 @@ class Exchanges:
 
     @property
     def picks(self) -> bool:
-        """Whether there are exchanges of picked entries."""
+        """True if there are exchanges of picked entries."""
         return self._entries is not None
 
     def state_dict(self, shown: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """What merges keep and what is held back: vectors, and numbers.
-
-        Args:
-            shown: whether the model to evaluate is in the replica's place, which holds what all sites hold back.
-        """
-        change, due = ({}, {}) if self._late is None else self._late.state(shown)  # first: it changes what merges keep
+        """Return the state of merges and unsent entries: vectors (size,), and numbers.
+        If the replica holds the model to evaluate (``shown``), it already includes all sites' unsent entries."""
+        change, due = ({}, {}) if self._late is None else self._late.state(shown)  # first: it changes the merges' state
         vectors, kept = self._replica.state_dict()
         vectors, kept = vectors | change, kept | due
         if self._entries is None or shown:
@@ -290,11 +261,8 @@ class Exchanges:
         return vectors | self._entries.state_dict(), {**kept, WHOSE: float(self._rank)}
 
     def check(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
-        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
-
-        Raises:
-            CheckpointError: the vectors do not fit the model, or a number is missing.
-        """
+        """Raise :class:`CheckpointError` if :meth:`load_state_dict` cannot load these, vectors (size,); nothing is
+        changed."""
         held, vectors = apart(vectors)
         if self._entries is not None:
             self._entries.check(held)
@@ -315,16 +283,17 @@ class Exchanges:
         self._replica.load_state_dict(vectors, kept)
 
     def begin(self, order: Order) -> None:
-        """Start an exchange in the background and return at once. No other may be under way there."""
+        """Start an exchange in the background and return immediately; no other may be under way there."""
         self._shadow.offer(order, order.exchange.load)
 
     def rest(self, order: Order) -> None:
-        """Let nothing be under way in the background, on any worker; see :class:`ShadowThread`."""
+        """Finish the exchanges in the background, on all workers; see :class:`ShadowThread`."""
         self._shadow.rest(order)
         self.write_down()
 
     def caught_up(self) -> bool:
-        """Let no entries be under way, on any worker; whether something else may be, in the background."""
+        """Finish exchanges of entries and delayed ones, on all workers; return whether others may run in the
+        background."""
         if self._entries is not None:
             self._entries.catch_up()
         if self._late is not None:
@@ -333,15 +302,12 @@ class Exchanges:
         return self.shadowed
 
     def mean(self, everybody: Exchange, place: StepPosition | None) -> Tensor:
-        """The plain mean of all replicas, shape (size,).
-
-        Raises:
-            TrainingError: somebody is at another place.
-        """
+        """Return the plain mean of all replicas, shape (size,); raise :class:`TrainingError` if a worker is at
+        another place."""
         return self._replica.mean(partial(self._in_step, place), everybody)
 
     def write_down(self) -> None:
-        """Hand over what has been noted of finished exchanges; in the thread that trains."""
+        """Report finished exchanges; call it in the training thread."""
         while self._landed:
             record, finite = self._landed.popleft()
             self._on_record(record)
@@ -349,26 +315,26 @@ class Exchanges:
                 self._on_nonfinite()
 
     def close(self, failed: bool) -> None:
-        """Let go of thread and lines; after a failure a thread may still be held in one."""
+        """Close thread and lines."""
         self._shadow.close()
         entries, self._entries = self._entries, None
         if entries is not None:
             entries.close(failed)
         for line in (self._line, self._aside):
-            if line is not None and not failed:
+            if line is not None and not failed:  # after a failure a thread may still block in a line
                 line.close()
         self._line = self._aside = None
 
     def _gather(self, order: Order) -> None:
-        """In the shadow's thread: a sum of one number, for which all who take part have to have come."""
+        """Wait for all members, in the background thread, by a sum of one number."""
         if isinstance(self._line, RecoveredVectors):
             self._line.gather(self._named(order.exchange))
             return
-        # Of one type whatever torch's default is on each rank: gloo aborts the process where types differ.
+        # The dtype must not depend on a rank's torch default: gloo aborts the process if dtypes differ.
         self._total(self._aside, torch.zeros(1, dtype=torch.float32), order.exchange)
 
     def _beside(self, order: Order, resting: bool) -> bool:
-        """In the shadow's thread: one exchange; whether everybody rests."""
+        """Exchange once in the background thread; return whether all workers rest."""
         if isinstance(self._line, RecoveredVectors):
             return self._beside_again(self._line, order)
         began_s = time.perf_counter()
@@ -376,12 +342,10 @@ class Exchanges:
         if order.weight or not resting:
             self._land(order, met, time.perf_counter() - began_s)
         if resting:
-            order.weight = 0.0  # what it had to say is said
+            order.weight = 0.0  # this worker has contributed its samples
         return met.resting == len(order.exchange.members)
 
     def _beside_again(self, line: RecoveredVectors, order: Order) -> bool:
-        """Members may change in it."""
-
         def total(vector: Tensor, exchange: Exchange) -> int:
             return line.total(vector, self._named(exchange), None)
 
@@ -396,11 +360,7 @@ class Exchanges:
     def _in_step(
         self, place: StepPosition | None, vector: Tensor, exchange: Exchange, line: VectorCarrier | None = None
     ) -> int:
-        """Where all take the same steps nobody rests, so the number for that holds a mark of where everybody is.
-
-        Args:
-            line: in another thread, its own; else that of the foreground.
-        """
+        """Sum over the members on ``line`` (None: the foreground's), and check that all are at one place."""
         ranks = exchange.members
         if isinstance(self._line, RecoveredVectors):
             return self._line.total(vector, self._named(exchange), place)
@@ -408,6 +368,7 @@ class Exchanges:
         if place is None or line is None or exchange.parties or len(ranks) == 1:
             return self._total(line, vector, exchange)
         index = ranks.index(self._rank)
+        # If all workers take the same steps, none rests, so the slot for resting carries the mark.
         vector[-1] = mark(place.epoch, place.number, index, len(ranks), vector.dtype)
         sent = self._total(line, vector, exchange)
         if vector[-1]:
@@ -421,7 +382,7 @@ class Exchanges:
     def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
         if line is None:
             return 0
-        # Beside the training each has come to another step.
+        # In the background each worker is at another step, so the step cannot name the exchange.
         place = "the exchange of parameters beside the training" if exchange.beside else ""
         return line.total(vector, exchange.members, exchange.parties, self._named(exchange), place)
 

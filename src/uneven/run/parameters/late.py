@@ -1,4 +1,4 @@
-"""Exchanges whose outcome enters the replica some steps later: under way beside the training until then."""
+"""Delayed exchanges: they run in the background, and their outcome enters the replica some steps later."""
 
 from __future__ import annotations
 
@@ -18,62 +18,47 @@ from uneven.run.parameters.replica import Met, Replica
 
 OWN = "late-"
 CHANGE, DUE = f"{OWN}change", f"{OWN}due"
-"""Names of what is saved, which all begin with the first."""
 
 
 class UnderWay(Protocol):
-    """An exchange that has begun, and goes on beside the training."""
+    """An exchange in the background."""
 
     def arrive(self) -> Tensor:
-        """Wait for it; what enters the replica: shape (size,), or of the parameters alone, which come first.
-
-        Raises:
-            TrainingError: it failed.
-        """
+        """Wait for it; return what enters the replica, shape (size,), or (trained,) for the parameters only.
+        Raises :class:`TrainingError` if it failed."""
         ...
 
     def drop(self) -> object:
-        """Wait for it, and let nothing come of it."""
+        """Wait for it and drop its outcome."""
         ...
 
 
 class LateOutcomes:
-    """What one worker has under way, or has an outcome of that enters later; one exchange at a time.
-
-    An outcome is merged as soon as somebody asks for what merges keep, and enters when it is due: so the model to
-    evaluate has it, and the replica has what all replicas have after the same step.
-    """
+    """One worker's delayed exchange, or its outcome that enters later; one at a time.
+    An outcome is merged when the state of merges is needed, and enters every replica after the same step."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._begun: UnderWay | None = None
-        self._change: Tensor | None = None  # shape (size,): what enters
-        self._due = 0  # the clock at which it does
+        self._change: Tensor | None = None  # shape (size,): the outcome to add
+        self._due = 0  # the clock at which it enters
 
     def check_free(self, exchange: Exchange, clock: int) -> None:
-        """See that an exchange can begin after so many steps: what came before has entered, and a step has taken it in.
-
-        Raises:
-            ConfigError: it cannot.
-        """
+        """Raise :class:`ConfigError` unless the last outcome entered at an earlier step than ``clock``."""
         if self._begun is not None or self._change is not None or clock == self._due:
             raise overlapping(exchange)
 
     def begin(self, begun: UnderWay, due: int) -> None:
-        """Something is under way, and enters after so many steps."""
         assert self._begun is None, "check_free comes first"
         self._begun, self._due = begun, due
 
     def due(self, clock: int) -> bool:
-        """Whether an outcome enters after so many steps."""
+        """Return whether an outcome enters after ``clock`` steps."""
         return clock >= self._due and (self._begun is not None or self._change is not None)
 
     def arrive(self) -> None:
-        """Wait for what is under way, and merge it; the replica stays as it is.
-
-        Raises:
-            TrainingError: it failed.
-        """
+        """Wait for the exchange and merge it; the replica does not change. Raises :class:`TrainingError` if it
+        failed."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
@@ -83,40 +68,28 @@ class LateOutcomes:
         self._change = change
 
     def enter(self) -> None:
-        """The outcome enters, with what was learnt meanwhile.
-
-        Raises:
-            TrainingError: the exchange failed.
-        """
+        """Add the outcome to the replica, which has trained since; raises :class:`TrainingError` if the exchange
+        failed."""
         self.arrive()
         change, self._change = self._change, None
         if change is not None:
             self._replica.flat.add(change, 1.0)
 
     def forget(self) -> None:
-        """The replica has become another one: what is under way is waited for, and counts no more."""
+        """Wait for the exchange and drop it, because the replica was replaced."""
         begun, self._begun, self._change, self._due = self._begun, None, None, 0
         if begun is not None:
             begun.drop()
 
     def state(self, shown: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """A vector of shape (size,), and a number.
-
-        Args:
-            shown: whether the model to evaluate is in the replica's place, which every outcome has entered.
-        """
+        """Return a vector of shape (size,), and a number; ``shown`` if the replica already includes every outcome."""
         self.arrive()
         if shown or self._change is None:
             return {CHANGE: self._replica.flat.room().zero_()}, {DUE: 0.0}
         return {CHANGE: self._change.clone()}, {DUE: float(self._due)}
 
     def check(self, state: Kept) -> None:
-        """See that :meth:`load` can take this up; nothing at all always can be.
-
-        Raises:
-            Misfit: something is missing.
-            CheckpointError: the vector is of another model.
-        """
+        """Raise :class:`Misfit` if an entry is missing, :class:`CheckpointError` if the vector is of another model."""
         if state and set(state) != {CHANGE, DUE}:
             raise Misfit(sorted(state), f"{CHANGE} and {DUE}, or nothing", "what is under way")
         if state and len(state[CHANGE]) != self._replica.flat.size:
@@ -126,7 +99,7 @@ class LateOutcomes:
             )
 
     def load(self, state: Kept) -> None:
-        """Inverse of :meth:`state`, vector and number in one; nothing at all is nothing under way."""
+        """Load :meth:`state`, vector and number in one; an empty state means no exchange."""
         self._begun = self._change = None
         flat = self._replica.flat
         if state.get(DUE):
@@ -134,25 +107,24 @@ class LateOutcomes:
 
 
 def split(vectors: dict[str, Tensor], kept: dict[str, float]) -> tuple[Kept, dict[str, Tensor], dict[str, float]]:
-    """What was saved here, and the vectors and numbers that are of others."""
+    """Return the entries saved here, then the other vectors (size,) and numbers."""
     own: Kept = {name: one for name, one in (*vectors.items(), *kept.items()) if name.startswith(OWN)}
     rest = {name: one for name, one in vectors.items() if name not in own}
     return own, rest, {name: one for name, one in kept.items() if name not in own}
 
 
 class LatePiece:
-    """A piece whose sum is under way, in another thread.
-
-    Args:
-        samples: that this worker took since its last exchange.
-        total: replaces a vector by its sum over the members; returns the bytes that were sent.
-        landed: hears what came of it, and how many seconds it took.
-    """
+    """A piece whose sum is computed in another thread; ``landed`` is called with the result and its duration in
+    seconds."""
 
     def __init__(
-        self, replica: Replica, exchange: Exchange, samples: float, total: Callable[[Tensor], int],
+        self,
+        replica: Replica,
+        exchange: Exchange,
+        samples: float,
+        total: Callable[[Tensor], int],
         landed: Callable[[Met, float], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         given = replica.gives(exchange, samples)
         self._replica = replica
         self._exchange = exchange
@@ -171,11 +143,7 @@ class LatePiece:
 
 
 class AsideSum:
-    """Carries a sum in a thread of its own, at once.
-
-    Attributes:
-        took_s: seconds; once it has been waited for.
-    """
+    """A sum in its own thread, started immediately; it took ``took_s`` seconds once :meth:`wait` has returned."""
 
     def __init__(self, total: Callable[[], int]) -> None:
         self._total = total
@@ -194,11 +162,7 @@ class AsideSum:
         self.took_s = time.perf_counter() - began_s
 
     def wait(self) -> int:
-        """Bytes that this worker sent for it.
-
-        Raises:
-            TrainingError: it failed.
-        """
+        """Return the bytes that this worker sent; raises :class:`TrainingError` if the sum failed."""
         self._thread.join()
         if self._sent_bytes is None:
             raise self._error or TrainingError("the thread that exchanges beside the training has ended: see its error")

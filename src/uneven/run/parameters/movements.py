@@ -1,4 +1,4 @@
-"""Exchanges of what the steps of some replicas have moved, all of it, where its mean is merged: an outer step."""
+"""Exchanges of movements: the mean of the changes that replicas made by their steps is merged, as in an outer step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ _OWN, _BASE = "movements-", "movements-base"
 
 
 class Movements:
-    """What one worker's steps have moved since it last exchanged anything, and what the merge of such keeps.
+    """The change of one worker's replica, at first ``values`` (size,), since its last exchange, and the merge's state.
 
-    Running statistics, which come last in the vector, are averaged beside.
-
-    Args:
-        merge: of the exchanges that are to come.
-        values: where training begins, shape (size,).
+    Running statistics, which come last in the vector, are averaged as they are.
     """
 
     def __init__(self, flat: Flat, merge: Merge, values: Tensor) -> None:
@@ -30,18 +26,15 @@ class Movements:
         self._kept: Kept = merge.begin(values[: flat.trained].clone())
 
     def contribution(self, own: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """What this worker gives of its replica, shape (size,): as it is, and as it goes into the sum."""
+        """Return this worker's contribution (size,), and the summand (size + 2,), given its replica ``own`` (size,)."""
         given = own.clone()
         given[: self._flat.trained] -= self._base
         return given, contribution(given, weight)
 
     def taken(self, exchange: Exchange, given: Tensor, vector: Tensor, alone: float | None) -> tuple[Tensor, float]:
-        """The replica to go on from, shape (size,), and how far this one's movement was from the mean.
-
-        Args:
-            given, vector: of :meth:`contribution`; ``vector`` is the sum of all by now.
-            alone: samples of a worker whom nobody met.
-        """
+        """Return the replica to continue from, shape (size,), and the distance of this movement from the mean.
+        ``given`` and ``vector`` are those of :meth:`contribution`, ``vector`` summed; ``alone`` the samples in a group
+        of one."""
         trained, merge = self._flat.trained, exchange.merge
         distance = mean_square_root(apart(given, vector)[:trained])
         weight = weight_in(vector) if alone is None else alone
@@ -51,22 +44,21 @@ class Movements:
         return torch.cat((self._base + outcome, middle[trained:])), merge.distance(distance)
 
     def goes_on_from(self, values: Tensor) -> None:
-        """The replica, shape (size,), after an exchange of any kind: what it moves counts from here."""
+        """Measure movements from this replica, shape (size,), after an exchange of any kind."""
         self._base = values[: self._flat.trained].clone()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Vectors of shape (trained,), and numbers."""
+        """Return vectors of shape (trained,), and numbers."""
         vectors = {_OWN + key: one.clone() for key, one in self._kept.items() if isinstance(one, Tensor)}
         numbers = {_OWN + key: one for key, one in self._kept.items() if not isinstance(one, Tensor)}
         return {**vectors, _BASE: self._base.clone()}, numbers
 
     def load(self, state: Kept) -> None:
-        """Inverse of :meth:`state`, vectors and numbers in one."""
         self._base = state[_BASE]
         self._kept = {key.removeprefix(_OWN): one for key, one in state.items() if key != _BASE}
 
 
 def own(state: Kept) -> tuple[Kept, Kept]:
-    """Split what was saved into what belongs to exchanges of movements, and the rest."""
+    """Split a saved state into the part of movements and the rest."""
     mine = {key: one for key, one in state.items() if key.startswith(_OWN)}
     return mine, {key: one for key, one in state.items() if key not in mine}

@@ -1,4 +1,4 @@
-"""What merges keep where a piece of the parameters is exchanged at a time: vectors as long as all, numbers by piece."""
+"""The state of merges if pieces of the parameters are exchanged in turn: full-length vectors, and numbers by piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uneven.merge import Kept
 
 
 def begin(merge: Merge, start: Tensor, pieces: int) -> Kept:
-    """What is kept before the first exchange of any piece; ``start`` has the shape (size,)."""
+    """Return the state before the first exchange of any piece; ``start`` has shape (size,)."""
     cuts = [span((number, pieces), len(start)) for number in range(pieces)]
     found = [merge.begin(start[cut].clone()) for cut in cuts]
     kept: Kept = {
@@ -22,7 +22,7 @@ def begin(merge: Merge, start: Tensor, pieces: int) -> Kept:
 
 
 def of_piece(kept: Kept, piece: tuple[int, int], size: int) -> Kept:
-    """A copy of what is kept of one piece of a vector of this length, as the merge knows it."""
+    """Return a copy of the state of one piece of a vector of length ``size``, in the merge's own names."""
     cut, end = span(piece, size), _named("", piece[0])
     found: Kept = {key: value[cut].clone() for key, value in kept.items() if isinstance(value, Tensor)}
     for key, value in kept.items():
@@ -32,7 +32,7 @@ def of_piece(kept: Kept, piece: tuple[int, int], size: int) -> Kept:
 
 
 def put(kept: Kept, piece: tuple[int, int], size: int, found: Kept) -> None:
-    """Write down what is kept of that piece from now on."""
+    """Store the new state of a piece."""
     cut = span(piece, size)
     for key, value in found.items():
         if isinstance(value, Tensor):

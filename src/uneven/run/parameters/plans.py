@@ -1,4 +1,4 @@
-"""What the policy wants of this worker, step by step."""
+"""The policy's plans for this worker, step by step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ Members = tuple[int, ...]
 
 
 class Plans:
-    """A policy's, for one worker; a plan that is the same at every step is asked for once.
-
-    Args:
-        members: that the run begins with.
-        sites: where each rank is.
-
-    Attributes:
-        grouped: whether not all meet when some do.
-    """
+    """A policy's plans for one worker; a constant plan is requested only once. ``grouped`` if not all members meet."""
 
     grouped = False
 
@@ -35,7 +27,7 @@ class Plans:
         self._constant = None
 
     def at(self, clock: int) -> StepPlan:
-        """When the worker has taken so many steps."""
+        """Return the plan after ``clock`` steps of the worker."""
         if self._constant is not None:
             return self._constant
         plan = self._policy.plan(self._first._replace(clock=clock))
@@ -44,13 +36,13 @@ class Plans:
         return plan
 
     def groups(self, clock: int, payload: Payload) -> Meeting | None:
-        """Who meets whom; None where all do."""
+        """Return the groups that exchange; None means all members together."""
         return None
 
 
 class GroupPlans(Plans):
-    """Those of a policy under which not all meet, for a run in which all make the same exchanges: who has nobody to
-    meet while others do meets itself."""
+    """Plans for groups, in a run in which all workers make the same exchanges: a worker without a group is a group
+    of one."""
 
     grouped = True
 
@@ -72,8 +64,8 @@ class GroupPlans(Plans):
         return own
 
     def _completed(self, own: StepPlan, others: StepPlan, kinds: set[Payload]) -> StepPlan:
-        """The same object for the same two plans, which are kept, as another one could get the id of one."""
-        key = id(own), id(others)
+        """Return the same object for the same two plans."""
+        key = id(own), id(others)  # stable, because both are kept: a freed plan's id could be reused
         if key not in self._known:
             rank = (self._first.rank,)
             alone = (replace(one, members=rank) for one in others.exchanges if one.payload not in kinds)
@@ -82,8 +74,6 @@ class GroupPlans(Plans):
         return self._known[key][2]
 
     def groups(self, clock: int, payload: Payload) -> Meeting:
-        """See :meth:`Plans.groups`. Those that meet nobody are groups of their own."""
-
         def meeting(number: int, members: Members) -> tuple[Members, ...]:
             view, found = self._first._replace(clock=clock, members=members, generation=number), dict[Members, None]()
             for rank in members:
@@ -96,5 +86,4 @@ class GroupPlans(Plans):
 
 
 def at_moment(plan: StepPlan, moment: Moment) -> tuple[Exchange, ...]:
-    """The exchanges of a plan that belong there."""
     return tuple(one for one in plan.exchanges if one.moment is moment)

@@ -1,4 +1,4 @@
-"""This worker's model as the exchanges see it: one vector, and what merges keep from one exchange to the next."""
+"""This worker's model as one vector for exchanges, with the state of merges between them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Total = Callable[[Tensor, Exchange], int]
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What came of an exchange.
+    """The result of an exchange.
 
     Attributes:
-        distance: root mean square of this replica's distance from the mean, over the parameters; where entries were
-            picked, of what was not sent.
+        distance: root mean square of this replica's distance from the mean, over the parameters; with picked entries,
+            of
+            those not sent.
         finite: whether this replica held finite numbers only.
-        resting: how many of the members rest.
-        picked: part of the entries that travelled.
+        picked: part of the entries that were sent.
     """
 
     sent_bytes: int
@@ -47,15 +47,14 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a worker puts into the mean of a piece, and of the statistics beside it.
+    """A worker's contribution to the mean of a piece, and of the statistics.
 
     Attributes:
-        own: the replica as it was, shape (size,).
-        values: what it contributes; the statistics come last.
-        length: of the piece.
-        vector: what goes into the sum, which replaces it.
-        weight: samples of a worker whom nobody meets; else None.
-        kept: a copy of what the merge keeps of the piece.
+        own: the replica, shape (size,).
+        values: the contribution; the statistics come last.
+        vector: the summand, which the sum replaces.
+        weight: samples of a worker in a group of one; otherwise None.
+        kept: a copy of the merge's state of the piece.
     """
 
     own: Tensor
@@ -67,12 +66,10 @@ class Given:
 
 
 class _Room:
-    """Memory in which one thread works its exchanges out.
+    """Memory in which one thread computes its exchanges."""
 
-    It is kept, for new pages of memory cost the processor more than what is done with them: an exchange of 4 MB with a
-    new vector for each of its results took it 20 ms, and takes 9 so, of which 4 are gloo's.
-    """
-
+    # Reused, because new pages cost the processor more than the computation: an exchange of 4 MB took 20 ms with a new
+    # vector for each result, and takes 9 ms now, 4 of them in gloo.
     def __init__(self, flat: Flat) -> None:
         self.own = flat.room()
         self.more = flat.room()
@@ -80,22 +77,19 @@ class _Room:
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:
-    """Means and variances of batch-norm layers, each of shape (channels,); other buffers stay with their worker."""
+    """Return the means and variances of batch-norm layers, each of shape (channels,)."""
     layers = (one for one in model.modules() if isinstance(one, _BatchNorm))
     return [one for layer in layers for one in (layer.running_mean, layer.running_var) if one is not None]
 
 
 class Replica:
-    """What is exchanged of ``model``: the parameters that are trained, and the running statistics of batch norm.
+    """The exchanged part of ``model``: the trained parameters, and the running statistics of batch norm.
 
-    The statistics are linear in those of the batches, so they are averaged with the same weights as the parameters,
-    or merged as these are where the merge says so (``Merge.whole``). Counters of batches stay with their worker.
-
-    One kind of merge may keep something from one exchange to the next.
-
-    Attributes:
-        merged: what came of the last exchange, the same on all who took part, and what training began with before the
-            first; shape (size,). None where nobody asks for it, and before training begins.
+    Statistics are linear in those of the batches, so they are averaged with the parameters' weights, or merged like
+    them
+    if the merge has ``whole``. Other buffers stay local. One kind of merge may keep state between exchanges. ``merged``
+    is
+    the result of the last exchange, equal on all its members, shape (size,), if :meth:`keep_merged` was called.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -103,31 +97,31 @@ class Replica:
         self._parameters = parameters
         self.flat = Flat(parameters, running_statistics(model))
         self._statistics = self.flat.size - self.flat.trained
-        self._merge: Merge | None = None  # any of the kind that keeps something
+        self._merge: Merge | None = None  # any merge of the kind that keeps state
         self._centred = False
-        self._pieces = 0  # in which what merges keep is exchanged; 0 where all of it is at once
-        self._moving: Merge | None = None  # of what is exchanged of movements
-        self._movements: movements.Movements | None = None  # None before training begins
-        self._kept: Kept | None = None  # None before training begins
+        self._pieces = 0  # number of pieces; 0 if all parameters are exchanged together
+        self._moving: Merge | None = None  # the merge of movements
+        self._movements: movements.Movements | None = None  # None before training starts
+        self._kept: Kept | None = None  # the merge's state; None before training starts
         self.merged: Tensor | None = None
         self._keeps_merged = False
-        self._outcome: tuple[Tensor, Tensor] | None = None  # of a mean that came last: parameters, statistics
+        self._outcome: tuple[Tensor, Tensor] | None = None  # of the last mean: parameters, statistics
         self._spoilt = False  # by a NaN or an infinity of another worker
-        self._changing = threading.Lock()  # what merges keep; so that a checkpoint has all of one exchange
+        self._changing = threading.Lock()  # guards the merge's state, so that a checkpoint is of one exchange
         self._rooms: dict[Moment, _Room] = {}  # one for each thread that exchanges
 
     def expect(
         self, merges: Iterable[Merge], *, centre: bool, cuts: Iterable[int] = (), moved: Iterable[Merge] = ()
     ) -> None:
-        """Hear of the merges that are to come, as what they keep begins where training does.
+        """Announce the merges to come, because their state starts with the training.
 
         Args:
             centre: whether the point that the replicas last started from is the model to evaluate.
-            cuts: numbers of pieces in which parameters are exchanged, where they are.
-            moved: merges of movements, of which there may be one.
+            cuts: numbers of pieces into which parameters are cut.
+            moved: merges of movements.
 
         Raises:
-            ConfigError: more than one kind of them keeps something, or parameters are cut in several ways.
+            ConfigError: more than one kind keeps state, movements have several merges, or cuts differ.
         """
         if len(kinds := set(moved)) > 1:
             raise ConfigError(f"movements are merged by {sorted(map(repr, kinds))}: a policy merges them in one way")
@@ -142,7 +136,7 @@ class Replica:
         self._merge, self._centred = next(iter(keeping.values()), None), centre
 
     def refused(self, plan: StepPlan) -> str | None:
-        """Why a plan cannot be carried by what has been expected; None where it can."""
+        """Return why a plan does not match the announced merges; None if it does."""
         for one in plan.exchanges:
             if one.select is None and one.payload is Payload.DELTA:
                 if one.merge != self._moving:
@@ -156,7 +150,7 @@ class Replica:
         return None
 
     def begin(self) -> None:
-        """Training begins: what merges keep starts here, unless a checkpoint says where."""
+        """Initialize the state of merges, unless a checkpoint was loaded."""
         if self._kept is None:
             self._kept, self._outcome = self._first()
         if self._movements is None:
@@ -168,7 +162,7 @@ class Replica:
         return None if self._moving is None else movements.Movements(self.flat, self._moving, self.flat.read())
 
     def _first(self) -> tuple[Kept, tuple[Tensor, Tensor] | None]:
-        """What is kept before the first exchange, and the outcome as if there had been one."""
+        """Return the state before the first exchange, and the outcome as if there had been one."""
         if self._merge is None and not self._centred:
             return {}, None
         values, merge, trained = self.flat.read(), self._merge, self.flat.trained
@@ -186,12 +180,11 @@ class Replica:
         return kept, outcome if self._centred else None
 
     def keep_merged(self) -> None:
-        """Keep what comes of each exchange of all."""
         self._keeps_merged = True
 
     @property
     def centre(self) -> Tensor:
-        """The point that the replicas last started from, shape (size,), where that was said to be wanted."""
+        """The point that the replicas last started from, shape (size,), if it was announced."""
         assert self._kept is not None, "the replica has not begun"
         return self._centre(self._kept, self._outcome)
 
@@ -201,22 +194,25 @@ class Replica:
         return centre
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Copies of the gradients that there are now, each of its parameter's shape."""
+        """Return copies of the current gradients, each of its parameter's shape."""
         return {one: one.grad.clone() for one in self._parameters if one.grad is not None}
 
     def meet(
-        self, exchange: Exchange, samples: float, total: Total, *, resting: bool = False, alone: bool | None = None,
+        self,
+        exchange: Exchange,
+        samples: float,
+        total: Total,
+        *,
+        resting: bool = False,
+        alone: bool | None = None,
         own: Tensor | None = None,
-    ) -> Met:  # fmt: skip
-        """Take part in one exchange of parameters, from reading the replica to writing into it. Waits.
+    ) -> Met:
+        """Take part in one exchange of parameters, from reading the replica to writing into it, and wait for it.
 
         Args:
-            samples: that this replica, or the party that it speaks for, took since its last exchange.
-            alone: whether nobody else takes part; by the exchange's members if None.
-            own: this replica, as it was a moment ago, which is lost; None for as it is now.
-
-        Raises:
-            PeerError: somebody did not take part.
+            samples: of this replica, or of its party, since its last exchange.
+            alone: whether no other worker takes part; by the exchange's members if None.
+            own: an earlier copy of this replica, shape (size,), overwritten; None reads it now.
         """
         if exchange.payload is Payload.DELTA:
             return self._meet_moved(exchange, samples, total)
@@ -235,9 +231,9 @@ class Replica:
         away = apart(given, vector, room.more if fits else None)
         distance = merge.distance(mean_square_root(away[: len(away) - self._statistics]))
         finite, central = math.isfinite(distance), merge.combined is Combined.CENTRE
-        if not finite:  # perhaps only somebody else's is not; the memory of own has been used for a centre
+        if not finite:  # perhaps only another worker's replica; a central merge has overwritten `own`
             own_finite = bool(torch.isfinite((self.flat.read() if central else own).sum()))
-            # What another has brought is in this replica from here on, and is not this worker's to tell.
+            # From here on this replica holds another worker's NaN, which this worker must not report as its own.
             finite = self._spoilt = own_finite or self._spoilt
         back = exchange.write_back
         if central:
@@ -248,6 +244,7 @@ class Replica:
             weight = merge.weight(samples) if alone else weight_in(vector)
             self._write(exchange, own, self._merged(merge, vector, weight))
         elif exchange.moment is Moment.BACKGROUND and not back.lerp:
+            # Add the difference instead of writing the mean, because the training has changed the replica since.
             self.flat.add(away, -back.alpha)
             if self.merged is not None:
                 self.merged.copy_(average(vector))
@@ -258,7 +255,7 @@ class Replica:
         return Met(sent_bytes, distance, finite, resting_in(vector))
 
     def _meet_moved(self, exchange: Exchange, samples: float, total: Total) -> Met:
-        """In the foreground: the mean of what the steps of some replicas have moved."""
+        """Average the movements of some replicas' steps, in the foreground."""
         assert self._movements is not None, "the replica has not begun"
         merge, alone = exchange.merge, len(exchange.members) == 1
         own = self.flat.read()
@@ -274,12 +271,8 @@ class Replica:
         return Met(sent_bytes, distance, finite, 0)
 
     def gives(self, exchange: Exchange, samples: float, into: Tensor | None = None) -> Given:
-        """What this worker puts into the mean of a piece of the parameters, and of all statistics beside it.
-
-        Args:
-            samples: see :meth:`meet`.
-            into: memory for the replica, shape (size,); None for new memory.
-        """
+        """Return this worker's contribution to the mean of a piece, and of all statistics; ``into`` is memory
+        (size,)."""
         assert self._kept is not None, "the replica has not begun"
         merge, trained, own = exchange.merge, self.flat.trained, self.flat.read(into)
         alone = len(exchange.members) == 1
@@ -290,7 +283,7 @@ class Replica:
         return Given(own, values, len(contributed), vector, merge.weight(samples) if alone else None, kept)
 
     def takes(self, exchange: Exchange, given: Given, sent_bytes: int) -> Met:
-        """Merge the sum of what all gave; ``given.own`` is then the replica with the outcome in it."""
+        """Merge the sum of all contributions; afterwards ``given.own`` is the replica with the outcome."""
         assert self._kept is not None, "the replica has not begun"
         merge, trained, own, piece = exchange.merge, self.flat.trained, given.own, exchange.piece or (0, 1)
         cut, length, vector = span(piece, trained), given.length, given.vector
@@ -314,7 +307,7 @@ class Replica:
         return self._kept if merge.keeps else {}
 
     def _given(self, merge: Merge, own: Tensor) -> Tensor:
-        """What is put into the sum; the statistics that are averaged beside come last."""
+        """Return the summand; statistics that are averaged separately come last."""
         if merge.plain:
             return own
         kept, central = self._of(merge), merge.combined is Combined.CENTRE
@@ -330,7 +323,7 @@ class Replica:
         return self._rooms[moment]
 
     def _merged(self, merge: Merge, total: Tensor, weight: float) -> Tensor:
-        """The outcome of a mean, and behind it the statistics that are averaged beside."""
+        """Return the outcome of a mean, followed by the statistics that are averaged separately."""
         middle, trained = average(total), self.flat.trained
         length = len(middle) if merge.whole else len(middle) - self._statistics
         with self._changing:
@@ -338,6 +331,7 @@ class Replica:
             if merge.keeps:
                 self._kept = kept
             if self._centred:
+                # An outcome in the memory of the sum is overwritten by the next exchange, so it is copied.
                 passing = outcome.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
                 parameters = outcome.clone() if passing else outcome
                 self._outcome = parameters[:trained], torch.cat((parameters[trained:], middle[length:]))
@@ -349,7 +343,7 @@ class Replica:
         return middle
 
     def _write(self, exchange: Exchange, sent: Tensor, outcome: Tensor) -> None:
-        """Into the replica, which has moved on after an exchange beside the training; ``sent`` is lost then."""
+        """Write into the replica, which has changed since a background exchange read it; overwrites ``sent``."""
         if self.merged is not None:
             self.merged.copy_(outcome)
         back = exchange.write_back
@@ -361,17 +355,15 @@ class Replica:
             self.flat.add(torch.sub(outcome, sent, out=sent), back.alpha)
 
     def mean(self, total: Total, everybody: Exchange) -> Tensor:
-        """The plain mean of all replicas, shape (size,): the model to evaluate where a policy names the mean. Waits."""
+        """Return the plain mean of all replicas, shape (size,), for evaluation; waits for all."""
         vector = contribution(self.flat.read(), 1.0)
         total(vector, everybody)
         return average(vector)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """What merges keep: vectors of shape (size,), and numbers.
-
-        Also before they have: ``torch.distributed.checkpoint`` reads into what it finds here.
-        """
+        """Return the state of merges: vectors of shape (size,), and numbers."""
         with self._changing:
+            # Also before training: torch.distributed.checkpoint reads into the tensors that it finds here.
             kept, outcome = self._first() if self._kept is None else (self._kept, self._outcome)
             vectors = {key: one.clone() for key, one in kept.items() if isinstance(one, Tensor)}
             if outcome is not None:
@@ -383,12 +375,8 @@ class Replica:
             return vectors, numbers
 
     def check(self, vectors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        """See that :meth:`load_state_dict` can take this up; nothing at all always can be.
-
-        Raises:
-            Misfit: something is missing, or too much.
-            CheckpointError: the vectors are of another model.
-        """
+        """Raise :class:`Misfit` if an entry is missing or unexpected, :class:`CheckpointError` for vectors of
+        another model."""
         if not vectors:
             return
         known, counted = self.state_dict()
@@ -417,16 +405,12 @@ class Replica:
 
 
 def broadcast_from_first(model: nn.Module) -> None:
-    """Let every rank start from rank 0's parameters and buffers."""
+    """Copy rank 0's parameters and buffers to every rank."""
     take_from_first(one.data for one in chain(model.parameters(), model.buffers()))
 
 
 def refuse_synchronised_layers(model: nn.Module, policy: SyncPolicy) -> None:
-    """Refuse layers that would meet everybody in every forward pass.
-
-    Raises:
-        ConfigError: naming the layer.
-    """
+    """Raise :class:`ConfigError` for a layer that would wait for all workers in every forward pass."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.SyncBatchNorm):
             raise ConfigError(

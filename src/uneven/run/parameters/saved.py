@@ -1,4 +1,4 @@
-"""What the parts in exchanges share where they are saved and loaded."""
+"""Helpers to save and load exchanges."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from uneven.sync import SyncPolicy
 
 
 def taken(parts: Portions, unused: Portions) -> tuple[Portions, Portions]:
-    """Split portions in hand: those an optimizer step has used, and those that count as used although none has."""
+    """Split in-flight portions: those an optimizer step has used, and those that count as used although none has."""
     return tuple(one for one in parts if one not in unused), tuple(one for one in unused if one not in parts)
 
 
 def same_policy(policy: SyncPolicy, numbers: dict[str, Any]) -> bool:
-    """Whether these are the numbers of such a policy. What it keeps itself is then tried on a copy of it.
-
-    Raises:
-        CheckpointError: they do not say, or it cannot take its own up.
-    """
+    """Return whether the numbers are of this policy; then try to load its own state into a copy of it.
+    Raises :class:`CheckpointError` if the numbers name no policy, or if it cannot load its own."""
     with loading("the agreement"):
         if read(dict[str, Any], numbers).get("policy") != repr(policy):
             read(str, numbers.get("policy"))

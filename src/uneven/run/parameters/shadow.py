@@ -1,9 +1,8 @@
-"""One thread beside the training that takes part in exchanges, one after the other (ShadowSync, §1.3, §1.6).
+"""The background thread that takes part in exchanges, one after the other (ShadowSync, §1.3, §1.6).
 
-The training never waits for it: it hands over an order if the thread is idle, and else lets that exchange be. Only
-the threads of different workers wait for each other. Where one worker is through before the others, its thread goes
-on taking part, so that nobody waits for it in vain; it says so in every exchange, and the one in which all say so is
-the last, on every worker alike.
+The training never waits for it: it hands over an order if the thread is idle, and otherwise skips that exchange. Only
+the threads of different workers wait for each other. If one worker ends early, its thread still takes part, and
+signals in every exchange that it rests. The exchange in which all workers rest is the last one on each of them.
 """
 
 from __future__ import annotations
@@ -21,53 +20,49 @@ Order = TypeVar("Order")
 
 
 class ShadowThread(Generic[Order]):
-    """Begins when it is first needed.
+    """A thread for exchanges, started when it is first needed.
 
     Args:
-        meet: carries an order out, in the thread; the flag says that this worker rests. Its answer is whether
-            everybody does.
-        gather: before that, in the thread: waits until the others have begun as well, which costs the training nothing.
-        patience_s: of training without an exchange, after which this worker begins one whatever it costs.
+        meet: carries an order out, in the thread; the flag means that this worker rests. Returns whether all do.
+        gather: called before it, in the thread: waits until the others have started too, at no cost to the training.
     """
 
     def __init__(
-        self, meet: Callable[[Order, bool], bool], gather: Callable[[Order], object] | None = None,
+        self,
+        meet: Callable[[Order, bool], bool],
+        gather: Callable[[Order], object] | None = None,
         patience_s: float = PATIENCE_S,
-    ) -> None:  # fmt: skip
-        self._meet, self._gather = meet, gather
-        self._disturbing = False  # from when all have begun until it is over
+    ) -> None:
+        self._meet = meet
+        self._gather = gather
+        self._disturbing = False  # true from the time all have started until the exchange ends
         self._changed = threading.Condition()
         self._order: Order | None = None  # under way, or about to be
-        self._rest: Order | None = None  # what to take part with while the others are not through
+        self._rest: Order | None = None  # the order to take part with until the others end
         self._error: TrainingError | None = None
         self._leaving = self._ended = False
         self._thread: threading.Thread | None = None
         self._budget = OverheadBudget(patience_s)
-        self._through_s = -math.inf  # when the last one was through that the training went on beside
+        self._through_s = -math.inf  # end of the last exchange that overlapped with training
         self._stepped_s: float | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way; never waits for anybody.
-
-        Raises:
-            TrainingError: an exchange has failed.
-        """
+        """True if nothing is under way; raises :class:`TrainingError` if an exchange has failed."""
         return self.free(1.0)
 
     @property
     def exchanging(self) -> bool:
-        """Whether an exchange is under way that all others have begun as well, where they have to."""
+        """True while an exchange is under way that all members have started."""
         return self._disturbing
 
     @property
     def failed(self) -> bool:
-        """Whether an exchange has failed."""
         with self._changed:
             return self._ended and not self._leaving
 
     def stepped(self) -> None:
-        """A step has just ended; how long it took says what exchanges cost."""
+        """Note the end of a step; its duration shows the cost of exchanges."""
         now_s = time.perf_counter()
         if self._stepped_s is not None:
             quiet_s = 0.0 if self._disturbing else now_s - self._through_s
@@ -75,31 +70,25 @@ class ShadowThread(Generic[Order]):
         self._stepped_s = now_s
 
     def paused(self) -> None:
-        """What comes until the next step is none: the epoch is over, or somebody evaluates."""
+        """Stop timing until the next step: the epoch has ended, or the model is evaluated."""
         self._stepped_s = None
 
     def resumed(self) -> None:
-        """A step begins; after a pause, steps are timed from now on."""
         if self._stepped_s is None:
             self._stepped_s = time.perf_counter()
 
     def free(self, load: float) -> bool:
-        """Whether an exchange can begin: nothing is under way, and the training can afford it; never waits for anybody.
-
-        Args:
-            load: the part of its time that exchanges may cost the training; 1 is back to back.
-
-        Raises:
-            TrainingError: an exchange has failed.
-        """
+        """Return whether an exchange can start now: none is under way, and its ``load``, a part of the time, is
+        affordable.
+        Raises :class:`TrainingError` if an exchange has failed."""
         if self._ended:
             with self._changed:
                 self._check()
-        # Asked after every step, so without the lock: only this side sets an order.
+        # Called after every step, so without the lock, which is safe because only this thread sets an order.
         return self._order is None and (load >= 1.0 or self._budget.allows(load))
 
     def offer(self, order: Order, load: float = 1.0) -> None:
-        """Begin an exchange, where nothing is under way; never waits for anybody."""
+        """Start an exchange if nothing is under way; never waits."""
         with self._changed:
             assert self._order is None, "one exchange at a time"
             self._order = order
@@ -107,11 +96,8 @@ class ShadowThread(Generic[Order]):
             self._begin()
 
     def rest(self, order: Order) -> None:
-        """Take part in what the others still exchange, until all of them rest; afterwards nothing is under way.
-
-        Raises:
-            TrainingError: an exchange has failed.
-        """
+        """Take part in exchanges until all workers rest; afterwards nothing is under way. Raises
+        :class:`TrainingError`."""
         with self._changed:
             self._check()
             self._rest = order
@@ -120,11 +106,12 @@ class ShadowThread(Generic[Order]):
             self._check()
 
     def close(self) -> None:
-        """End the thread. One that waits for somebody who will not come is left behind; it keeps nothing running."""
+        """End the thread."""
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
             idle = self._order is None and self._rest is None
+        # A daemon thread that waits for a worker that will never come is left behind.
         if self._thread is not None and (idle or self._ended):
             self._thread.join()
 
@@ -160,7 +147,7 @@ class ShadowThread(Generic[Order]):
         assert order is not None
         if self._gather is not None:
             self._gather(order)
-        self._disturbing = not resting  # nothing is trained then
+        self._disturbing = not resting  # this worker no longer trains when it rests
         all_rest = self._meet(order, resting)
         with self._changed:
             self._order = None

@@ -1,4 +1,4 @@
-"""What replicas exchange around a step beside gradients: what all kinds of it do, and one that does nothing."""
+"""The interface of exchanges around a step apart from gradients, and an implementation that does nothing."""
 
 from __future__ import annotations
 
@@ -15,107 +15,89 @@ from uneven.run.parameters.plans import Plans
 
 
 class Exchanging(Protocol):
-    """One worker's part in what replicas exchange beside the mean of all gradients.
+    """One worker's part in the exchanges apart from the mean of all gradients.
 
-    Attributes:
-        clock: steps taken.
-        followed: whether :meth:`passing` is called with each pass, as batches may be handed out ahead of their steps.
+    ``clock`` counts steps. ``followed`` means that :meth:`passing` is called with each pass, as batches may be handed
+    out
+    ahead of their steps.
     """
 
     clock: int
     followed: bool
 
     def plan(self) -> StepPlan:
-        """What the policy wants around the step that is about to begin.
-
-        Raises:
-            ConfigError: something that is not carried.
-        """
+        """Return the policy's plan for the next step; raises :class:`ConfigError` if it is not supported."""
         ...
 
     def before(self, part: Portion, plan: StepPlan) -> None:
-        """A step is about to begin."""
+        """Prepare for a step that is about to start."""
         ...
 
     def passing(self, padded: bool) -> None:
-        """A pass is on a batch that only fills up a last part, or on one that counts."""
+        """Note whether the next pass is on a padded batch, which must not count."""
         ...
 
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Before a step of the optimizer: gradients that do not count must not be learnt from."""
+        """Remove gradients that must not count before an optimizer step."""
         ...
 
     def after(self, part: Portion, leaving: bool) -> bool:
-        """A step is over.
-
-        Args:
-            leaving: the loop was left in it, perhaps because of an error.
-
-        Returns:
-            Whether all workers have waited for each other in it.
-        """
+        """Exchange after a step, and return whether all workers have waited for each other.
+        ``leaving`` means that the loop was left in it, perhaps because of an error."""
         ...
 
     def paused(self) -> None:
-        """The newest step has just ended, and what comes until the next one is none."""
+        """Stop timing steps until the next one starts."""
         ...
 
     @property
     def apart(self) -> bool:
-        """Whether replicas differ, as they have taken steps of their own, where that keeps newcomers waiting; the same
-        on all workers."""
+        """True if replicas differ because of separate steps and newcomers must wait; the same on all workers."""
         ...
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Others take part from the next step on."""
+        """Change the members from the next step on."""
         ...
 
     def settle(self) -> None:
-        """Give the others what they lack, as at the end of an epoch of an elastic run: what a worker is lost with then
-        still comes again in that epoch."""
+        """Merge the steps that are not merged yet, as at the end of an epoch of an elastic run."""
         ...
 
     def begins_as(self) -> Tensor | None:
-        """What a newcomer begins with, beside the state that it is given; None for nothing."""
+        """Return what a newcomer needs in addition to the state, any shape; None for nothing."""
         ...
 
     def joined(self, begins_as: Tensor | None) -> None:
-        """This worker has just joined, and has the state of one of the others, where :meth:`begins_as` said this."""
+        """Take the :meth:`begins_as` of another worker, in its shape; this worker has just joined with that worker's
+        state."""
         ...
 
     @property
     def exchanging(self) -> bool:
-        """Whether an exchange is under way beside the training."""
+        """True while an exchange runs in the background."""
         ...
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Inside, the model is the one that the policy names."""
+        """Hold the policy's model to evaluate in the replica."""
         ...
 
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers, and vectors of shape (size,). "lacking" is from which place on samples are not in the model.
-
-        Args:
-            parts: in hand; their steps are not counted yet.
-            unused: batches, in hand or not, which no step of an optimizer has taken in.
-        """
+        """Return numbers, and vectors of shape (size,). "lacking" is the place from which samples are not in the model.
+        Steps of ``parts`` in flight are not counted yet; no optimizer step has used the ``unused`` ones."""
         ...
 
     def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
-
-        Raises:
-            CheckpointError: it does not fit, or is damaged.
-        """
+        """Raise :class:`CheckpointError` if :meth:`load_state_dict` cannot load these, vectors (size,); nothing is
+        changed."""
         ...
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`."""
+        """Load the numbers, and vectors (size,), that :meth:`state_dict` returned."""
         ...
 
 
 class Alike:
-    """Where nothing but everybody's gradients is averaged: replicas are the same, and there is nothing to exchange."""
+    """Exchanges nothing: all gradients are averaged, so replicas are equal."""
 
     followed = exchanging = apart = False
 
@@ -136,9 +118,8 @@ class Alike:
     def still(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None: ...
 
     def after(self, part: Portion, leaving: bool) -> bool:
-        """Everybody has waited for everybody's gradients."""
         self.clock += 1
-        return True
+        return True  # every worker has waited for all gradients
 
     def paused(self) -> None: ...
 
@@ -150,11 +131,9 @@ class Alike:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Every replica is the model to evaluate."""
         yield
 
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Nothing."""
         return {}, {}
 
     def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None: ...
