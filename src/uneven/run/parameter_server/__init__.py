@@ -1,1 +1,1 @@
-"""Exchanges through the parameter server: each worker at its own pace."""
+"""Asynchronous exchanges through the parameter server."""

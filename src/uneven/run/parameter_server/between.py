@@ -1,14 +1,14 @@
-"""What the parameter server of a site tells those of the others, and hears of them: Gaia's mirror client and server.
+"""The exchange of significant updates between sites' parameter servers: Gaia's mirror client and server.
 
-A thread of the site's first worker, which keeps the server. It takes part there as a member that takes no steps, so a
-worker that waits for all clocks waits for what other sites have to send, too::
+A thread of the site's first worker, which keeps the server. It is a member without steps there, so a worker that waits
+for all clocks also waits for other sites' updates::
 
-    follow the site's clock ─► what its copy has moved ─► pick, send ─► hear others ─► add it to the copy ─► follow …
+    follow the site's clock ─► movement of its copy ─► pick, send ─► receive ─► add to the copy ─► follow …
 
-Each message says how far its site is. At the end of an epoch some workers find no more samples: nobody waits for their
-clocks, nor for a site that is in a later epoch, or whose workers all wait in ``session.evaluated()`` or have left. So
-the clock of a site is that of its workers in the first epoch that anybody there is in, and falls back to the least of
-all of them when that is another one; a site begins an epoch when all others are in it, too.
+Each message holds its site's clock. At the end of an epoch some workers have no more samples: no worker waits for their
+clocks, nor for a site in a later epoch, or whose workers all wait in ``session.evaluated()`` or have left. So a site's
+clock is that of its workers in the first epoch that any of them is in, and falls back to the least of all of them when
+that epoch changes; a site starts an epoch when all others are in it too.
 """
 
 from __future__ import annotations
@@ -33,25 +33,19 @@ from uneven.server.partition import PartitionTable
 from uneven.server.wire import Array
 
 _HEAD = struct.Struct("<QQ")
-_ALL = (1 << 64) - 1
-"""Meetings that those have come to who have left."""
-
-_PATIENCE_S = 1e9
-"""Workers that wait for this thread say when that takes too long."""
-
+_ALL = (1 << 64) - 1  # meetings of a site whose workers have left
+_PATIENCE_S = 1e9  # no time-out here: the workers that wait for this thread have their own
 _ENDS_WITHIN_S = 10.0
 
 
 @dataclass(slots=True)
 class OtherSite:
-    """Another site, as its messages say.
+    """Another site, as of its newest message.
 
     Attributes:
         speaker: rank of its first worker.
-        traffic: from this site to it.
-        clock: its own, up to which all that was significant there has been heard.
-        epochs: as in ``SiteNews``.
-        meetings: how often its workers have come to ``session.evaluated()``, all of them.
+        clock: its clock, up to which this site has received all significant updates.
+        meetings: number of calls of ``session.evaluated()`` that all its workers have reached.
     """
 
     speaker: int
@@ -65,9 +59,9 @@ class BetweenSites:
     """One site's part.
 
     Args:
-        plans: of the site's first worker, used by nobody else, which say what is picked and how far a site may lead.
-        rate: the learning rate as a part of the first one, now.
-        post: whose peers are the speakers of the others.
+        plans: of the site's first worker, used by this thread only: what is picked, and how far a site may lead.
+        rate: returns the learning rate as a part of the first one.
+        post: its peers are the speakers of the others.
     """
 
     def __init__(self, plans: Plans, others: Sequence[OtherSite], post: Post, rate: Callable[[], float]) -> None:
@@ -82,27 +76,23 @@ class BetweenSites:
         self._told: Callable[[Exception], None] = lambda error: None
         self._client: ClockFollower
         self._sums: Accumulator
-        self._base: Array  # the copy as this thread knows it, shape (size,)
+        self._base: Array  # this thread's version of the copy, shape (size,)
         self._clock = 0
-        self._epochs = 0  # as told last
+        self._epochs = 0  # as last received from the server
         self._met = 0
         post.patient = lambda: not self._ended.is_set()
 
     @property
     def held(self) -> Array:
-        """What the site has moved and not sent, shape (size,)."""
+        """The site's movement that it has not sent, shape (size,)."""
         return self._sums.held
 
     def begin(
         self, table: PartitionTable, values: Array, line: ShardLine, clock: int, told: Callable[[Exception], None]
     ) -> None:
-        """Training begins.
-
-        Args:
-            values: what the copy begins with, shape (size,).
-            clock: steps that the site's workers have finished.
-            told: hears why this has failed, in its thread.
-        """
+        """Start the thread; ``values`` are the initial copy, shape (size,), after ``clock`` steps of the site's
+        workers.
+        The thread calls ``told`` with its error."""
         self._clock, self._base, self._told = clock, values.copy(), told
         self._sums = Accumulator(np.zeros_like(values))
         for other in self._others:
@@ -112,11 +102,8 @@ class BetweenSites:
         self._thread.start()
 
     def close(self, failed: bool) -> None:
-        """Wait until all workers of all sites have left; at once where something has failed.
-
-        Raises:
-            PeerError: it has failed by itself.
-        """
+        """Wait until all workers of all sites have left, or stop immediately if something has failed.
+        Raises :class:`PeerError` if the thread itself has failed."""
         if self._thread is None:
             self._post.close(failed)
             return
@@ -141,11 +128,11 @@ class BetweenSites:
             self._client.close()
 
     def _follow(self) -> bool:
-        """One turn; whether there are more."""
+        """Take one turn; return whether there are more."""
         values, before = np.empty_like(self._base), self._clock
         news = self._client.follow(self._clock + 1, self._epochs, values)
         self._clock, self._epochs = news.clock if news.epochs else before, news.epochs
-        # Where anybody moves, what is ahead of the clock waits for it: others are to hear of no step before its time.
+        # While any worker trains, movement ahead of the clock waits: other sites must not receive a step early.
         if self._clock > before or not self._epochs:
             self._base, moved = values, np.subtract(values, self._base, out=self._base)
         else:
@@ -154,18 +141,18 @@ class BetweenSites:
         heard = self._hear(lead, news)
         self._client.push(self._clock - 1, [heard])
         self._base += heard
-        self._client.through(self._epochs)  # where nobody moves, it is 0, and no clock from before holds afterwards
+        self._client.through(self._epochs)  # 0 if no worker trains; earlier clocks are then void
         if not self._epochs and not news.left:
             self._met += 1
             self._client.meet(self._met).result()
         return not news.left
 
     def _tell(self, moved: Array, meetings: int) -> int:
-        """Send what is significant of what the copy has moved; how far a site may lead."""
+        """Send the significant part of the copy's movement; return how far a site may lead."""
         far = self._plans.at(max(0, self._clock - 1)).exchanges[-1]
         assert far.select is not None
         picked = Picked(len(moved), np.zeros(0, np.int64), moved[:0])
-        if moved.any():  # else all of it was told, or is held back
+        if moved.any():  # otherwise nothing new can be significant
             self._sums.add(moved)
             picked = self._sums.take(self._threshold.within(far.select), self._base, self._rate())
         message = _HEAD.pack(self._epochs, meetings) + pack(picked, self._clock)
@@ -176,10 +163,8 @@ class BetweenSites:
         return far.lead
 
     def _hear(self, lead: int, news: SiteNews) -> Array:
-        """The sum of what lies here of steps that are not ahead by more than the lead, and of what is waited for.
-
-        Shape (size,).
-        """
+        """Return the sum, shape (size,), of updates that lead by at most ``lead``, and of those that must be waited
+        for."""
         total = np.zeros_like(self._base)
         for other in self._others:
             while self._awaits(other, self._clock - lead, news) or (
@@ -194,7 +179,7 @@ class BetweenSites:
         return total
 
     def _awaits(self, other: OtherSite, due: int, news: SiteNews) -> bool:
-        if news.left or other.meetings > self._met:  # nobody moves there until all are here
+        if news.left or other.meetings > self._met:  # no worker trains there until this site has met too
             return False
         if not self._epochs or other.epochs != self._epochs:
             return other.epochs < self._epochs or not self._epochs

@@ -1,4 +1,4 @@
-"""A worker's replica and the server's parameters: what goes there and what comes back, as one vector."""
+"""The conversion of a worker's replica to and from the server's parameters, as one vector."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from uneven.server import Client, Reply, table_of
 
 Values = npt.NDArray[Any]
 
+# A weight that vanishes next to any number of samples; on its own it is exact, being a power of two.
 _NOTHING = 2.0**-40
-"""A weight beside which every number of samples is everything; alone it is exact, being a power of two."""
 
 
 class OuterStep(TypedDict):
-    """How a movement is merged; see :meth:`uneven.server.Client.movement`."""
+    """The merge of a movement; see :meth:`uneven.server.Client.movement`."""
 
     weight: float
     quorum: int
@@ -32,13 +32,12 @@ class OuterStep(TypedDict):
 
 
 class SharedCopy:
-    """One worker's end; nothing is sent before :meth:`begin`.
+    """One worker's access to the server's copy; nothing is sent before :meth:`begin`.
 
     Attributes:
-        client: to the shards, once it has begun.
-        base: the copy that the replica has moved away from since; None before the first pull.
-        velocity: what outer steps go on from, shape (size,); None where they begin.
-        least: steps that everybody who is counted had finished in the copy that came last.
+        base: the copy that the replica started from; None before the first pull. Shape (size,).
+        velocity: the momentum buffer of outer steps from a checkpoint, shape (size,).
+        least: steps that every counted worker had finished in the newest copy.
     """
 
     def __init__(self, replica: Replica, rank: int, home: Home, timeout_s: float, traffic: Traffic) -> None:
@@ -48,30 +47,25 @@ class SharedCopy:
         self._timeout_s = timeout_s
         self._traffic = traffic
         self._client: Client | None = None
-        self._version = 0  # of the copy that came last
-        self._checked: Merge | None = None  # the merge that came last
+        self._version = 0  # of the newest copy
+        self._checked: Merge | None = None  # the last merge that passed check_served
         self.base: Values | None = None
         self.velocity: Values | None = None
         self.least = 0
 
     @property
     def begun(self) -> bool:
-        """Whether the shards know of this worker."""
         return self._client is not None
 
     @property
     def client(self) -> Client:
-        """To the shards, once it has begun."""
         assert self._client is not None, "begin() comes first"
         return self._client
 
     def begin(self, start: Values | None, clock: int) -> None:
-        """Meet the shards.
-
-        Args:
-            start: what the copy begins with, shape (size,), alike on every worker; None for the replica.
-            clock: steps that this worker has finished.
-        """
+        """Connect to the shards; ``start`` is the initial copy, shape (size,), equal on every worker, or None for the
+        replica.
+        ``clock`` are the steps that this worker has finished."""
         if self._client is None:
             values = self.read() if start is None else start
             table = table_of([values.shape], values.dtype.name, self._home.shards)
@@ -86,52 +80,42 @@ class SharedCopy:
 
     @property
     def step(self) -> int:
-        """That this worker's next contribution to a mean is to."""
+        """The step to which this worker's next contribution belongs."""
         return self._version
 
     def read(self) -> Values:
-        """The replica; shape (size,)."""
+        """Return the replica, shape (size,)."""
         values: Values = self._replica.flat.read().cpu().numpy()
         return values
 
     def write(self, values: Values) -> None:
-        """Make the replica these values; shape (size,)."""
+        """Write the values, shape (size,), into the replica."""
         self._replica.flat.write(self.tensor(values))
 
     def tensor(self, values: Values) -> Tensor:
-        """The same values where the model is; shape (size,)."""
+        """Return the values, shape (size,), on the model's device."""
         return torch.from_numpy(values).to(self._replica.flat.device)
 
     def pulled(self, due: int = 0) -> Values:
-        """The copy, shape (size,), once all workers have finished so many steps.
-
-        Raises:
-            PeerError: as of the client.
-        """
+        """Return the copy, shape (size,), once all workers have finished ``due`` steps."""
         values = self.read()
         with self._traffic.waiting():
             self._note(self.client.pull(due).into([values]))
         return values
 
     def follow(self, due: int) -> None:
-        """Let the replica be the copy.
-
-        Raises:
-            PeerError: as of the client.
-        """
+        """Pull the copy into the replica."""
         self.base = self.pulled(due)
         self.write(self.base)
 
     def swap(self, exchange: Exchange, step: int, own: Values, due: int) -> tuple[Values, int]:
-        """Exchange with the shards what ``exchange`` asks for; ``own`` has shape (size,).
-
-        Returns:
-            What a replica that was ``own`` becomes, shape (size,), and how many updates of others came in between.
+        """Exchange ``own`` (size,) with the shards; return its new values (size,), and the other workers' updates in
+        between.
 
         Raises:
-            ConfigError: the shards would do something else than the merge.
-            NonFiniteError: the copy refuses what was given.
-            PeerError: as of the client.
+            ConfigError: the shards would compute something else than the merge.
+            NonFiniteError: the copy rejects the values.
+            PeerError: a shard does not answer.
         """
         before, outcome, merge = self._version, own.copy(), exchange.merge
         factor = merge.served(exchange.payload)
@@ -153,19 +137,13 @@ class SharedCopy:
         return outcome, max(0, self._version - before - 1)
 
     def contribute(self, quorum: int, own: Values, samples: int) -> tuple[Values, int]:
-        """Give what the replica has become of the copy, for the mean of the step, which is the copy from then on.
+        """Contribute the replica ``own`` (size,) to the mean of the step, which becomes the copy.
 
-        All begin a step with the same copy, so the mean of what became of it is the copy, moved by the mean movement.
-
-        Returns:
-            What the replica becomes, shape (size,), and how many steps are complete without this worker: 0 if it has
-            come in time.
-
-        Raises:
-            NonFiniteError: it holds a NaN or an infinity; the others go on without it.
-            PeerError: as of the client.
+        Returns the new replica (size,), and the number of steps completed without this worker: 0 if it was in time.
+        Raises :class:`NonFiniteError` if it holds a NaN or an infinity; the others continue without it.
         """
         assert self.base is not None, "pulled before the first step"
+        # All workers start a step with the same copy, so the mean of replicas is the copy plus the mean movement.
         step, outcome = self._version, own.copy()
         reply = self.client.gradient(step, [own], weight=samples, quorum=quorum)
         self._traffic.sent_bytes += own.nbytes
@@ -173,7 +151,7 @@ class SharedCopy:
             with self._traffic.waiting():
                 late = reply.left_out()
         except NonFiniteError:
-            # It counts as one of the first so many, and for nothing else.
+            # It fills a place in the quorum, so that the others do not wait, but has no weight.
             self.client.gradient(step, [self.base], weight=_NOTHING, quorum=quorum).left_out()
             raise
         with self._traffic.waiting():
@@ -182,35 +160,21 @@ class SharedCopy:
         return outcome, self._version - step if late else 0
 
     def kept(self) -> Values:
-        """The velocity of outer steps, shape (size,).
-
-        Raises:
-            PeerError: as of the client.
-        """
+        """Return the momentum buffer of outer steps, shape (size,)."""
         values = np.zeros_like(self.read()) if self.velocity is None else self.velocity
         if self._client is not None:
             self._client.kept().into([values := values.copy()])
         return values
 
     def moved(self, own: Values) -> Values:
-        """What the replica has moved since the copy that came last; shape (size,)."""
+        """Return the movement of the replica ``own`` since the newest copy, shape (size,)."""
         assert self.base is not None, "pulled before the first step"
         return own - self.base
 
     def merge(self, step: int, given: Values, how: OuterStep) -> Values:
-        """Give a movement for the outer step that the copy takes next, with a quorum of workers.
-
-        Args:
-            step: of this worker, the last one in the movement.
-            given: shape (size,).
-
-        Returns:
-            The copy after it, shape (size,).
-
-        Raises:
-            NonFiniteError: the copy refuses what was given.
-            PeerError: a shard gives no sign of life.
-        """
+        """Contribute a movement ``given`` (size,) up to ``step`` to the copy's next outer step; return the new copy
+        (size,).
+        Raises :class:`NonFiniteError` if the copy rejects it, :class:`PeerError` if a shard gives no sign of life."""
         outcome = np.empty_like(given)
         with self._traffic.waiting():
             self._note(self.client.movement(step, [given], **how).into([outcome]))
@@ -219,7 +183,8 @@ class SharedCopy:
         return outcome
 
     def _given(self, merge: Merge, movement: Values) -> Values:
-        """What goes to the copy of a movement; that of running statistics goes as it is, unless the merge wants it."""
+        """Return the values to send for a movement."""
+        # Movements of running statistics are sent as they are, unless the merge takes the whole vector.
         length = len(movement) if merge.whole else self._replica.flat.trained
         part = torch.from_numpy(movement[:length])
         given = merge.contribute(part, {})
@@ -232,13 +197,10 @@ class SharedCopy:
 
 
 def check_served(merge: Merge, payload: Payload, factor: float, own: Tensor) -> None:
-    """Refuse a merge that comes to something else than the shards, which know two operations and no merges.
+    """Raise :class:`ConfigError` if a merge computes something else than the shards, which know two operations and no
+    merges.
 
-    Args:
-        own: numbers to try it on, shape (n,).
-
-    Raises:
-        ConfigError: naming the merge.
+    ``own`` are numbers to try it on, shape (n,).
     """
     centre = torch.linspace(-1.0, 1.0, len(own), dtype=own.dtype)
     kept = merge.begin(centre.clone())

@@ -1,7 +1,7 @@
-"""Where the parameter server of a session is: in shards that ``uneven run --servers`` has started, or in rank 0.
+"""The location of a session's parameter server: in shards that ``uneven run --servers`` has started, or in a worker.
 
-Without servers one shard is a thread of rank 0, so the run needs rank 0 alone. Where each site has a server, that is a
-thread of its first worker. The shard ends when no other worker needs it any more.
+Without servers one shard is a thread of rank 0, or of each site's first worker if each site has a server. So the run
+depends on that worker only. The shard ends when no other worker needs it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ _HELD = "it was the parameter server, which `uneven run --servers 1` keeps in a 
 
 @dataclass(slots=True)
 class Home:
-    """The way of one worker to the shards.
+    """One worker's access to the shards.
 
     Attributes:
-        local: whether shards on this machine may be talked to without encryption, through a socket that only its
-            owner can open; not where machines are only played by namespaces.
-        world: this worker.
-        timeout_s: for how long an exchange may wait.
-        party: those that share it, where each site has one; empty where all do.
-        host: the shard in this process, if it is the one.
+        local: whether shards on this machine may be accessed without encryption, through a socket that only its owner
+            can open; not if network namespaces emulate machines.
+        timeout_s: longest wait of an exchange.
+        party: workers that share it, if each site has one; empty if all do.
+        host: the shard in this process, if any.
         own: the directory, if it was made for that shard.
-        between: what that shard tells those of other sites, if there are any.
+        between: that shard's exchange with other sites, if any.
     """
 
     directory: Path
@@ -57,10 +56,9 @@ class Home:
     between: BetweenSites | None = None
 
     def begun(self, *, training: bool = True) -> None:
-        """Training through the shards begins: tell the launcher that the others go on if this worker dies, or why not.
+        """Tell the launcher whether the others can continue if this worker dies.
 
-        Args:
-            training: False before that: others may train already, and come to their end without this worker.
+        ``training`` is False before this worker trains: others may do so already, and can finish without it.
         """
         if self.world.run_directory is not None:
             stops = _APART if self.party else "" if self.host is None else _HELD
@@ -68,17 +66,13 @@ class Home:
             mark_expendable(self.world.run_directory, self.world.rank, mark)
 
     def line(self) -> ZmqLine:
-        """A new line to the shards."""
         return ZmqLine(self.directory, self.shards, local=self.local)
 
     def close(self, shutdown: ShutdownHandshake, timeout_s: float, *, failed: bool) -> None:
-        """Need the shards no more; where one is here and nothing has failed, wait for who still needs it.
-
-        After a failure what :meth:`begun` has reported stands: the death that follows is one in training.
-
-        Raises:
-            PeerError: the store that the workers met at does not answer.
-        """
+        """Release the shards; if one is in this process and nothing has failed, wait for the workers that still need
+        it.
+        Raises :class:`PeerError` if the workers' store does not answer."""
+        # After a failure the mark of `begun` must stay: the death that follows is one in training.
         try:
             if not failed:
                 shutdown.done()
@@ -92,11 +86,8 @@ class Home:
                 self.leave()
 
     def leave(self) -> None:
-        """End the shard that is here, if one is. Calling it twice is fine.
-
-        Raises:
-            PeerError: it had ended by itself before, with an error.
-        """
+        """End the shard in this process, if any; idempotent. Raises :class:`PeerError` if it had ended with an
+        error."""
         host, self.host = self.host, None
         own, self.own = self.own, None
         try:
@@ -108,11 +99,8 @@ class Home:
 
 
 def _wait(host: ShardHost, shutdown: ShutdownHandshake, timeout_s: float, party: Members) -> None:
-    """Until every other worker has closed its session or fallen silent; who has not come at all is given up in time.
-
-    Args:
-        party: those that count; empty for all.
-    """
+    """Wait until every other worker of ``party`` has closed its session or stopped sending; give up on absent ones
+    in time."""
     limit_s = time.monotonic() + timeout_s
     others = [rank for rank in shutdown.others if rank in party or not party]
     while others:
@@ -123,18 +111,19 @@ def _wait(host: ShardHost, shutdown: ShutdownHandshake, timeout_s: float, party:
 
 
 def find_home(transport: Transport, world: World, timeout_s: float, party: Members = ()) -> Home:
-    """The shards of this run; without any, one is made in the first worker. Every rank calls it.
+    """Find the shards of this run; without any, make one in the first worker. Every rank calls it.
 
     Args:
-        party: those that share one with this worker, where others have others; empty where all share them.
+        party: ranks that share a server with this worker if each site has one; empty if all share it.
 
     Raises:
-        ConfigError: no shard could be made, or this worker does not reach the directory with its keys.
-        PeerError: somebody did not come.
+        ConfigError: no shard could be made, or this worker cannot read its keys.
+        PeerError: a worker did not come.
     """
     keeper = party[0] if party else 0
     first = compare(transport, {"_host": world.host}, "start of the parameter server")
     hosts = {one["_host"] for rank, one in enumerate(first) if rank in party or not party}
+    # An error is announced to all ranks before it is raised, so that no rank waits for a failed one.
     home, trouble = None, None
     if world.rank == keeper:
         try:
@@ -166,11 +155,7 @@ def find_home(transport: Transport, world: World, timeout_s: float, party: Membe
 
 
 def _made(world: World, timeout_s: float, party: Members, *, near: bool) -> Home:
-    """For the first of those that share it.
-
-    Args:
-        near: whether they are all on this machine.
-    """
+    """Return the location for the first worker of ``party``; ``near`` if all of them are on this machine."""
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
         if party:
             raise ConfigError("each site has one of its own, in its first worker: leave --servers out")

@@ -1,4 +1,4 @@
-"""Outer steps that the shards take on what the first so many workers have moved: this worker's part in them."""
+"""This worker's part in outer steps that the shards take on the movements of a quorum of workers."""
 
 from __future__ import annotations
 
@@ -17,51 +17,41 @@ Members = tuple[int, ...]
 
 VELOCITY = "velocity"
 
+# The weight of a movement without samples; a weight of 0 would leave nothing to divide by.
 _LEAST = 2.0**-40
-"""Weight of a movement without samples."""
 
 
 class OuterMerges:
-    """What this worker's exchanges of movements come to, where a policy has any.
-
-    Args:
-        copy: whose base they count from.
-
-    Attributes:
-        wanted: whether it has.
-    """
+    """This worker's exchanges of movements; ``wanted`` if the policy plans any."""
 
     def __init__(self, copy: SharedCopy, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
         self.wanted = _any(policy, members, sites)
         self._copy = copy
-        self._checked: Merge | None = None  # the merge that came last
-        self._sent: Values | None = None  # the replica as the order under way found it
+        self._checked: Merge | None = None  # the last merge that passed check_served_step
+        self._sent: Values | None = None  # the replica when the current order was made
 
     def state(self) -> dict[str, Tensor]:
-        """What is saved of them beside the copy: vectors of shape (size,)."""
+        """Return the vectors to save in addition to the copy, shape (size,)."""
         return {VELOCITY: self._copy.tensor(self._copy.kept())} if self.wanted else {}
 
     def load(self, vectors: dict[str, Tensor], dtype: torch.dtype) -> None:
-        """Inverse of :meth:`state`, before training begins."""
+        """Load :meth:`state`, vectors of shape (size,), before training starts."""
         if self.wanted:
             self._copy.velocity = vectors[VELOCITY].detach().to("cpu", dtype, copy=True).numpy()
 
     @property
     def names(self) -> set[str]:
-        """What the vectors that are saved are called, the copy among them."""
+        """The names of the saved vectors, including the copy."""
         return {"centre", VELOCITY} if self.wanted else {"centre"}
 
     def begin(self) -> None:
-        """A step begins: what the replica moves counts from the copy on that it was last."""
+        """Start a step; movements are measured from the last copy."""
         if self._copy.base is None:
             self._copy.follow(0)
 
     def order(self, exchange: Exchange) -> None:
-        """An exchange is about to begin, of the replica as it is now.
-
-        Raises:
-            ConfigError: the shards would do something else than the merge.
-        """
+        """Keep the replica for an exchange; raises :class:`ConfigError` if the shards compute something else than
+        the merge."""
         if not _is_one(exchange):
             return
         self._sent = self._copy.read()
@@ -70,13 +60,10 @@ class OuterMerges:
             self._checked = exchange.merge
 
     def carry(self, order: Order) -> tuple[Values, Values] | None:
-        """One exchange; None if this is none of them.
+        """Carry out one exchange; None if it is not an outer step.
 
         Returns:
             The replica as it was sent, and the copy after the merge, each of shape (size,).
-
-        Raises:
-            NonFiniteError, PeerError: as of :meth:`SharedCopy.merge`.
         """
         exchange, own = order.exchange, self._sent
         if own is None or not _is_one(exchange):
@@ -90,11 +77,7 @@ class OuterMerges:
 
 
 def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
-    """Refuse a model that no outer step of the shards can be taken on.
-
-    Raises:
-        ConfigError: it has running statistics.
-    """
+    """Raise :class:`ConfigError` if outer steps of the shards cannot be taken on a model: it has running statistics."""
     if (layers := batch_norms(model)) and _any(policy, members, sites):
         raise ConfigError(
             f"the model has running statistics ({layers[0]!r}), on which sync = {describe(policy)} would take outer "
@@ -104,15 +87,11 @@ def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: d
 
 
 def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], shards: int) -> None:
-    """Refuse more shards than let a merge on some of the members come to its end.
-
-    Each shard merges with those that come to it first, and who waits at one of them sends nothing more. At three shards
-    or more all members can wait, each at another one, so that nobody ever comes. At two the last merge has answered a
-    quorum at one shard, and less than a quorum waits at the other: somebody goes on.
-
-    Raises:
-        ConfigError: there are more than two, and a quorum of some.
-    """
+    """Raise :class:`ConfigError` if so many shards could deadlock: more than two, with a quorum smaller than all
+    members."""
+    # Each shard merges with the workers that come first, and a worker that waits at one shard sends nothing more. With
+    # three shards or more all members can wait, each at another one. With two, the last merge has answered a quorum at
+    # one shard, and less than a quorum waits at the other, so some worker continues.
     if shards <= 2:
         return
     for exchange in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges if _is_one(one)):
@@ -133,13 +112,9 @@ def _is_one(exchange: Exchange) -> bool:
 
 
 def check_served_step(merge: Merge, own: Tensor) -> None:
-    """Refuse a merge that comes to something else than the shards, which take an outer step of one kind.
+    """Raise :class:`ConfigError` if a merge computes something else than the shards' outer step.
 
-    Args:
-        own: numbers to try it on, shape (n,).
-
-    Raises:
-        ConfigError: naming the merge.
+    ``own`` are numbers to try it on, shape (n,).
     """
     served = merge.served_step()
     assert served is not None, "refused before it came here"

@@ -1,4 +1,4 @@
-"""What the journal is told of an exchange with the parameter server."""
+"""The journal's record of an exchange with the parameter server."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from uneven.run.parameters.exchanges import Order
 
 
 def record_of(order: Order, rank: int, moved: Values, late: int, sent_bytes: int, began_s: float) -> ExchangeRecord:
-    """The record of an exchange that is over.
+    """Return the record of a finished exchange.
 
     Args:
-        moved: how the replica's parameters have moved by it, shape (trained numbers,).
-        late: steps that were taken while it was under way, or updates of others that came in between.
-        began_s: of ``time.perf_counter``.
+        moved: the change of the replica's parameters, shape (trained,).
+        late: steps taken while it was under way, or updates of other workers in between.
+        began_s: from ``time.perf_counter``.
     """
     exchange = order.exchange
     apart = float(np.sqrt(np.mean(np.square(moved)))) if len(moved) else 0.0

@@ -1,4 +1,4 @@
-"""What a checkpoint has of one worker's part in the parameter server."""
+"""The checkpoint of one worker's part in the parameter server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _ServedNumbers(TypedDict):
 
 
 def numbers_of(policy: SyncPolicy, clock: int, gap: int, samples: int) -> dict[str, Any]:
-    """What is saved beside the copy."""
+    """Return the numbers to save in addition to the copy."""
     return {
         "policy": repr(policy),
         "own": policy.state_dict(),
@@ -34,20 +34,17 @@ def numbers_of(policy: SyncPolicy, clock: int, gap: int, samples: int) -> dict[s
 
 
 def check_saved(
-    policy: SyncPolicy, copy: SharedCopy, numbers: dict[str, Any], vectors: dict[str, Tensor], size: int,
+    policy: SyncPolicy,
+    copy: SharedCopy,
+    numbers: dict[str, Any],
+    vectors: dict[str, Tensor],
+    size: int,
     names: set[str],
-) -> bool:  # fmt: skip
-    """See that a state fits.
-
-    Args:
-        size: numbers of the model.
-        names: of the vectors that there must be.
-
-    Returns:
-        Whether it is one of this policy's, and not empty.
+) -> bool:
+    """Return whether a state, vectors of shape (``size``,), is of this policy and not empty.
 
     Raises:
-        CheckpointError: the copy does not fit the model, a number is damaged, or training has begun.
+        CheckpointError: the copy does not fit the model, a number is damaged, or training has started.
     """
     if copy.begun:
         raise CheckpointError(
@@ -69,6 +66,6 @@ def check_saved(
 
 
 def centre_of(vectors: dict[str, Tensor], dtype: torch.dtype) -> Values:
-    """The copy in a state, shape (size,)."""
+    """Return the copy in a state, shape (size,)."""
     centre: Values = vectors["centre"].detach().to("cpu", dtype, copy=True).numpy()
     return centre

@@ -1,17 +1,13 @@
-"""How replicas agree through a parameter server: each worker at its own pace, from the samples to the last push.
+"""Exchanges through a parameter server, asynchronous from the samples to the last push.
 
-Before each step the policy is asked for its plan. What it plans goes to the copy when the step is over, and what comes
-back is in the replica before the next one begins:
+The policy returns a plan before each step. Its exchanges go to the copy after the step, and their result is in the
+replica before the next one:
 
-* movements that are added (ASP, SSP): push the movement of the step, pull the copy, which the replica becomes; where
-  the next step waits for clocks, the pull does;
-* parameters that are drawn together (EASGD): one exchange, which moves copy and replica by the same d;
-* gradients of which the first so many count (backup workers): each worker's optimizer makes its step, and the copy
-  becomes the mean of what the first have made of it; who comes later goes on from that;
-* movements of which the first so many make an outer step (decoupled): pushed while the worker trains on, x ← the copy
-  after that step, and what was learnt since.
-
-A worker that finds no more samples in an epoch says so: who still has some does not wait for its clock.
+* added movements (ASP, SSP): push the step's movement and pull the copy into the replica; the pull waits for clocks;
+* elastic averaging (EASGD): one exchange, which moves copy and replica by the same d;
+* a quorum of gradients (backup workers): each worker takes its optimizer step, and the mean of the first replicas
+  becomes the copy, from which late workers continue;
+* outer steps on a quorum of movements (decoupled): pushed while training continues; x ← the new copy + later movement.
 """
 
 from __future__ import annotations
@@ -48,34 +44,41 @@ from uneven.run.parameters.shadow import ShadowThread
 from uneven.server import Reply
 from uneven.sync import SyncPolicy, refused
 
+# A policy must plan an exchange within this many steps.
 _AHEAD = 4096
-"""Steps within which a policy is taken to plan an exchange."""
 
 
 class Served:
-    """One worker's part in the parameter server; stands where ``agree.Agreement`` does among workers themselves.
+    """One worker's part in the parameter server; implements the interface of ``agree.Agreement``.
 
     Args:
-        policy: whose plans are carried out.
-        home: where the shards are; it ends with this part.
-        own_pace: what the workers share beside the server's parameters.
-        traffic: counts what passes between this worker and the shards.
+        home: the shards; closed with this object.
+        own_pace: state that the workers share in addition to the server's parameters.
         on_record: called with every exchange.
         on_lost: called once with each rank that has not come to a meeting.
-        on_nonfinite: called where the copy has refused an update with a NaN or an infinity; may raise.
+        on_nonfinite: called if the copy has rejected an update with a NaN or an infinity; may raise.
 
     Attributes:
-        followed: see ``Agreement``.
-        threads: of this worker, which take its steps side by side.
-        claims: where workers leave and join, who has which samples.
+        threads: of this worker, which take its steps at the same time.
+        claims: the leases of samples if workers leave and join.
     """
 
     def __init__(
-        self, policy: SyncPolicy, members: tuple[int, ...], sites: dict[int, str], replica: Replica, *, home: Home,
-        own_pace: OwnPace, timeout_s: float, traffic: Traffic, observer: ExchangeObserver,
-        on_record: Callable[[ExchangeRecord], None], on_lost: Callable[[int], None],
+        self,
+        policy: SyncPolicy,
+        members: tuple[int, ...],
+        sites: dict[int, str],
+        replica: Replica,
+        *,
+        home: Home,
+        own_pace: OwnPace,
+        timeout_s: float,
+        traffic: Traffic,
+        observer: ExchangeObserver,
+        on_record: Callable[[ExchangeRecord], None],
+        on_lost: Callable[[int], None],
         on_nonfinite: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._policy = policy
         self._replica = replica
         self._plans = Plans(policy, own_pace.rank, members, sites)
@@ -90,21 +93,21 @@ class Served:
         self._on_nonfinite = on_nonfinite
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside)
         self._outer = OuterMerges(self.copy, policy, members, sites)
-        self._landed: deque[ExchangeRecord] = deque()  # of the shadow
-        self._refused = False  # an update of the shadow's
-        self._noted: Values | None = None  # the replica with just the samples that were noted for it
-        self._loaded: Values | None = None  # the copy to begin with
+        self._landed: deque[ExchangeRecord] = deque()  # of the background thread
+        self._refused = False  # the copy has rejected an update of the background thread
+        self._noted: Values | None = None  # the replica with exactly the samples noted for it
+        self._loaded: Values | None = None  # the initial copy
         self.clock = 0  # steps taken
         self._epoch = -1
         self._iteration = self._gap = self._samples = self._dropped = 0
         self._plan = StepPlan()
-        self._in_step: tuple[Exchange, ...] = ()  # the plan's, after the step
-        self._background: tuple[Exchange, ...] = ()  # and in the background
-        self._rests: tuple[Exchange, ...] = ()  # what it has last planned there
-        self._moves = self._quorum = False  # whether the plan pushes movements, and waits for the first so many
+        self._in_step: tuple[Exchange, ...] = ()  # the plan's exchanges after the step
+        self._background: tuple[Exchange, ...] = ()  # the plan's exchanges in the background
+        self._rests: tuple[Exchange, ...] = ()  # the last plan's exchange in the background
+        self._moves = self._quorum = False  # whether the plan pushes movements, and waits for a quorum
         self.followed = False
         self.threads = 1
-        self._owed = False  # what the plan says of the last step
+        self._owed = False  # whether the last step's exchanges are still to be made
         self._in_hand = BatchInHand(lambda part: self.claims.learnt(part))
         self._following = False  # the replica is the copy, as of the last pull
         self._shown: Values | None = None
@@ -113,26 +116,23 @@ class Served:
 
     # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
-        """What the policy wants around the step that is about to begin, or one that comes so many after it.
-
-        Raises:
-            ConfigError: something that is not carried.
-        """
+        """Return the policy's plan ``ahead`` steps after the counted ones; raises :class:`ConfigError` if it is not
+        supported."""
         plan = self._plans.at(self.clock + ahead)
         if plan is not self._plan and (why := refused(plan, copy=True)):
             raise ConfigError(f"step {self.clock + ahead} of {self._policy!r} cannot be carried: {why}")
         return plan
 
     def _due(self) -> int:
-        """Steps that everybody must have finished before this worker's next one."""
+        """Return the steps that all workers must have finished before this worker's next one."""
         return max((one.clock for one in self._plans.at(self.clock).waits), default=0)
 
     def before(self, part: Portion, plan: StepPlan) -> None:
-        """See :class:`Exchanging`.
+        """Prepare for a step.
 
         Raises:
-            TrainingError: inside ``session.evaluated()``; or an exchange beside the training has failed.
-            PeerError: a shard does not answer, or somebody is too far behind for too long.
+            TrainingError: inside ``session.evaluated()``, or an exchange in the background has failed.
+            PeerError: a shard does not answer, or a worker is too far behind for too long.
         """
         if self._shown is not None:
             raise TrainingError("the loader was asked for a batch inside session.evaluated(): train outside of it")
@@ -144,9 +144,10 @@ class Served:
         if self._epoch != part.epoch:
             self._epoch = part.epoch
             self._shadow.paused()
-            # Who waits for the first so many only begins with them, or comes too late for the copy that it has.
+            # Under a quorum a worker must start an epoch with the newest copy, or it is too late for the next step.
             self._following &= not self._quorum
-        self.copy.client.through(part.epoch)  # without a sample of the one before, or with one that comes again
+        # This worker may have had no sample of the epoch before, or get one that was requeued.
+        self.copy.client.through(part.epoch)
         self._shadow.resumed()
         if self._outer.wanted:
             self._outer.begin()
@@ -159,7 +160,7 @@ class Served:
         self._in_hand.begins(part)
 
     def _take(self, plan: StepPlan) -> None:
-        """Take a plan apart, which seldom is another than that of the step before."""
+        """Take a plan, which rarely differs from that of the step before."""
         self._plan = plan
         self._in_step = (*at_moment(plan, Moment.BACKWARD), *at_moment(plan, Moment.STEP))
         self._background = at_moment(plan, Moment.BACKGROUND)
@@ -173,22 +174,16 @@ class Served:
         self._in_hand.trained = True  # each step counts, too
 
     def after(self, part: Portion, leaving: bool) -> bool:
-        """A step is over.
-
-        Args:
-            leaving: the loop was left in it, perhaps because of an error: the exchange is made up for later.
-
-        Returns:
-            False: nobody has waited for everybody.
-        """
+        """Carry out the exchanges after a step, or later if the loop was left in it (``leaving``)."""
         self._count(part)
         if leaving:
             self._shadow.paused()
             self._owed, self._following = True, False
             self.copy.client.through(part.epoch + 1)
-            return False
+            return False  # no worker has waited for all others
         sampler = self._own_pace.counter.sampler
-        more = sampler is not None and sampler.more()  # taken now, so that whoever waits below has its samples
+        more = sampler is not None and sampler.more()  # before the wait below, so that this worker keeps its samples
+        # A worker without samples reports so, below: workers that still have some do not wait for its clock.
         self._carry(self._due() if self._in_step else 0)
         if not more:
             self.copy.client.through(part.epoch + 1)
@@ -205,12 +200,12 @@ class Served:
         self._shadow.stepped()
 
     def open(self) -> None:
-        """One of several threads is about to take a batch. Nobody waits for anybody here: all is in the background."""
+        """Prepare for a batch of one of several threads; does not wait, because all exchanges run in the background."""
         self.copy.begin(self._loaded, self.clock)
         self._shadow.resumed()
 
     def over(self, part: Portion) -> None:
-        """A step is over, which others of this worker may have run beside."""
+        """Count a step that may have overlapped with others of this worker."""
         plan = self.plan()
         if plan is not self._plan:
             self._take(plan)
@@ -247,14 +242,20 @@ class Served:
 
     def _order(self, exchange: Exchange) -> Order:
         order = Order(
-            exchange, clock=self.clock, iteration=self._iteration, samples=self._samples, gap=self._gap, weight=1.0,
-            dropped=self._dropped, threads=self.threads,
-        )  # fmt: skip
+            exchange,
+            clock=self.clock,
+            iteration=self._iteration,
+            samples=self._samples,
+            gap=self._gap,
+            weight=1.0,
+            dropped=self._dropped,
+            threads=self.threads,
+        )
         self._gap = self._samples = self._dropped = 0
         return order
 
     # ---------------------------------------------------------------- workers that leave and join
-    apart = False  # a newcomer begins with the copy, and so has to wait for nothing
+    apart = False  # a newcomer starts with the copy, so it never waits
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         self._plans.members_changed(members, generation)
@@ -263,11 +264,10 @@ class Served:
         return self.copy.client.bury(worker) if self.copy.begun else None
 
     def settle(self) -> None:
-        """Give the copy what it lacks, as at the end of an epoch of an elastic run."""
         if self.copy.begun:
             self._make_up()
             self._settle()
-            self.copy.client.through(self.claims.over + 1)  # perhaps without a sample of it
+            self.copy.client.through(self.claims.over + 1)  # even if this worker had no sample of that epoch
         if self.claims.owes:
             ahead = range(self.clock, self.clock + _AHEAD)
             for exchange in next((found for clock in ahead if (found := self._plans.at(clock).exchanges)), ()):
@@ -275,7 +275,7 @@ class Served:
 
     def begins_as(self) -> None: ...
 
-    def joined(self, begins_as: Tensor | None) -> None:  # it begins with the copy as it is now
+    def joined(self, begins_as: Tensor | None) -> None:  # it starts with the current copy
         self._gap = self._samples = 0
         self.copy.begin(self._loaded, self.clock)
         self.copy.follow(0)
@@ -295,7 +295,7 @@ class Served:
                 order = replace(order, dropped=order.dropped + int(late > 0))
             else:
                 outcome, late = self.copy.swap(order.exchange, order.clock - 1, own, due)
-        except NonFiniteError:  # refused; the copy is as before, and is what this worker goes on from
+        except NonFiniteError:  # the copy has not changed, and this worker continues from it
             self._observer.done()
             self.claims.gave()
             self._drop()
@@ -308,7 +308,7 @@ class Served:
         self._on_record(self._record(order, own, outcome, late, began_s))
 
     def _beside(self, order: Order, resting: bool) -> bool:
-        """In the shadow's thread: one exchange, after which the replica has kept what it learnt meanwhile."""
+        """Exchange once in the background thread; afterwards the replica has kept its movement since."""
         if resting:
             return True
         began_s = time.perf_counter()
@@ -334,7 +334,7 @@ class Served:
         return record_of(order, self._rank, moved, late, own.nbytes, began_s)
 
     def _write_down(self) -> None:
-        """Hand over what the shadow has noted; in the thread that trains."""
+        """Report the exchanges of the background thread; call it in the training thread."""
         while self._landed:
             self._on_record(self._landed.popleft())
         if self._refused:
@@ -348,17 +348,18 @@ class Served:
     # ---------------------------------------------------------------- the model that counts
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Inside, the model is the copy, the same on all workers, who enter it together; see ``Session.evaluated``."""
+        """Hold the copy in the replica, the same on all workers, which enter together; see ``Session.evaluated``."""
         self.copy.begin(self._loaded, self.clock)
         self._make_up()
-        with self.copy.client.hurry():  # the others come here, too, within the time-out
+        with self.copy.client.hurry():  # all workers must reach this point within the time-out
             self._settle()
-        for exchange in (*self._in_step, *self._background):  # of a step in hand, or that no shadow knows of
+        # Movements that no exchange has taken yet: of a step in flight, or since the last background exchange.
+        for exchange in (*self._in_step, *self._background):
             moved = exchange.payload is Payload.DELTA and exchange.quorum is None
             if moved and (self._in_hand.part is not None or exchange.moment is Moment.BACKGROUND):
                 self._meet(replace(self._order(exchange), clock=self.clock + self._in_hand.gives()), 0)
         if not bool(torch.isfinite(self._replica.flat.read()).all()):
-            self._on_nonfinite()  # in this replica alone, as no exchange has taken it along since
+            self._on_nonfinite()  # only in this replica, because no exchange has sent it yet
         self._shown = self._met()
         own = self._replica.flat.read()
         self.copy.write(self._shown)
@@ -370,7 +371,7 @@ class Served:
             self._replica.flat.write(own)
 
     def _met(self) -> Values:
-        """The copy, when all who are left have come here with all that they had to give."""
+        """Return the copy, shape (size,), when all remaining workers have arrived and pushed their movements."""
         barrier = self._own_pace.barrier
         barrier.arrive()
         values = self.copy.read()
@@ -389,7 +390,6 @@ class Served:
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Numbers, and vectors of shape (size,); see ``Agreement``."""
         more, less = taken(parts, unused)
         samples = sum(part.batch(self._rank) for part in more) - sum(part.batch(self._rank) for part in less)
         steps = len(more) - len(less)
@@ -404,19 +404,14 @@ class Served:
         return self.copy.read() if self._loaded is None else self._loaded
 
     def check(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """See that :meth:`load_state_dict` can take this up. Nothing is changed.
-
-        Raises:
-            CheckpointError: the copy does not fit the model, a number is damaged, or training has begun.
-        """
+        """Raise :class:`CheckpointError` if :meth:`load_state_dict` cannot load these, vectors (size,); nothing is
+        changed."""
         check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size, self._outer.names)
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`, before the first step; also with other workers. Another policy starts afresh.
-
-        Raises:
-            CheckpointError: see :meth:`check`.
-        """
+        """Load :meth:`state_dict`, vectors (size,), before the first step, also with other workers. Another policy
+        starts from
+        scratch."""
         if not check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size, self._outer.names):
             return
         self._loaded = centre_of(vectors, self._replica.flat.dtype)
@@ -425,17 +420,14 @@ class Served:
         self._policy.load_state_dict(numbers["own"])
 
     def leave(self, failed: bool) -> None:
-        """The end of the run: others may still need the shard that is here, unless something has gone wrong.
-
-        Raises:
-            PeerError: the store that the workers met at does not answer.
-        """
+        """End the run; others may still need a shard in this process, unless an error occurred.
+        Raises :class:`PeerError` if the workers' store does not answer."""
         failed = failed or self._shadow.failed
         try:
             if self.copy.begun:
                 if not failed:
                     self._settle()
-                if isinstance(self.claims, ClaimedSamples) and not failed:  # nobody waits for it at a meeting, either
+                if isinstance(self.claims, ClaimedSamples) and not failed:  # no meeting waits for this worker now
                     self.copy.client.bury(self._rank).result()
                 self.copy.client.close(leave=not failed)
         finally:

@@ -1,4 +1,4 @@
-"""How replicas agree through a parameter server in each site, which tell each other what is significant."""
+"""Exchanges through a parameter server in each site; the servers exchange significant updates."""
 
 from __future__ import annotations
 
@@ -27,13 +27,9 @@ Party = tuple[int, ...]
 
 
 class SitedServed(Served):
-    """One worker's part; its own steps go through the server of its site alone.
+    """One worker's part; its own steps go only through the server of its site.
 
-    The model to evaluate is the mean of the sites' copies, by the number of their workers.
-
-    Args:
-        parties: workers of each site.
-        mean_by: adds up vectors of all sites, at evaluations.
+    The model to evaluate is the mean of the sites' copies, weighted by their numbers of workers.
     """
 
     def __init__(self, *rest: Any, parties: Sequence[Party], mean_by: VectorCarrier, **named: Any) -> None:
@@ -41,17 +37,15 @@ class SitedServed(Served):
         self._divided = DividedSteps(self._rank)
         self._parties = tuple(parties)
         self._mean_by = mean_by
-        self._evaluated = False  # since the last step
+        self._evaluated = False  # whether since the last step
 
     def rate(self) -> float:
-        """The learning rate of the newest step, as a part of the first one."""
+        """Return the learning rate of the newest step, as a part of the first one."""
         return self._divided.rate
 
     def before(self, part: Portion, plan: StepPlan) -> None:
-        """See :class:`Served`.
-
-        At the end of an epoch, and before an evaluation, nobody waits for who takes no more steps; from here on all do.
-        """
+        # At the end of an epoch and before an evaluation, no worker waits for those that have stopped; from here on
+        # all must wait for each other again.
         if (part.epoch != self._epoch or self._evaluated) and self.copy.begun:
             self._make_up()
             self.copy.client.through(part.epoch)
@@ -77,11 +71,8 @@ class SitedServed(Served):
         return mean
 
     def state_dict(self, parts: Portions, unused: Portions = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """See :class:`Served`.
-
-        Raises:
-            CheckpointError: sites may have something under way to each other.
-        """
+        """Return numbers, and vectors of shape (size,); raises :class:`CheckpointError` while updates may be under
+        way."""
         if self._shown is None and self.copy.begun:
             raise CheckpointError(
                 "what other sites have to send is under way, and would be in no checkpoint: save inside "
@@ -91,14 +82,15 @@ class SitedServed(Served):
         return {**numbers, "rates": self._divided.state()}, vectors
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`state_dict`: each site begins with the model that was evaluated, and holds nothing back."""
+        """Load :meth:`state_dict`, vectors (size,): each site starts with the evaluated model, and without unsent
+        updates."""
         super().load_state_dict(numbers, vectors)
         if self._loaded is not None:
             self._divided.load(numbers.get("rates", {}))
 
 
 def sites_of(context: Context) -> tuple[Party, ...]:
-    """Workers of each site, where each has a parameter server; else none."""
+    """Return the workers of each site if each has a parameter server; otherwise ()."""
     far = _far(context)
     return () if far is None else far.parties
 
@@ -111,14 +103,10 @@ def _far(context: Context) -> Exchange | None:
 def between_sites(
     context: Context, parties: Sequence[Party], size: int, rate: Callable[[], float]
 ) -> BetweenSites | None:
-    """What this worker's site tells the others, where it speaks for it; else None. Every worker calls it.
-
-    Args:
-        size: of the copy.
-        rate: the learning rate as a part of the first one.
+    """Return the exchange of this worker's site with others; None if another worker runs it. Every worker calls it.
 
     Raises:
-        PeerError: somebody did not come.
+        PeerError: a worker did not come.
         ConfigError: no socket could be bound.
     """
     rank, connection = context.rank, context.connection

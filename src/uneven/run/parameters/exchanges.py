@@ -231,7 +231,7 @@ class Exchanges:
             return line.spoken_for(order.iteration) if order.exchange.parties else order.weight
 
         def total(vector: Tensor, exchange: Exchange) -> int:
-            # A retry after a loss rescales the contribution, because the party may have changed.
+            # Called when the vector is sent, again after a loss: by then the party may have changed.
             weight = (lambda: spoken_for() / before) if before else None
             return line.total(vector, self._named(exchange), order.place, groups, weight)
 
