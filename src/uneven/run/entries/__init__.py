@@ -1,1 +1,1 @@
-"""Picked entries between workers that are far apart: messages in order, encrypted, and what becomes of them."""
+"""Exchanges of picked entries between distant workers: ordered, encrypted messages, and their merge."""

@@ -1,4 +1,4 @@
-"""Carries the selective barrier: places that are said before their entries come, and receipts for these."""
+"""The messages of the selective barrier: announced places of entries, and receipts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,8 @@ _TAKEN, _COMES = b"t", b"c"
 
 
 class Announcements:
-    """One speaker's part.
-
-    Args:
-        post: with two ways.
-        speakers: rank of each other party's, by place.
-        traffic: of each party, by place.
-        size: length of the vector.
-        most_bytes: under way to a party before it is told what comes.
-    """
+    """One speaker's part; ``post`` has two ways, and each message to a party is announced above ``most_bytes`` under
+    way."""
 
     def __init__(
         self, post: Post, speakers: Mapping[int, int], traffic: Sequence[Traffic], size: int, most_bytes: float
@@ -37,8 +30,8 @@ class Announcements:
         self._told = dict.fromkeys(self._speakers, 0)
 
     def leaves(self, picked: Picked, length: int) -> None:
-        """A message with these entries is about to leave for all others: tell those to whom too much is under way."""
-        self._look()
+        """Announce a message that is about to leave for all others to those with too much under way."""
+        self._look()  # receipts first, because they shorten the backlogs
         word: bytes | None = None
         for place, backlog in self._backlogs.items():
             number, late = backlog.leaves(length)
@@ -47,12 +40,13 @@ class Announcements:
                 self._say(place, _WORD.pack(_COMES, number) + word)
 
     def due(self) -> dict[int, int]:
-        """Place → how many of its messages have to be in the replica before the next step, which reads all of it."""
+        """Return, by place, how many of its messages must be in the replica before the next step, which reads all of
+        it."""
         self._look()
         return self._barrier.due()
 
     def taken(self, numbers: Mapping[int, int]) -> None:
-        """Place → how many of its messages are in the replica."""
+        """Send receipts; ``numbers`` are, by place, its messages in the replica."""
         for place, number in numbers.items():
             self._barrier.taken(place, number)
             if number > self._told[place]:

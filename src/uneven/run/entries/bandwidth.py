@@ -1,4 +1,4 @@
-"""A threshold that follows what one speaker sends to other sites, in a real run."""
+"""A threshold that follows one speaker's traffic to other sites, in a real run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from uneven.entries import BandwidthControl, Selection, Significant
 
 
 class LineThreshold:
-    """Asked once in each exchange, each speaker for itself.
-
-    Attributes:
-        control: what the threshold follows, once something has been sent under a limit.
-        sent_bytes: to other sites in the last exchange.
-    """
+    """A threshold that each speaker updates once in each exchange, by ``sent_bytes`` to other sites in the last one."""
 
     def __init__(self) -> None:
         self.control: BandwidthControl | None = None
@@ -22,7 +17,7 @@ class LineThreshold:
         self._since_s = 0.0  # when the last exchange began
 
     def within(self, select: Selection) -> Selection:
-        """The same, with a threshold that keeps to the bandwidth, if it has any."""
+        """Return the selection with a threshold that keeps to its bandwidth, if it has any."""
         now_s = time.perf_counter()
         passed_s, self._since_s = now_s - self._since_s, now_s
         if not isinstance(select, Significant) or not select.mbit_per_s:

@@ -1,4 +1,4 @@
-"""Exchanges of picked entries: what this worker's steps have moved, what of it travels, and what comes of all."""
+"""Exchanges of picked entries: the movement of this worker's steps, its selected part, and the merge of all."""
 
 from __future__ import annotations
 
@@ -34,20 +34,17 @@ Saved = TypeVar("Saved")
 
 OWN = "entries-"
 HELD, BASE, WHOSE = f"{OWN}held", f"{OWN}base", f"{OWN}rank"
-"""Names of what is saved, which all begin with the first."""
 
+# One name for all waits for entries, because a worker that returns after a pause is a step behind the others, or ahead.
 _PLACE = "the exchange of entries"
-"""Where all are who wait for entries: one that comes back after a pause is a step behind the others, or ahead."""
 
 
 class Moved(NamedTuple):
-    """What a worker brings to an exchange.
+    """A worker's input to an exchange.
 
-    Attributes:
-        clock: steps that it has taken.
-        weight: samples that its party took since the last exchange.
-        part: that its own steps count as.
-        rate: the learning rate as a part of the first one.
+    ``weight`` are its party's samples since the last exchange; its own steps count as ``part``; ``rate`` is the
+    learning
+    rate as a part of the first one.
     """
 
     clock: int
@@ -57,28 +54,35 @@ class Moved(NamedTuple):
 
 
 class EntriesExchange:
-    """One worker's part in exchanges of picked entries.
+    """One worker's part in exchanges of picked entries of ``flat``, the trained parameters.
 
-    The first of each party speaks: it picks, sends to the first of all others, hears them, and hands on what it hears.
-    All add up in the order of the parties.
+    The first worker of each party is its speaker: it picks, sends to all other speakers, receives from them, and
+    forwards
+    to its party, whose workers hold one replica together.
 
     Args:
-        flat: the parameters, and nothing else.
-        parties: who holds one replica together; those of a worker alone too.
-        post: whose peers are those of :func:`peers_of`.
-        traffic: of each party, from this one's side; of its own, what is handed on.
-        roll: names the missing.
-        texts: everybody's text, by rank.
-        dropped: whether nobody may be waited for any more.
+        post: its peers are those of :func:`peers_of`.
+        traffic: to each party; for this worker's own, the forwarded bytes.
+        texts: gathers a text from every rank.
+        dropped: whether no worker may be waited for any longer.
     """
 
     def __init__(
-        self, flat: Flat, rank: int, parties: Sequence[Party], post: Post, traffic: Sequence[Traffic], roll: RollCall,
-        texts: Callable[[str], Sequence[str]], dropped: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
+        self,
+        flat: Flat,
+        rank: int,
+        parties: Sequence[Party],
+        post: Post,
+        traffic: Sequence[Traffic],
+        roll: RollCall,
+        texts: Callable[[str], Sequence[str]],
+        dropped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._dropped = dropped
-        self._flat, self._rank = flat, rank
-        self._post, self._roll = post, roll
+        self._flat = flat
+        self._rank = rank
+        self._post = post
+        self._roll = roll
         self.parties = tuple(parties)
         self._mine = next(place for place, party in enumerate(parties) if rank in party)
         self._traffic = traffic
@@ -86,29 +90,27 @@ class EntriesExchange:
         others = [place for place in range(len(parties)) if place != self._mine]
         self._mirrors = MirrorClock(others, self._mirrored, lambda place: post.arrived(parties[place][0]))
         self._announced: Announcements | None = None
-        self._clock = -1  # of the last exchange after which something may be under way
+        self._clock = -1  # of the last exchange after which messages may be under way
         self._base: torch.Tensor | None = None  # the replica after the last exchange
-        # New pages of memory cost the processor more than what is done with them: 21 of 31 ms for 10,000,000 entries.
-        self._spare: torch.Tensor | None = None  # that after the one before, whose memory is free
+        # New pages cost the processor more than the computation on them: 21 of 31 ms for 10,000,000 entries.
+        self._spare: torch.Tensor | None = None  # the replica after the exchange before, whose memory is free
         self._movement: Array | None = None
         self._sums: Accumulator | None = None
         self._picked = 1.0
         self._threshold = LineThreshold()
         self._texts = texts
-        self._saved: tuple[int, dict[str, torch.Tensor]] = (-1, {})  # whose, and what
+        self._saved: tuple[int, dict[str, torch.Tensor]] = (-1, {})  # rank and state from a checkpoint
 
     def begin(self) -> None:
-        """Training begins, or goes on; what steps move counts from here on, if it has not begun before.
-
-        What was saved is gone on from if every worker has loaded its own: what another one holds back is in that one's
-        replica, and this one must not send it, too.
-        """
+        """Start with the training: movements are measured from here on, or from a loaded checkpoint."""
         if self._base is not None:
             return
         own, (whose, saved) = self._flat.read(), self._saved
         self._saved = -1, {}
         with self._roll.waiting("the start of the exchange of entries"):
             said = self._texts(str(whose))
+        # The saved state is valid only if every worker has loaded its own. Entries that another worker held back are in
+        # that worker's replica, and this worker must not send them too.
         if saved and all(text == str(rank) for rank, text in enumerate(said)):
             self._base = saved[BASE].to(own.device, own.dtype, copy=True)
             self._sums = Accumulator(saved[HELD].to(own.dtype).cpu().numpy().copy())
@@ -117,17 +119,13 @@ class EntriesExchange:
             self._sums = Accumulator(np.zeros(self._flat.size, dtype=own.cpu().numpy().dtype))
 
     def forget(self) -> None:
-        """The replica has become another one: nothing is held any more, and nothing is under way."""
         self._clock = -1
         self._base = self._sums = self._spare = None
         self._saved = -1, {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What is held back, and the replica after the last exchange, each of shape (size,).
-
-        Raises:
-            CheckpointError: something may be under way from other sites.
-        """
+        """Return the held entries and the replica after the last exchange, each of shape (size,).
+        Raises :class:`CheckpointError` if entries may be under way from other sites."""
         if self._clock >= 0 and self._mirrors.lacks(self._clock):
             raise CheckpointError(
                 "entries of other sites are under way, and would be in no checkpoint: save inside session.evaluated(), "
@@ -138,11 +136,8 @@ class EntriesExchange:
         return {HELD: held, BASE: own if self._base is None else self._base.clone()}
 
     def check(self, vectors: dict[str, torch.Tensor]) -> None:
-        """See that :meth:`load_state_dict` can take this up; nothing at all always can be.
-
-        Raises:
-            CheckpointError: the vectors are of another model.
-        """
+        """Raise :class:`CheckpointError` if vectors, shape (size,), are of another model; no vectors are always
+        accepted."""
         for name, vector in vectors.items():
             if len(vector) != self._flat.size:
                 raise CheckpointError(
@@ -151,20 +146,12 @@ class EntriesExchange:
                 )
 
     def load_state_dict(self, vectors: dict[str, torch.Tensor], rank: int) -> None:
-        """Inverse of :meth:`state_dict`, taken up where training begins.
-
-        Args:
-            rank: whose they are.
-        """
+        """Load :meth:`state_dict`, vectors (size,) of worker ``rank``, when training starts."""
         self._saved = (rank, dict(vectors)) if set(vectors) == {HELD, BASE} else (-1, {})
 
     def meet(self, exchange: Exchange, moved: Moved) -> Met:
-        """Take part in an exchange, from reading the replica to writing into it. Waits.
-
-        Raises:
-            PeerError: somebody did not take part, or what it sent is damaged.
-            TrainingError: somebody takes part with another step.
-        """
+        """Take part in an exchange, from reading the replica to writing into it, and wait for it.
+        Raises :class:`PeerError` for an absent worker or damaged message, :class:`TrainingError` if steps differ."""
         own, movement, finite = self._moved(moved)
         assert exchange.select is not None
         if exchange.lead or exchange.groups:
@@ -178,11 +165,8 @@ class EntriesExchange:
         return self._written(outcome, sent_bytes + more_bytes, finite)
 
     def begin_late(self, exchange: Exchange, moved: Moved, landed: Callable[[Met, float], None]) -> LateEntries:
-        """Take part in one whose outcome enters some steps later: send what is picked, and go on.
-
-        Args:
-            landed: hears what came of it, and how many seconds it took of the training.
-        """
+        """Send the picked entries of an exchange whose outcome enters some steps later.
+        ``landed`` is called with its result, and the seconds of training that it took."""
         began_s = time.perf_counter()
         own, movement, finite = self._moved(moved)
         assert exchange.select is not None
@@ -205,12 +189,12 @@ class EntriesExchange:
         return LateEntries(arrive, hear)
 
     def _moved(self, moved: Moved) -> tuple[Array, Array, bool]:
-        """The replica and what it has moved since the last exchange, each of shape (size,); whether that is finite."""
+        """Return the replica and its movement since the last exchange, each (size,), and whether that is finite."""
         self.begin()
         assert self._base is not None
         base, own = self._base.cpu().numpy(), self._flat.read(self._spare).cpu().numpy()
         movement = self._movement = np.subtract(own, base, out=self._movement)
-        if moved.part != 1.0:
+        if moved.part != 1.0:  # P parties that divide the learning rate: the steps of each count 1 / P
             movement *= own.dtype.type(moved.part)
             np.add(base, movement, out=own)
         return own, movement, math.isfinite(float(movement.sum()))
@@ -218,7 +202,7 @@ class EntriesExchange:
     def _give(
         self, select: Selection, moved: Moved, own: Array, movement: Array
     ) -> tuple[dict[int, bytes | memoryview], int]:
-        """Pick and send, where this worker speaks; its own message, and the bytes that it sent."""
+        """Pick and send if this worker is the speaker; return its own message, by place, and the bytes sent."""
         if self._rank != self.parties[self._mine][0]:
             return {}, 0
         assert self._sums is not None
@@ -233,13 +217,13 @@ class EntriesExchange:
     def _hear(
         self, select: Selection, clock: int, messages: dict[int, bytes | memoryview]
     ) -> tuple[dict[int, Unpacked], int]:
-        """What all parties have sent, by their places; and the bytes that were handed on. Waits."""
+        """Return the messages of all parties, by place, and the bytes forwarded; waits."""
         with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
             sent_bytes = self._gather(messages, self._rank == self.parties[self._mine][0], select.beside)
         return {place: self._read(place, one, clock, self._flat.size) for place, one in messages.items()}, sent_bytes
 
     def _meet_whole(self, own: Array, movement: Array, clock: int, finite: bool) -> Met:
-        """All that is held travels as it is, and is added up on the way; ``own`` and ``movement`` may be changed."""
+        """Sum everything that is held, without picking; overwrites ``own`` and ``movement``, each (size,)."""
         assert self._sums is not None
         party, before = self.parties[self._mine], sum(one.sent_bytes for one in self._traffic)
         speakers = [one[0] for one in self.parties]
@@ -259,7 +243,7 @@ class EntriesExchange:
         return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
 
     def _meet_by_way(self, exchange: Exchange, moved: Moved, own: Array, movement: Array, finite: bool) -> Met:
-        """What is picked is sent to others or to a hub; what they send is taken in as far as it is here or due."""
+        """Send the picked entries to others or to a hub; receive those that are here or due."""
         assert self._sums is not None
         assert exchange.select is not None
         before, picked = sum(one.sent_bytes for one in self._traffic), None
@@ -284,7 +268,6 @@ class EntriesExchange:
         return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
 
     def _far_bytes(self) -> int:
-        """Sent to other parties since the run began."""
         return sum(one.sent_bytes for place, one in enumerate(self._traffic) if place != self._mine)
 
     def _announcing(self, most_bytes: float) -> Announcements:
@@ -314,16 +297,16 @@ class EntriesExchange:
         return self._values(rank, clock, self._flat.size)
 
     def catch_up(self) -> None:
-        """Take in what is still under way; everybody calls it at the same step. Waits."""
+        """Receive what is still under way; all workers call it at the same step."""
         if self._clock >= 0 and not self._dropped():
             self._written(self._flat.read().cpu().numpy() + self._heard(self._clock, self._clock), 0, True)
 
     def _heard(self, clock: int, due: int) -> Array:
-        """The sum of what a party takes in now, on all of it the same; shape (size,)."""
+        """Return the sum, shape (size,), of entries that a party takes in now, the same on all its workers."""
         party = self.parties[self._mine]
         with self._roll.waiting(f"entries of step {due}", _PLACE):
             if self._rank != party[0]:
-                self._mirrors.begin(due)  # as far as its speaker has heard at least
+                self._mirrors.begin(due)  # the speaker has received at least these steps
                 return self._values(party[0], clock, self._flat.size).dense()
             assert self._sums is not None
             others = np.zeros_like(self._sums.held)
@@ -346,7 +329,6 @@ class EntriesExchange:
         self._traffic[place].sent_bytes += len(message)
 
     def _values(self, rank: int, clock: int, size: int) -> Picked:
-        """What a rank's next message holds of a vector of this length."""
         place = next(place for place, party in enumerate(self.parties) if rank in party)
         with self._traffic[place].waiting():
             message = self._post.receive(rank)
@@ -377,7 +359,8 @@ class EntriesExchange:
         return sent_bytes
 
     def _gather(self, messages: dict[int, bytes | memoryview], speaks: bool, beside: bool) -> int:
-        """The messages of all parties, of one's own only where what is not sent waits beside the replica."""
+        """Collect and forward the messages of all parties; the own party's only if unsent entries wait outside the
+        replica."""
         party, sent_bytes = self.parties[self._mine], 0
         for place, other in enumerate(self.parties):
             if place == self._mine and not beside:
@@ -402,12 +385,8 @@ class EntriesExchange:
         return found
 
     def close(self, failed: bool) -> None:
-        """Let go of the way to the others, when they need it no more; beside the program where it must not wait.
-
-        Raises:
-            PeerError: somebody is gone.
-        """
-        if self._dropped() and not failed:
+        """Close the connections when others no longer need them. Raises :class:`PeerError` if a worker has failed."""
+        if self._dropped() and not failed:  # in the background, because the script must not wait here
             threading.Thread(target=_say_goodbye, args=(self._post,), name="uneven-goodbye").start()
             return
         with self._roll.waiting("the end of the exchanges of entries"):
@@ -415,12 +394,12 @@ class EntriesExchange:
 
 
 def _say_goodbye(post: Post) -> None:
-    with suppress(RuntimeError):  # somebody is gone, and there is nobody to be told
+    with suppress(RuntimeError):  # a peer has failed, and no caller is left to report it to
         post.close(failed=False)
 
 
 def peers_of(rank: int, parties: Sequence[Party]) -> Party:
-    """Whom a worker sends to and hears: a speaker all other speakers and its party, another one who speaks for it."""
+    """Return the peers of a worker: for a speaker all other speakers and its party, for another worker its speaker."""
     mine = next(party for party in parties if rank in party)
     if rank != mine[0]:
         return (mine[0],)
@@ -428,11 +407,11 @@ def peers_of(rank: int, parties: Sequence[Party]) -> Party:
 
 
 def apart(saved: dict[str, Saved]) -> tuple[dict[str, Saved], dict[str, Saved]]:
-    """Split what was saved into what belongs to exchanges of entries, and the rest."""
+    """Split a saved state into the part of this module and the rest."""
     own = {name: one for name, one in saved.items() if name.startswith(OWN)}
     return own, {name: one for name, one in saved.items() if name not in own}
 
 
 def most_bytes(size: int) -> int:
-    """The most bytes of a message for a vector of this length, with what may stand before it."""
+    """Return the largest size of a message for a vector of this length, including headers."""
     return 2 * HEADER_BYTES + 8 * size

@@ -1,4 +1,4 @@
-"""Makes what exchanges picked entries, where a policy plans such exchanges."""
+"""The creation of exchanges of picked entries, if a policy plans any."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ from uneven.sync import first_plans
 
 
 def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
-    """None where no entries are picked, or nobody else is there. Every worker calls it at the same time.
-
-    Raises:
-        PeerError: somebody did not come.
-        ConfigError: no socket could be bound.
-    """
+    """Return the exchange; None if no entries are picked, or in a single-process run. Every worker calls it together.
+    Raises :class:`PeerError` if a worker did not come, :class:`ConfigError` if no socket could be bound."""
     far, roll = _picked(context), context.connection.roll
     if far is None or roll is None:
         return None
@@ -30,8 +26,11 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
     flat = Flat([one for one in model.parameters() if one.requires_grad])
     two_ways = far.barrier_bytes > 0 and rank in (party[0] for party in parties)
     post = open_post(context, roll, peers_of(rank, parties), flat.size, two_ways=two_ways)
-    names = [context.sites.get(party[0], "") if len(set(context.sites.values())) == len(parties) else f"rank {party[0]}"
-             for party in parties]  # fmt: skip
+    # A site's name only if each party is a site: otherwise names would not be unique in the traffic book.
+    names = [
+        context.sites.get(party[0], "") if len(set(context.sites.values())) == len(parties) else f"rank {party[0]}"
+        for party in parties
+    ]
     mine = next(place for place, party in enumerate(parties) if rank in party)
     book = context.connection.traffic
     traffic = [
@@ -45,19 +44,21 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
 
 
 def open_post(context: Context, roll: RollCall, peers: Sequence[int], size: int, *, two_ways: bool = False) -> Post:
-    """This worker's end of the messages with entries of vectors of this length. Every worker calls it at the same time.
-
-    Raises:
-        PeerError: somebody did not come.
-        ConfigError: no socket could be bound.
-    """
+    """Return this worker's end of messages with entries of vectors of ``size``; every worker calls it together, as
+    above."""
     transport, where = context.connection.transport, "start of the exchange of entries"
+    # Workers on one machine use the loopback interface, without a meeting address.
     hosts = {one["_host"] for one in compare(transport, {"_host": context.world.host}, where)}
     with roll.waiting(f"the {where}"):
         return Post(
-            context.rank, peers, transport.gather_text, most_bytes=most_bytes(size), two_ways=two_ways,
-            meeting=context.world.meeting if len(hosts) > 1 else None, timeout_s=context.config.timeout_s,
-        )  # fmt: skip
+            context.rank,
+            peers,
+            transport.gather_text,
+            most_bytes=most_bytes(size),
+            two_ways=two_ways,
+            meeting=context.world.meeting if len(hosts) > 1 else None,
+            timeout_s=context.config.timeout_s,
+        )
 
 
 def _picked(context: Context) -> Exchange | None:

@@ -1,4 +1,4 @@
-"""What comes of the entries that all parties have sent, at once or later."""
+"""The merge of entries from all parties."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from uneven.entries.picked import Array
 
 
 def outcome_of(merge: Merge, own: Array, base: Array, heard: Mapping[int, Unpacked], mine: int) -> Array:
-    """The replica to go on from, shape (size,).
+    """Return the replica to continue from, shape (size,); overwrites ``own``.
 
-    Args:
-        own: the replica as it is; may be used for the outcome.
-        base: as it was after the last exchange.
-        heard: what each party has sent, by its place; added up in the order of the places.
-        mine: the place of this worker's own.
+    ``base`` is the replica after the last exchange; ``heard`` holds each party's entries by place, ``mine`` the own
+    place.
     """
-    places = sorted(heard)
+    places = sorted(heard)  # all workers add up in the same order, so that replicas stay bit-identical
     if merge.combined is Combined.SUM:
         for place in places:
             if place != mine:
@@ -37,12 +34,7 @@ def outcome_of(merge: Merge, own: Array, base: Array, heard: Mapping[int, Unpack
 
 
 class LateEntries(NamedTuple):
-    """Entries under way; stands where ``parameters.late.UnderWay`` does.
-
-    Attributes:
-        arrive: waits for those of all, and says what enters the replica; shape (size,).
-        drop: waits for them.
-    """
+    """Entries under way; implements ``parameters.late.UnderWay``."""
 
     arrive: Callable[[], torch.Tensor]
     drop: Callable[[], object]

@@ -1,4 +1,4 @@
-"""Entries by way of hubs: inside a group everybody tells everybody, between groups hubs tell hubs."""
+"""Entries by way of hubs: all-to-all inside a group, and between the hubs of groups."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ from uneven.entries.picked import Array, Picked
 
 
 class Overlay:
-    """One speaker's part. What is handed on is in nobody's accumulator, so nothing of it is sent a second time.
-
-    Args:
-        groups: speakers, by group; the first of each is its hub.
-        send, receive: a message to a rank; what the next message of a rank holds.
-    """
+    """One speaker's part; the first speaker of each group is its hub."""
 
     def __init__(
-        self, groups: Sequence[Sequence[int]], rank: int, send: Callable[[int, bytes], None],
+        self,
+        groups: Sequence[Sequence[int]],
+        rank: int,
+        send: Callable[[int, bytes], None],
         receive: Callable[[int, int], Picked],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._near = next(group for group in groups if rank in group)
         self._hubs = [group[0] for group in groups]
         self._rank = rank
-        self._send, self._receive = send, receive
+        self._send = send
+        self._receive = receive
 
     def heard(self, own: Picked, clock: int) -> Array:
-        """The sum of what all others have sent, shape (n,).
-
-        Args:
-            own: what this speaker sends.
-        """
+        """Return the sum of all other speakers' entries, shape (n,); ``own`` are this speaker's."""
         near, hub = [rank for rank in self._near if rank != self._rank], self._near[0]
         others = np.zeros(own.size, dtype=own.values.dtype)
         self._tell(near, own, clock)
@@ -41,6 +36,8 @@ class Overlay:
         if self._rank != hub:
             self._receive(hub, clock).add_to(others)
         elif len(self._hubs) > 1:
+            # A hub forwards its group's entries without its accumulator, so nothing is sent twice.
+            # `others` holds the group's entries now, and gets those of the other groups below.
             out, far = others.copy(), np.zeros_like(others)
             own.add_to(out)
             hubs = [rank for rank in self._hubs if rank != hub]
@@ -62,6 +59,6 @@ class Overlay:
 
 
 def sparse(vector: Array) -> Picked:
-    """All of a vector that is not zero, or the vector where that takes no more bytes."""
+    """Return the nonzero entries of a vector (n,), or all of it if that takes no more bytes."""
     places = np.flatnonzero(vector)
     return shortest(Picked(len(vector), places, vector[places]), vector)

@@ -1,10 +1,7 @@
 """Messages of any length between workers: in order, encrypted, over ZeroMQ.
 
-Every worker has a key pair of its own for the run; the public ones pass over the line on which workers compare their
-settings. A socket lets in nobody else, and who sent a message is told by its key, not by what it says.
-
-Where a line carries nothing for a while, TCP sends again what was under way. ZeroMQ makes a connection that was closed
-anew, without what was on it; messages are numbered, so that one is missed where it was lost.
+Every worker has its own key pair for the run. Workers exchange the public keys over the line on which they compare
+settings. A socket accepts only these keys, and the key, not the content, identifies a message's sender.
 """
 
 from __future__ import annotations
@@ -23,42 +20,37 @@ from zmq.utils.monitor import recv_monitor_message
 from uneven.errors import ConfigError
 
 _DOMAIN = b"uneven"
-_LINGER_MS = 1000
-"""See ``uneven.server.host``."""
-
+_LINGER_MS = 1000  # see uneven.server.host
 _LOOK_MS = 50
-_GRACE_S = 0.3
-"""How long what a worker has sent may still take when its connection is found to be closed."""
-
+_GRACE_S = 0.3  # for messages still in the socket after its connection was closed
 _HELLO, _MESSAGE, _BYE, _EARLY = b"\0", b"\1", b"\2", b"\3"
 
 
 class Post:
-    """One worker's end. All workers of a run make theirs at the same time, also those that have no peers.
+    """One worker's end. All workers of a run create theirs at the same time, also those without peers.
 
     Args:
-        peers: ranks that it sends to and hears; each names the other.
-        texts: everybody's text, by rank.
-        meeting: an address that shows on which of its interfaces a worker is reached; None where all are on one
-            machine.
-        most_bytes: of a message.
-        timeout_s: how long one waits for a message.
-        two_ways: whether there is a second connection to each, on which short messages overtake what is on the first.
+        texts: gathers a text from every rank.
+        meeting: an address that determines the interface to listen on; None if all workers are on one machine.
+        two_ways: whether a second connection to each peer lets short messages overtake others.
 
     Attributes:
-        key: this worker's public one, in Z85.
-        patient: whether a wait is to go on, however long it takes; None where ``timeout_s`` ends it.
-
-    Raises:
-        ConfigError: no socket could be bound.
-        RuntimeError: a peer did not come.
+        patient: whether to continue a wait; None if ``timeout_s`` ends it.
     """
 
     def __init__(
-        self, rank: int, peers: Sequence[int], texts: Callable[[str], Sequence[str]], *, meeting: str | None,
-        most_bytes: int, timeout_s: float, two_ways: bool = False,
-    ) -> None:  # fmt: skip
-        self._rank, self._timeout_s = rank, timeout_s
+        self,
+        rank: int,
+        peers: Sequence[int],
+        texts: Callable[[str], Sequence[str]],
+        *,
+        meeting: str | None,
+        most_bytes: int,
+        timeout_s: float,
+        two_ways: bool = False,
+    ) -> None:
+        self._rank = rank
+        self._timeout_s = timeout_s
         self.patient: Callable[[], bool] | None = None
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -82,9 +74,10 @@ class Post:
         self._early: dict[int, deque[bytes]] = {peer: deque() for peer in self._fast}
         self._monitors = {peer: out.get_monitor_socket(zmq.EVENT_DISCONNECTED) for peer, out in self._out.items()}
         self._boxes: dict[int, deque[Any]] = {peer: deque() for peer in peers}
-        self._sent, self._heard = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)  # messages
-        self._broken: dict[int, str] = {}  # who cannot be heard any more, and why
-        self._gone: set[int] = set()
+        self._sent = dict.fromkeys(peers, 0)  # number of the last message to each peer
+        self._heard = dict.fromkeys(peers, 0)  # number of the last message from each peer
+        self._broken: dict[int, str] = {}  # peers with a lost message, and the error
+        self._gone: set[int] = set()  # peers whose connection was closed
         self._poller = zmq.Poller()
         for one in (self._in, self._guard, *self._monitors.values()):
             self._poller.register(one, zmq.POLLIN)
@@ -95,38 +88,35 @@ class Post:
             raise
 
     def send(self, peer: int, message: bytes) -> None:
-        """Returns at once; the message is on its way while the training goes on."""
+        """Send a message in the background."""
         self._out[peer].send_multipart([self._numbered(peer, _MESSAGE), message], copy=False)
 
     def send_early(self, peer: int, message: bytes) -> None:
-        """A short message that overtakes others, where there are two ways; returns at once."""
+        """Send a short message that overtakes others, if there are two ways; does not wait."""
         self._fast[peer].send_multipart([_EARLY, message])
 
     def early(self, peer: int) -> list[bytes]:
-        """What has come of such messages of a peer. Does not wait."""
+        """Return the overtaking messages from a peer that are here; does not wait."""
         self._look(0)
         box, self._early[peer] = self._early[peer], deque()
         return list(box)
 
     def receive(self, peer: int) -> memoryview:
-        """The next message of a peer. Waits.
-
-        Raises:
-            RuntimeError: none came in time, or the peer is gone.
-        """
+        """Wait for the next message of a peer; raises :class:`RuntimeError` if none came in time or the peer has
+        failed."""
         kind, message = self._next(peer)
         if kind != _MESSAGE:
             raise RuntimeError(f"rank {peer} has ended its part of the run")
         return memoryview(message)
 
     def arrived(self, peer: int) -> bool:
-        """Whether a message of a peer lies here. Does not wait."""
+        """Return whether a message of a peer is here; does not wait."""
         if not self._boxes[peer]:
             self._look(0)
         return bool(self._boxes[peer]) and self._boxes[peer][0][0] == _MESSAGE
 
     def close(self, failed: bool) -> None:
-        """Let go of the sockets, when all peers are through or something has failed."""
+        """Close the sockets when all peers have ended, or immediately if something has failed."""
         try:
             if not failed:
                 self._all_say(_BYE)
@@ -154,12 +144,12 @@ class Post:
     def _connect(self, said: dict[str, str], public: bytes, secret: bytes) -> Any:
         out = self._context.socket(zmq.PUSH)
         out.curve_publickey, out.curve_secretkey, out.curve_serverkey = public, secret, said["key"].encode()
-        out.setsockopt(zmq.SNDHWM, 0)  # no worker is ahead of another by more than the policy lets it
+        out.setsockopt(zmq.SNDHWM, 0)  # unlimited: the policy bounds how far a worker leads another
         out.connect(said["at"])
         return out
 
     def _admit(self) -> None:
-        """Answer ZeroMQ's question whether a key may come in (ZAP, https://rfc.zeromq.org/spec/27/)."""
+        # ZeroMQ asks here whether a key may connect (ZAP, https://rfc.zeromq.org/spec/27/).
         _, request, domain, _, _, mechanism, *credentials = self._guard.recv_multipart()
         rank = self._known.get(credentials[0]) if credentials else None
         known = rank is not None and (domain, mechanism) == (_DOMAIN, b"CURVE")
@@ -168,7 +158,7 @@ class Post:
 
     # ---------------------------------------------------------------- messages
     def _all_say(self, word: bytes) -> None:
-        """Say it to all peers, and wait until all have said it."""
+        """Send a control message to all peers, and wait for it from all of them."""
         for peer, out in self._out.items():
             if peer not in self._gone:
                 out.send_multipart([self._numbered(peer, word), b""])
@@ -185,7 +175,7 @@ class Post:
         while not box:
             self._look()
             now_s = time.monotonic()
-            if peer in self._gone and not box:
+            if peer in self._gone and not box:  # its last messages may still be in the socket
                 limit_s = min(limit_s, now_s + _GRACE_S)
             if peer in self._broken and not box:
                 raise RuntimeError(self._broken[peer])
@@ -222,7 +212,7 @@ class Post:
                 self._gone.add(peer)
 
     def _take(self, peer: int, head: bytes, message: Any) -> None:
-        """What has come of a peer; nothing any more once one of its messages is missing."""
+        # ZeroMQ reconnects silently after a connection was closed, and loses the messages on it. Their numbers show it.
         number, expected = int.from_bytes(head[1:], "little"), self._heard[peer] + 1
         if number == expected:
             self._heard[peer] = number
@@ -235,8 +225,8 @@ class Post:
 
 
 def own_address(meeting: str) -> str:
-    """This machine's address on the way to another one, or to itself; nothing is sent."""
+    """Return this machine's address on the route to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((meeting, 9))
+        probe.connect((meeting, 9))  # UDP: sends nothing, but selects the route
         address: str = probe.getsockname()[0]
         return address

@@ -1,4 +1,4 @@
-"""Sums of whole vectors between speakers, added up on the way: no more bytes than an all-reduce takes."""
+"""Sums of whole vectors between speakers, with no more bytes than an all-reduce."""
 
 from __future__ import annotations
 
@@ -11,34 +11,31 @@ from uneven.entries.picked import Array, Picked
 
 
 class WholeSum:
-    """Each speaker adds up one part of the vector for all, and sends it to all: 2 (K − 1) / K vectors in two rounds.
-
-    Args:
-        speakers: ranks, the same on all.
-        rank: this one.
-        send, receive: a message to a rank, the next message of a rank.
-    """
+    """A reduce-scatter and an all-gather between speakers, 2 (K − 1) / K vectors; their order is the same on all."""
 
     def __init__(
-        self, speakers: Sequence[int], rank: int, send: Callable[[int, bytes], None],
+        self,
+        speakers: Sequence[int],
+        rank: int,
+        send: Callable[[int, bytes], None],
         receive: Callable[[int, int, int], Picked],
-    ) -> None:  # fmt: skip
-        self._speakers, self._rank = tuple(speakers), rank
-        self._send, self._receive = send, receive
+    ) -> None:
+        self._speakers = tuple(speakers)
+        self._rank = rank
+        self._send = send
+        self._receive = receive
 
     def of(self, own: Array, clock: int) -> Array:
-        """The sum over all speakers, in their order; ``own`` has the shape (n,) on each."""
+        """Return the sum over all speakers, shape (n,) like ``own`` on each of them."""
         ends = np.linspace(0, len(own), len(self._speakers) + 1).astype(int)
-        parts = {
-            rank: slice(low, high) for rank, low, high in zip(self._speakers, ends[:-1], ends[1:], strict=True)
-        }
+        parts = {rank: slice(low, high) for rank, low, high in zip(self._speakers, ends[:-1], ends[1:], strict=True)}
         for rank in self._others():
             self._send(rank, _message(own[parts[rank]], clock))
         mine, total = parts[self._rank], np.empty_like(own)
         heard = {rank: self._receive(rank, clock, mine.stop - mine.start).dense() for rank in self._others()}
         heard[self._rank] = own[mine]
         total[mine] = 0
-        for rank in self._speakers:
+        for rank in self._speakers:  # in a fixed order, so that rounding does not depend on which speaker sums
             total[mine] += heard[rank]
         message = _message(total[mine], clock)
         for rank in self._others():
