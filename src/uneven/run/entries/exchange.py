@@ -43,8 +43,7 @@ class Moved(NamedTuple):
     """A worker's input to an exchange.
 
     ``weight`` are its party's samples since the last exchange; its own steps count as ``part``; ``rate`` is the
-    learning
-    rate as a part of the first one.
+    learning rate as a part of the first one.
     """
 
     clock: int
@@ -57,8 +56,7 @@ class EntriesExchange:
     """One worker's part in exchanges of picked entries of ``flat``, the trained parameters.
 
     The first worker of each party is its speaker: it picks, sends to all other speakers, receives from them, and
-    forwards
-    to its party, whose workers hold one replica together.
+    forwards to its party, whose workers hold one replica together.
 
     Args:
         post: its peers are those of :func:`peers_of`.

@@ -100,9 +100,9 @@ class Piggyback:
     """Slots behind the smallest bucket of an exchange: calls of ranks with their rows, and a mark of each rank's place.
 
     It needs gradients in host memory, and exchanges that are sums. Each rank fills its own row of a table and leaves
-    the
-    others zero, so the sum holds all rows. No rank knows beforehand if another will call, so every exchange carries the
-    table: a few hundred numbers. ``apart`` is true if the marks of :mod:`uneven.run.gradients.instep` did not cancel.
+    the others zero, so the sum holds all rows. No rank knows beforehand if another will call, so every exchange carries
+    the table: a few hundred numbers. ``apart`` is true if the marks of :mod:`uneven.run.gradients.instep` did not
+    cancel.
     """
 
     def __init__(self, rank: int, size: int, length: int) -> None:

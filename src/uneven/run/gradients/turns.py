@@ -51,8 +51,8 @@ class PassFollower:
 
     The exchange happens when the script asks for its next batch, and counts the current batch's samples. If the script
     asks before it has stepped the optimizer (a prefetcher does), the exchanged parameters lack those samples. Under
-    shadow
-    policies the order does not matter: ``strict`` is false. ``padded`` is called with whether a pass's batch only pads.
+    shadow policies the order does not matter: ``strict`` is false. ``padded`` is called with whether a pass's batch
+    only pads.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What a session looks at and hangs on the user's model, and how it is taken off again."""
+"""Checks of the user's model, and hooks on it that a session removes at its end."""

@@ -1,4 +1,4 @@
-"""Is this a model whose gradients can be carried, and is it the same on every rank?"""
+"""Checks that a session can exchange a model's gradients, and that the model is the same on every rank."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from torch.nn.parameter import is_lazy
 from uneven.errors import ConfigError
 from uneven.skew.norms import batch_norms
 
+# Classes of modules, and of owners of their hooks, that exchange gradients or parameters. Compared by name, because
+# importing torch's classes takes half a second that most runs do not need.
 _EXCHANGERS = {
     "DistributedDataParallel": "DistributedDataParallel averages its gradients",
     "FullyShardedDataParallel": "FullyShardedDataParallel holds a part of its parameters on each rank",
     "FSDPModule": "fully_shard holds a part of its parameters on each rank",
     "_ReplicateState": "replicate averages its gradients",
 }
-"""Classes of modules, and of owners of their hooks, that exchange gradients or parameters. They are told by name, of
-whatever package, since importing torch's takes half a second that most runs have no use for."""
 
 
 def check_model(model: nn.Module) -> torch.device:
-    """The device of the model's parameters.
+    """Return the device of the model's parameters.
 
     Raises:
-        ConfigError: it is wrapped already, has nothing to train, has parameters without values, or is spread
-            over devices.
+        ConfigError: the model is wrapped, has nothing to train, has parameters without values, or uses several devices.
     """
     if not is_sharded(model):
         refuse_wrapped(model)
@@ -56,21 +55,15 @@ def check_model(model: nn.Module) -> torch.device:
 
 
 def parts_called(model: nn.Module) -> list[nn.Module]:
-    """The modules that a script calls: the model, or the parts of one that has no ``forward``, such as a ModuleDict."""
+    """Return the modules that a script calls: the model, or its parts if it has no ``forward``, such as a
+    ModuleDict."""
     if getattr(model.forward, "__func__", None) is not nn.Module.forward:
         return [model]
     return list(dict.fromkeys(one for part in model.children() for one in parts_called(part)))
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, knows: Callable[[nn.Parameter], object]) -> None:
-    """Can a session see the steps of an optimizer, and are all its parameters exchanged?
-
-    Args:
-        knows: whether the session exchanges what a parameter needs.
-
-    Raises:
-        ConfigError: naming what is not seen or not exchanged, and the way out.
-    """
+    """Raise :class:`ConfigError` unless a session sees an optimizer's steps and ``knows`` all its parameters."""
     kind = type(optimizer).__name__
     if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
         raise ConfigError(
@@ -89,23 +82,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, knows: Callable[[nn.Parame
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ``fully_shard`` was called on this model."""
+    """Return whether ``fully_shard`` was called on this model."""
     return _is(model, "FSDPModule")
 
 
 def shards_of(model: nn.Module) -> list[Any]:
-    """The modules of a model that ``fully_shard`` was called on, itself among them."""
+    """Return the modules on which ``fully_shard`` was called, including the model itself."""
     return [module for module in model.modules() if _is(module, "FSDPModule")]
 
 
 def check_sharded(model: nn.Module, workers: int, refusal: str) -> None:
-    """Can a session weigh the gradients of a model that ``fully_shard`` has divided?
+    """Raise :class:`ConfigError` unless a session can weight the gradients of a ``fully_shard`` model.
 
-    Args:
-        refusal: why not, whatever the model is; "" if nothing stands against it.
-
-    Raises:
-        ConfigError: naming what stands against it.
+    ``refusal`` is a reason that does not depend on the model; "" if there is none.
     """
     if refusal:
         raise ConfigError(f"a model of fully_shard {refusal}")
@@ -134,11 +123,8 @@ def _is(one: object, base: str) -> bool:
 
 
 def refuse_sparse_on_accelerator(model: nn.Module) -> None:
-    """Sparse gradients are added up by gloo, in host memory; nothing adds them up on accelerators.
-
-    Raises:
-        ConfigError: naming the layer.
-    """
+    """Raise :class:`ConfigError` for a layer with sparse gradients on an accelerator."""
+    # gloo sums sparse gradients in host memory; no backend of ours sums them on accelerators.
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.device.type != "cpu":
             raise ConfigError(
@@ -148,13 +134,9 @@ def refuse_sparse_on_accelerator(model: nn.Module) -> None:
 
 
 def refuse_wrapped(model: nn.Module, since: str = "") -> None:
-    """Refuse a model in which somebody else exchanges gradients or parameters.
+    """Raise :class:`ConfigError` if another library exchanges the model's gradients or parameters.
 
-    Args:
-        since: what had been called when the model was still plain, if anything.
-
-    Raises:
-        ConfigError: naming who, and which module or parameter.
+    ``since`` names what was called when the model was still plain, if anything.
     """
     what = next(_exchangers(model), None)
     if what is not None:
@@ -167,6 +149,7 @@ def refuse_wrapped(model: nn.Module, since: str = "") -> None:
 
 def _exchangers(model: nn.Module) -> Iterator[str]:
     for path, module in model.named_modules():
+        # `replicate` shows only in the owner of its hooks, not in the module's class.
         owners = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
         for base in chain(type(module).__mro__, *(type(owner).__mro__ for owner in owners)):
             if base.__name__ in _EXCHANGERS:
@@ -177,7 +160,7 @@ def _exchangers(model: nn.Module) -> Iterator[str]:
 
 
 def describe_model(model: nn.Module) -> dict[str, str]:
-    """Names, shapes and types, for the comparison of the ranks."""
+    """Return names, shapes and types of parameters and buffers, to compare the ranks."""
     trained = {f"parameter {name}": p.requires_grad for name, p in model.named_parameters()}
     named = chain(
         ((f"parameter {name}", p) for name, p in model.named_parameters()),
@@ -190,7 +173,7 @@ def describe_model(model: nn.Module) -> dict[str, str]:
 
 
 def unused_parameters(model: nn.Module, parameters: list[nn.Parameter], iteration: int) -> str:
-    """A message that names those that the last backward pass did not reach."""
+    """Return a message with the names of parameters that the last backward pass did not reach."""
     ids = {id(p) for p in parameters if p.grad is None}
     names = [name for name, p in model.named_parameters() if id(p) in ids]
     shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
@@ -202,5 +185,5 @@ def unused_parameters(model: nn.Module, parameters: list[nn.Parameter], iteratio
 
 
 def least_samples(model: nn.Module) -> int:
-    """Samples that a worker needs in a step: two if batch norm takes the variance of its own part of the batch."""
+    """Return the samples that a worker needs in a step: 2 if batch norm uses the variance of its part of the batch."""
     return 2 if any(not isinstance(model.get_submodule(name), nn.SyncBatchNorm) for name in batch_norms(model)) else 1

@@ -1,8 +1,8 @@
-"""Hooks on the user's model that belong to one session and do not follow copies of the model.
+"""Hooks on the user's model that belong to one session and are not copied with the model.
 
-Averaged models (``copy.deepcopy``) and saved ones (``torch.save(model)``) would take their hooks along. A copy is
-nobody's replica: its forward passes must exchange nothing, and who reads the file may not have this package.
-``copyreg``, which ``pickle`` and ``copy`` both ask, is told how to leave our hooks out of the state of a model's class.
+Averaged models (``copy.deepcopy``) and saved ones (``torch.save(model)``) would include the hooks. But a copy must
+exchange nothing, and a reader of the file may not have this package. So ``copyreg``, which ``pickle`` and ``copy`` both
+use, gets a function that leaves our hooks out of the state.
 """
 
 from __future__ import annotations
@@ -20,51 +20,46 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 
+# Attributes with a module's hooks, and with how to call them; all by the number of the hook.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _ABOUT_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
-"""Where a module keeps its hooks, and what they are called with; all by the number of the hook."""
 
 _lock = threading.RLock()  # a finalizer may run while its own thread holds it
 _users: Counter[type] = Counter()
-_others: dict[type, Callable[[Any], Any] | None] = {}  # what copyreg knew of these classes before
+_others: dict[type, Callable[[Any], Any] | None] = {}  # copyreg's earlier functions for these classes
 
 
-@_disable_dynamo  # the public way imports all of torch.compile at once
+@_disable_dynamo  # the public torch.compiler.disable imports all of torch.compile
 def _uncompiled(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return call(*args, **kwargs)
 
 
 class ModelHook:
-    """Calls ``call``; in a copy of the model it does nothing.
-
-    A copy has one only where the model's class copies itself in a way of its own, such as parametrized modules do.
-    """
+    """Calls ``call``; in a copy of the model it does nothing."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # a model that is compiled after setup takes its hooks along
+        if torch.compiler.is_compiling():  # a model compiled after setup keeps its hooks
             return _uncompiled(self._call, args, kwargs)
         return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python has no function that does nothing; this one takes any arguments, does next to nothing, and can be read
-        # from a file everywhere.
+        # Only a class that copies itself, as parametrized modules do, copies a hook too. Python has no function that
+        # does nothing; this one takes any arguments, does next to nothing, and can be unpickled everywhere.
         return partial, (sys.audit, "uneven.copy_of_a_hook")
 
 
 class Undo:
-    """What takes off again all that somebody has put on objects of the user's: when it is called, or when who has put
-    it there is gone. Nothing in it may lead back to that one."""
+    """Undoes an owner's changes to the user's objects, when called or when the owner is garbage-collected."""
 
     def __init__(self, owner: object) -> None:
-        self._calls: list[Callable[[], object]] = []
+        self._calls: list[Callable[[], object]] = []  # must not refer to the owner, or it would never be collected
         self._end = weakref.finalize(owner, _call_all, self._calls)
         self._end.atexit = False
 
     def add(self, *calls: Callable[[], object]) -> None:
-        """More to be called then, in order."""
         self._calls += calls
 
     def __call__(self) -> None:
@@ -78,7 +73,7 @@ def _call_all(calls: list[Callable[[], object]]) -> None:
 
 
 def keep_out_of_copies(model: nn.Module) -> Callable[[], object]:
-    """Leave the hooks that are now on ``model`` and its layers out of copies; returns what ends that."""
+    """Leave the current hooks of ``model`` and its layers out of copies; return the function that ends this."""
     kinds = {type(module) for module in model.modules() if _ours(vars(module))}
     with _lock:
         for kind in kinds:
@@ -107,7 +102,7 @@ def _reduce(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _without_ours(what: Any) -> Any:
-    """The same without our hooks, where it is a module's state or a tuple that holds one."""
+    """Return a module's state, or a tuple that holds one, without our hooks."""
     if type(what) is tuple:
         return tuple(map(_without_ours, what))
     if not isinstance(what, dict) or not (ours := _ours(what)):
@@ -120,5 +115,5 @@ def _without_ours(what: Any) -> Any:
 
 
 def _ours(state: dict[str, Any]) -> set[int]:
-    """The numbers of our hooks in the state of a module."""
+    """Return the numbers of our hooks in a module's state."""
     return {key for name in _HOOKS for key, hook in state.get(name, {}).items() if isinstance(hook, ModelHook)}

@@ -1,8 +1,8 @@
-"""Notices what would change a model's training without a word, once a session carries the model.
+"""Detection of changes that would silently affect a model's training during a session.
 
-Somebody else may average its gradients (a ``DistributedDataParallel`` around it), take its parameters away
-(``fully_shard``), or give it parameters that the session has not seen. What is around a model shows in its forward
-pass, where looking costs the reading of one attribute; the model itself is looked at once an epoch.
+Another library may average its gradients (a ``DistributedDataParallel`` around it), shard its parameters
+(``fully_shard``), or add parameters. A wrapper shows in a forward pass, at the cost of reading one attribute; the
+model itself is checked once an epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _open: set[ModelWatch] = set()
 
 
 class _Seen(NamedTuple):
-    """A parameter, as it was when the session saw it."""
+    """A parameter when the session was set up."""
 
     name: str
     parameter: weakref.ref[nn.Parameter]
@@ -37,54 +37,46 @@ class _Seen(NamedTuple):
 
 
 class Unwatched:
-    """Stands where a :class:`ModelWatch` does as long as there is no model, or nobody else to train it with."""
+    """Implements :class:`ModelWatch` without a model, or in a single-process run."""
 
     epoch = -1
 
-    def begin(self, epoch: int) -> None:
-        """The session's loader begins an epoch."""
-
-    def over(self) -> None:
-        """The epoch has no more batches."""
+    def begin(self, epoch: int) -> None: ...
+    def over(self) -> None: ...
 
     def trying(self) -> AbstractContextManager[None]:
-        """Inside, steps are only tried."""
         return nullcontext()
 
 
 class ModelWatch:
-    """Looks after one model from when a session has set it up until :meth:`close`.
+    """A check of one model from ``session.setup`` until :meth:`close`; ``epoch`` is the loader's, at first -1."""
 
-    Attributes:
-        epoch: that the session's loader is in, or was last in; -1 before the first.
-    """
-
-    _midway = 0
-    """How many watched models are in the middle of an epoch now."""
+    _midway = 0  # number of watched models that are mid-epoch now
 
     def __init__(self, model: nn.Module, warn: Callable[[str], None] = lambda text: None) -> None:
-        self.epoch, self._warn = -1, warn
-        self._within = False  # the epoch
-        self._sampled = False  # whether a DistributedSampler has been told of
+        self.epoch = -1
+        self._warn = warn
+        self._within = False  # whether mid-epoch
+        self._sampled = False  # whether a DistributedSampler was reported
         self._tried = False
-        # Whoever closes this when the session is gone holds it, so nothing here may lead to the session, as the model
-        # and the parameters do by their hooks.
+        # A finalizer of the session holds this object, so nothing here may refer to the session, as the model and the
+        # parameters do by their hooks.
         self._model = weakref.ref(model)
         self._seen = {
             id(one): _Seen(name, weakref.ref(one), one.requires_grad) for name, one in model.named_parameters()
         }
         self._synchronised = _synchronised(model)
-        self._innocent: weakref.ref[nn.Module] | None = None  # a DistributedDataParallel that has none of them
-        called, hook = parts_called(model), ModelHook(self._before_forward)
+        self._innocent: weakref.ref[nn.Module] | None = None  # a DistributedDataParallel without these parameters
+        called = parts_called(model)
+        hook = ModelHook(self._before_forward)
         handles = [one.register_forward_pre_hook(hook, prepend=True) for one in called]
         self._undo = [*(one.remove for one in handles), keep_out_of_copies(model)]
-        self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()  # parameters at the last look
+        self._groups = weakref.WeakKeyDictionary[torch.optim.Optimizer, int]()  # parameters at the last check
         _see_steps()
         _see_samplers()
         _open.add(self)
 
     def close(self) -> None:
-        """Leave the model alone from here on."""
         _open.discard(self)
         self._enter(False)
         for undo in self._undo:
@@ -93,11 +85,7 @@ class ModelWatch:
         self._seen.clear()
 
     def begin(self, epoch: int) -> None:
-        """The session's loader begins an epoch.
-
-        Raises:
-            ConfigError: the model is not what was set up.
-        """
+        """Check the model when the session's loader starts an epoch; raises :class:`ConfigError` if it was changed."""
         model = self._model()
         if model is not None:
             refuse_wrapped(model, "session.setup was called")
@@ -108,17 +96,13 @@ class ModelWatch:
         self._enter(True)
 
     def over(self) -> None:
-        """The epoch has no more batches."""
         self._enter(False)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step, perhaps one that was made after the model was set up.
-
-        Raises:
-            ConfigError: it holds parameters of this model, and others that no worker exchanges.
-        """
+        """Check the parameters of an optimizer, which may have been created after setup.
+        Raises :class:`ConfigError` if it holds parameters of this model, and others that no worker exchanges."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._groups.get(optimizer) == count:
+        if self._groups.get(optimizer) == count:  # already checked; this runs at every step
             return
         model = self._model()
         if model is not None and any(self._find(one) for group in optimizer.param_groups for one in group["params"]):
@@ -127,7 +111,7 @@ class ModelWatch:
         self._groups[optimizer] = count
 
     def before_sampling(self) -> None:
-        """A ``DistributedSampler`` begins. Within the loop and with gradients, its samples train the model too."""
+        # Mid-epoch and with gradients, the samples of a DistributedSampler train the model too.
         if self._within and torch.is_grad_enabled() and not self._sampled:
             self._sampled = True
             self._warn(
@@ -138,7 +122,7 @@ class ModelWatch:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Inside, steps are only tried, on batches that are nobody's."""
+        """Allow steps inside that are only tried, on batches of no loader."""
         self._tried = True
         try:
             yield
@@ -150,11 +134,11 @@ class ModelWatch:
         self._within = within
 
     def shares(self, model: nn.Module) -> str | None:
-        """The name of a parameter of this model that ``model`` has too."""
+        """Return the name of a parameter of this model that ``model`` also has."""
         return next((seen.name for one in model.parameters() if (seen := self._find(one)) is not None), None)
 
     def _find(self, parameter: nn.Parameter) -> _Seen | None:
-        seen = self._seen.get(id(parameter))  # a number that another one may have had before
+        seen = self._seen.get(id(parameter))  # the id may be reused from a freed parameter
         return seen if seen is not None and seen.parameter() is parameter else None
 
     def _compare(self, model: nn.Module) -> None:
@@ -181,7 +165,7 @@ class ModelWatch:
             )
 
     def _look_at_hooks(self, model: nn.Module) -> None:
-        """A hook of a parameter changes the gradient of this worker's part, before the exchange."""
+        """Warn of a hook on a parameter's gradient: it changes this worker's part, before the exchange."""
         for name, one in model.named_parameters():
             hooks = chain((one._backward_hooks or {}).values(), (one._post_accumulate_grad_hooks or {}).values())
             if not all(str(getattr(hook, "__module__", "")).startswith("uneven.") for hook in hooks):
@@ -219,7 +203,7 @@ class ModelWatch:
 
 @cache
 def _see_steps() -> None:
-    """Once in a process: taken off during a step, a hook would change torch's table while torch walks over it."""
+    # Once a process and never removed: torch iterates over its table of hooks during a step.
     register_optimizer_step_pre_hook(_before_step)
 
 
@@ -229,13 +213,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 def refuse_shared(model: nn.Module) -> None:
-    """Refuse a model that a session carries already.
-
-    Raises:
-        ConfigError: naming a parameter.
-    """
+    """Raise :class:`ConfigError` if an open session already has the model."""
     if _shared(model):
-        gc.collect()  # it may be a session that nobody has any more
+        gc.collect()  # the session may be unreachable
     if name := _shared(model):
         raise ConfigError(
             f"parameter {name} belongs to a session that is still open, and would be exchanged twice: close that one "
@@ -257,7 +237,7 @@ def _some(names: list[str]) -> str:
 
 @cache
 def _see_samplers() -> None:
-    """Once in a process, and for good, as torch has no hook there."""
+    # torch has no hook here, so the method is replaced, once a process.
     plain = DistributedSampler.__iter__
 
     def begins(sampler: DistributedSampler[Any]) -> Iterator[Any]:

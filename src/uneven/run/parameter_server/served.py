@@ -410,8 +410,7 @@ class Served:
 
     def load_state_dict(self, numbers: dict[str, Any], vectors: dict[str, Tensor]) -> None:
         """Load :meth:`state_dict`, vectors (size,), before the first step, also with other workers. Another policy
-        starts from
-        scratch."""
+        starts from scratch."""
         if not check_saved(self._policy, self.copy, numbers, vectors, self._replica.flat.size, self._outer.names):
             return
         self._loaded = centre_of(vectors, self._replica.flat.dtype)

@@ -86,10 +86,9 @@ class Replica:
     """The exchanged part of ``model``: the trained parameters, and the running statistics of batch norm.
 
     Statistics are linear in those of the batches, so they are averaged with the parameters' weights, or merged like
-    them
-    if the merge has ``whole``. Other buffers stay local. One kind of merge may keep state between exchanges. ``merged``
-    is
-    the result of the last exchange, equal on all its members, shape (size,), if :meth:`keep_merged` was called.
+    them if the merge has ``whole``. Other buffers stay local. One kind of merge may keep state between exchanges.
+    ``merged`` is the result of the last exchange, equal on all its members, shape (size,), if :meth:`keep_merged` was
+    called.
     """
 
     def __init__(self, model: nn.Module) -> None:

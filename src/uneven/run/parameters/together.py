@@ -18,8 +18,7 @@ class Exchanging(Protocol):
     """One worker's part in the exchanges apart from the mean of all gradients.
 
     ``clock`` counts steps. ``followed`` means that :meth:`passing` is called with each pass, as batches may be handed
-    out
-    ahead of their steps.
+    out ahead of their steps.
     """
 
     clock: int
