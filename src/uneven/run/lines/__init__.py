@@ -1,7 +1,7 @@
-"""Lines: the door to other workers for whatever wants to exchange something with them.
+"""Lines: the connections of a component to the same component on other workers.
 
-A line has a name and a process group of its own, so what passes on one never meets what passes on another. Waiting,
-the roll call of who is missing, time-outs and bytes are seen to here, once.
+A line has a name and its own process group, so messages on two lines never mix. Lines implement waiting, the roll call
+of missing workers, time-outs and byte counts.
 """
 
 from uneven.run.lines.base import Handle, Line, Lines

@@ -1,4 +1,4 @@
-"""What a line can do, whoever carries it."""
+"""The interface of a line, independent of its transport."""
 
 from __future__ import annotations
 
@@ -14,29 +14,23 @@ from uneven.errors import ConfigError
 from uneven.run.lines.traffic import Traffic, TrafficBook, bytes_of_sum
 
 Waiting = Callable[[str], AbstractContextManager[None]]
-"""What is waited for → a block inside of which this worker waits for others. Time in it is an exchange's, and a failure
-in it becomes a PeerError that names the missing."""
+"""A function from the name of an exchange to a context in which this worker waits for others. Time inside counts as
+communication, and a failure inside becomes a PeerError with the missing ranks."""
 
 
 class Work(Protocol):
-    """What a carrier has begun."""
+    """A started exchange."""
 
     def wait(self) -> tuple[int, ...] | None:
-        """Return when it is done here.
-
-        Returns:
-            The ranks whose tensors are in it; None if those of all members are.
-
-        Raises:
-            RuntimeError: somebody did not take part.
-        """
+        """Wait until it has ended here; return the ranks whose tensors are in it, or None for all members.
+        Raises :class:`RuntimeError` if a worker did not take part."""
         ...
 
 
 class Carrier(Protocol):
-    """Moves tensors among the members of one line. ``peer`` and ``source`` are ranks of the run.
+    """The transport of tensors among the members of one line. ``peer`` and ``source`` are ranks of the run.
 
-    All begin and come back; a tensor may not be touched until the work is done.
+    All methods start an exchange and return; its tensors must not be used until the work is done.
     """
 
     def sum(self, tensor: Tensor) -> Work: ...
@@ -49,22 +43,23 @@ class Carrier(Protocol):
 
 
 class Handle:
-    """An exchange that is under way. It must be waited for: only then are its tensors this worker's again."""
+    """An exchange under way. Wait for it before you use its tensors again."""
 
     def __init__(self, work: Work, what: str, line: Line) -> None:
         self._work: Work | None = work
-        self._what, self._line = what, line
+        self._what = what
+        self._line = line
         self._there = line.members
 
     def wait(self) -> tuple[int, ...]:
-        """Return when the exchange is done on this worker. A second time returns at once.
+        """Wait until the exchange has ended on this worker; a second call returns immediately.
 
         Returns:
-            The ranks whose tensors are in it, the same on all members: all of them, but in an elastic run those of a
-            worker that was lost may be missing.
+            The ranks whose tensors are in it, the same on all members. In an elastic run a lost worker's may be
+            missing.
 
         Raises:
-            PeerError: somebody did not take part in time; the message says who.
+            PeerError: a worker did not take part in time; the message names it.
         """
         work, self._work = self._work, None
         if work is not None:
@@ -75,22 +70,22 @@ class Handle:
 
 
 class Line:
-    """One part's line to the same part on other workers. All members make the same calls in the same order.
+    """A component's line to the same component on other workers. All members make the same calls in the same order.
 
-    Each call begins an exchange and returns a :class:`Handle`: ``line.sum(x).wait()`` waits at once,
-    ``handle = line.sum(x)`` … ``handle.wait()`` later. All exchanges work on the tensors given, none makes a copy,
-    so they must be contiguous. They must have the same shape and dtype on every member, which only ``ThreadLines``
-    checks: between processes another size ends the run, and another dtype of the same size gives wrong numbers.
+    Each call starts an exchange and returns a :class:`Handle`: ``line.sum(x).wait()`` waits immediately,
+    ``handle = line.sum(x)`` … ``handle.wait()`` later. Exchanges work in place without a copy, so tensors must be
+    contiguous. They must have the same shape and dtype on every member. Only ``ThreadLines`` checks this: between
+    processes another size ends the run, and another dtype of the same size gives wrong numbers.
 
-    Every exchange raises :class:`~uneven.errors.ConfigError` for a tensor that is not contiguous, a rank that is no
+    Every exchange raises :class:`~uneven.errors.ConfigError` for a tensor that is not contiguous, a rank that is not a
     member, and lists of another length than ``members``.
 
     Attributes:
         name: for messages and the journal.
         rank: this worker.
         members: ranks on the line, ascending.
-        waiting: inside of it this worker waits for others.
-        traffic: what has passed on it.
+        waiting: a context in which this worker waits for others.
+        traffic: bytes and waits on this line.
     """
 
     def __init__(
@@ -104,20 +99,20 @@ class Line:
         self._carrier = carrier
 
     def sum(self, tensor: Tensor) -> Handle:
-        """Replace ``tensor`` by its sum over the members."""
+        """Replace ``tensor``, any shape, by its sum over the members."""
         self._flat(tensor)
         sent = bytes_of_sum(tensor.nbytes, len(self.members))
         return self._begin("sum", lambda: self._carrier.sum(tensor), sent)
 
     def broadcast(self, tensor: Tensor, source: int) -> Handle:
-        """Replace ``tensor`` by that of the member ``source``."""
+        """Replace ``tensor``, any shape, by that of the member ``source``."""
         self._check(source)
         self._flat(tensor)
         sent = (len(self.members) - 1) * tensor.nbytes if source == self.rank else 0
         return self._begin("broadcast", lambda: self._carrier.broadcast(tensor, source), sent)
 
     def gather(self, tensor: Tensor, into: list[Tensor]) -> Handle:
-        """Give ``tensor`` to all; ``into`` holds a tensor of that shape for each member, in the order of members."""
+        """Send ``tensor`` to all; ``into`` has a tensor of the same shape for each member, in the order of members."""
         if len(into) != len(self.members):
             raise ConfigError(f"line {self.name!r}: gather into {len(into)} tensors on {len(self.members)} members")
         self._flat(tensor, *into)
@@ -125,8 +120,8 @@ class Line:
         return self._begin("gather", lambda: self._carrier.gather(tensor, into), sent)
 
     def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Handle:
-        """Send the i-th of ``outgoing`` to the i-th member, whose piece for this worker becomes the i-th of
-        ``incoming``. Sizes may differ from pair to pair, and be 0."""
+        """Exchange pieces, any shape: the i-th of ``outgoing`` goes to the i-th member, whose piece arrives in the i-th
+        of ``incoming``. Sizes may differ from pair to pair, and be 0."""
         if not len(outgoing) == len(incoming) == len(self.members):
             raise ConfigError(
                 f"line {self.name!r}: all_to_all with {len(outgoing)} tensors to send and {len(incoming)} to receive "
@@ -137,19 +132,18 @@ class Line:
         return self._begin("all_to_all", lambda: self._carrier.all_to_all(outgoing, incoming), sent)
 
     def send(self, tensor: Tensor, peer: int) -> Handle:
-        """Send ``tensor`` to one other member, which receives it."""
+        """Send ``tensor``, any shape, to one other member, which must receive it."""
         self._check_other(peer)
         self._flat(tensor)
         return self._begin(f"send to rank {peer}", lambda: self._carrier.send(tensor, peer), tensor.nbytes)
 
     def receive(self, tensor: Tensor, peer: int) -> Handle:
-        """Replace ``tensor`` by what one other member sends."""
+        """Replace ``tensor`` by one that another member sends, of the same shape."""
         self._check_other(peer)
         self._flat(tensor)
         return self._begin(f"receive from rank {peer}", lambda: self._carrier.receive(tensor, peer), 0)
 
     def close(self) -> None:
-        """Let go of the group."""
         self._carrier.close()
 
     def _check(self, peer: int) -> None:
@@ -162,7 +156,7 @@ class Line:
             raise ConfigError(f"line {self.name!r}: rank {peer} is this worker itself; name another member")
 
     def _flat(self, *tensors: Tensor) -> None:
-        """gloo takes the memory from the first element on, whatever the strides: it would exchange other elements."""
+        # gloo reads memory from the first element on and ignores strides, so it would exchange other elements.
         for one in tensors:
             if not one.is_contiguous():
                 raise ConfigError(
@@ -174,46 +168,49 @@ class Line:
         if self.rank not in self.members:
             raise ConfigError(f"line {self.name!r}: rank {self.rank} is none of its members, which are {self.members}")
         what = f"{kind} on line {self.name!r}"
-        with self.waiting(what):  # gloo already fails here where a peer is known to be gone
+        with self.waiting(what):  # gloo raises here already if a peer is known to have failed
             work = begin()
         self.traffic.sent_bytes += sent_bytes
         return Handle(work, what, self)
 
 
 class Lines(ABC):
-    """Makes lines; every worker opens the same ones in the same order, also those that it is no member of.
+    """A factory of lines; every worker opens the same ones in the same order, including those of which it is not a
+    member.
 
     Attributes:
         rank: this worker.
         members: all ranks of the run.
         opened: all lines, in that order.
         changing: whether workers may leave and join.
-        book: counts what passes on them.
+        book: counts the traffic on them.
     """
 
     changing = False
 
     def __init__(self, rank: int, members: tuple[int, ...], waiting: Waiting, book: TrafficBook | None = None) -> None:
-        self.rank, self.members = rank, members
+        self.rank = rank
+        self.members = members
         self.opened: list[Line] = []
         self.book = book or TrafficBook()
         self._waiting = waiting
 
     def open(self, name: str, members: Sequence[int] | None = None) -> Line:
-        """A new line.
+        """Return a new line.
 
         Args:
             name: for messages and the journal.
             members: ranks on it; all of the run if None.
 
         Raises:
-            ConfigError: workers open different lines at the same moment, or members that do not exist.
-            PeerError: somebody did not open it in time.
+            ConfigError: workers open different lines at the same time, or a member does not exist.
+            PeerError: a worker did not open it in time.
         """
         those = self.members if members is None else tuple(sorted(set(members)))
         if not those or not set(those) <= set(self.members):
             raise ConfigError(f"line {name!r} for ranks {those}: the run has {self.members}")
         mine = json.dumps([name, those])
+        # Without this comparison, workers that open lines in different orders would mix the lines' tensors.
         for rank, other in enumerate(self._texts(mine)):
             if other != mine:
                 raise ConfigError(
@@ -227,21 +224,20 @@ class Lines(ABC):
         return line
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Workers have left or joined; lines of all go on among these."""
+        """Change the members; lines continue among these."""
         self.members = members
         for line in self.opened:
             line.members = members
 
     def close(self) -> None:
-        """Close all lines."""
         for line in self.opened:
             line.close()
         self.opened.clear()
 
     @abstractmethod
     def _texts(self, mine: str) -> Sequence[str]:
-        """Everybody's, by rank."""
+        """Return every worker's text, by rank."""
 
     @abstractmethod
     def _carrier(self, members: tuple[int, ...]) -> Carrier:
-        """Called by all ranks of the run, also by those that are no members."""
+        """Create a carrier; called by all ranks of the run, including those that are not members."""

@@ -1,11 +1,8 @@
-"""The process group of one generation, in which nobody waits for one that is gone.
+"""The process group of one generation, in which no worker waits for one that has failed.
 
-What was measured with gloo (torch 2.13): when a process dies, only its neighbours in the ring hear of it at once; of
-one that was stopped, nobody does before the time-out; ``abort()`` wakes no waiter. Connections close, and with them the
-others' exchanges fail, when the last reference to the group and to its works is gone. So waiting is polled, asking
-between two polls whether a member is gone, and a group that has failed is let go of in a thread beside, as its
-destructor may wait for a peer. Memory that was given to an exchange that has failed may be written into later: it must
-not be used again.
+Measured with gloo (torch 2.13): when a process dies, only its neighbours in the ring notice immediately; no member
+notices a stopped process before the time-out; ``abort()`` wakes no waiter. So waiting is polled, and each poll checks
+for failed members. Memory of a failed exchange may still be written later and must not be used again.
 """
 
 from __future__ import annotations
@@ -28,42 +25,51 @@ _TIMED_OUT = ("timed out", "Timed out")
 
 
 class Broken(Exception):
-    """An exchange that cannot come to its end, as a member is gone or has given it up."""
+    """An exchange that cannot end, because a member has failed or left it."""
 
 
 class Circle:
     """The members of one generation, in one process group.
 
     Args:
-        store: a connection that is used for nothing else while the group is made.
-        name: of the generation and the purpose; the same on all members, and never used again.
-        place, size: of this worker, among how many.
+        store: a connection without other use while the group is formed.
+        name: of the generation and the purpose; the same on all members, and never reused.
         interface: address of this machine for the others; None for the loopback.
-        lost: whether a member of this generation is gone, or has given up; asked every 20 ms while one waits.
-        timeout_s: for how long an exchange may take if nobody is gone.
+        lost: whether a member of this generation has failed or left; called every 20 ms during a wait.
 
     Raises:
-        Broken: somebody was gone before the group was made.
-        TimeoutError: somebody did not come within ``timeout_s``.
+        Broken: a member failed before the group was formed.
+        TimeoutError: a member did not come within ``timeout_s``.
     """
 
     def __init__(
-        self, store: Any, name: str, place: int, size: int, *, interface: str | None, lost: Callable[[], bool],
+        self,
+        store: Any,
+        name: str,
+        place: int,
+        size: int,
+        *,
+        interface: str | None,
+        lost: Callable[[], bool],
         timeout_s: float,
-    ) -> None:  # fmt: skip
-        self.place, self.size = place, size
-        self._lost, self._timeout_s = lost, timeout_s
+    ) -> None:
+        self.place = place
+        self.size = size
+        self._lost = lost
+        self._timeout_s = timeout_s
         self._kept: list[Any] = []  # works must not be destroyed on gloo's own thread
         self.group: Any = None
         made: list[Any] = []
 
         def make() -> None:
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # not in torch's stubs
+            # gloo's own time-out comes after ours, which can name the missing members.
             options._timeout = timedelta(seconds=timeout_s + _LATER_S)
             how = {"hostname": interface or "127.0.0.1"}
             options._devices = [dist.ProcessGroupGloo.create_device(**how)]
             made.append(dist.ProcessGroupGloo(PrefixStore(name, store), place, size, options))
 
+        # In a thread, because the constructor blocks until all members come, and cannot be interrupted.
         thread = threading.Thread(target=_quietly(make, made), name="uneven-circle", daemon=True)
         thread.start()
         until_s = time.monotonic() + timeout_s
@@ -80,36 +86,20 @@ class Circle:
         self.group = made[0]
 
     def sum(self, tensor: Tensor) -> Any:
-        """Begin to replace a tensor, of the same shape on all members, by its sum; wait with :meth:`wait`.
-
-        Raises:
-            Broken: a connection is gone already.
-        """
+        """Start to replace a tensor, of the same shape on all members, by its sum; raises :class:`Broken`."""
         return self._begin(lambda: self.group.allreduce([tensor]))
 
     def broadcast(self, tensor: Tensor, source: int) -> Any:
-        """Begin to replace a tensor by that of the member at place ``source``, of the same shape.
-
-        Raises:
-            Broken: a connection is gone already.
-        """
+        """Start to replace a tensor by that of the member at place ``source``, of the same shape; raises
+        :class:`Broken`."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         return self._begin(lambda: self.group.broadcast([tensor], options))
 
     def swap(self, sent: Tensor, arrived: Tensor, sent_sizes: list[int], arrived_sizes: list[int]) -> Any:
-        """Begin to send each member its piece of ``sent``, and to receive one of each into ``arrived``.
-
-        Two members that send to each other are not waited for one by one: where such a wait is polled, gloo closes all
-        connections.
-
-        Args:
-            sent, arrived: one axis; the pieces lie in them by place of the members.
-            sent_sizes, arrived_sizes: numbers in each.
-
-        Raises:
-            Broken: a connection is gone already.
-        """
+        """Start an all-to-all of the pieces of ``sent`` and ``arrived``, flat, in the order of the members.
+        Raises :class:`Broken` if a connection has been closed."""
+        # Not by sends and receives, each with its own wait: gloo closes all connections if such a wait is polled.
         options = dist.AllToAllOptions()
         return self._begin(lambda: self.group.alltoall_base(arrived, sent, arrived_sizes, sent_sizes, options))
 
@@ -122,12 +112,8 @@ class Circle:
         return work
 
     def wait(self, work: Any) -> None:
-        """Return when it is done here.
-
-        Raises:
-            Broken: a member is gone, or has given it up.
-            TimeoutError: a member that is alive has not come within the time-out.
-        """
+        """Wait until the work has ended here. Raises :class:`Broken` if a member has failed or left the exchange, and
+        :class:`TimeoutError` if a member that is alive has not come in time."""
         until_s = 0.0
         while True:
             try:
@@ -144,11 +130,10 @@ class Circle:
                 raise TimeoutError(f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s")
 
     def drop(self, *more: Any) -> None:
-        """Let go of the group and of works in it, beside: the neighbours hear of it when the last reference is gone.
-
-        Args:
-            more: lists that hold works or their memory; they are emptied.
-        """
+        """Release the group and its works in a thread; ``more`` are lists of works or their memory, which are
+        emptied."""
+        # Connections close, and the neighbours' exchanges fail, when the last reference is gone. The destructor may
+        # wait for a peer, so it runs in a thread.
         held = [self.group, self._kept, *[list(one) for one in more]]
         for one in more:
             one.clear()
@@ -159,7 +144,7 @@ class Circle:
 
 
 def alone() -> dist.ProcessGroup:
-    """A group of this process only, for what wants one and must not meet anybody."""
+    """Return a process group of this process only."""
     store = HashStore()
     backend = within(10.0, lambda: dist.ProcessGroupGloo(PrefixStore("alone", store), 0, 1, timedelta(seconds=10)))
     group: dist.ProcessGroup = dist.ProcessGroup(store, 0, 1)
@@ -170,13 +155,12 @@ def alone() -> dist.ProcessGroup:
     return group
 
 
-_DROPS: list[threading.Thread] = []
-"""Threads in which groups are let go of."""
+_DROPS: list[threading.Thread] = []  # threads that release groups
 
 
 @atexit.register
 def _dropped() -> None:
-    """A thread that the interpreter ends inside of gloo's destructor aborts the process, so wait for them."""
+    # If the interpreter ended a thread inside gloo's destructor, the process would abort.
     until_s = time.monotonic() + _DROPPED_WITHIN_S
     for thread in _DROPS:
         thread.join(max(0.0, until_s - time.monotonic()))
@@ -195,4 +179,3 @@ def _quietly(make: Callable[[], None], made: list[Any]) -> Callable[[], None]:
 _MOST = 64
 _DROPPED_WITHIN_S = 5.0
 _LATER_S = 30.0
-"""gloo's own time-out comes after ours, which can say who is missing."""

@@ -1,8 +1,4 @@
-"""The slow loop's line over ``torch.distributed``: a gloo group of its own, on any device.
-
-A group of its own, because two threads or two loops must never share one: the gradients' collectives and
-these would otherwise have to be issued in one common order.
-"""
+"""The slow loop's transport over ``torch.distributed``: its own gloo group, on any device."""
 
 from __future__ import annotations
 
@@ -35,22 +31,15 @@ class _Gather:
 
 
 class CollectiveTransport:
-    """See :class:`uneven.run.lines.transport.Transport`.
-
-    Args:
-        timeout_s: how long a gather may wait for somebody.
-        roll: names the missing when it did.
-        traffic: counts what passes.
-
-    Raises:
-        PeerError: the group could not be formed in time.
-    """
+    """Implements :class:`uneven.run.lines.transport.Transport`; raises :class:`PeerError` if the group is not formed
+    in time."""
 
     def __init__(self, timeout_s: float, roll: RollCall, traffic: Traffic) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._roll = roll
         self._traffic = traffic
+        # Its own group: on a shared one, reports and gradients would have to be issued in one common order.
         with roll.waiting("forming the group for reports"):
             self._group: Any = new_group(timeout_s=timeout_s, backend="gloo")
 
@@ -65,10 +54,10 @@ class CollectiveTransport:
         return _Gather(work, table, self._roll, self._traffic)
 
     def gather_text(self, text: str) -> tuple[str, ...]:
-        """Everybody's text, by rank; sent as bytes, never unpickled."""
+        """Return all workers' texts, by rank; sent as bytes, never unpickled."""
         payload = torch.tensor(list(text.encode()), dtype=torch.uint8)
         lengths = [int(row[0]) for row in self.gather([float(len(payload))]).result()]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)  # all_gather needs equal lengths
         padded[: len(payload)] = payload
         table = torch.empty((self.size, len(padded)), dtype=torch.uint8)
         with self._roll.waiting("comparing the ranks at start"), self._traffic.waiting():

@@ -1,4 +1,4 @@
-"""Lines over torch's process groups. Groups are made in one place, as newer torch may re-form them in place."""
+"""Lines over torch's process groups. Groups are created in one place, because newer torch may re-form them in place."""
 
 from __future__ import annotations
 
@@ -18,26 +18,23 @@ from uneven.run.lines.traffic import TrafficBook
 def new_group(
     members: Sequence[int] | None = None, timeout_s: float | None = None, backend: str | None = None
 ) -> dist.ProcessGroup:
-    """A group of these ranks, of all if None; all ranks of the run call it, in the same order.
+    """Return a new group of these ranks, of all if None; all ranks of the run call it, in the same order.
 
-    Args:
-        timeout_s, backend: those of the default group if None.
+    ``timeout_s`` and ``backend`` are those of the default group if None.
     """
     limit = None if timeout_s is None else timedelta(seconds=timeout_s)
     those = None if members is None else list(members)
     group: dist.ProcessGroup = dist.new_group(those, timeout=limit, backend=backend)
     if (those is None or dist.get_rank() in those) and "gloo" in dist.get_backend_config(group):
-        # A member of a gloo group is through when its own connections stand. If it closed the group at once, as after a
-        # refusal, another that still connects would fail, and this one would wait for it in its next group.
+        # gloo returns when this member's own connections are up. If it closed the group immediately, as after an error,
+        # a member that still connects would fail, and this one would wait for it in its next group.
         sum_now(torch.zeros(1), group)
     return group
 
 
 def begin_sum(tensor: Tensor, group: Any) -> dist.Work:
-    """Begin to replace ``tensor``, of one shape on all ranks, by its sum over a group; calls no roll.
-
-    The group's own method: ``dist.all_reduce`` around it takes as long again, and this runs for every bucket.
-    """
+    """Start to replace ``tensor``, of one shape on all ranks, by its sum over a group; makes no roll call."""
+    # The group's own method: dist.all_reduce around it takes twice the time, and this runs for every bucket.
     work: dist.Work = group.allreduce([tensor])
     return work
 
@@ -66,11 +63,7 @@ def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
 
 
 class _Several:
-    """Works that are done when all are.
-
-    Args:
-        landing: tensors on a device, and the host memory from which they are filled then.
-    """
+    """Works that have ended when all have."""
 
     def __init__(self, works: Sequence[Any], landing: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         self._works = works
@@ -79,7 +72,7 @@ class _Several:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-        for tensor, host in self._landing:
+        for tensor, host in self._landing:  # received in host memory for a device
             tensor.copy_(host)
 
 
@@ -87,7 +80,7 @@ class _GroupCarrier:
     def __init__(self, group: Any) -> None:
         self._group = group
         self._nccl = "nccl" in dist.get_backend_config(group)
-        # gloo's own thread must never be who destroys a work; see uneven.run.gradients.carrier for what could hang.
+        # gloo's own thread must never destroy a work; see uneven.run.gradients.carrier for the deadlock.
         self._kept: list[Any] = []
 
     def sum(self, tensor: Tensor) -> Work:
@@ -104,13 +97,13 @@ class _GroupCarrier:
         incoming[mine].copy_(outgoing[mine])
         takes = [(place, one) for place, one in enumerate(incoming) if place != mine and one.numel()]
         gives = [(place, one) for place, one in enumerate(outgoing) if place != mine and one.numel()]
-        if self._nccl and any(one.is_cuda for _, one in (*takes, *gives)):  # it wants them begun as one
+        if self._nccl and any(one.is_cuda for _, one in (*takes, *gives)):  # NCCL must start them together
             ranks = dist.get_process_group_ranks(self._group)
             operations = [dist.P2POp(dist.irecv, one, ranks[place], self._group) for place, one in takes]
             operations += [dist.P2POp(dist.isend, one, ranks[place], self._group) for place, one in gives]
             return self._keep(*dist.batch_isend_irecv(operations))
-        # The group's own methods, as in begin_sum. All is asked for before anything is sent: where two send to each
-        # other first, gloo uses one direction after the other.
+        # The group's own methods, as in begin_sum. Receives start before sends: if two members send to each other
+        # first, gloo uses one direction after the other.
         hosts = [self._host(one) for _, one in takes]
         asked = [self._group.recv([host], place, 0) for (place, _), host in zip(takes, hosts, strict=True)]
         given = [self._group.send([one if self._nccl else one.cpu()], place, 0) for place, one in gives]
@@ -124,7 +117,7 @@ class _GroupCarrier:
         return self._keep(dist.irecv(host, peer, group=self._group), landing=[(tensor, host)])
 
     def _host(self, tensor: Tensor) -> Tensor:
-        """Where a tensor is received: gloo sums and gathers on devices, but sends and receives host memory alone."""
+        # gloo sums and gathers on devices, but sends and receives host memory only.
         return tensor if self._nccl or not tensor.is_cuda else torch.empty_like(tensor, device="cpu")
 
     def close(self) -> None:
@@ -138,25 +131,18 @@ class _GroupCarrier:
 
 
 class _NoMember:
-    """The carrier of a worker that is not on the line; nothing is asked of it."""
+    """The carrier of a worker that is not on the line; it is never used."""
 
     def close(self) -> None:
         pass
 
 
-_MOST = 64
-"""Works that are kept alive, at least until they have been waited for."""
+_MOST = 64  # works kept alive, at least until they have been waited for
 
 
 class GroupLines(Lines):
-    """Lines of a run over process groups.
-
-    Args:
-        texts: gives a text to all ranks, and returns everybody's.
-        timeout_s: for how long an exchange may wait for somebody.
-        book: counts what passes on the lines.
-        refusal: why no line can be opened, where that is so.
-    """
+    """Lines of a run over process groups; ``texts`` gathers a text from every rank, ``refusal`` is why none can be
+    opened."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The store that the ranks met at, and further connections to it."""
+"""The store at which the ranks met, and further connections to it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ from torch.distributed import distributed_c10d as c10d
 
 
 class MeetingPlace:
-    """A store, and connections for those who wait for a key: a wait keeps a connection busy.
-
-    Both ends of a new connection look up the other's name for a log that nobody reads, and the store's only thread
-    looks up nothing else meanwhile: where names are looked up in vain, that is five seconds in which all ranks stand
-    (torch 2.9 to 2.13). So a connection is used again.
-
-    Args:
-        store: a TCPStore, or a prefix of one.
-    """
+    """A store, and connections for waits, each of which blocks a connection."""
 
     def __init__(self, store: c10d.Store) -> None:
+        # Connections are reused. Both ends of a new one look up the other's name for a log, and the store's only thread
+        # blocks during that. If name resolution fails, all ranks stop for five seconds (torch 2.9 to 2.13).
         self.store = store
         self._free: list[c10d.Store] = []
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[c10d.Store]:
-        """A connection of one's own; it is left to the next if all went well.
-
-        Raises:
-            RuntimeError: the store has ended.
-        """
+        """Yield a connection for one user, reused later if no error occurs; raises :class:`RuntimeError` if the
+        store has ended."""
         try:
             store = self._free.pop()
         except IndexError:

@@ -1,9 +1,9 @@
-"""Who is missing? Asked only after an exchange has failed.
+"""The roll call: which ranks are missing? Used only after an exchange has failed.
 
-When a worker dies, only those notice at once who were just exchanging with it; the others wait for them in
-turn, and a process that is blocked in an exchange cannot answer. So every process keeps a thread asleep on a
-key of the store that the ranks met at, which costs nothing while all goes well. Whoever fails sets the keys
-of all; each thread then says what its process is doing. One that has ended or was stopped says nothing.
+When a worker dies, only the workers that were exchanging with it notice immediately. The others wait for those in turn,
+and a process that is blocked in an exchange cannot answer. So every process has a thread that waits for a key of the
+store, at no cost while all goes well. A worker that fails sets the keys of all ranks, and each thread then reports the
+state of its process. One that has ended or was stopped does not answer.
 """
 
 from __future__ import annotations
@@ -21,37 +21,38 @@ from uneven.errors import PeerError
 from uneven.patience import within
 from uneven.run.lines.meeting import MeetingPlace
 
+# Time to answer: enough for a worker with a tenth of a core, and for one whose connection to the store took five
+# seconds,
+# as happens if name resolution fails.
 _GRACE_S = 6.0
-"""How long one waits for signs of life: a worker with a tenth of a core has answered by then, also one whose
-connection to the store took five seconds, as happens where names are looked up in vain."""
 
+# Time in which a process that was called may still reach the exchange: the first workers to notice ask immediately,
+# when
+# a slower one may be in the step before.
 _ON_ITS_WAY_S = 2.0
-"""How long a process that was called may take to come to the exchange before it counts as elsewhere: those who notice
-first ask at once, when one that is merely slower may still be in the step before."""
 
+# The longest wait that the store's clock can hold. If a thread gives up after it, only error messages suffer.
 _ASLEEP = timedelta(days=20)
-"""The longest wait that the store's clock can hold; a thread that gives up then is missed by nobody but us."""
 
 _ELSEWHERE = "elsewhere"
 _CALL, _LEAVE = "call", "leave"
 
 
 class RollCall:
-    """One worker's line to the roll call.
+    """One worker's part in the roll call.
 
     Args:
-        meeting_place: the key-value store that the ranks met at; asleep while all goes well.
-        meeting: what begins the keys of this meeting there.
+        meeting: prefix of this meeting's keys in the store.
         timeout_s: the time-out of the exchanges, for the message.
 
     Attributes:
-        place: the exchange in which this worker waits now, as one reads it in a message; "" outside of all.
+        place: the exchange in which this worker waits now; "" outside of all.
     """
 
     def __init__(self, meeting_place: MeetingPlace, meeting: str, rank: int, size: int, timeout_s: float) -> None:
         self.place = ""
         self._verdict: dict[int, str] | None = None
-        # Tells apart the sessions of one process group.
+        # The count separates the sessions of one process group.
         count = meeting_place.store.add(f"{meeting}/roll-calls/{rank}", 1)
         self._prefix = f"{meeting}/roll-call/{count}"
         self._store = c10d.PrefixStore(self._prefix, meeting_place.store)
@@ -65,15 +66,10 @@ class RollCall:
 
     @contextlib.contextmanager
     def waiting(self, what: str, place: str = "") -> Iterator[None]:
-        """Inside, this worker waits for others in ``what``.
+        """Note that this worker waits for others in ``what``; raise :class:`PeerError` with the missing ranks if it
+        fails.
 
-        A worker that has failed still counts as one that waits there, for those who ask after it.
-
-        Args:
-            place: the same on all who wait for each other, where ``what`` is not.
-
-        Raises:
-            PeerError: the exchange failed; it says who is missing.
+        ``place`` is the name to report, the same on all workers that wait for each other, if ``what`` is not.
         """
         self.place = place or what
         try:
@@ -82,10 +78,10 @@ class RollCall:
             raise
         except RuntimeError as error:
             raise self.failure(what, error) from error
-        self.place = ""
+        self.place = ""  # not after a failure: this worker still counts as waiting there when others ask
 
     def failure(self, what: str, error: BaseException) -> PeerError:
-        """The error to raise in place of ``error``, naming the missing ranks."""
+        """Return the error to raise instead of ``error``, with the missing ranks."""
         short = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         states = self._verdict or self._ask(what) or self._verdict
         if states is None:
@@ -119,12 +115,9 @@ class RollCall:
         )
 
     def close(self, everybody: bool = False) -> None:
-        """Wake this rank's thread for good.
-
-        Args:
-            everybody: the run has ended well and the store may end with this process; nobody needs to ask.
-        """
-        if self._lost:  # a thread still waits for the store and keeps the connection
+        """End this rank's thread; with ``everybody`` those of all ranks, as the run has ended and the store may end
+        next."""
+        if self._lost:  # a thread still waits for the store and blocks the connection
             return
         with contextlib.suppress(RuntimeError):  # the store may have ended before
             for rank in range(self._size) if everybody else (self._rank,):
@@ -132,33 +125,30 @@ class RollCall:
         self._thread.join(1.0)
 
     def _answer(self) -> None:
-        # The store may have ended: nobody needs an answer then. Connected here, for that may take torch seconds.
+        # If the store has ended, no worker needs an answer. Connect in this thread, because that may take seconds.
         with contextlib.suppress(RuntimeError), self._meeting_place.aside() as connection:
             store = c10d.PrefixStore(self._prefix, connection)
             store.wait([f"call/{self._rank}"], _ASLEEP)
             if store.get(f"call/{self._rank}") == _LEAVE.encode():
                 return
             store.set(f"answer/{self._rank}", self._comes() or _ELSEWHERE)
-            # Who was the first to ask may end, and the store with it, before this rank comes to ask.
+            # The first worker to ask may end, and the store with it, before this rank asks, so keep the verdict.
             store.wait(["verdict"], timedelta(seconds=2 * _GRACE_S))
             self._verdict = {int(rank): state for rank, state in json.loads(store.get("verdict")).items()}
 
     def _comes(self) -> str:
-        """The exchange in which this worker waits, or does so before long."""
+        """Return the exchange in which this worker waits, now or soon."""
         deadline = time.monotonic() + _ON_ITS_WAY_S
         while not self.place and time.monotonic() < deadline:
             time.sleep(0.05)
         return self.place
 
     def _ask(self, what: str) -> dict[int, str] | None:
-        """What each rank that answers is doing; None if the store does not answer.
-
-        The store is asked from a thread, for one that was stopped would let us wait for ever.
-        """
+        """Return the state of each rank that answers; None if the store does not."""
         states: dict[int, str] = {}
-        try:
+        try:  # in a thread with a limit, because a stopped store would block for ever
             within(_GRACE_S + 1.0, lambda: self._collect(what, states))
-        except (RuntimeError, TimeoutError) as error:  # what was learnt before the store ended still holds
+        except (RuntimeError, TimeoutError) as error:  # answers received before the store ended are still valid
             self._lost = isinstance(error, TimeoutError)
             return states or None
         return states

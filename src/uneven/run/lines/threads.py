@@ -1,4 +1,4 @@
-"""Lines among threads of one process: the public double for tests of parts, and the lines of a worker that is alone."""
+"""Lines among threads of one process: the public double for tests of parts, and the lines of a single-process run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ def _at_once(what: str) -> Iterator[None]:
 
 
 class ThreadLines(Lines):
-    """One worker's lines to other threads; :meth:`of` makes those of all.
-
-    Args:
-        places: shared by all workers: where they meet, for each line.
-        waiting: see :data:`uneven.run.lines.base.Waiting`.
-    """
+    """One worker's lines to other threads; :meth:`of` creates those of all. ``places`` is shared by all workers."""
 
     def __init__(
         self, rank: int, places: _Places, waiting: Waiting = _at_once, book: TrafficBook | None = None
@@ -38,17 +33,14 @@ class ThreadLines(Lines):
 
     @classmethod
     def of(cls, size: int, timeout_s: float = 30.0) -> list[ThreadLines]:
-        """For ``size`` workers, each of which is used by a thread of its own.
-
-        Args:
-            timeout_s: for how long one waits for the others.
-        """
+        """Return the lines of ``size`` workers, each used by its own thread, which wait at most ``timeout_s`` for
+        each other."""
         places = _Places(size, timeout_s)
         return [cls(rank, places) for rank in range(size)]
 
     @classmethod
     def alone(cls, waiting: Waiting, book: TrafficBook) -> ThreadLines:
-        """The lines of a worker that has nobody else."""
+        """Return the lines of a single-process run."""
         return cls(0, _Places(1, 0.0), waiting, book)
 
     def _texts(self, mine: str) -> Sequence[str]:
@@ -61,7 +53,7 @@ class ThreadLines(Lines):
 
 
 class _Place:
-    """Where the members of one line meet."""
+    """The rendezvous of one line's members."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -75,10 +67,11 @@ class _Place:
 
 
 class _Places:
-    """Where the members of all lines of a run meet."""
+    """The rendezvous of all lines of a run."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
-        self.size, self._timeout_s = size, timeout_s
+        self.size = size
+        self._timeout_s = timeout_s
         self.talk = Hub(size, timeout_s)
         self._lock = Lock()
         self._lines: dict[int, _Place] = {}
@@ -108,6 +101,7 @@ class _ThreadCarrier:
             self._check_alike(all_of_them)
             tensor.copy_(sum(all_of_them[1:], all_of_them[0]))
 
+        # A clone, because the owner may reuse its tensor after its own wait, while others still read.
         return self._meet(tensor.clone(), land)
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
@@ -157,7 +151,7 @@ class _ThreadCarrier:
         pass
 
     def _check_alike(self, tensors: list[Tensor]) -> None:
-        """Between processes nobody sees it; here a test does."""
+        # Between processes this is not checked, so a test with threads has to find it.
         kinds = {(tuple(one.shape), one.dtype) for one in tensors}
         if len(kinds) > 1:
             differ = sorted(kinds, key=str)

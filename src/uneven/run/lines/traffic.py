@@ -1,4 +1,4 @@
-"""What passes between workers, counted by line."""
+"""The traffic between workers, counted by line."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from uneven.core.records import LineRecord
 
 @dataclass(slots=True)
 class Traffic:
-    """What has passed on one line since the run began; one thread adds to it.
+    """The traffic on one line since the run started: exchanges that have ended, bytes sent, and seconds waited for
+    them."""
 
-    Attributes:
-        exchanges: that were waited for.
-        sent_bytes: by this worker, as counted from the shapes of the exchanges.
-        waited_s: seconds for which the calling thread waited for them.
-    """
-
+    # Without a lock, because only one thread updates it.
     exchanges: int = 0
-    sent_bytes: int = 0
+    sent_bytes: int = 0  # by this worker, computed from the shapes of the exchanges
     waited_s: float = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, this worker waits for one exchange."""
+        """Count one exchange, and the wait for it inside."""
         began_s = perf_counter()
         yield
         self.exchanges += 1
@@ -34,7 +30,7 @@ class Traffic:
 
 
 def bytes_of_sum(nbytes: int, members: int) -> int:
-    """What each member sends where so many bytes are summed up over so many members, in pieces passed round."""
+    """Return the bytes that each member sends in a ring all-reduce of ``nbytes``."""
     return 2 * (members - 1) * nbytes // members
 
 
@@ -42,25 +38,22 @@ def bytes_of_sum(nbytes: int, members: int) -> int:
 class TrafficBook:
     """The traffic of one worker, by line."""
 
-    _lines: list[tuple[str, Traffic, Traffic]] = field(default_factory=list)  # the newest, and as last written down
+    _lines: list[tuple[str, Traffic, Traffic]] = field(default_factory=list)  # current, and as last recorded
 
     def open(self, line: str) -> Traffic:
-        """The traffic of another line; names may occur more than once."""
+        """Return the traffic of a new line; names need not be unique."""
         traffic = Traffic()
         self._lines.append((line, traffic, Traffic()))
         return traffic
 
     def sent_bytes(self, wanted: Callable[[str], bool]) -> int:
-        """By this worker since the run began, on the lines whose name is wanted."""
+        """Return the bytes sent by this worker since the run started, on the lines whose name is ``wanted``."""
         return sum(now.sent_bytes for line, now, _ in self._lines if wanted(line))
 
     def records(self, rank: int, iteration: int, at_s: float) -> Iterator[LineRecord]:
-        """What has passed on each line since this was last asked, for those that were used.
-
-        Args:
-            at_s: now, Unix time.
-        """
+        """Yield the traffic since the last call, for each line that was used; ``at_s`` is Unix time."""
         for line, now, noted in self._lines:
+            # Read once, because another thread may add to them.
             exchanges, sent_bytes, waited_s = now.exchanges, now.sent_bytes, now.waited_s
             if (exchanges, sent_bytes) == (noted.exchanges, noted.sent_bytes):
                 continue

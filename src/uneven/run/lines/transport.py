@@ -1,7 +1,7 @@
-"""The narrow seam to the other workers: what the slow loop needs, and no more.
+"""The slow loop's interface to other workers.
 
-Gradients do not pass here; they have a carrier of their own (:mod:`uneven.run.gradients.carrier`), because the
-fast loop must not wait for the slow one.
+Gradients have their own carrier (:mod:`uneven.run.gradients.carrier`), because the fast loop must not wait for the
+slow one.
 """
 
 from __future__ import annotations
@@ -16,39 +16,34 @@ Rows = npt.NDArray[np.float64]
 
 
 class Pending(Protocol):
-    """Rows under way: a gather, or passengers of an exchange."""
+    """Rows under way: a gather, or rows piggybacked on an exchange."""
 
     def result(self) -> Rows | None:
-        """Everybody's row, by rank; shape (ranks, length of a row). A gather waits for those that are missing.
+        """Return all workers' rows, shape (ranks, length of a row); a gather waits for missing ones.
 
-        None where the exchange that carries them has not been yet; then it has not on any rank.
+        None on all ranks if the exchange that carries them has not taken place yet.
 
         Raises:
-            PeerError: somebody did not send one in time; the message says who.
+            PeerError: a worker did not send its row in time; the message names it.
         """
         ...
 
 
 @runtime_checkable
 class Transport(Protocol):
-    """One worker's end of the line. Every worker makes the same calls in the same order.
-
-    Attributes:
-        rank: this worker.
-        size: number of workers.
-    """
+    """One worker's end of the transport. Every worker makes the same calls in the same order."""
 
     rank: int
     size: int
 
     def gather(self, row: Sequence[float]) -> Pending:
-        """Start to give this row to everybody. Returns at once; rows have the same length everywhere."""
+        """Start an all-gather of this row; returns immediately. Rows have the same length on all workers."""
         ...
 
     def gather_text(self, text: str) -> tuple[str, ...]:
-        """Everybody's text, by rank. Waits; for the start of a run, not for every step."""
+        """Return all workers' texts, by rank; waits. For the start of a run, not for every step."""
         ...
 
     def close(self) -> None:
-        """Let go of sockets and threads. Calling it twice is fine."""
+        """Release sockets and threads; idempotent."""
         ...

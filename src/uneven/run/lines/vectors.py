@@ -1,10 +1,6 @@
-"""Carries the sum of vectors: over everybody, over a group of the moment, or over parties that speak with one voice.
+"""Sums of vectors over all workers, over a group that may differ in each exchange, or over the speakers of parties.
 
-Everybody is an all-reduce. A group of the moment, which may be another one in each exchange, is a ring of its own
-messages between neighbours on the process group of all: process groups made for every group would be without number
-where groups are drawn at random, and torch names those that only the members make by how many a process has made, so
-members who had been in different numbers of groups would never meet. In either case each member gets the same bits,
-since every piece is added up in one place and handed on.
+In each case all members get bit-identical results, because every piece is summed in one place and forwarded.
 """
 
 from __future__ import annotations
@@ -25,24 +21,17 @@ Members = tuple[int, ...]
 
 
 class VectorCarrier:
-    """One thread's line for vectors. Every worker makes its carriers in the same order, and uses each in one thread.
-
-    Args:
-        roll: names the missing.
-        timeout_s: how long an exchange may wait for somebody.
-        traffic: counts what passes.
-
-    Raises:
-        PeerError: the group could not be formed in time.
-    """
+    """One thread's line for vectors. Every worker creates its carriers in the same order, and uses each in one
+    thread."""
 
     def __init__(self, roll: RollCall, timeout_s: float, traffic: Traffic) -> None:
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._rank = dist.get_rank()
+        self._size = dist.get_world_size()
         self._limit = timedelta(seconds=timeout_s)
         self._roll = roll
         self._traffic = traffic
-        # Works of the newest exchange are kept alive, so that it is never gloo's own thread that destroys one; see
-        # uneven.run.gradients.carrier for what could hang otherwise.
+        # Keeps the works of the newest exchange alive, so that gloo's own thread never destroys one; see
+        # uneven.run.gradients.carrier for the deadlock.
         self._kept: list[dist.Work] = []
         with roll.waiting("forming the group for parameters"):
             self._group: Any = new_group(timeout_s=timeout_s)
@@ -55,26 +44,26 @@ class VectorCarrier:
         what: str = "the exchange of parameters",
         place: str = "",
     ) -> int:
-        """Replace ``vector`` by its sum over ``members``, or over the first of each of ``parties``. Waits.
+        """Replace ``vector`` by its sum over ``members``, or over the first worker of each of ``parties``, and wait.
 
         Args:
-            vector: one axis, of the same length and type on every member.
+            vector: flat (numbers,), of the same length and dtype on every member.
             what: the exchange, for the message.
             place: see :meth:`RollCall.waiting`.
 
         Returns:
-            Bytes that this worker sent for it, as counted from the shape of the exchange.
+            Bytes that this worker sent, computed from the shape of the exchange.
 
         Raises:
-            PeerError: somebody did not take part in time, or is gone; the message says who.
+            PeerError: a worker did not take part in time, or has failed; the message names it.
         """
         self._kept.clear()
         try:
             with self._roll.waiting(what, place), self._traffic.waiting():
                 sent_bytes = self._total(vector, members, parties)
         except PeerError as failure:
-            # Who waits for this worker in turn hears of it when the connections end, not by its time-out. A work in a
-            # frame of the traceback would keep them.
+            # Workers that wait for this one notice when its connections close, before their time-out. A work in a frame
+            # of the traceback would keep the connections open.
             traceback.clear_frames(failure.__cause__.__traceback__ if failure.__cause__ is not None else None)
             self.close()
             raise
@@ -89,10 +78,13 @@ class VectorCarrier:
         if len(members) == self._size:
             self._finish([dist.all_reduce(vector, group=self._group, async_op=True)])
             return bytes_of_sum(vector.nbytes, self._size)
+        # A ring of messages on the group of all workers. Process groups for all random groups would be too many. Torch
+        # also names a group that only its members create by how many a process has created, so members that had been
+        # in different numbers of groups would never meet.
         return self._ring(vector, members)
 
     def _speak(self, vector: torch.Tensor, parties: tuple[Members, ...]) -> int:
-        """The first of each party adds up with the other firsts, and hands the sum on inside."""
+        """Sum over the first workers of the parties, which forward the result to their parties."""
         party = next(party for party in parties if self._rank in party)
         speakers = tuple(party[0] for party in parties)
         if self._rank != party[0]:
@@ -112,7 +104,7 @@ class VectorCarrier:
             out = pieces[(place - turn) % count if turn < count - 1 else (place + 1 - (turn - count + 1)) % count]
             into = pieces[(place - turn - 1) % count if turn < count - 1 else (place - (turn - count + 1)) % count]
             heard = room[: len(into)] if turn < count - 1 else into
-            # Asked for before it sends: where two send to each other first, gloo uses one direction after the other.
+            # Receive before send: if two members send to each other first, gloo uses one direction after the other.
             works = [dist.irecv(heard, previous, group=self._group)] if len(heard) else []
             if len(out):
                 works.append(dist.isend(out, following, group=self._group))
