@@ -1,1 +1,1 @@
-"""What the loops that people write need beside a step: losses that are no mean over samples, means over all workers."""
+"""Helpers for training loops: weighted losses, means over all workers, and shared evaluations."""

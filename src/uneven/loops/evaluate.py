@@ -1,8 +1,8 @@
-"""An evaluation that all workers share, each as fast as it is.
+"""An evaluation that all workers share, each at its own speed.
 
-A counter in the store that the ranks met at says how far the data set has been handed out. A worker takes its next
-batch from it when it is done with the last one: as large as its share of the training's batches, so that one takes all
-about equally long, and smaller and smaller towards the end, so that all end together (guided self-scheduling).
+A counter in the store holds how much of the data set has been dispatched. A worker takes its next batch from it when it
+has finished the last one. Batches are as large as its share of training batches, so that each takes about equally
+long, and shrink towards the end, so that all workers end together (guided self-scheduling).
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from uneven.data.stream import is_stream
 from uneven.errors import ConfigError, DataError
 
 Found = float | Tensor | Mapping[str, float | Tensor]
-"""What is counted over a batch."""
+"""The counts over a batch."""
 
 Kinds = dict[str, tuple[list[int], bool]]
-"""Names of totals: their shapes, and whether they are whole numbers."""
+"""Names of totals → their shapes, and whether they are integers."""
 
+# A batch is at most 1/2 of the samples that a worker would still get if all continued at the same speed.
 _AHEAD = 2
-"""A batch is at most this part of what a worker would still get if all went on as fast."""
 
-_SINGLE = ""
-"""The name of a total that is alone."""
+_SINGLE = ""  # the name of an unnamed total
 
 
 class TakenPositions:
     """The batches of one worker as indices, for torch's ``DataLoader``.
 
     Args:
-        take: moves the counter on by so many; where it was.
-        length: samples of the data set.
-        most: in a batch of this worker.
-        part: of all work that this worker does, as far as is known: 0 … 1.
+        take: adds to the counter, and returns its old value.
+        part: estimated part of all work that this worker does: 0 … 1.
     """
 
     def __init__(self, take: Callable[[int], int], length: int, most: int, part: float) -> None:
-        self._take, self._length = take, length
-        self._most, self._part = most, part
+        self._take = take
+        self._length = length
+        self._most = most
+        self._part = part
 
     def __iter__(self) -> Iterator[list[int]]:
         start = 0
         while True:
+            # `start` is a little old, but reading the counter first would cost another round trip.
             left = math.ceil((self._length - start) * self._part / _AHEAD)
             size = max(1, min(self._most, left))
             start = self._take(size)
@@ -59,18 +59,15 @@ class TakenPositions:
 
 
 class EvaluatedTotals:
-    """Sums over the batches of a worker, by name; kept in float64, in which whole numbers are exact up to 2⁵³."""
+    """Sums over the batches of a worker, by name; in float64, which is exact for integers up to 2⁵³."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.whole: dict[str, bool] = {}
 
     def add(self, found: Found) -> None:
-        """Add what was found in a batch.
-
-        Raises:
-            DataError: it is neither a number nor a tensor nor a dictionary of them; or not what it was before.
-        """
+        """Add the counts of a batch; raise :class:`DataError` if they have another form than before, or an
+        unsupported one."""
         named = dict(found) if isinstance(found, Mapping) else {_SINGLE: found}
         for name, value in named.items():
             if not isinstance(name, str) or not isinstance(value, int | float | Tensor):
@@ -91,18 +88,19 @@ class EvaluatedTotals:
             self.sums[name] += one.to("cpu", torch.float64)
 
     def describe(self) -> str:
-        """Names, shapes and kinds, for a worker that has had no batch."""
+        """Return names, shapes and kinds, for workers without a batch."""
         return json.dumps({name: (one.shape, self.whole[name]) for name, one in self.sums.items()})
 
     def flat(self, kinds: Kinds) -> Tensor:
-        """One axis, the same on every worker, and one number more, as some have no totals."""
+        """Return the totals as one vector (numbers + 1,), the same length on every worker."""
+        # One number more, because a vector must not be empty if there are no totals.
         empty = {name: torch.zeros(shape, dtype=torch.float64) for name, (shape, _) in kinds.items()}
         whole = [self.sums.get(name, zeros).reshape(-1) for name, zeros in empty.items()]
         return torch.cat([torch.zeros(1, dtype=torch.float64), *whole])
 
     @classmethod
     def of(cls, flat: Tensor, kinds: Kinds) -> EvaluatedTotals:
-        """Inverse of :meth:`flat`."""
+        """Return the totals of a vector from :meth:`flat`, shape (numbers + 1,)."""
         pieces = flat[1:].split([math.prod(shape) for shape, _ in kinds.values()])
         found = cls()
         found.sums = {
@@ -112,22 +110,19 @@ class EvaluatedTotals:
         return found
 
     def add_all(self, other: EvaluatedTotals) -> None:
-        """Those of another part of the data set."""
         self.whole |= other.whole
         for name, one in other.sums.items():
             self.sums[name] = self.sums[name] + one if name in self.sums else one
 
     def as_given(self) -> Any:
-        """As the function returned them."""
+        """Return the totals in the form that the function returned."""
         found = {name: _as_given(one, self.whole[name]) for name, one in self.sums.items()}
         return found[_SINGLE] if [*found] == [_SINGLE] else found
 
     def over_all(self, texts: list[str], add_up: Callable[[Tensor], Any]) -> Any:
-        """Everybody's totals, as the function returned them.
+        """Return the totals of all workers in the form that the function returned, given all their descriptions.
 
-        Args:
-            texts: everybody's :meth:`describe`.
-            add_up: replaces a tensor by its sum over all workers.
+        ``add_up`` replaces a vector (numbers + 1,) by its sum over all workers.
         """
         kinds: Kinds = next((found for text in texts if (found := json.loads(text))), {})
         flat = self.flat(kinds)
@@ -147,7 +142,7 @@ def _shapes(found: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode and no gradients are kept; then all is as it was."""
+    """Set the model to evaluation mode without gradients, and restore each layer's mode at the end."""
     modes = [(layer, layer.training) for layer in model.modules()]
     model.eval()
     try:
@@ -159,23 +154,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def batches_of(dataset: Any, positions: Iterable[list[int]], options: dict[str, Any]) -> DataLoader[Any]:
-    """This worker's batches.
-
-    Raises:
-        ConfigError: ``options`` holds what is decided here.
-    """
+    """Return this worker's batches; raise :class:`ConfigError` if ``options`` holds an option that is decided here."""
     if wrong := sorted(set(options) & {"shuffle", "sampler", "batch_sampler", "drop_last", "generator"}):
         raise ConfigError(f"session.evaluate({wrong[0]}=…): each sample is used once, by who is free; leave it out")
-    # A generator of its own: torch draws a seed when a loader begins, and the script's random numbers are to stay.
+    # Its own generator: torch draws a seed when a loader starts, which must not change the script's random numbers.
     return DataLoader(dataset, batch_sampler=positions, generator=torch.Generator(), **options)
 
 
 def check_evaluated(dataset: Any) -> int:
-    """Samples in the data set.
-
-    Raises:
-        DataError: it is a stream, or empty.
-    """
+    """Return the samples in the data set; raise :class:`DataError` if it is a stream, or empty."""
     if is_stream(dataset) or len(dataset) == 0:
         raise DataError(
             f"session.evaluate on a {type(dataset).__name__}: give a data set with __len__, at least 1, and __getitem__"

@@ -1,8 +1,8 @@
-"""A shared evaluation in an elastic run: what a worker had counted that is lost in it is counted again by the others.
+"""A shared evaluation in an elastic run: the others repeat the counts of a worker that is lost in it.
 
-Every worker takes its batches from a counter in the store and writes down there what it has taken. When the counter is
-at its end, all add up. Whose totals are in the sum is the same for all, so all know alike which samples nobody has
-counted: these are handed out in another round, until none are left.
+Every worker takes its batches from a counter in the store and records them there. When the counter has reached its end,
+all workers sum their totals. They know whose totals are in the sum, and so which samples no worker has counted: these
+are dispatched in another round, until none are left.
 """
 
 from __future__ import annotations
@@ -26,34 +26,27 @@ _LOOK_EVERY_S = 0.002
 
 
 class MendedEvaluation:
-    """One evaluation, as one worker takes part in it; all begin it at the same exchange.
+    """One worker's part in one evaluation; all workers start it at the same exchange.
 
     Args:
-        recovery: who takes part, and how many exchanges they have made, which is the same on all.
-        length: samples of the data set.
-        most: in a batch of this worker.
-        part: of all work that this worker does, as far as is known: 0 … 1.
-        add_up: replaces a tensor by its sum over the members; whose tensors are in it.
+        part: estimated part of all work that this worker does: 0 … 1.
+        add_up: replaces a vector by its sum over the members; returns the members whose vectors are in it.
     """
 
     def __init__(
         self, recovery: Recovery, length: int, most: int, part: float, add_up: Callable[[Tensor], Members]
     ) -> None:
-        self._membership, self._key = recovery.membership, f"evaluate/{recovery.exchanges}"
+        self._membership = recovery.membership
+        self._key = f"evaluate/{recovery.exchanges}"
         self._left: list[Run] = [(0, length)]
-        self._most, self._part = most, part
+        self._most = most
+        self._part = part
         self._add_up = add_up
         self._round = 0
 
     def over_all(self, batches: Batches, fn: Callable[[Any], Found]) -> Any:
-        """Everybody's totals, as ``fn`` returns them.
-
-        Args:
-            batches: lists of positions → the batches.
-
-        Raises:
-            PeerError: too few are left; or one that is alive does not come within the time-out.
-        """
+        """Return all workers' totals in the form that ``fn`` returns; ``batches`` turns positions into batches.
+        Raises :class:`PeerError` if too few workers are left, or one that is alive does not come in time."""
         whole = EvaluatedTotals()
         while self._left:
             self._round += 1
@@ -77,6 +70,7 @@ class MendedEvaluation:
             board.write_once(f"{key}/kinds", totals.describe())
         board.write(f"{key}/{self._membership.worker}", json.dumps(runs(taken)))
         kinds = self._kinds(key)
+        # Batches are recorded before the sum, so all workers in the sum have a record that the others can read.
         flat = totals.flat(kinds)
         contributors = self._add_up(flat)
         counted = [run for one in contributors for run in json.loads(board.look(f"{key}/{one}") or "[]")]
@@ -84,13 +78,13 @@ class MendedEvaluation:
         return EvaluatedTotals.of(flat, kinds)
 
     def _kinds(self, key: str) -> Kinds:
-        """The totals' kinds, as soon as somebody has any; none where nobody that is left has."""
+        """Return the totals' kinds when a worker has written them; none if no remaining worker has any."""
         board, timeout_s = self._membership.board, self._membership.timeout_s
         until_s = time.monotonic() + timeout_s
         while True:
             open_ = [one for one in self._membership.members if board.look(f"{key}/{one}") is None]
             open_ = sorted({*open_} - {*board.dead(open_)})
-            kinds = board.look(f"{key}/kinds")  # looked at last: who is gone by now has written its own before
+            kinds = board.look(f"{key}/kinds")  # read last: a worker that has ended by now wrote its own before that
             if kinds is not None or not open_:
                 found: Kinds = json.loads(kinds or "{}")
                 return found
@@ -104,7 +98,7 @@ class MendedEvaluation:
 
 
 def positions_in(left: list[Run], places: Sequence[int]) -> list[int]:
-    """The positions at these places of what is left, one run after the other."""
+    """Return the positions at these places in the concatenated runs of ``left``."""
     found, before, wanted = [], 0, list(places)
     for first, last in left:
         while wanted and wanted[0] < before + last - first:
@@ -114,7 +108,7 @@ def positions_in(left: list[Run], places: Sequence[int]) -> list[int]:
 
 
 def without(left: list[Run], counted: Iterable[Sequence[int]]) -> list[Run]:
-    """What remains of ``left`` when these runs of its places are taken out."""
+    """Return the rest of ``left`` without these runs of its places."""
     length = sum(last - first for first, last in left)
     gaps, place = [], 0
     for first, last in sorted(map(tuple, counted)):

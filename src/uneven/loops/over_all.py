@@ -1,4 +1,4 @@
-"""What a session says over all workers: what a batch counts, and means."""
+"""The methods of a session that involve all workers: loss weights, means, passes and evaluations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from uneven.run.reports.streams import check_samples
 
 
 class OverAll:
-    """The part of a session that speaks of all workers together."""
+    """The methods of a session that involve all workers."""
 
     _loop: StepLoop
     _loader: BalancedLoader | DrawnSteps | None
@@ -44,23 +44,23 @@ class OverAll:
     _taker: PieceTaker | None = None
 
     def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
-        """Inside, the loss is a mean over ``count`` things of this worker, not over its samples::
+        """Treat the loss inside as a mean over ``count`` items of this worker, not over its samples::
 
             with session.weighted((y != -100).sum()):           # tokens that are not padding
                 loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100)
                 loss.backward()
 
-        The gradient is then that of one process on the whole batch, Σ (c_i / C) ḡ_i with C = Σ c_i. The forward pass
-        belongs inside; the backward pass may follow. Every worker enters as many blocks. A worker whose count is 0 adds
-        nothing, also where its mean is then a NaN, but for passes in :meth:`no_sync`.
+        The gradient is then that of one process on the whole batch, Σ (c_i / C) ḡ_i with C = Σ c_i. Put the forward
+        pass inside; the backward pass may follow. Every worker must enter the same number of blocks. A worker with a
+        count of 0 adds nothing, even if its mean is a NaN, except for passes in :meth:`no_sync`.
 
         Args:
-            count: what the mean is divided by: tokens, the sum of class weights, pairs. Finite, not negative.
+            count: the divisor of the mean: tokens, the sum of class weights, pairs; scalar, finite, not negative.
 
         Raises:
-            ConfigError: no number that counts; or gradients are not averaged over all workers in every step.
+            ConfigError: ``count`` is not valid, or gradients are not averaged over all workers in every step.
             TrainingError: all counts add up to 0; no forward pass is inside, or passes on two batches are.
-            PeerError: somebody did not come.
+            PeerError: a worker did not come.
         """
         number = one_number("session.weighted", count)
         if not (math.isfinite(number) and number >= 0.0):
@@ -70,11 +70,8 @@ class OverAll:
         return self._loop.counting.block(number, self._gathered)
 
     def summed(self) -> AbstractContextManager[None]:
-        """Inside, the loss is a sum over this worker's samples, and the gradient the sum of all workers'.
-
-        Raises:
-            ConfigError, TrainingError: as :meth:`weighted`.
-        """
+        """Treat the loss inside as a sum over this worker's samples; the gradient is then the sum of all workers'.
+        Raises as :meth:`weighted`."""
         if self._alone("session.summed"):
             return self._loop.counting.alone()
         return self._loop.counting.block(1.0, Uncounted)
@@ -84,21 +81,21 @@ class OverAll:
     @overload
     def mean(self, x: Tensor, weight: float | None = None) -> Tensor: ...
     def mean(self, x: float | Tensor, weight: float | None = None) -> float | Tensor:
-        """The mean of everybody's ``x``: Σ w_i x_i / Σ w_i. All workers call it, and wait for each other::
+        """Return the mean of all workers' ``x``: Σ w_i x_i / Σ w_i. All workers call it, and wait for each other::
 
             session.log(loss=session.mean(loss.item()))          # the loss over the global batch
 
         Args:
             x: a number, or a tensor of the same shape on every worker.
-            weight: of this worker's; what its batch counts if None (its samples, or the count of
+            weight: of this worker's ``x``. By default its batch's weight (its samples, or the count of
                 :meth:`weighted`), and 1 outside of a step.
 
         Returns:
-            The same kind as ``x``, without gradient; NaN if all weights are 0.
+            A number or tensor like ``x``, without gradient; NaN if all weights are 0.
 
         Raises:
-            ConfigError: before ``setup``; where workers do not meet (``asp``); or what is given is no number.
-            PeerError: somebody did not come.
+            ConfigError: before ``setup``; workers do not meet (``asp``); or an argument is not a number.
+            PeerError: a worker did not come.
         """
         counts = self._counts() if weight is None else one_number("session.mean(weight=…)", weight)
         own = x if isinstance(x, Tensor) else torch.tensor(one_number("session.mean", x), dtype=torch.float64)
@@ -107,13 +104,14 @@ class OverAll:
         flat[0] = counts
         torch.mul(value.reshape(-1).double().cpu(), counts, out=flat[1:])
         if counts == 0.0:
-            flat[1:] = 0.0  # also where it is a NaN
+            flat[1:] = 0.0  # 0 · NaN would be NaN
         self._sum(flat)
         mean = flat[1:] / flat[0]
         return mean.reshape(value.shape).to(value) if isinstance(x, Tensor) else mean.item()
 
     def passes(self, batch: Any) -> Iterator[Any]:
-        """The batch in pieces that fit, each for a forward and a backward pass, where ``microbatch`` was given::
+        """Yield pieces of the batch that fit in memory, each for a forward and a backward pass, as ``microbatch``
+        sets::
 
             loader = session.loader(dataset, batch_size=512, microbatch="auto")
             session.profile(step)
@@ -123,17 +121,18 @@ class OverAll:
                 optimizer.step()
                 optimizer.zero_grad()
 
-        The gradient is that of one pass over the whole batch. Workers may take unequally many passes; all exchange in
-        the last one. Inside of ``with session.weighted(count):`` each pass gives its sum divided by the count.
+        The gradient is that of one pass over the whole batch. Workers may take different numbers of passes; all
+        exchange in the last one. Inside ``with session.weighted(count):`` each loss must be its piece's sum divided by
+        the count.
 
-        With ``loader(…, together=True)`` the pieces come from a counter while the iteration runs, so that all end
-        together whatever their speeds are now; see :mod:`uneven.loops.finish`.
+        With ``loader(…, together=True)`` the pieces come from a counter during the iteration, so that all workers end
+        together at any speed; see :mod:`uneven.loops.finish`.
 
         Raises:
-            ConfigError: before ``setup``; how much fits has not been measured; or what is trained, or how, does not go
-                together with ``together``.
+            ConfigError: before ``setup``; the memory limit has not been measured; or ``together`` does not support the
+                model or the policy.
             DataError: the batch holds no tensor.
-            TrainingError: with ``together``, outside of the loop, or inside of :meth:`weighted`.
+            TrainingError: with ``together``, outside of the loop, or inside :meth:`weighted`.
         """
         if (run := self._loop.parts.run) is None:
             raise ConfigError("session.passes comes after session.setup(model, optimizer)")
@@ -151,9 +150,9 @@ class OverAll:
 
     @property
     def weight(self) -> float:
-        """What the newest backward pass on this worker counts in the gradient of all: c_i / C; 1.0 alone.
+        """The weight of this worker's newest backward pass in the gradient: c_i / C; 1.0 in a single-process run.
 
-        The sum of everybody's ``loss.item() * session.weight`` is the loss over the global batch.
+        The sum of all workers' ``loss.item() * session.weight`` is the loss over the global batch.
         """
         carrier = self._loop.gradients.carrier
         return 1.0 if carrier is None else carrier.turn.in_gradient
@@ -161,7 +160,7 @@ class OverAll:
     def evaluate(
         self, fn: Callable[[Any], Found], dataset: Any, batch_size: int | None = None, **dataloader: Any
     ) -> Any:
-        """Sums over a whole data set, which all workers go through together, each as fast as it is::
+        """Return sums over a whole data set, which all workers process together, each at its own speed::
 
             def count(batch):
                 x, y = batch
@@ -172,25 +171,25 @@ class OverAll:
             found = session.evaluate(count, held_out)         # on every worker
             print(found["loss"] / found["samples"])
 
-        Each sample counts once, also where a worker of an elastic run is lost in it. The model is the one of
-        :meth:`evaluated`, in evaluation mode, without gradients. All workers call it at the same place, inside of a
-        loop or outside; its time belongs to no iteration.
+        Each sample counts once, even if an elastic run loses a worker meanwhile. The model is the one of
+        :meth:`evaluated`, in evaluation mode, without gradients. All workers call it at the same place, inside or
+        outside a loop; its time does not count in any iteration.
 
         Args:
-            fn: a batch → a number, a tensor, or a dictionary of them: sums over the batch.
+            fn: a function from a batch to a number, a tensor, or a dictionary of them: sums over the batch.
             dataset: with an index, the same on every worker.
             batch_size: of all workers together, as in :meth:`loader`; by default the loader's.
             dataloader: for torch's ``DataLoader``: ``collate_fn``, ``num_workers``, …
 
         Returns:
-            What ``fn`` returns, added up over all samples; the same on every worker. Sums of whole numbers are exact;
-            others are taken in float64, in an order that depends on who was free.
+            The results of ``fn``, summed over all samples; the same on every worker. Sums of integers are exact; others
+            are computed in float64, in an order that depends on which workers were free.
 
         Raises:
-            ConfigError: before ``setup``; where workers do not meet (``asp``), or before a worker that joins an elastic
-                run is in it; no batch size is known; each worker holds a part of the model.
-            DataError: the data set has no index, or is not the same on all workers; or ``fn`` returned something else.
-            PeerError: somebody did not come.
+            ConfigError: before ``setup``; workers do not meet (``asp``), or one that joins an elastic run is not in it
+                yet; the batch size is unknown; each worker holds a part of the model.
+            DataError: the data set has no index, or differs between workers; or ``fn`` returned an unsupported value.
+            PeerError: a worker did not come.
         """
         length, size = check_evaluated(dataset), self._batch_size(batch_size)
         self._loop.gradients.check_apart("session.evaluate")
@@ -224,17 +223,13 @@ class OverAll:
         return self._store
 
     def _batch_size(self, given: int | None) -> int:
-        """
-        Raises:
-            ConfigError: there is none.
-        """
         size = self._loader.batch_size if given is None and self._loader is not None else given
         if type(size) is not int or size < 1:
             raise ConfigError(f"session.evaluate(batch_size={given!r}): give the samples of all workers together")
         return size
 
     def _counts(self) -> float:
-        """What this worker's batch in hand counts; 1 if it has none."""
+        """Return the weight of this worker's current batch; 1 without one."""
         part = self._loop.part
         return 1.0 if part is None else self._loop.counting.of(part, self._loop.context.rank)
 
@@ -243,16 +238,14 @@ class OverAll:
         return self._counted
 
     def _alone(self, caller: str) -> bool:
-        """Whether this worker's gradients are those of all.
-
-        Raises:
-            ConfigError: nothing is weighed under the policy, or what is weighed cannot be changed.
-        """
+        """Return whether this is a single-process run; raise :class:`ConfigError` if the policy cannot weight
+        losses."""
         loop = self._loop
         if isinstance(loop.model, NoModel):
             raise ConfigError(f"{caller} comes after session.setup(model, optimizer)")
         if len(loop.context.members) == 1 and loop.context.elastic is None:
             return True
+        # Under other policies workers average parameters, so a weight of the gradient would have no effect on others.
         if not isinstance(loop.model.agreement, Alike) or loop.gradients.carrier is None:
             raise ConfigError(
                 f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
@@ -262,11 +255,7 @@ class OverAll:
         return False
 
     def _open(self) -> Line:
-        """The line on which all workers add up.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the line for sums over all workers; raise :class:`ConfigError` before ``setup``."""
         if self._line is None:
             if (run := self._loop.parts.run) is None:
                 raise ConfigError("what is summed over all workers comes after session.setup(model, optimizer)")
@@ -275,6 +264,6 @@ class OverAll:
 
     def _sum(self, flat: Tensor) -> tuple[int, ...]:
         line = self._open()
-        if self._counted is not None:  # one exchange after the other, where they may have to be made again
+        if self._counted is not None:  # one exchange at a time, because a lost worker may force a repetition
             self._counted.settle()
         return line.sum(flat).wait()

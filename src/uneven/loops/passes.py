@@ -1,4 +1,4 @@
-"""Several forward and backward passes over one batch, where that is larger than what fits at once."""
+"""Several forward and backward passes over a batch that is larger than memory allows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from uneven.run.model.hooks import ModelHook
 
 
 def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) -> Iterator[Any]:
-    """The batch in pieces of at most ``most`` samples, as equal as can be; whole if None.
+    """Yield the batch in pieces of at most ``most`` samples, as equal as possible; whole if None.
 
-    A mean over each counts by its part of the batch, so that together they are the mean over the batch; inside of
-    ``session.weighted`` and ``session.summed``, what is said there counts. All but the last pass leave their gradients
-    in ``.grad``; see :meth:`uneven.Session.passes`.
+    All but the last pass leave their gradients in ``.grad``; see :meth:`uneven.Session.passes`.
     """
     samples = _rows(batch)
     passes = 1 if most is None else -(-samples // most)
@@ -34,6 +32,8 @@ def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) ->
     counted = loop.counting.counted
     with loop.counting.passing():
         for start, end in pairwise(edges):
+            # Means over pieces, weighted by their samples, add up to the mean over the batch. Inside session.weighted
+            # and session.summed the script has weighted the pieces already.
             part = 1.0 if counted else (end - start) / samples
             hook = model.register_forward_hook(ModelHook(partial(weigh, part)))
             try:
@@ -44,25 +44,23 @@ def in_passes(loop: StepLoop, model: nn.Module, batch: Any, most: int | None) ->
 
 
 def weigh(part: float, model: nn.Module, args: Any, output: Any) -> Any:
-    """A hook of a forward pass whose gradients count ``part`` times."""
+    """Multiply the gradients of a forward pass by ``part``, in its hook."""
     return weighted_on_entering(output, lambda: part)[0] if torch.is_grad_enabled() else output
 
 
 def _rows(batch: Any) -> int:
-    """Samples of a batch: the first size of its first tensor.
-
-    Raises:
-        DataError: it holds none.
-    """
+    """Return the samples of a batch, the first size of its first tensor; raise :class:`DataError` if it holds none."""
     for one in _tensors(batch):
         if one.dim():
             return len(one)
-    raise DataError(f"session.passes of a {type(batch).__name__}: it holds no tensor whose first size says how many "
-                    f"samples it is of")  # fmt: skip
+    raise DataError(
+        f"session.passes of a {type(batch).__name__}: it holds no tensor whose first size says how many "
+        f"samples it is of"
+    )
 
 
 def _tensors(batch: Any) -> list[Tensor]:
-    """Return the tensors that :func:`cut` can find; it does not look into other objects."""
+    """Return the tensors that :func:`cut` can find, each of any shape; it does not look into other objects."""
     if isinstance(batch, Tensor):
         return [batch]
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
@@ -70,7 +68,7 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 def cut(batch: Any, samples: int, start: int, end: int) -> Any:
-    """The same kind of batch of these samples alone; what has another length is of all."""
+    """Return a batch of the same kind with these samples only; values of another length belong to all samples."""
     if isinstance(batch, Tensor):
         return batch[start:end] if batch.dim() and len(batch) == samples else batch
     if isinstance(batch, Mapping):

@@ -1,8 +1,8 @@
-"""The pieces of one worker in iterations that are finished together; see :mod:`uneven.loops.finish` for the rule.
+"""One worker's pieces in iterations that are finished together; see :mod:`uneven.loops.finish` for the rule.
 
-What is not begun with lies behind each other in the order of the ranks, and a counter in the store that the ranks met
-at says how much of it has been taken. All passes leave their gradients in ``.grad``, each weighed by its samples over
-X; when nothing is left they are exchanged at once. Who did how much is gathered beside that, so all know the same.
+The samples that no worker starts with are in the order of the ranks, and a counter in the store holds how many have
+been taken. All passes leave their gradients in ``.grad``, each weighted by its samples / X. When no samples are left,
+the gradients are exchanged, and each worker's numbers are gathered in parallel.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from uneven.run.model.hooks import ModelHook
 from uneven.run.own_pace.store import SessionStore
 from uneven.run.parameters.together import Alike
 
-_NUMBERS = 4
-"""That a worker tells of an iteration: samples, seconds, seconds of its first part, and of a launch."""
+_NUMBERS = 4  # that a worker reports of an iteration: samples, seconds, seconds of its first part, and of a launch
 
 
 @dataclass(slots=True)
 class _Passes:
-    """What one worker has done in one iteration."""
+    """One worker's passes in one iteration."""
 
     since_s: float
     samples: int = 0
@@ -60,35 +59,22 @@ class _Passes:
 
 
 class PieceCounter:
-    """What stands at the counter: how many samples have been taken, who wrote last, and who is there, how fast.
-
-    Attributes:
-        start: samples taken.
-        here: place → samples a second in its first part; 0 of who has left.
-    """
+    """The counter's value: the samples taken, the last writer, and the speeds (0 if it has left) by worker's place."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text = text  # "taken place place:speed …"; the last writer's place makes every text different
         start, _, *here = text.split(" ") if text else ("0", "")
         self.start = int(start)
         self.here = {int(place): float(speed) for place, speed in (one.split(":") for one in here)}
 
     def moved(self, place: int, size: int, here: Mapping[int, float]) -> PieceCounter:
-        """After so many more samples for a worker, which leaves where there are none for it."""
+        """Return the counter after a worker has taken ``size`` samples; with 0 it leaves."""
         there = " ".join(f"{one}:{speed if size or one != place else 0.0:.6g}" for one, speed in here.items())
         return PieceCounter(f"{self.start + size} {place} {there}".rstrip())
 
 
 class PieceTaker:
-    """Hands out this worker's pieces, iteration after iteration.
-
-    Args:
-        line: of all workers.
-        store: where the counter lies.
-
-    Raises:
-        ConfigError: what is trained, or how, does not go together with it.
-    """
+    """Yields this worker's pieces in each iteration; raises :class:`ConfigError` for an unsupported model or policy."""
 
     def __init__(
         self, loop: StepLoop, loader: BalancedLoader, model: nn.Module, line: Line, store: SessionStore
@@ -97,18 +83,18 @@ class PieceTaker:
         self._loop = loop
         self._loader = loader
         self._model = model
-        self._line, self._store = line, store
+        self._line = line
+        self._store = store
         self._place = line.members.index(line.rank)
         self._rule = FinishTogether(len(line.members), loader.batch_size, loader.lower)
         self._launch = LaunchFit()
         self._told: tuple[Handle, list[torch.Tensor]] | None = None
-        self._epoch, self._through_s = -1, 0.0
+        self._epoch = -1
+        self._through_s = 0.0
 
     def pieces(self, batch: Any) -> Iterator[Any]:
-        """Those of the batch in hand, the first one cut out of ``batch``.
-
-        Raises:
-            TrainingError: none is in hand; the pass is on another one; or inside of ``session.weighted``.
+        """Yield the pieces of the current batch, the first one cut out of ``batch``.
+        Raises :class:`TrainingError` without a current batch, on a pass on another one, or inside ``session.weighted``.
         """
         part = self._loop.part
         if part is None or self._loop.counting.counted:
@@ -121,7 +107,7 @@ class PieceTaker:
         self._learn()
         learnt_s = time.perf_counter()
         passes = _Passes(self._through_s + learnt_s - asked_s if part.epoch == self._epoch else learnt_s)
-        alike = part.size == self._loader.batch_size and min(part.shares) > 0  # else the last part of an epoch
+        alike = part.size == self._loader.batch_size and min(part.shares) > 0  # otherwise the last part of an epoch
         firsts = self._rule.first_parts(part.shares) if alike else part.shares
         if sum(firsts) == part.size:
             yield from self._whole(batch, part, passes)
@@ -135,15 +121,15 @@ class PieceTaker:
         self._epoch, self._through_s = part.epoch, time.perf_counter()
 
     def _whole(self, batch: Any, part: Portion, passes: _Passes) -> Iterator[Any]:
-        """One pass, under which gradients are exchanged as ever."""
+        """Yield the whole batch in one pass, during which gradients are exchanged as usual."""
         meter = self._loop.reports.books.meter
         before_s = meter.waited_s
         with passes.timed(part.batch(self._line.rank)):
             yield batch
-        passes.first_s -= meter.waited_s - before_s
+        passes.first_s -= meter.waited_s - before_s  # waiting for others is not this worker's speed
 
     def _taken(self, batch: Any, part: Portion, firsts: Sequence[int], passes: _Passes) -> Iterator[Any]:
-        """The first part, and what this worker takes from the counter while anything is left."""
+        """Yield the first part, then pieces from the counter while any samples are left."""
         share, first, key = part.shares[self._place], firsts[self._place], f"together/{part.iteration}"
         rest, behind = part.size - sum(firsts), None
         with self._loop.counting.passing():
@@ -156,16 +142,17 @@ class PieceTaker:
                 if counter.start == rest:
                     break
                 mine = counter.moved(self._place, size, here)
+                # Compare and swap: if another worker was faster, `found` is its text and this one tries again.
                 found = self._store.swap(key, counter.text, mine.text)
                 start, counter = counter.start, PieceCounter(found)
                 if found != mine.text:
-                    continue  # somebody was faster
+                    continue
                 if not size:
                     break
                 behind = _behind(part, firsts) if behind is None else behind
                 piece = self._loader.read(behind[start : start + size])
                 yield from self._pass(piece, size, share, passes)
-        if self._place == 0:  # all have been through with the iteration before when this one began
+        if self._place == 0:  # all workers had finished the iteration before when this one started
             self._store.delete(f"together/{part.iteration - 1}")
 
     def _pass(self, piece: Any, samples: int, share: int, passes: _Passes) -> Iterator[Any]:
@@ -187,7 +174,7 @@ class PieceTaker:
 
     # ---------------------------------------------------------------- what all know of an iteration
     def _tell(self, passes: _Passes) -> None:
-        if passes.samples:  # not of a batch that only fills up a last part
+        if passes.samples:  # a padded batch has none
             self._launch.add(passes.sizes, passes.took_s)
         busy_s = passes.first_s + sum(passes.took_s[1:])
         row = torch.tensor([passes.samples, busy_s, passes.first_s, self._launch.seconds], dtype=torch.float64)
@@ -195,20 +182,20 @@ class PieceTaker:
         self._told = self._line.gather(row, rows), rows
 
     def _learn(self) -> tuple[int, ...]:
-        """Hear what all have done in the last iteration, if that has not been heard; samples of each."""
+        """Take in all workers' numbers of the last iteration, once; return the samples of each."""
         if self._told is None:
             return ()
         (handle, rows), self._told = self._told, None
         handle.wait()
         samples, busy_s, first_s, launch_s = zip(*(row.tolist() for row in rows), strict=True)
         self._rule.launch_s = [*launch_s]
-        if min(samples) > 0:
+        if min(samples) > 0:  # in the last part of an epoch some have none, and so no speed
             self._rule.ended(samples, busy_s, first_s)
         return tuple(map(round, samples))
 
 
 def _behind(part: Portion, firsts: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Positions of what nobody begins with."""
+    """Return the positions (n,) of the samples that no worker starts with."""
     found, start = [], part.start
     for share, first in zip(part.shares, firsts, strict=True):
         found.append(np.arange(start + first, start + share))

@@ -32,8 +32,7 @@ class Met:
 
     Attributes:
         distance: root mean square of this replica's distance from the mean, over the parameters; with picked entries,
-            of
-            those not sent.
+            of those not sent.
         finite: whether this replica held finite numbers only.
         picked: part of the entries that were sent.
     """
