@@ -1,8 +1,8 @@
 """An evaluation that all workers share, each at its own speed.
 
 A counter in the store holds how much of the data set has been dispatched. A worker takes its next batch from it when it
-has finished the last one. Batches are as large as its share of training batches, so that each takes about equally
-long, and shrink towards the end, so that all workers end together (guided self-scheduling).
+has finished the last one. Batches are as large as its share of training batches, so that each takes about equally long.
+They shrink towards the end, so that all workers end together (guided self-scheduling).
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class OverAll:
             found = session.evaluate(count, held_out)         # on every worker
             print(found["loss"] / found["samples"])
 
-        Each sample counts once, even if an elastic run loses a worker meanwhile. The model is the one of
+        Each sample counts once, even if an elastic run loses a worker in it. The model is the one of
         :meth:`evaluated`, in evaluation mode, without gradients. All workers call it at the same place, inside or
         outside a loop; its time does not count in any iteration.
 

@@ -73,10 +73,10 @@ def cut(batch: Any, samples: int, start: int, end: int) -> Any:
         return batch[start:end] if batch.dim() and len(batch) == samples else batch
     if isinstance(batch, Mapping):
         return type(batch)({key: cut(one, samples, start, end) for key, one in batch.items()})  # type: ignore[call-arg]
-        # A mapping that a collate function gives is made of pairs.
+        # Mappings from collate functions can be constructed from pairs.
     if isinstance(batch, list | tuple):
         if len(batch) == samples and not _tensors(batch):
-            return batch[start:end]  # texts, say
+            return batch[start:end]  # for example, texts
         parts = [cut(one, samples, start, end) for one in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch

@@ -172,7 +172,7 @@ class PieceTaker:
                 f"optimizer's step"
             )
 
-    # ---------------------------------------------------------------- what all know of an iteration
+    # ---------------------------------------------------------------- numbers of an iteration
     def _tell(self, passes: _Passes) -> None:
         if passes.samples:  # a padded batch has none
             self._launch.add(passes.sizes, passes.took_s)

@@ -14,7 +14,7 @@ class LineThreshold:
     def __init__(self) -> None:
         self.control: BandwidthControl | None = None
         self.sent_bytes = 0.0
-        self._since_s = 0.0  # when the last exchange began
+        self._since_s = 0.0  # start of the last exchange
 
     def within(self, select: Selection) -> Selection:
         """Return the selection with a threshold that keeps to its bandwidth, if it has any."""

@@ -275,7 +275,7 @@ class EntriesExchange:
         return self._announced
 
     def _by_hubs(self, groups: Sequence[Party], picked: Picked | None, clock: int) -> Array:
-        """The sum of what others have sent, on all of a party the same; shape (size,)."""
+        """Return the sum of other parties' entries, shape (size,), the same on all workers of a party."""
         party = self.parties[self._mine]
         with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
             if picked is None:
@@ -333,7 +333,6 @@ class EntriesExchange:
         return self._read(place, message, clock, size).picked
 
     def _written(self, outcome: Array, sent_bytes: int, finite: bool) -> Met:
-        """The replica goes on from here."""
         assert self._sums is not None
         after = torch.from_numpy(outcome).to(self._flat.device)
         self._flat.write(after)

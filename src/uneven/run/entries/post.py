@@ -92,7 +92,7 @@ class Post:
         self._out[peer].send_multipart([self._numbered(peer, _MESSAGE), message], copy=False)
 
     def send_early(self, peer: int, message: bytes) -> None:
-        """Send a short message that overtakes others, if there are two ways; does not wait."""
+        """Send a short message that overtakes others, with ``two_ways`` only; does not wait."""
         self._fast[peer].send_multipart([_EARLY, message])
 
     def early(self, peer: int) -> list[bytes]:
@@ -136,7 +136,7 @@ class Post:
         self._in.curve_publickey, self._in.curve_secretkey = public, secret
         self._in.curve_server, self._in.zap_domain = True, _DOMAIN
         self._in.setsockopt(zmq.RCVHWM, 0)
-        self._in.setsockopt(zmq.MAXMSGSIZE, most_bytes + 1024)  # with what encryption adds
+        self._in.setsockopt(zmq.MAXMSGSIZE, most_bytes + 1024)  # room for encryption
         self._in.setsockopt(zmq.HANDSHAKE_IVL, int(1e3 * self._timeout_s))
         target = f"tcp://{'127.0.0.1' if meeting is None else own_address(meeting)}"
         return f"{target}:{self._in.bind_to_random_port(target)}"

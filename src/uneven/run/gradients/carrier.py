@@ -106,10 +106,13 @@ class GradientCarrier:
     _size: int = 1  # of the group
     _weight_on_device: tuple[float, torch.Tensor] | None = None
     _nonfinite: torch.Tensor | None = None
-    _flag: Any = None  # the same memory as _nonfinite where the host can read it, without going through torch
+    _flag: Any = None  # _nonfinite's memory as an array, which the host reads without torch's overhead
     _synchronise: bool = True
-    _weight: float = 0.0  # of what the gradients will be scaled by: those of the pass under way, and all that wait
-    _seen: tuple[int, int] = (0, -1)  # exchanges, and changes of the first parameter, when passes on this batch began
+    _weight: float = 0.0  # the factor of the next exchange, for the current pass and all gradients that wait
+    _seen: tuple[int, int] = (
+        0,
+        -1,
+    )  # exchanges, and the first parameter's version, before the first pass on this batch
     _past: int = 0  # batches in a row that have changed it without an exchange
     _pass: int = -1  # torch's number of the backward pass under way
     _prepared: bool = False  # whether DDP expects gradients to exchange
@@ -280,8 +283,8 @@ class GradientCarrier:
 
     def _prepare_again(self) -> None:
         """Prepare DDP for a second backward pass on one forward pass, or one through several parts."""
-        # Without this, DDP would leave the new gradients local. The exchange averages what was exchanged before once
-        # more; that is equal on all ranks, so it does not change if the weights add up to 1.
+        # Without this, DDP would leave the new gradients local. The exchange averages earlier gradients once more, but
+        # these are equal on all ranks, so they do not change if the weights add up to 1.
         assert self._ddp is not None
         leads: list[torch.Tensor] = []
         if self._ddp.find_unused_parameters:

@@ -16,7 +16,8 @@ import torch
 
 from uneven.errors import TrainingError
 
-# Distance of two epochs in a mark, in iterations: iterations alone go on counting after an epoch that ended early.
+# Distance of two epochs in a mark, in iterations: a rank that left an epoch early continues to count iterations, so
+# iterations without epochs could agree.
 _EPOCH = 1009
 
 # The largest integer up to which a type holds every integer.

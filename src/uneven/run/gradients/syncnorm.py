@@ -1,8 +1,8 @@
 """Correct ``SyncBatchNorm`` gradients for unequal batches.
 
 Its backward pass sums gradients of all ranks inside the network, before the gradient hook weights them. So inside the
-layer gradients must already be in units of the union batch: they are multiplied by n x_i / X where they enter its
-backward pass, and divided by it where they leave (to the layers below, and to its own weight and bias).
+layer gradients must already be in units of the union batch. They are multiplied by n x_i / X where they enter its
+backward pass, and divided by it where they leave: to the layers below, and to its own weight and bias.
 """
 
 from __future__ import annotations

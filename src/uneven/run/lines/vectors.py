@@ -79,8 +79,8 @@ class VectorCarrier:
             self._finish([dist.all_reduce(vector, group=self._group, async_op=True)])
             return bytes_of_sum(vector.nbytes, self._size)
         # A ring of messages on the group of all workers. Process groups for all random groups would be too many. Torch
-        # also names a group that only its members create by how many a process has created, so members that had been
-        # in different numbers of groups would never meet.
+        # also names a group that only its members create by a counter of the process. So members with different
+        # numbers of earlier groups would never meet.
         return self._ring(vector, members)
 
     def _speak(self, vector: torch.Tensor, parties: tuple[Members, ...]) -> int:

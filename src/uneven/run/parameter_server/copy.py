@@ -113,7 +113,7 @@ class SharedCopy:
         between.
 
         Raises:
-            ConfigError: the shards would compute something else than the merge.
+            ConfigError: the shards and the merge would have different results.
             NonFiniteError: the copy rejects the values.
             PeerError: a shard does not answer.
         """
@@ -197,8 +197,8 @@ class SharedCopy:
 
 
 def check_served(merge: Merge, payload: Payload, factor: float, own: Tensor) -> None:
-    """Raise :class:`ConfigError` if a merge computes something else than the shards, which know two operations and no
-    merges.
+    """Raise :class:`ConfigError` if a merge and the shards, which know two operations and no merges, have different
+    results.
 
     ``own`` are numbers to try it on, shape (n,).
     """

@@ -50,7 +50,7 @@ class OuterMerges:
             self._copy.follow(0)
 
     def order(self, exchange: Exchange) -> None:
-        """Keep the replica for an exchange; raises :class:`ConfigError` if the shards compute something else than
+        """Keep the replica for an exchange; raises :class:`ConfigError` if the shards compute another result than
         the merge."""
         if not _is_one(exchange):
             return
@@ -87,7 +87,7 @@ def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: d
 
 
 def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], shards: int) -> None:
-    """Raise :class:`ConfigError` if so many shards could deadlock: more than two, with a quorum smaller than all
+    """Raise :class:`ConfigError` if this number of shards could deadlock: more than two, with a quorum of some
     members."""
     # Each shard merges with the workers that come first, and a worker that waits at one shard sends nothing more. With
     # three shards or more all members can wait, each at another one. With two, the last merge has answered a quorum at
@@ -112,7 +112,7 @@ def _is_one(exchange: Exchange) -> bool:
 
 
 def check_served_step(merge: Merge, own: Tensor) -> None:
-    """Raise :class:`ConfigError` if a merge computes something else than the shards' outer step.
+    """Raise :class:`ConfigError` if a merge and the shards' outer step have different results.
 
     ``own`` are numbers to try it on, shape (n,).
     """

@@ -1,4 +1,4 @@
-"""The interface of exchanges around a step apart from gradients, and an implementation that does nothing."""
+"""The interface of exchanges around a step, in addition to gradients, and an implementation that does nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uneven.run.parameters.plans import Plans
 
 
 class Exchanging(Protocol):
-    """One worker's part in the exchanges apart from the mean of all gradients.
+    """One worker's part in exchanges in addition to the mean of all gradients.
 
     ``clock`` counts steps. ``followed`` means that :meth:`passing` is called with each pass, as batches may be handed
     out ahead of their steps.
