@@ -71,7 +71,10 @@ class OverAll:
 
     def summed(self) -> AbstractContextManager[None]:
         """Treat the loss inside as a sum over this worker's samples; the gradient is then the sum of all workers'.
-        Raises as :meth:`weighted`."""
+
+        Raises:
+            ConfigError, TrainingError: as :meth:`weighted`.
+        """
         if self._alone("session.summed"):
             return self._loop.counting.alone()
         return self._loop.counting.block(1.0, Uncounted)
