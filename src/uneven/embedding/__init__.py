@@ -1,17 +1,16 @@
-"""Recommendation models: embedding tables once for all workers, on servers; the dense part as in any other run.
+"""Recommendation models: embedding tables on servers, shared by all workers, under an ordinarily trained dense part.
 
 ::
 
-    config.py ○   what tables there are          bags.py       the module in a model
-    place.py ○    which shard has which rows     door.py       one worker's way to the shards
-    route.py ○    a batch's ids → questions      client.py     asks and gives; link.py ○ what is sent, kept, answered
+    config.py ○   tables and optimizers          bags.py       the module in a model
+    place.py ○    which shard has which rows     door.py       a worker's access to the shards
+    route.py ○    a batch's ids → requests       client.py     requests and updates; link.py ○ one connection's state
     rows.py ○     bags, and the reference        wire.py ○     messages
-    growing.py ○  ids of any size → rows         files.py      what is saved
-    kernels.py    the same, fast                 shard.py ○    what a shard answers; host.py its sockets
+    growing.py ○  ids of any size → rows         files.py      saved rows
+    kernels.py    the same, fast                 shard.py ○    a shard's answers; host.py its sockets
     logs.py       click logs as data sets        columns.py ○  a block of their text as arrays
 
-A name is imported when it is first touched, so a server's decisions need no torch. How it is used, and what is lost
-when: docs/how-to/recommendation.md.
+Names are imported lazily, so a server's decisions need no torch. Usage and guarantees: docs/how-to/recommendation.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m uneven.embedding DIRECTORY SHARD MEMBERS``: one shard of tables in a process of its own."""
+"""``python -m uneven.embedding DIRECTORY SHARD MEMBERS``: one shard of the tables in its own process."""
 
 from uneven.embedding.host import serve
 from uneven.server.program import run_shard

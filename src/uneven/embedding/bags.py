@@ -1,4 +1,4 @@
-"""``EmbeddingBagCollection``: tables that lie on servers, in a model whose other parts are trained as ever."""
+"""``EmbeddingBagCollection``: embedding tables on servers, in a model whose other parts train as usual."""
 
 from __future__ import annotations
 
@@ -27,51 +27,52 @@ _MEASURED = "measured.json"
 
 
 class PooledFeatures:
-    """What a batch's ids came to: one row a bag, of every feature."""
+    """The pooled rows of a batch: one row per bag, for every feature. A subset of TorchRec's ``KeyedTensor``."""
 
     def __init__(self, columns: dict[str, slice], values: Tensor) -> None:
-        self._columns, self._values = columns, values
+        self._columns = columns
+        self._values = values
 
     def values(self) -> Tensor:
-        """The pooled rows of all features side by side; shape (batch, sum of their dims)."""
+        """Return the pooled rows of all features, concatenated; shape (batch, sum of their dims)."""
         return self._values
 
     def keys(self) -> list[str]:
-        """The features."""
+        """Return the names of the features."""
         return list(self._columns)
 
     def __getitem__(self, feature: str) -> Tensor:
-        """The pooled rows of one feature; shape (batch, dim)."""
+        """Return the pooled rows of one feature; shape (batch, dim)."""
         return self._values[:, self._columns[feature]]
 
     def to_dict(self) -> dict[str, Tensor]:
-        """The pooled rows of each feature, by its name."""
+        """Return feature → pooled rows, shape (batch, dim)."""
         return {name: self[name] for name in self._columns}
 
 
 class EmbeddingBagCollection(nn.Module):
-    """Embedding tables, each once for all workers, on servers or in this process.
+    """Embedding tables that all workers share, on servers or in this process.
 
-    The rows are not parameters of the model and have no ``.grad``: the backward pass gives the gradient of the pooled
-    rows to the shards, which step on the rows at once (TorchRec's fused optimizers do the same). Each backward pass is
-    a step of theirs. No gradient goes to per-sample weights.
+    The rows are not parameters of the model and have no ``.grad``. Each backward pass sends the gradient of the pooled
+    rows to the shards, which update the rows immediately, as TorchRec's fused optimizers do. Per-sample weights get no
+    gradient.
 
-    The only parameter is ``anchor``, a zero that nothing reads. Its ``requires_grad`` freezes all tables.
+    The only parameter is ``anchor``, an unused zero. Its ``requires_grad`` freezes all tables.
 
     Args:
-        tables: :class:`Table`, or TorchRec's ``EmbeddingBagConfig`` (of ``EmbeddingCollection``, ``EmbeddingConfig``).
-        optimizer: of all rows.
-        seed: the rows begin from it, alike on however many shards.
-        shards: threads that hold them where this process is alone; ``uneven run --tables K`` starts servers.
-        wire: "float32", or "bfloat16" for half the bytes between machines.
-        save_every_s: how often each server saves its rows, from which it goes on if it dies; None for never.
-        in_state_dict: whether ``state_dict()`` holds all rows. Give False for tables that grow and for tables that a
-            worker's memory does not hold; :meth:`save` and :meth:`restore` keep these.
-        placed_by: folder of an earlier :meth:`save`: tables are placed by what was measured until then, lookups of each
-            feature and the servers' speeds, where there are as many. The same for all workers.
+        tables: :class:`Table`, or TorchRec's ``EmbeddingBagConfig`` (``EmbeddingConfig`` for ``EmbeddingCollection``).
+        optimizer: of all rows; :class:`RowwiseAdagrad` by default.
+        seed: for the initial rows, which do not depend on the number of shards.
+        shards: number of shard threads in a single-process run; ``uneven run --tables K`` starts servers.
+        wire: "float32", or "bfloat16" to halve the traffic between machines.
+        save_every_s: seconds between automatic saves, from which a failed server restarts; None for never.
+        in_state_dict: whether ``state_dict()`` holds all rows. Pass False for growing tables and for tables larger than
+            a worker's memory; save these with :meth:`save` and :meth:`restore`.
+        placed_by: folder of an earlier :meth:`save`: place tables by the lookups measured then, and by the servers'
+            speeds if their number is the same. Must be the same for all workers.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     _unpooled = False
@@ -103,24 +104,26 @@ class EmbeddingBagCollection(nn.Module):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """As given."""
+        """The tables, converted to :class:`Table`."""
         return self.door.spec.tables
 
     @property
     def embedding_bags(self) -> SimpleNamespace:
-        """Attributes for the keys of ``state_dict()``; ``get_model_state_dict`` of torch looks them up."""
+        """A namespace with the keys of ``state_dict()``, because torch's ``get_model_state_dict`` looks them up as
+        attributes."""
         return SimpleNamespace(**{one.name: SimpleNamespace(weight=None, sum=None) for one in self.tables})
 
     @property
     def width(self) -> int:
-        """Numbers of a sample: the dims of all features together."""
+        """The sum of the dims of all features."""
         return sum(one.dim * len(one.features) for one in self.tables)
 
     def forward(self, ids: Any) -> PooledFeatures:
-        """The pooled rows of a batch, on the device of its ids; ``ids`` as :mod:`uneven.embedding.ids` lists.
+        """Return the pooled rows of a batch, on the device of its ids; for formats of ``ids`` see
+        :mod:`uneven.embedding.ids`.
 
         Raises:
-            DataError: ids that cannot be.
+            DataError: the ids are invalid.
             PeerError: a shard does not answer.
         """
         values, _ = self._values(ids)
@@ -132,24 +135,25 @@ class EmbeddingBagCollection(nn.Module):
         asked = self.door.ask(ids, learning=learning)
         values = torch.from_numpy(asked.values())
         if learning:
+            # The rows need no gradient, so the anchor is what makes autograd call the backward pass.
             values = _Given.apply(self.anchor, values, asked, self.door)
         return values.to(device_of(ids)), asked
 
     def flush(self) -> None:
-        """Wait until all that the workers have given is in the rows. Every worker that is there has to call it.
+        """Wait until all updates of all workers are applied. Every present worker must call it.
 
         Raises:
-            PeerError: somebody did not.
+            PeerError: a worker did not.
         """
         self.door.client.flush()
 
     def rows(self) -> Iterator[tuple[str, int, Tensor]]:
-        """The tables that do not grow as they are, in blocks: table, first row, rows of shape (n, dim)."""
+        """Yield the current rows of fixed-size tables in blocks: table, first row, rows of shape (n, dim)."""
         return read_tables(self.door)
 
     def grown(self, name: str) -> tuple[Tensor, Tensor]:
-        """A table that grows as it is: its ids, shape (n,), and their rows, shape (1 + n, dim). The first row is that
-        of all ids that have none; where several servers have one, their mean.
+        """Return the ids (n,) of a growing table and their rows (1 + n, dim). Row 0 is shared by all ids without a row,
+        averaged over servers.
 
         Raises:
             ConfigError: there is no such table, or it does not grow.
@@ -157,19 +161,21 @@ class EmbeddingBagCollection(nn.Module):
         return read_grown(self.door, name)
 
     def export(self) -> dict[str, Tensor]:
-        """The tables as they are, as a state dict of ``torch.nn.EmbeddingBag`` and of TorchRec's collection:
-        ``embedding_bags.<table>.weight`` → shape (rows, dim); of one that grows that of :meth:`grown`, and
-        ``embedding_bags.<table>.ids``."""
+        """Return the tables as a state dict for ``torch.nn.EmbeddingBag`` and TorchRec's collection.
+
+        ``embedding_bags.<table>.weight`` has shape (rows, dim). A growing table has the rows of :meth:`grown` there,
+        and its ids in ``embedding_bags.<table>.ids``.
+        """
         found = read_state(self.door)
         for name in (one.name for one in self.tables if one.grows):
             found[f"embedding_bags.{name}.ids"], found[f"embedding_bags.{name}.weight"] = self.grown(name)
         return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load what :meth:`export` returned, on one worker. Adagrad's sums begin again if the state has none.
+        """Load a result of :meth:`export`, on one worker. Adagrad's sums are reset if the state has none.
 
         Raises:
-            ConfigError: a table grows, is missing, has another shape, or has a NaN or an infinity.
+            ConfigError: a table grows, is missing, has another shape, or holds a NaN or an infinity.
         """
         missing, _, wrong = misfits(self.tables, state)
         for why in (*wrong, *(f"the state has no {key}" for key in missing)):
@@ -191,9 +197,15 @@ class EmbeddingBagCollection(nn.Module):
         destination.update({prefix + key: one for key, one in state.items()})
 
     def _load_from_state_dict(  # torch calls it on each module
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         given = {key.removeprefix(prefix): one for key, one in state_dict.items() if key.startswith(prefix)}
         missing, unknown, wrong = misfits(self.tables if self.in_state_dict else (), given)
         missing_keys += [prefix + key for key in missing]
@@ -201,49 +213,49 @@ class EmbeddingBagCollection(nn.Module):
         error_msgs += wrong
         if wrong or len(given) == len(unknown):
             return
-        self.flush()  # no earlier update may come after the rows that are loaded
-        write_state(self.door, given)  # by every worker: there may be none with rank 0, and a writer may die
+        self.flush()  # earlier updates must not be applied on top of the loaded rows
+        write_state(self.door, given)  # on every worker: rank 0 may be missing, and a writer may fail
         self.flush()  # no worker may train before the last one has written
-        self.door.drop_ahead()
+        self.door.drop_ahead()  # prefetched rows are from before the load
 
     def save(self, folder: str | Path) -> None:
-        """Let each server write its rows and Adagrad's sums into a folder on its machine, while others train on.
+        """Make each server write its rows and Adagrad's sums to a folder on its machine, while training continues.
 
-        Rows are of different moments then, each whole; inside of ``session.evaluated()`` of all workers, of one. One
-        worker calls it.
+        Rows are then of different times, each one consistent; within ``session.evaluated()`` on all workers, all are of
+        the same time. One worker calls it.
 
         Raises:
-            CheckpointError: one cannot.
+            CheckpointError: a server failed.
         """
         self.door.client.do(Say.SAVE, str(Path(folder).absolute()))
         Path(folder).mkdir(parents=True, exist_ok=True)  # the servers may be on another machine
         (Path(folder) / _MEASURED).write_text(self.door.measured().text, encoding="utf-8")
 
     def restore(self, folder: str | Path) -> None:
-        """Inverse of :meth:`save`, on any number of servers. One worker calls it, before others train.
+        """Load a folder of :meth:`save`, on any number of servers. One worker calls it, before training.
 
         Raises:
-            CheckpointError: rows are missing there, or have another shape.
+            CheckpointError: rows are missing, or have another shape.
         """
         self.door.client.do(Say.LOAD, str(Path(folder).absolute()))
 
     def stats(self) -> TableStats:
-        """What has happened on the shards."""
+        """Return the counts of the shards, and of this worker's ids."""
         return self.door.stats()
 
     def close(self) -> None:
-        """Close the connection. Tables on servers stay; tables in this process end, and later calls raise."""
+        """Close the connection. Tables on servers remain; tables in this process are lost, and later calls raise."""
         self.door.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy for another thread, which trains the same tables; :func:`uneven.run.threads.twins.twin` calls it.
+        """Copy for another thread that trains the same tables, as :func:`uneven.run.threads.twins.twin` does.
 
         Raises:
-            ConfigError: any other copy; the parameters of a twin share their memory with the model's.
+            ConfigError: any other copy; it is recognized because a twin's parameters share the model's memory.
         """
         anchor = memo.get(id(self.anchor))
         if anchor is None or anchor.data_ptr() != self.anchor.data_ptr():
-            self.__reduce__()
+            self.__reduce__()  # always raises
         copied = type(self).__new__(type(self))
         nn.Module.__init__(copied)
         copied.door, copied.uneven_part, copied.anchor = self.door, self.uneven_part, anchor
@@ -258,21 +270,20 @@ class EmbeddingBagCollection(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The tables."""
         return ", ".join(f"{one.name}: {'up to ' if one.grows else ''}{one.held:,} × {one.dim}" for one in self.tables)
 
 
 class EmbeddingCollection(EmbeddingBagCollection):
-    """The same tables without pooling: a row for each id. Every row travels, so that longer bags cost as much more."""
+    """The same tables without pooling: one row per id. All rows travel, so longer bags cost proportionally more."""
 
     _unpooled = True
 
     def forward(self, ids: Any) -> dict[str, Tensor]:  # type: ignore[override]
-        """The rows of each feature's ids, bag after bag: feature → shape (its ids, dim); of a tensor of shape (batch,
-        features, n), (batch, n, dim).
+        """Return feature → rows of its ids, bag by bag, shape (ids, dim); for ids of shape (batch, features, n),
+        (batch, n, dim).
 
         Raises:
-            DataError: ids that cannot be.
+            DataError: the ids are invalid.
             PeerError: a shard does not answer.
         """
         values, asked = self._values(ids)
@@ -291,7 +302,7 @@ def _measured(folder: Path) -> MeasuredTables:
 
 
 class _Given(torch.autograd.Function):
-    """Nothing in the forward pass; in the backward pass, the gradient goes to the shards."""
+    """An identity whose backward pass sends the gradient to the shards."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, values: Tensor, asked: AskedRows, door: TableDoor) -> Tensor:

@@ -1,7 +1,6 @@
-"""A worker's end of the table servers: ask for a batch's numbers, give its gradient.
+"""A worker's client of the table servers: requests the pooled rows of a batch and sends their gradient.
 
-Every request returns at once; only asking for the outcome waits. Any thread may ask and give: a thread of the line
-carries the messages, gives signs of life, and brings a shard that has been started again up to date.
+Only reading an outcome blocks. The connection's thread carries messages, sends heartbeats, and resends lost messages.
 """
 
 from __future__ import annotations
@@ -26,18 +25,12 @@ from uneven.server.line import ShardLine
 
 
 class TableClient:
-    """See the module.
+    """The requests of one worker to all shards. Thread-safe.
 
     Args:
-        rank: this worker.
-        shards: what each of them holds.
-        line: to them; the client closes it.
-        kernels: for numbers of half the width.
-        timeout_s: how long an outcome is waited for.
+        line: the connection to the shards; the client closes it.
+        timeout_s: maximum wait for an outcome.
         halves: whether pooled rows and gradients travel as bfloat16.
-
-    Raises:
-        ConfigError: the line leads to another number of shards.
     """
 
     def __init__(
@@ -61,14 +54,17 @@ class TableClient:
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._links = {
-            shard: TableLink(rank, spec.text, spec.fingerprint) for shard, spec in enumerate(shards) if spec.groups
+            # Shards without rows are never asked: no link.
+            shard: TableLink(rank, spec.text, spec.fingerprint)
+            for shard, spec in enumerate(shards)
+            if spec.groups
         }
         self._answers: dict[tuple[int, int], TableMessage | None] = {}
         self._meetings = 0
         line.open(self)
 
     def ask(self, routed: Routed, *, learning: bool = True) -> AskedRows:
-        """Ask for a batch's numbers; ``learning``: for a step, so that its ids have been seen once more."""
+        """Request the pooled rows of a batch; with ``learning``, the lookup counts as a sighting of its ids."""
         kind = Say.LOOKUP if learning else Say.READ
         with self._changed:
             numbers = {
@@ -77,8 +73,8 @@ class TableClient:
         return AskedRows(self, routed, numbers)
 
     def give(self, asked: AskedRows, gradient: Floats) -> None:
-        """Give the gradient of a batch's numbers, shape (batch, width); its rows step as soon as it arrives."""
-        routed, gradient = asked.routed, asked.routed.divided(gradient)
+        """Send the gradient of a batch's numbers, shape (batch, width); each shard steps on its rows immediately."""
+        routed, gradient = asked.routed, asked.routed.divided(gradient)  # once, not per shard
         for shard, blocks in routed.blocks.items():
             values: list[Any] = list(routed.gradients(shard, gradient))
             if self.halves:
@@ -87,11 +83,11 @@ class TableClient:
             self._post(shard, Say.GRADIENT, bags, asked.versions[shard])
 
     def write(self, shard: int, bags: Bags) -> None:
-        """Set rows, and their Adagrad sums to the weights; without weights the sums begin again."""
+        """Set rows, and their Adagrad sums to ``bags.weights``; without weights, reset the sums."""
         self._post(shard, Say.WRITE, (bags,), 0)
 
     def rows(self, shard: int, bags: Bags, kind: Say = Say.READ) -> Floats:
-        """Rows as they are, shape (bags, width); with ``Say.SUMS`` their Adagrad sums, shape (bags, 1)."""
+        """Return current rows, shape (bags, width); with ``Say.SUMS`` their Adagrad sums, shape (bags, 1)."""
         with self._changed:
             numbers = {shard: self._request(shard, kind, (bags,))}
         values = self.outcome(numbers, "a lookup")[shard].bags[0].values
@@ -99,7 +95,7 @@ class TableClient:
         return values
 
     def names(self, shard: int, group: int) -> tuple[Ids64, Ids]:
-        """The ids that have rows in a group that grows, and where these are."""
+        """Return the ids (n,) int64 that have rows in a growing group, and the slots (n,) int32 of these rows."""
         with self._changed:
             numbers = {shard: self._request(shard, Say.NAMES, text=str(group))}
         ids, slots = self.outcome(numbers, "a question for ids")[shard].bags
@@ -108,22 +104,15 @@ class TableClient:
         return ids.ids.astype(np.int64), slots.ids.astype(np.int32)
 
     def flush(self) -> None:
-        """Wait until all that every worker gave before it came here is in the rows; all who are there have to come.
-
-        Raises:
-            PeerError: somebody, or a shard, did not.
-        """
+        """Wait until earlier updates of all present workers are applied; each must call this, or :class:`PeerError` is
+        raised."""
         with self._changed:
-            self._meetings += 1
+            self._meetings += 1  # shards match the flushes of different workers by this number
             numbers = {shard: self._request(shard, Say.FLUSH, meeting=self._meetings) for shard in self._links}
         self.outcome(numbers, "a flush of all workers")
 
     def do(self, kind: Say, text: str) -> None:
-        """Let all shards save or load.
-
-        Raises:
-            CheckpointError: one cannot, with its reason.
-        """
+        """Make all shards save or load; raise :class:`CheckpointError` with the reason if one fails."""
         with self._changed:
             numbers = {shard: self._request(shard, kind, text=text) for shard in self._links}
         for shard, answer in self.outcome(numbers, f"{kind.name.lower()} {text}").items():
@@ -131,11 +120,7 @@ class TableClient:
                 raise CheckpointError(f"shard {shard} of the tables cannot {kind.name.lower()} {text}: {answer.text}")
 
     def stats(self) -> TableStats:
-        """What has happened on the shards so far.
-
-        Raises:
-            PeerError: one does not answer.
-        """
+        """Return the counts of all shards so far."""
         found = self._told().values()
         counts: Counter[str] = Counter()
         staleness: Counter[int] = Counter()
@@ -145,7 +130,7 @@ class TableClient:
         return TableStats(counts, staleness, self.lost, self.restarts)
 
     def speeds(self) -> list[float]:
-        """Numbers of rows a microsecond of each shard; those that have not worked are as fast as the others."""
+        """Return each shard's speed in row numbers per µs; an idle shard gets the mean of the others."""
         counts = [one["counts"] for one in self._told().values()]
         found = [one.get("numbers", 0) / max(one.get("busy_us", 0), 1) for one in counts]
         there = [one for one in found if one > 0] or [1.0]
@@ -159,27 +144,26 @@ class TableClient:
 
     @property
     def lost(self) -> int:
-        """Updates of this worker that a shard had taken in and does not hold any more."""
+        """The number of this worker's updates that a shard applied and then lost in a restart."""
         return sum(link.lost for link in self._links.values())
 
     @property
     def restarts(self) -> int:
-        """How often a shard was found to have been started again."""
         return sum(link.restarts for link in self._links.values())
 
     def leave(self) -> None:
-        """The others no longer wait for this worker, until it asks for something again."""
+        """Announce that flushes need not wait for this worker until its next request."""
         with self._changed:
             for shard, link in self._links.items():
                 if link.life:
                     self.line.post(shard, [link.leave()])
 
     def close(self) -> None:
-        """End. Twice is fine."""
+        """Leave and close the connection. Idempotent."""
         self.leave()
         self.line.close()
 
-    # ---------------------------------------------------------------- for the line
+    # ---------------------------------------------------------------- called by the connection's thread
     def received(self, shard: int, message: TableMessage) -> None:
         with self._changed:
             if shard not in self._links:
@@ -202,13 +186,9 @@ class TableClient:
             self._error = error
             self._changed.notify_all()
 
-    # ---------------------------------------------------------------- for those who ask
+    # ---------------------------------------------------------------- called by the requesting threads
     def outcome(self, numbers: dict[int, int], what: str) -> dict[int, TableMessage]:
-        """Wait for all shards' answers.
-
-        Raises:
-            PeerError: one does not answer, or refuses what was asked.
-        """
+        """Wait for the answers of all shards; raise :class:`PeerError` if one is missing or rejects the request."""
         keys = list(numbers.items())
         with self._changed:
             self._wait(lambda: all(self._answers[key] is not None for key in keys), keys, what)
@@ -226,7 +206,7 @@ class TableClient:
         if not self._changed.wait_for(lambda: done() or self._error is not None, self.timeout_s):
             missing = [shard for shard, number in keys if self._answers.get((shard, number)) is None]
             names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing)
-            self.drop(dict(keys))
+            self.drop(dict(keys))  # a late answer would otherwise stay in `_answers`
             raise PeerError(
                 f"rank {self.rank}: no answer to {what} within {self.timeout_s:g} s from {names} of the tables"
             )
@@ -234,7 +214,6 @@ class TableClient:
             raise PeerError(f"rank {self.rank}: the line to the tables has ended: {self._error}") from self._error
 
     def drop(self, numbers: dict[int, int]) -> None:
-        """Nobody waits for these answers any more."""
         with self._changed:
             for shard, number in numbers.items():
                 self._answers.pop((shard, number), None)
@@ -242,7 +221,7 @@ class TableClient:
 
     def _request(self, shard: int, kind: Say, bags: tuple[Bags, ...] = (), **more: Any) -> int:
         number, out = self._links[shard].request(kind, bags, **more)
-        self._answers[shard, number] = None
+        self._answers[shard, number] = None  # before the post, whose answer another thread may receive
         self.line.post(shard, out)
         return number
 
@@ -254,51 +233,43 @@ class TableClient:
 
 
 class AskedRows:
-    """A batch's numbers, on their way.
-
-    Attributes:
-        versions: of the rows on each shard when they were looked up.
-    """
+    """The pending lookup of a batch."""
 
     def __init__(self, client: TableClient, routed: Routed, numbers: dict[int, int]) -> None:
         self.routed = routed
-        self.versions: dict[int, int] = {}
-        self._client, self._numbers = client, numbers
+        self.versions: dict[int, int] = {}  # of the rows on each shard, at the lookup
+        self._client = client
+        self._numbers = numbers
 
     @property
     def many(self) -> list[int]:
-        """Ids of each feature."""
+        """The number of ids of each feature."""
         return self.routed.many
 
     def values(self) -> Floats:
-        """Wait for them; shape (batch, width). Once.
-
-        Raises:
-            PeerError: a shard does not answer.
-        """
+        """Wait for the rows, shape (batch, width) float32; raise :class:`PeerError` without an answer. Call it once."""
         answers = self._client.outcome(self._numbers, "a lookup")
         self.versions = {shard: answer.version for shard, answer in answers.items()}
         rows = {shard: [self._floats(one) for one in answer.bags] for shard, answer in answers.items()}
         return self.routed.pooled(rows)
 
     def _floats(self, bags: Bags) -> Floats:
-        assert bags.values is not None  # of an answer, as the wire has seen
+        assert bags.values is not None  # wire.decode has checked
         return self._client.kernels.whole(bags.values) if self._client.halves else bags.values
 
     def drop(self) -> None:
-        """Nobody wants them any more."""
         self._client.drop(self._numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """What has happened on all shards, and to this worker's updates.
+    """The counts of all shards, and of this worker's updates.
 
     Attributes:
         counts: see :class:`uneven.embedding.shard.TableShard`.
-        staleness: updates between a lookup and its gradient → how often.
+        staleness: updates between a lookup and its gradient → number of lookups.
         lost, restarts: see :class:`TableClient`.
-        sharing: of tables that take ids modulo their rows: how many ids share one, on average.
+        sharing: for tables with ``modulo``: average number of ids per row.
     """
 
     counts: Counter[str]
@@ -308,7 +279,7 @@ class TableStats:
     sharing: dict[str, float] = field(default_factory=dict)
 
     def stale(self, part: float) -> float:
-        """The staleness that so many of the lookups do not exceed, 0 … 1; NaN where there were none."""
+        """Return the ``part`` quantile (0 to 1) of the staleness; NaN without lookups."""
         total, seen = sum(self.staleness.values()), 0
         for value, many in sorted(self.staleness.items()):
             seen += many

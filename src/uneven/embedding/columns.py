@@ -1,4 +1,4 @@
-"""Which columns of a click log are what, and a block of its text as arrays. Pure."""
+"""The columns of a click log, and the parsing of a block of its text into arrays. Pure."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _INTEGERS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a log, from 0; the defaults are those of Criteo's.
+    """The columns of a log, counted from 0; the defaults are Criteo's.
 
     Attributes:
-        clicked: 0 or 1, or true or false; None for a log without labels, which are NaN then.
-        numbers: an empty one is 0.
-        ids: an empty one is 0.
-        kind: of the ids in text: "hex" digits, at most 15; "int"; or "text", whose id is a hash (FNV-1a, 63 bits).
+        clicked: 0 or 1, or true or false; None for a log without labels, which are then NaN.
+        numbers: an empty field is 0.
+        ids: an empty field is 0.
+        kind: of the ids in text: "hex" (at most 15 digits), "int", or "text", which is hashed (FNV-1a, 63 bits).
 
     Raises:
-        ConfigError: a column twice, one that is not a number from 0, none at all, or another kind.
+        ConfigError: a column is given twice, is not an index, no column is given, or the kind is unknown.
     """
 
     clicked: int | None = 0
@@ -55,17 +55,17 @@ class Columns:
 
     @property
     def valued(self) -> tuple[int, ...]:
-        """The label's, if there is one, and those of numbers."""
+        """The label column, if any, and the number columns."""
         return (*([] if self.clicked is None else [self.clicked]), *self.numbers)
 
     @property
     def every(self) -> tuple[int, ...]:
-        """Those of :attr:`valued`, and those of ids."""
+        """All columns: :attr:`valued`, then ids."""
         return (*self.valued, *self.ids)
 
     @property
     def needed(self) -> int:
-        """How many columns a file has at least."""
+        """The minimum number of columns of a file."""
         return max(*self.every, 0) + 1
 
 
@@ -78,7 +78,7 @@ class LogRows(NamedTuple):
 
 
 def is_header(fields: list[bytes], columns: Columns) -> bool:
-    """Whether a first line names columns: no field of it is what the column holds, and no two are the same."""
+    """Return whether a first line holds column names: no field parses as its column's type, and none repeats."""
     counted = fields if fields[0] else fields[1:]  # pandas writes numbers for columns without names
     if len(counted) > 3 and counted == [b"%d" % place for place in range(len(counted))]:
         return True
@@ -92,15 +92,9 @@ def is_header(fields: list[bytes], columns: Columns) -> bool:
 
 
 def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: int, divider: bytes = b"\t") -> LogRows:
-    """Rows of fields, in lines that are not empty.
+    """Parse non-empty lines into ids (n, fields), numbers (n, numbers) and clicks (n,); raise :class:`DataError`.
 
-    Args:
-        path: of the file, for messages; so is ``row``, the number of the first.
-        width: fields of each line.
-        divider: of fields.
-
-    Raises:
-        DataError: a row of another number of fields, or a field that is not such a value.
+    ``path`` and ``row``, the number of the first row, are for messages; ``width`` is the number of fields per line.
     """
     try:
         text = divider.join(lines)
@@ -117,18 +111,14 @@ def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: 
             clicked = as_floats(fields[:, columns.clicked], labels=True)
         return LogRows(as_ids(fields[:, list(columns.ids)], columns.kind), numbers, clicked)
     except ValueError as error:
-        if len(lines) > 1:  # one of them alone fails, too
+        if len(lines) > 1:  # parse line by line, to report the row
             for place, line in enumerate(lines):
                 read_text([line], columns, path, row + place, width, divider)
         raise DataError(f"{path}, row {row}: {error}") from error
 
 
 def as_floats(values: npt.NDArray[Any], *, labels: bool = False) -> Floats:
-    """Columns of numbers or bytes; a missing one, also NaN, is 0.
-
-    Raises:
-        ValueError: one that is not a finite number, or a label that is missing.
-    """
+    """Convert numbers or bytes of any shape to float32, missing values and NaN to 0; raise ValueError for others."""
     if values.dtype.kind not in "biufS":
         raise ValueError(f"numbers of type {values.dtype}: give integers or floats")
     with np.errstate(over="ignore"):
@@ -141,17 +131,14 @@ def as_floats(values: npt.NDArray[Any], *, labels: bool = False) -> Floats:
 
 
 def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
-    """Columns of numbers or bytes as ids; NaN is 0.
-
-    Raises:
-        ValueError: a value that is no such id.
-    """
+    """Convert numbers or bytes of any shape to int64 ids, NaN to 0; raise ValueError for others."""
     if values.dtype.kind == "S":
         return _ids(values, kind)
     if values.dtype.kind not in "biuf":
         raise ValueError(f"ids of type {values.dtype}: give whole numbers")
     if values.dtype.kind == "f":
-        values = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)
+        values = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)  # infinities stay, to be rejected below
+        # above that, floats skip integers
         wrong = (values != np.floor(values)) | (np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1))
     else:
         wrong = values >= _INTEGERS
@@ -167,13 +154,13 @@ def _parsed(values: npt.NDArray[Any]) -> Floats:
     try:
         return filled.astype(np.float32)
     except ValueError:
-        for digit, words in _WORDS.items():
+        for digit, words in _WORDS.items():  # booleans are rare: try them only after numbers fail
             filled = np.where(np.isin(filled, words), digit, filled)
         return filled.astype(np.float32)
 
 
 def _plain(values: npt.NDArray[Any]) -> None:
-    """Refuse 1_000, which is a number to Python and to no other reader."""
+    """Raise ValueError for 1_000, which only Python reads as a number."""
     if (np.ascontiguousarray(values).view(np.uint8) == ord("_")).any():
         raise ValueError("'_' in a number")
 
@@ -185,7 +172,7 @@ def _ids(fields: npt.NDArray[Any], kind: str) -> Wholes:
             return np.where(fields == b"", b"0", fields).astype(np.int64)
         except OverflowError:
             raise ValueError("an id that has more than 64 bits: take kind='text'") from None
-        except ValueError:  # whole numbers as a column with gaps writes them, 12.0
+        except ValueError:  # pandas writes integers of a column with gaps as 12.0
             return as_ids(np.where(fields == b"", b"0", fields).astype(np.float64), kind)
     width = fields.dtype.itemsize
     letters = np.ascontiguousarray(fields).view(np.uint8).reshape(*fields.shape, width)

@@ -1,7 +1,6 @@
-"""What tables there are, and how they learn. Pure.
+"""The tables and their optimizers. Pure.
 
-The names are TorchRec's where they mean the same; its ``EmbeddingBagConfig`` and ``EmbeddingConfig`` are read by their
-shape, and a field that would be ignored is refused.
+Names follow TorchRec, whose configurations are accepted by duck typing; fields without an equivalent raise ConfigError.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from uneven.errors import ConfigError
 
 MOST_ROWS = 2**31 - 1
-"""The most rows of one shard: ids travel in 32 bits."""
+"""The maximum number of rows of one shard: row numbers travel as int32."""
 MOST_DIM = 1 << 14
 _MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _POOLINGS = ("sum", "mean")
@@ -27,16 +26,16 @@ _EVICTIONS = ("age", "count")
 
 @dataclass(frozen=True, slots=True)
 class RowwiseAdagrad:
-    """Adagrad with one sum a row: G += mean(g²), row −= lr · g / (√G + eps).
+    """Adagrad with one sum per row: G += mean(g²), row −= lr · g / (√G + eps).
 
-    The rule of FBGEMM's ``EXACT_ROWWISE_ADAGRAD``: g is the sum of all gradients that a row gets in a batch.
+    This is FBGEMM's ``EXACT_ROWWISE_ADAGRAD``: g is the sum of all gradients of a row in a batch.
 
     Attributes:
-        initial_accumulator_value: G of a row that begins, as ``torch.optim.Adagrad`` calls it. With 0 the first step of
-            a row is about lr · √dim long, however small its gradient is.
+        initial_accumulator_value: G of a new row, as in ``torch.optim.Adagrad``. With 0, the first step of a row has
+            length of about lr · √dim, however small its gradient is.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number is out of range.
     """
 
     lr: float = 0.05
@@ -52,10 +51,10 @@ class RowwiseAdagrad:
 
 @dataclass(frozen=True, slots=True)
 class SGD:
-    """row −= lr · g.
+    """Plain gradient descent: row −= lr · g.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number is out of range.
     """
 
     lr: float = 0.05
@@ -73,22 +72,23 @@ class Table:
     """One embedding table.
 
     Attributes:
-        name: in messages, checkpoints and state dicts.
-        rows: how many; ids are 0 to rows − 1. None: a row for each id that comes, whatever number it is.
+        name: used in messages, checkpoints and state dicts.
+        rows: number of rows; ids are 0 to rows − 1. None: the table grows, and ids may be any int64.
         dim: numbers in a row.
-        features: that look rows up in it; by default one of the table's name.
+        features: names of the features that look up this table; by default one with the table's name.
         pooling: "sum" or "mean" of the rows of a bag.
-        scale: rows begin uniformly between −scale and scale, or from the first to the second of two numbers; by default
-            1 / √rows, as DLRM's do.
-        modulo: take ids modulo ``rows``; ``stats().sharing`` says how many then share a row.
-        most_rows: of a table that grows: that there may be at once. Memory is used as rows come.
-        admit: of one that grows: an id gets its row when it has been seen so often; or, below 1, with this probability
-            at each sighting. All that have none share one.
-        no_id: an id that stands for none, as 0 in padded bags or −1: it has no row, and a mean does not count it.
-        evict: of one that grows: who makes room, those looked up least lately ("age") or least often ("count").
+        scale: rows are initialized uniformly in [−scale, scale], or between two given numbers; by default 1 / √rows, as
+            in DLRM.
+        modulo: take ids modulo ``rows``; ``stats().sharing`` reports how many ids then share a row.
+        most_rows: maximum number of rows of a growing table. Memory is allocated as rows are added.
+        admit: for a growing table: an id gets a row after this number of lookups; or, below 1, with this probability at
+            each lookup. All ids without a row share one.
+        no_id: an id that means "no id", for example 0 in padded bags or −1: it has no row, and a mean does not count
+            it.
+        evict: for a growing table: evict the rows looked up least recently ("age") or least often ("count").
 
     Raises:
-        ConfigError: a value that cannot be, naming it.
+        ConfigError: a value is invalid; the message names it.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Table:
     def __post_init__(self) -> None:
         if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
             raise ConfigError(f"Table({self.name!r}): a name has letters, digits, _, - and +; it names a file")
-        for what in ("rows", "dim", "most_rows", "no_id"):  # of NumPy or pandas, whose numbers JSON does not know
+        for what in ("rows", "dim", "most_rows", "no_id"):  # JSON cannot serialize the integers of NumPy or pandas
             if isinstance(value := getattr(self, what), Integral) and not isinstance(value, bool):
                 object.__setattr__(self, what, int(value))
         many = "most_rows" if self.rows is None else "rows"
@@ -118,7 +118,7 @@ class Table:
             raise ConfigError(f"Table({self.name!r}, pooling={self.pooling!r}): it is 'sum' or 'mean'; {others}")
         try:
             low, high = (float(one) for one in self.spread)
-        except (TypeError, ValueError):  # other things, or not two
+        except (TypeError, ValueError):  # not numbers, or not two of them
             low = high = math.nan
         if not (-_MOST_FLOAT32 <= low <= high <= _MOST_FLOAT32 and high - low <= _MOST_FLOAT32):
             raise ConfigError(f"Table({self.name!r}, scale={self.scale!r}): give a number, 0 or more, or (least, most)")
@@ -138,18 +138,18 @@ class Table:
 
     @property
     def grows(self) -> bool:
-        """Whether rows are made as ids come."""
+        """True if rows are created as ids arrive."""
         return self.rows is None
 
     @property
     def held(self) -> int:
-        """Rows that there are, or may be at most."""
+        """The number of rows; of a growing table, the maximum."""
         return self.most_rows if self.rows is None else self.rows
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return the least and the most number of a row that begins."""
-        if isinstance(self.scale, Sequence):  # a list in JSON
+        """The least and the largest initial value of a new row's numbers."""
+        if isinstance(self.scale, Sequence):  # a spec that was read from JSON has a list
             return self.scale
         most = 1 / math.sqrt(self.held) if self.scale is None else self.scale
         return -most, most
@@ -157,18 +157,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """All tables of a model and what is common to them; what a shard is told.
-
-    Attributes:
-        save_every_s: how often a shard saves its rows, to start again from; None for never.
-
-    Raises:
-        ConfigError: no table, or a name or a feature that two have; or a time that cannot be.
-    """
+    """All tables of a model and their common settings, as a worker sends them to a shard."""
 
     tables: tuple[Table, ...]
     optimizer: RowOptimizer
     seed: int = 0
+    # between a shard's automatic saves of its rows, used after a restart; None for never
     save_every_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -182,47 +176,43 @@ class TableSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features of all tables, in their order; one that several tables have comes several times."""
+        """The features of all tables, in order; a feature of several tables is listed once per table."""
         return tuple(feature for one in self.tables for feature in one.features)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of :attr:`features` in the results; as in TorchRec, one of several tables is ``feature@table``."""
+        """The names of :attr:`features` in results: ``feature@table`` for a feature of several tables, as in
+        TorchRec."""
         pairs = [(feature, one.name) for one in self.tables for feature in one.features]
         return tuple(one if self.features.count(one) == 1 else f"{one}@{table}" for one, table in pairs)
 
     @property
     def text(self) -> str:
-        """It, as JSON."""
         kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
         tables = [asdict(one) for one in self.tables]
         for one in tables:
             if one["no_id"] is None:
-                del one["no_id"]  # as older texts, with which what was saved is compared
+                del one["no_id"]  # older specs lack the key, and checkpoints are compared with them as text
         plain = {"tables": tables, "seed": self.seed, "save_every_s": self.save_every_s}
         values = asdict(self.optimizer)
         if not values.get("initial_accumulator_value", 1):
-            del values["initial_accumulator_value"]  # 0 is what a text means that does not say it, as older ones do not
+            del values["initial_accumulator_value"]  # older specs lack the key, which means 0
         return json.dumps({**plain, "optimizer": [kind, values]}, sort_keys=True)
 
     @property
     def fingerprint(self) -> int:
-        """The same for the same tables; 32 bits."""
         return zlib.crc32(self.text.encode())
 
     @classmethod
     def read(cls, text: str) -> TableSpec:
-        """Inverse of :attr:`text`.
-
-        Raises:
-            ConfigError: it is none.
-        """
+        """Parse :attr:`text`; raise :class:`ConfigError` if it is not a table specification."""
         try:
             plain = json.loads(text)
             kind, values = plain["optimizer"]
             tables = tuple(Table(**{**one, "features": tuple(one["features"])}) for one in plain["tables"])
             return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:  # JSON of another shape
+        # valid JSON of another shape, or too deep
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of tables: {error!r}") from error
 
 
@@ -235,7 +225,7 @@ _BEGINS: dict[str, Callable[..., tuple[float, float]]] = {
     "torch.nn.init.zeros_": lambda: (0.0, 0.0),
     "torch.nn.init.ones_": lambda: (1.0, 1.0),
 }
-"""What a table's ``scale`` can say."""
+"""TorchRec initializers that ``Table.scale`` can express: function name → (least, largest) from its arguments."""
 _INSTEAD = {
     "data_type": "rows are float32; EmbeddingBagCollection(…, wire='bfloat16') halves what travels",
     "init_fn": "give Table(scale=(least, most)), or load rows with tables.load(…) on one worker before the training",
@@ -246,11 +236,11 @@ _INSTEAD = {
 
 
 def tables_of(given: Any, *, pooled: bool = True) -> tuple[Table, ...]:
-    """Return tables as they are, and those that an object describes as TorchRec's ``EmbeddingBagConfig`` does, or, if
-    not ``pooled``, its ``EmbeddingConfig``.
+    """Return the tables; convert objects with the fields of TorchRec's ``EmbeddingBagConfig`` (``EmbeddingConfig`` if
+    not ``pooled``).
 
     Raises:
-        ConfigError: something is neither, or has a field that tables cannot honour.
+        ConfigError: an object is neither, or has a field that the tables do not support.
     """
     if not isinstance(given, Iterable):
         raise ConfigError(f"tables of type {type(given).__name__}: give a list of them")
@@ -262,7 +252,7 @@ def _as_table(given: Any, pooled: bool) -> Table:
     missing = [one for one in _NEEDED[: 4 + pooled] if not hasattr(given, one)]
     if missing == ["pooling"]:
         raise ConfigError(f"{kind} {given.name!r} has no pooling: give it to EmbeddingCollection, or set a pooling")
-    if missing or callable(given):  # a module has further settings
+    if missing or callable(given):  # nn.EmbeddingBag has further settings, which no table has
         raise ConfigError(
             f"{given!r} is not a table: give Table(name, rows, dim, features=[…], pooling='sum' or 'mean', "
             f"no_id=padding_idx) or TorchRec's EmbeddingBagConfig; no table has max_norm or scale_grad_by_freq"
@@ -279,22 +269,28 @@ def _as_table(given: Any, pooled: bool) -> Table:
         raise refuse("data_type")
     low, high = (getattr(given, f"weight_init_{end}", None) for end in ("min", "max"))
     pooling = given.pooling if pooled else "sum"
-    table = Table(given.name, given.num_embeddings, given.embedding_dim, given.feature_names,
-                  str(getattr(pooling, "value", pooling)).lower())  # fmt: skip
+    table = Table(
+        given.name,
+        given.num_embeddings,
+        given.embedding_dim,
+        given.feature_names,
+        str(getattr(pooling, "value", pooling)).lower(),
+    )
     least, most = table.spread
     scale = (least if low is None else low, most if high is None else high)
     if (begin := getattr(given, "init_fn", None)) is not None:
-        function = getattr(begin, "func", begin)  # of functools.partial
+        function = getattr(begin, "func", begin)  # unwrap functools.partial
         name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
         try:
             scale = _BEGINS[name](*getattr(begin, "args", ()), **getattr(begin, "keywords", {}))
-        except (KeyError, TypeError) as error:  # another function, or further arguments
+        except (KeyError, TypeError) as error:  # an unknown initializer, or arguments it does not take
             raise refuse("init_fn") from error
     return replace(table, scale=scale)
 
 
 def _ignored(given: Any) -> Iterator[str]:
-    """Attributes of a foreign description that say something, and that nothing here reads."""
+    """Yield attributes of a foreign configuration that are set to a non-default value and that this module does not
+    read."""
     own, declared = getattr(given, "__dict__", {}), getattr(given, "__dataclass_fields__", {})
     for name in sorted({*dir(given), *(given if isinstance(given, Mapping) else ())}):
         value = getattr(given, name, None)

@@ -1,4 +1,4 @@
-"""One worker's way to the tables: the servers of its run, or shards in threads of its own where it is alone."""
+"""One worker's access to the tables: the servers of its run, or shard threads in a single-process run."""
 
 from __future__ import annotations
 
@@ -32,32 +32,22 @@ from uneven.server.keys import shards_in
 from uneven.world import World, discover
 
 _MOST_AHEAD = 64
-"""Batches that may be asked for and not used; the oldest are dropped."""
+"""The maximum number of prefetched, unused batches; older ones are dropped."""
 
 
 class _Ahead(NamedTuple):
-    """Numbers that have been asked for ahead.
+    """A prefetched batch."""
 
-    Attributes:
-        given: the ids, as the script had them.
-        changes: see :func:`_changes`, when they were read.
-    """
-
-    given: Any
-    changes: Any
+    given: Any  # the ids, as the script passed them
+    changes: Any  # result of :func:`_changes` when they were read
     read: BatchIds
     asked: AskedRows
 
 
 class TableDoor:
-    """See the module. It opens when it is first needed, and is shared by all copies of a model in this process.
+    """A lazily opened client of the tables, with prefetching. All copies of a model in this process share it.
 
-    Args:
-        spec: the tables.
-        shards: how many, where this process is alone.
-        halves: whether numbers travel as bfloat16.
-        measured: speeds and lookups of an earlier run, by which the tables are placed.
-        unpooled: whether each id is a bag of its own.
+    ``shards`` is the number of shard threads in a single-process run; ``measured`` comes from an earlier run.
     """
 
     def __init__(
@@ -83,20 +73,17 @@ class TableDoor:
         self._ahead: deque[_Ahead] = deque()
         self._closing: Callable[[], object] = lambda: None
         self._ended = False
-        self.served = False  # by servers of a run
+        self.served = False  # by table servers of a run, not by threads of this process
 
     @property
     def client(self) -> TableClient:
-        """To the shards.
-
-        Raises:
-            ConfigError: there are several workers, and no table servers.
-        """
+        """The client; the first access connects it, or raises :class:`ConfigError` if workers have no servers."""
         with self._opening:
             return self._client or self._open()
 
     def ask(self, ids: Any, *, learning: bool) -> AskedRows:
-        """Ask for a batch's rows, or return what :meth:`ahead` asked for, if the ids are the same."""
+        """Request a batch's rows, or return the request that :meth:`ahead` made for the same ids."""
+        # Identity first: comparing ids of a large batch costs more than the look at its version counter.
         if (found := self._asked(lambda one: one.given is ids and one.changes == _changes(ids))) is not None:
             return found
         read = self.read(ids)
@@ -104,15 +91,12 @@ class TableDoor:
         return found or self.client.ask(self._router.route(read), learning=learning)
 
     def measured(self) -> MeasuredTables:
-        """What the next run's tables can be placed by."""
         return MeasuredTables(self._router.lookups(), tuple(self.client.speeds()))
 
     def stats(self) -> TableStats:
-        """What has happened on the shards, and to this worker's ids."""
         return replace(self.client.stats(), sharing=self._router.sharing())
 
     def read(self, ids: Any) -> BatchIds:
-        """A batch's ids, as they are asked for."""
         found = read_ids(ids, self._features, pooled=not self._unpooled)
         found = apart(found) if self._unpooled else found
         return picked(found, self._order) if len(self._order) > len(self._features) else found
@@ -126,7 +110,7 @@ class TableDoor:
         return None
 
     def ahead(self, ids: Any, *, learning: bool) -> None:
-        """Ask now for a batch whose rows are needed later."""
+        """Request now the rows of a batch that is needed later."""
         read = self.read(ids)
         asked = self.client.ask(self._router.route(read), learning=learning)
         with self._opening:
@@ -134,34 +118,31 @@ class TableDoor:
         self.drop_ahead(_MOST_AHEAD)
 
     def drop_ahead(self, most: int = 0) -> None:
-        """Drop the oldest batches that were asked for ahead, except ``most``."""
+        """Discard all but the newest ``most`` prefetched batches."""
         with self._opening:
             unused = [self._ahead.popleft().asked for _ in range(len(self._ahead) - most)]
         for one in unused:
-            one.drop()
+            one.drop()  # outside the lock, as it takes the client's
 
     def give(self, asked: AskedRows, gradient: Floats) -> None:
-        """The gradient of a batch's numbers, shape (batch, width)."""
+        """Send the scaled gradient of a batch's numbers, shape (batch, width)."""
         factor = self.scale()
         self.client.give(asked, gradient if factor == 1.0 else gradient * np.float32(factor))
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Where each feature stands in a batch's numbers."""
         return self._router.columns
 
     def shards(self) -> tuple[ShardSpec, ...]:
-        """What each of them holds."""
-        assert self.client is not None
+        assert self.client is not None  # opens it, which makes the plan
         return self._shards
 
     def leave(self) -> None:
-        """Nobody shall wait for this worker, until it asks for something again."""
         if self._client is not None:
             self._client.leave()
 
     def close(self) -> None:
-        """Close the connection, and end the shards in this process. The next request connects to servers again."""
+        """Close the connection and the shards in this process. The next request connects to servers again."""
         with self._opening:
             self._ended |= self._client is not None
             self._client = None
@@ -204,5 +185,5 @@ class TableDoor:
 
 
 def _changes(ids: Any) -> Any:
-    """Another answer once a tensor has been changed in place; NaN, which equals nothing, for what cannot tell."""
+    """Return a tensor's version counter, which in-place changes increment; otherwise NaN, which equals nothing."""
     return ids._version if isinstance(ids, Tensor) and not ids.is_inference() else math.nan

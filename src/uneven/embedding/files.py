@@ -1,17 +1,17 @@
-"""Rows in files: each shard writes its own, block by block from the live array; any number of shards read them.
+"""Files of saved rows: each shard writes its own, block by block from the live array; any number of shards can read
+them.
 
 ::
 
     FOLDER/TABLE-START-STOP.rows.npy    float32, shape (stop − start, dim)
     FOLDER/TABLE-START-STOP.sums.npy    Adagrad's, shape (stop − start,)
-    FOLDER/TABLE-START-STOP.ids.npy     of a table that grows: of each of its rows, of which the first is that of all
-    FOLDER/TABLE-START-STOP.taken.npy   others; and which of them are in use
-    FOLDER/shard-N.json                 written last: the tables, the ranges, and which updates are in them at least;
-                                        in a shard's own place also another folder, where its rows were loaded from
+    FOLDER/TABLE-START-STOP.ids.npy     growing table: id of each row; row 0 is shared by all others
+    FOLDER/TABLE-START-STOP.taken.npy   growing table: which rows are in use
+    FOLDER/shard-N.json                 written last: tables, ranges, and a lower bound of the updates in them;
+                                        in a shard's own folder also the folder that its rows were loaded from
 
-Rows of a shard that goes on stepping while it writes are of different moments, each of them whole. A block is copied
-between two messages and written by a thread while the shard answers the next one: it waits only where the disk is
-slower than its workers.
+A shard that trains while it writes saves rows of different times, each one consistent. It copies a block between two
+messages, and a thread writes the block, so the shard waits only if the disk is slower than its workers.
 """
 
 from __future__ import annotations
@@ -38,32 +38,20 @@ _BLOCK_IDS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """Where the files of one shard are.
+    """The files of one shard."""
 
-    Args:
-        own: folder in which it keeps what it starts again from; None for nowhere.
-        number: of the shard.
-    """
-
-    own: Path | None
-    number: int
+    own: Path | None  # folder for automatic saves, from which the shard restarts
+    number: int  # of the shard
 
     def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Generator[None, None, None]:
-        """Write everything; one block at each step.
-
-        Args:
-            folder: where; None is the shard's own place.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write all rows to ``folder`` (None: the shard's own), one block per step; raises OSError if it cannot."""
         where = self._older() if folder is None else Path(folder)
         where.mkdir(parents=True, exist_ok=True)
         mark = where / f"shard-{self.number}.json"
-        mark.unlink(missing_ok=True)
+        mark.unlink(missing_ok=True)  # a folder without it is incomplete, and ignored
         maps = [one for one in holding.maps if one is not None]
         for one in maps:
-            one.held = True
+            one.held = True  # no eviction: a row's id must stay the same until both are written
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="saving") as beside:
                 yield from _all_written(where, holding, beside)
@@ -74,14 +62,8 @@ class TableFiles:
         _say(mark, {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()})
 
     def loaded(self, folder: str, holding: Holding, numbers: SavedNumbers) -> None:
-        """Rows were taken from a folder: start again from there, until they are written again.
-
-        Args:
-            numbers: of a version above those of all that was written before.
-
-        Raises:
-            OSError: it cannot be written down.
-        """
+        """Record that the rows come from ``folder``, for a restart; ``numbers.version`` must exceed that of earlier
+        saves."""
         if self.own is None:
             return
         where = self._older()
@@ -90,12 +72,8 @@ class TableFiles:
         _say(where / f"shard-{self.number}.json", said)
 
     def restore(self, holding: Holding) -> SavedNumbers | None:
-        """Take up what the shard has last written to its own place, or loaded, for the same rows; None where there is
-        nothing.
-
-        Raises:
-            CheckpointError: it is damaged, or gone.
-        """
+        """Load the newest save or recorded folder of these rows; None if there is none. Raises
+        :class:`CheckpointError`."""
         found = [one for one in self._places() if _said(one, self.number).get("tables") == holding.spec.text]
         if not found:
             return None
@@ -105,17 +83,15 @@ class TableFiles:
         return SavedNumbers(said["version"], {int(rank): many for rank, many in said["sequences"].items()})
 
     def load(self, folder: str, holding: Holding) -> None:
-        """Take rows from files, whichever shards have written them.
-
-        Raises:
-            CheckpointError: some are missing, there more than once, or of another shape.
-        """
+        """Load a folder of any shards; raise :class:`CheckpointError` if rows are missing, duplicated, or of another
+        shape."""
         ranges = [
             (table, start, stop)
             for mark in sorted(Path(folder).glob("shard-*.json"))
             for table, start, stop in json.loads(mark.read_bytes())["ranges"]
         ]
         for held in holding:
+            # All tables are checked before any row changes.
             _check_once(folder, held, [(start, stop) for table, start, stop in ranges if table == held.table])
         for held in holding:
             if held.map is not None:
@@ -133,7 +109,7 @@ class TableFiles:
         return [] if self.own is None else [self.own / name for name in ("a", "b")]
 
     def _older(self) -> Path:
-        """Which of the two own places to write to: the newer one stays whole."""
+        """Return the older of the two own folders, so that the newer save survives a failed one."""
         assert self.own is not None
         return min(self._places(), key=lambda one: int(_said(one, self.number).get("version", -1)))
 
@@ -143,11 +119,7 @@ def _stem(held: HeldRange) -> str:
 
 
 def _check_once(folder: str, held: HeldRange, ranges: Sequence[tuple[int, int]]) -> None:
-    """See that a folder has every row of a range once, before any is taken.
-
-    Raises:
-        CheckpointError: it has not.
-    """
+    """Raise :class:`CheckpointError` unless the folder has each row of the range exactly once."""
     cuts = sorted((max(start, held.start), min(stop, held.stop)) for start, stop in ranges)
     cuts = [(low, high) for low, high in cuts if low < high]
     if any(high > low for (_, high), (low, _) in pairwise(cuts)):
@@ -160,16 +132,15 @@ def _check_once(folder: str, held: HeldRange, ranges: Sequence[tuple[int, int]])
 
 
 def _say(mark: Path, said: dict[str, Any]) -> None:
-    """All of it or nothing."""
     part = mark.with_suffix(".part")
     part.write_text(json.dumps(said), encoding="utf-8")
-    part.replace(mark)
+    part.replace(mark)  # atomic
 
 
 def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[None]:
     for held in holding:
         arrays: dict[str, np.ndarray] = {"rows": held.rows, "sums": held.sums}
-        if held.map is not None:  # nothing goes while it is held, and what comes meanwhile is left out
+        if held.map is not None:  # no id is evicted during the save, and rows added from now on are left out
             used = held.map.used
             taken = np.zeros(used, bool)
             taken[held.map.taken()] = True
@@ -182,14 +153,14 @@ def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[No
 def _said(folder: Path, number: int) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads((folder / f"shard-{number}.json").read_bytes())
-    except (FileNotFoundError, ValueError):  # nothing was ever written there, or only half of it
+    except (FileNotFoundError, ValueError):  # never written, or truncated
         return {}
     return found
 
 
 def _written(path: Path, array: np.ndarray, beside: Executor) -> Iterator[None]:
-    """Two blocks in turn: one is written while the next is copied."""
     each = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
+    # Double buffering: one block is written while the next is copied.
     blocks = np.empty((2, min(each, len(array)), *array.shape[1:]), array.dtype)
     under_way: Future[int] | None = None
     with path.open("wb") as file:
@@ -219,16 +190,16 @@ def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray
 
 
 def _read(stem: Path, held: HeldRange, start: int, low: int, high: int) -> None:
-    """The rows between two numbers; sums that were not written, as under another optimizer, begin."""
     for name, into in (("rows", held.rows), ("sums", held.sums)):
         if len(into):
             saved = _loaded(stem, name, into)
+            # Sums that another optimizer has not saved start from their initial value.
             part = saved[low - start : high - start] if len(saved) else held.first_sum
             into[low - held.start : high - held.start] = part
 
 
 def _read_grown(stem: Path, held: HeldRange, ids_of: IdMap) -> None:
-    """The rows whose ids belong here, as far as there is room; sums as in :func:`_read`."""
+    """Load the rows whose ids belong here, as long as there is room."""
     ids, taken = _loaded(stem, "ids"), _loaded(stem, "taken")
     arrays = [(into, _loaded(stem, name, into)) for name, into in (("rows", held.rows), ("sums", held.sums))]
     for into, saved in arrays:

@@ -1,13 +1,13 @@
-"""Ids of any size and their rows: open addressing, admission, eviction. Pure.
+"""Maps from arbitrary ids to rows: open addressing, admission, eviction. Pure.
 
 ::
 
-    id ──mix──▶ place in the index, and on to the next one while another id is there (linear probing, at most half full)
-       └──────▶ slot of its row; slot 0 is the row of all ids that have none
+    id ──mix──▶ position in the index; if another id is there, the next one (linear probing, at most half full)
+       └──────▶ slot of its row; slot 0 is the row of all ids without one
 
-An id gets a row when it has been seen often enough (counted in a count-min sketch, Cormode and Muthukrishnan, 2005), or
-by chance. When all rows are taken, those go that were looked up least lately, or least often, a sixteenth at once; none
-that was looked up in the last few batches, whose gradients are still to come.
+An id gets a row after enough lookups (counted in a count-min sketch, Cormode and Muthukrishnan, 2005), or with a given
+probability. When all rows are taken, 1/16 of them are evicted together: those looked up least recently, or least often,
+but none from the last few batches, whose gradients are still to come.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ Ids64 = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
 
 _EMPTY = np.int32(-1)
-_WIDTH, _DEPTH = 4, 4
-"""The sketch's counters for each row that there may be, and its hashes."""
+_WIDTH, _DEPTH = 4, 4  # the sketch's counters per possible row, and its hashes
 _MOST_SEEN = 255
-_PART = 16
-"""One in so many rows goes at once."""
-PINNED = 64
-"""Batches that were looked up last, whose rows stay."""
+_PART = 16  # 1/16 of the rows is evicted together: each eviction rebuilds the index
+PINNED = 64  # rows of the last 64 batches stay: their gradients are still to come
 
 
 def mixed(ids: Ids64, salt: int = 0) -> npt.NDArray[np.uint64]:
-    """64 bits that look like chance (splitmix64, Steele et al. 2014); shape as ids."""
+    """Return 64 pseudo-random bits per id (splitmix64, Steele et al. 2014); the shape of ``ids``."""
     z = ids.astype(np.uint64) + np.uint64((0x9E3779B97F4A7C15 * (salt + 1)) & 0xFFFFFFFFFFFFFFFF)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -41,13 +38,14 @@ def mixed(ids: Ids64, salt: int = 0) -> npt.NDArray[np.uint64]:
 
 
 def bucket(ids: Ids64, buckets: int) -> Ids64:
-    """Which of so many parts of all ids each belongs to; fewer than 2³². Shards divide a table by these."""
+    """Return the bucket, below ``buckets`` < 2³², of each id (n,); shards divide a growing table by buckets."""
+    # multiply and shift: no slow modulo, and no bias to speak of
     return ((mixed(ids, 7) >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)
 
 
 def begin_by_id(ids: Ids64, seed: int, dim: int, spread: tuple[float, float]) -> npt.NDArray[np.float32]:
-    """The rows of ids as they begin, uniform within ``spread``, alike on whichever shard; shape (n, dim)."""
-    with np.errstate(over="ignore"):
+    """Return the initial rows of ids (n,), shape (n, dim), uniform in ``spread``; they depend on the id alone."""
+    with np.errstate(over="ignore"):  # wraps on purpose
         each = mixed(ids, seed)[:, None].view(np.int64) + np.arange(dim, dtype=np.int64) * np.int64(0x632BE59BD9B4E019)
     chance = (mixed(each, 3) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     least, most = spread
@@ -56,29 +54,18 @@ def begin_by_id(ids: Ids64, seed: int, dim: int, spread: tuple[float, float]) ->
 
 @dataclass(slots=True)
 class IdMap:
-    """Which id has which row.
+    """The map from ids to rows."""
 
-    Args:
-        most: rows that there may be, beside that of slot 0.
-        admit: sightings after which an id gets a row; or, below 1, the probability of it at each sighting.
-        evict: "age" or "count": what goes first.
-
-    Attributes:
-        counts: admitted, waiting (ids of a batch that have no row yet), evicted, full (no row was free or could be).
-        ids: of each slot; that of slot 0 says nothing.
-        used: slots that were ever taken, slot 0 among them.
-        held: while it is set nothing is evicted: the rows are being written down.
-    """
-
-    most: int
-    admit: float = 1
-    evict: str = "age"
+    most: int  # maximum number of rows, without slot 0
+    admit: float = 1  # lookups until an id gets a row; or, below 1, the probability at each lookup
+    evict: str = "age"  # "age" or "count"
     seed: int = 0
+    # admitted, waiting (ids of a batch without a row), evicted, full (no row could be freed)
     counts: Counter[str] = field(default_factory=Counter)
-    held: bool = False
-    used: int = 1
-    ids: Ids64 = field(init=False)
-    _seen: npt.NDArray[np.int64] = field(init=False)  # batch of the last lookup of each slot
+    held: bool = False  # no eviction while rows are being saved
+    used: int = 1  # slots ever taken, including slot 0
+    ids: Ids64 = field(init=False)  # of each slot; that of slot 0 is meaningless
+    _seen: npt.NDArray[np.int64] = field(init=False)  # each slot's last batch
     _often: npt.NDArray[np.int64] = field(init=False)
     _places: Slots = field(init=False)
     _sketch: npt.NDArray[np.uint8] = field(init=False)
@@ -92,13 +79,12 @@ class IdMap:
         self._sketch = np.zeros((_DEPTH, _power(_WIDTH * self.most) if counted else 1), np.uint8)
 
     def clear(self) -> None:
-        """No id has a row."""
         self.used, self._batch = 1, 0
         self._free.clear()
         self._places[:], self._sketch[:], self._often[:] = _EMPTY, 0, 0
 
     def find(self, ids: Ids64) -> Slots:
-        """The slots of some ids, 0 for those without one; nothing is counted."""
+        """Return the slots (n,) of ids (n,), 0 for those without one; nothing is counted."""
         place = (mixed(ids) & np.uint64(len(self._places) - 1)).astype(np.int64)
         found = np.zeros(len(ids), np.int32)
         open_ = np.arange(len(ids))
@@ -111,15 +97,12 @@ class IdMap:
         return found
 
     def see(self, ids: Ids64) -> tuple[Slots, Slots]:
-        """Count a batch's lookups.
-
-        Returns:
-            The slots of the ids, and those of them whose rows are to begin now.
-        """
+        """Count the lookups of a batch's ids (n,); return their slots (n,), and the new slots (m,), whose rows must be
+        initialized."""
         self._batch += 1
         each, inverse, often = np.unique(ids, return_inverse=True, return_counts=True)
         slots = self.find(each)
-        self._seen[slots] = self._batch  # so that none of them goes for another one of this batch
+        self._seen[slots] = self._batch  # so that admitting one id cannot evict another one of this batch
         new = np.flatnonzero(slots == 0)
         ready = new[self._ready(each[new], often[new])]
         self.counts["waiting"] += len(new) - len(ready)
@@ -131,14 +114,14 @@ class IdMap:
         return slots[inverse.reshape(-1)], made
 
     def place(self, ids: Ids64, slots: Slots) -> None:
-        """Put ids that have none at free slots."""
+        """Assign ids (n,) without a row to free slots (n,)."""
         self.ids[slots] = ids
         self.used = max(self.used, int(slots.max(initial=0)) + 1)
         self.counts["admitted"] += len(ids)
         self._index(ids, slots)
 
     def take(self, ids: Ids64) -> Slots:
-        """Slots for ids that were written down, as many as there are free ones; 0 for the others."""
+        """Return slots (n,) for saved ids (n,), as far as slots are free; 0 for the rest."""
         slots = np.zeros(len(ids), np.int32)
         made = self._take(len(ids))
         slots[: len(made)] = made
@@ -146,18 +129,19 @@ class IdMap:
         return slots
 
     def taken(self) -> Slots:
-        """The slots that have an id."""
+        """Return the slots (m,) in use."""
         free = np.zeros(self.used, bool)
         free[[0, *(one for one in self._free if one < self.used)]] = True
         return np.flatnonzero(~free).astype(np.int32)
 
     def _ready(self, ids: Ids64, often: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of these ids get a row."""
+        """Return a mask (n,) of the ids that get a row now."""
         if self.admit == 1:
             return np.ones(len(ids), bool)
         if self.admit < 1:
             chance = np.random.default_rng([self.seed, self._batch]).random(len(ids))
-            return np.asarray(chance < 1 - (1 - self.admit) ** often)
+            return np.asarray(chance < 1 - (1 - self.admit) ** often)  # at least one success in `often` trials
+        # Count-min: collisions only add, so the least counter is the best estimate.
         least = np.full(len(ids), _MOST_SEEN, np.int64)
         for row in range(_DEPTH):
             at = (mixed(ids, row + 11) & np.uint64(self._sketch.shape[1] - 1)).astype(np.int64)
@@ -184,7 +168,7 @@ class IdMap:
         self._free += gone.tolist()
         self._often[gone] = 0
         self.counts["evicted"] += len(gone)
-        self._places[:] = _EMPTY  # what was found by passing over one that goes has to be found again
+        self._places[:] = _EMPTY  # a gap would end the probing of ids behind it, so rebuild the index
         left = self.taken()
         self._index(self.ids[left], left)
 
@@ -193,7 +177,9 @@ class IdMap:
         open_ = np.arange(len(ids))
         while len(open_):
             free = open_[self._places[place[open_]] == _EMPTY]
-            self._places[place[free]] = slots[free]  # of several that want a place, the last one has it
+            self._places[place[free]] = slots[
+                free
+            ]  # if several ids want a position, numpy keeps the last; the others probe on
             open_ = open_[self._places[place[open_]] != slots[open_]]
             place[open_] = (place[open_] + 1) & (len(self._places) - 1)
 
@@ -203,12 +189,13 @@ def _power(least: int) -> int:
 
 
 def load_of(distinct: float, rows: int) -> float:
-    """Ids that share a row on average where so many distinct ones are taken modulo so many rows."""
+    """Return the expected ids per used row if ``distinct`` ids are taken modulo ``rows``."""
     return distinct / (rows * -np.expm1(-distinct / rows)) if distinct > 0 else 1.0
 
 
 class DistinctIds:
-    """How many distinct ids there were, by linear counting (Whang et al., 1990): within a few percent up to 2²⁰."""
+    """An estimate of the number of distinct ids by linear counting (Whang et al., 1990), within a few percent up to
+    2²⁰."""
 
     def __init__(self) -> None:
         self._seen = np.zeros(1 << 18, bool)
@@ -218,6 +205,5 @@ class DistinctIds:
 
     @property
     def many(self) -> float:
-        """How many, about."""
         free = len(self._seen) - int(self._seen.sum())
         return len(self._seen) * float(np.log(len(self._seen) / max(free, 1)))

@@ -1,4 +1,4 @@
-"""What one shard holds: its part of the tables, as it is told by the first worker that greets it. Pure."""
+"""The rows that one shard holds, as specified by the first worker that connects. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """The tables, and which of their rows are on this shard.
-
-    Attributes:
-        fingerprint: the same for the same rows of the same tables; 32 bits. Every message has it.
-    """
+    """The tables, and which of their rows are on this shard."""
 
     tables: TableSpec
     ranges: tuple[RowRange, ...]
     groups: tuple[RowGroup, ...] = field(init=False)
-    fingerprint: int = field(init=False)
+    fingerprint: int = field(init=False)  # CRC-32 of `text`; every message carries it
 
     def __post_init__(self) -> None:
         for one in self.ranges:
@@ -41,16 +37,11 @@ class ShardSpec:
 
     @property
     def text(self) -> str:
-        """It, as JSON."""
         return json.dumps([self.tables.text, [[one.table, one.start, one.stop] for one in self.ranges]])
 
     @classmethod
     def read(cls, text: str) -> ShardSpec:
-        """Inverse of :attr:`text`.
-
-        Raises:
-            ConfigError: it is none.
-        """
+        """Parse :attr:`text`; raise :class:`ConfigError` if it is not a shard specification."""
         try:
             tables, ranges = json.loads(text)
             found = tuple(RowRange(int(table), int(start), int(stop)) for table, start, stop in ranges)
@@ -60,28 +51,22 @@ class ShardSpec:
 
 
 class HeldRange(NamedTuple):
-    """One range of rows: views of a shard's arrays, shape (rows, dim) and (rows,).
-
-    Attributes:
-        many: rows of the table that the range is of.
-        map: of a table that grows: its rows are those of one array, the first that of all ids without one.
-        first_sum: Adagrad's of a row that begins.
-    """
+    """One range of rows, as views of the shard's arrays."""
 
     table: str
     start: int
     stop: int
-    many: int
-    rows: Floats
-    sums: Floats
-    map: IdMap | None
-    first_sum: float
+    many: int  # rows of the whole table
+    rows: Floats  # (rows, dim)
+    sums: Floats  # (rows,), empty with SGD
+    map: IdMap | None  # of a growing table, which has an array for itself; row 0 is shared by all ids without a row
+    first_sum: float  # Adagrad's initial sum of a row
 
 
 @dataclass(slots=True)
 class Holding:
-    """The rows themselves, changed in place, and Adagrad's sums (none with SGD), by group; of those that grow, which id
-    has which."""
+    """The rows of a shard by group, updated in place; Adagrad's sums (none with SGD); and for growing groups the id
+    maps."""
 
     spec: ShardSpec
     rows: list[Floats]
@@ -90,11 +75,7 @@ class Holding:
 
     @classmethod
     def of(cls, spec: ShardSpec) -> Holding:
-        """As it begins.
-
-        Raises:
-            MemoryError: there is no room.
-        """
+        """Allocate and initialize the rows; raise MemoryError if they do not fit."""
         tables, seed = spec.tables.tables, spec.tables.seed
         rows = [zeros(one.rows, one.width) for one in spec.groups]
         adagrad = isinstance(spec.tables.optimizer, RowwiseAdagrad)
@@ -107,6 +88,7 @@ class Holding:
                 into.rows[:] = begin(table.name, seed, part.start, part.stop, table.dim, table.spread)
                 new = into.sums
             else:
+                # Only the shared row exists; `slots` initializes the others when they get an id.
                 new = into.sums[:1]
                 into.rows[0] = begin_by_id(np.array([-1]), _salt(table, seed), table.dim, table.spread)[0]
             if held.first_sum:
@@ -114,7 +96,8 @@ class Holding:
         return held
 
     def slots(self, group: int, ids: Ids64, *, counted: bool) -> Ids:
-        """Where the rows of some ids of a table that grows are; ``counted``: they have been looked up once more."""
+        """Return the slots (n,) of the ids (n,) of a growing group; with ``counted``, the lookup counts and may add
+        rows."""
         found = self.maps[group]
         assert found is not None
         if not counted:
@@ -129,13 +112,12 @@ class Holding:
 
     @property
     def first_sum(self) -> float:
-        """Adagrad's of a row that begins."""
         optimizer = self.spec.tables.optimizer
         return optimizer.initial_accumulator_value if isinstance(optimizer, RowwiseAdagrad) else 0.0
 
     def begin_sums(self, group: int, rows: Ids | Ids64, sums: Floats | None = None) -> None:
-        """Set Adagrad's sums of some rows of a group; None for the sum that a new row has."""
-        if len(self.sums[group]):
+        """Set Adagrad's sums of some rows (n,) of a group to ``sums`` (n,), or to the initial sum."""
+        if len(self.sums[group]):  # empty with SGD
             self.sums[group][rows] = self.first_sum if sums is None else sums
 
     def __iter__(self) -> Iterator[HeldRange]:

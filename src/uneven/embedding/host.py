@@ -1,4 +1,4 @@
-"""A shard of tables on a ZeroMQ socket: in a thread, or in a process of its own (``python -m uneven.embedding``)."""
+"""A shard of tables on a ZeroMQ socket: in a thread, or in its own process (``python -m uneven.embedding``)."""
 
 from __future__ import annotations
 
@@ -16,23 +16,13 @@ from uneven.server.process import ShardProgram
 from uneven.server.sockets import LOOPBACK, ShardSockets, ShardThread
 
 TABLES = "tables"
-"""Folder of a run directory for the addresses and keys of its table servers."""
+"""Subfolder of a run directory for the addresses and keys of its table servers."""
 
 PROGRAM = ShardProgram("uneven.embedding", "the tables")
-"""What ``uneven run --tables`` starts."""
 
 
 class TableHost(ShardThread):
-    """A shard in a thread of this process.
-
-    Args:
-        directory: that of :func:`uneven.server.keys.make_keys`.
-        number: of this shard, from 0.
-        members: number of workers.
-
-    Raises:
-        ConfigError: as :class:`uneven.server.sockets.ShardSockets`.
-    """
+    """A shard in a thread of this process; ``directory`` is that of :func:`uneven.server.keys.make_keys`."""
 
     def __init__(self, directory: Path, number: int, members: int, *, patience: Patience | None = None) -> None:
         self.shard = _shard(directory, number, members, patience or Patience())
@@ -40,7 +30,7 @@ class TableHost(ShardThread):
 
 
 def serve(directory: Path, number: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool]) -> None:
-    """Be a shard until ``ended`` says so."""
+    """Serve a shard until ``ended`` returns true."""
     sockets = ShardSockets(directory, number, bind, _shard(directory, number, members, patience), encode)
     try:
         sockets.serve(ended)
@@ -50,4 +40,5 @@ def serve(directory: Path, number: int, members: int, bind: str, patience: Patie
 
 def _shard(directory: Path, number: int, members: int, patience: Patience) -> TableShard:
     files = TableFiles(directory / "saved", number)
+    # a life is never 0
     return TableShard(secrets.randbits(63) | 1, members, kernels(), files, patience, time.perf_counter)

@@ -1,11 +1,10 @@
-"""The ids of a batch, in whichever form a script has them.
+"""Read the ids of a batch from the formats that scripts use.
 
 * a tensor of shape (batch, features): one id each; (batch, features, n): n each;
 * a dictionary: feature → a tensor of shape (batch,) or (batch, n), or (values, offsets), or (values, offsets, weights),
-  with offsets as ``torch.nn.EmbeddingBag`` takes them without ``include_last_offset``: where each
-  bag begins;
+  with offsets as in ``torch.nn.EmbeddingBag`` without ``include_last_offset``: the start of each bag;
 * ``torch.nested`` tensors as entries of a dictionary, one bag in each component;
-* any object that has ``keys()``, ``values()`` and ``lengths()`` as TorchRec's ``KeyedJaggedTensor`` does, with
+* any object with the methods ``keys()``, ``values()`` and ``lengths()`` of TorchRec's ``KeyedJaggedTensor``, and
   ``inverse_indices`` if its features have different numbers of bags.
 """
 
@@ -25,7 +24,7 @@ from uneven.errors import DataError
 
 
 class _Feature(NamedTuple):
-    """The ids of one feature, bag after bag; lengths of shape (batch,), weights as the ids or None."""
+    """The ids of one feature, bag by bag: values (n,), lengths (batch,), weights (n,) or None."""
 
     values: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
@@ -33,14 +32,7 @@ class _Feature(NamedTuple):
 
 
 def read_ids(given: Any, features: Sequence[str], *, pooled: bool = True) -> BatchIds:
-    """The ids of each feature, in this order.
-
-    Args:
-        pooled: whether bags matter: without them, features of a ``KeyedJaggedTensor`` may have different numbers.
-
-    Raises:
-        DataError: they are in no such form, or a feature is missing.
-    """
+    """Return the ids of ``features``, in this order; raise :class:`DataError` if they are malformed."""
     if isinstance(given, Tensor):
         return _of_tensor(given, features)
     if isinstance(given, Mapping):
@@ -48,12 +40,16 @@ def read_ids(given: Any, features: Sequence[str], *, pooled: bool = True) -> Bat
     elif all(hasattr(given, name) for name in ("keys", "values", "lengths")):
         found = _of_keyed(given, features, pooled)
     else:
-        raise DataError(f"ids of type {type(given).__name__}: give a tensor of shape (batch, features), a dictionary, "
-                        f"or a KeyedJaggedTensor")  # fmt: skip
+        raise DataError(
+            f"ids of type {type(given).__name__}: give a tensor of shape (batch, features), a dictionary, "
+            f"or a KeyedJaggedTensor"
+        )
     batches = {len(one.lengths) for one in found}
     if len(batches) != 1:
-        raise DataError(f"features {list(features)} have {sorted(batches)} bags: give as many of each, or a "
-                        f"KeyedJaggedTensor with inverse_indices")  # fmt: skip
+        raise DataError(
+            f"features {list(features)} have {sorted(batches)} bags: give as many of each, or a "
+            f"KeyedJaggedTensor with inverse_indices"
+        )
     weighted = any(one.weights is not None for one in found)
     return by_sample(
         np.concatenate([one.values for one in found]),
@@ -63,7 +59,7 @@ def read_ids(given: Any, features: Sequence[str], *, pooled: bool = True) -> Bat
 
 
 def device_of(given: Any) -> torch.device:
-    """Where the ids of the first feature lie, in whichever form they are."""
+    """Return the device of the first feature's ids, in any of the formats."""
     if isinstance(given, Mapping):
         given = next(iter(given.values()), None)
         given = given[0] if isinstance(given, Sequence) else given
@@ -101,14 +97,15 @@ def _of_entry(name: str, given: Any) -> _Feature:
             )
         return _Feature(values, np.full(len(given), given[:1].numel(), np.int64))
     flat = isinstance(given, tuple) and all(isinstance(one, Tensor | np.ndarray) and one.ndim == 1 for one in given[:2])
-    if not flat or len(given) not in (2, 3):  # a list may be bags, one a sample
+    if not flat or len(given) not in (2, 3):  # a list is ambiguous: it may hold one bag per sample
         raise DataError(
             f"feature {name!r} has ids of type {type(given).__name__}: give whole numbers of shape (batch,) or (batch, "
             f"n), or a tuple of flat tensors, (values, offsets) or (values, offsets, weights); of bags in a list, "
             f"torch.nested.nested_tensor(bags)"
         )
     values, offsets, *weights = given
-    begins = _whole(offsets, f"feature {name!r}: offsets")  # weights in their place would all become 0
+    # rejects weights passed as offsets, which would all become 0
+    begins = _whole(offsets, f"feature {name!r}: offsets")
     if len(begins) == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > len(values):
         raise DataError(f"feature {name!r}: offsets begin with 0, do not fall, and end within the {len(values)} values")
     lengths = np.diff(begins, append=len(values))
@@ -119,7 +116,8 @@ def _of_entry(name: str, given: Any) -> _Feature:
 def _of_keyed(given: Any, features: Sequence[str], pooled: bool) -> list[_Feature]:
     keys = list(given.keys())
     lengths, values = _whole(given.lengths(), "lengths"), _whole(given.values(), "ids")
-    weights = given.weights_or_none() if pooled and hasattr(given, "weights_or_none") else None  # a row is not scaled
+    # unpooled rows are not scaled
+    weights = given.weights_or_none() if pooled and hasattr(given, "weights_or_none") else None
     inverse = given.inverse_indices_or_none() if pooled and hasattr(given, "inverse_indices_or_none") else None
     even = [len(lengths) // max(1, len(keys))] * len(keys)
     strides = list(given.stride_per_key()) if hasattr(given, "stride_per_key") else even
@@ -131,7 +129,7 @@ def _of_keyed(given: Any, features: Sequence[str], pooled: bool) -> list[_Featur
         at = keys.index(_entry({key: key for key in keys}, name))
         sizes = lengths[first[at] : first[at + 1]]
         part: Any = slice(int(begins[first[at]]), int(begins[first[at + 1]]))
-        if inverse is not None:  # each bag once, and which of them each sample has
+        if inverse is not None:  # bags are stored once; this maps each sample to its bag
             bags = first[at] + _numbers(inverse[1][list(inverse[0]).index(name)])
             sizes, part = lengths[bags], ranges(begins[bags], lengths[bags])
         elif not pooled:
@@ -142,7 +140,7 @@ def _of_keyed(given: Any, features: Sequence[str], pooled: bool) -> list[_Featur
 
 
 def _whole(given: Any, what: str) -> npt.NDArray[np.int64]:
-    """The numbers, which have to be whole already: cut to whole ones they would be other ids."""
+    """Return integers (n,) int64; raise for floats, because rounding would silently produce other ids."""
     found = torch.as_tensor(given)
     if found.layout is not torch.strided or found.is_nested:
         raise DataError(f"{what} are in a tensor of layout {found.layout}: give a dense one")

@@ -1,7 +1,5 @@
-"""Lookups and updates as fast as this machine has them: torch's ``embedding_bag``, and numba's loops if installed.
-
-Both compute what :mod:`uneven.embedding.rows` says, which the tests hold against them.
-"""
+"""Fast lookups and updates: torch's ``embedding_bag``, or numba loops if installed. Tests compare both with
+``rows.py``."""
 
 from __future__ import annotations
 
@@ -18,12 +16,13 @@ from uneven.embedding.rows import Bags, Floats, Halves, Ids, Kernels
 
 
 class TorchKernels:
-    """With torch alone; see :class:`Kernels`."""
+    """The implementation of :class:`Kernels` with torch."""
 
     def lookup(self, rows: Floats, bags: Bags) -> Floats:
-        """One flat table, one call for all features."""
+        """Return the sum of each bag's rows, shape (bags, dim), with one call for all features."""
         table, ids = _shared(rows), _shared(bags.ids)
         weights = None if bags.weights is None else _shared(bags.weights)
+        # One unweighted id per bag needs no sum.
         if bags.lengths is None and bags.each == 1 and weights is None:
             return table.index_select(0, ids).numpy()
         offsets = np.zeros(bags.count, np.int32)
@@ -31,7 +30,9 @@ class TorchKernels:
         return F.embedding_bag(ids, table, _shared(offsets), mode="sum", per_sample_weights=weights).numpy()
 
     def update(self, rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None:
-        """Equal rows are found by sorting."""
+        """Step on the rows (n, dim) in place; ``given`` (bags, dim) holds the gradients, ``sums`` (n,) those of
+        Adagrad."""
+        # a row of several bags must step once, with the sum of its gradients
         found, inverse = torch.unique(_shared(bags.ids), return_inverse=True)
         values = _shared(given)
         if bags.lengths is not None or bags.each != 1:
@@ -53,10 +54,10 @@ class TorchKernels:
 
 
 class NumbaKernels(TorchKernels):
-    """In compiled loops, which say ahead which rows they need, and find equal rows without sorting."""
+    """Compiled loops that prefetch rows, and find equal rows by hashing instead of sorting."""
 
     def __init__(self) -> None:
-        from uneven.embedding import loops
+        from uneven.embedding import loops  # compiles on import, so only where numba is used
 
         self._loops = loops
 
@@ -78,16 +79,16 @@ _NO_LENGTHS, _NO_WEIGHTS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 def _shape(bags: Bags) -> tuple[int, Ids, Floats]:
-    """Bags as a loop takes them: ids in each, or lengths; and weights."""
+    """Return ids per bag, lengths and weights; empty arrays for None, because a numba signature has one type each."""
     lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths
     return bags.each, lengths, _NO_WEIGHTS if bags.weights is None else bags.weights
 
 
 def kernels() -> Kernels:
-    """The best that this machine has."""
+    """Return the fastest kernels available."""
     return TorchKernels() if find_spec("numba") is None else NumbaKernels()
 
 
 def _shared(values: Any) -> Tensor:
-    """The same memory; of what came in a message, which numpy takes for read-only, a copy."""
+    """Return a tensor on the same memory; a copy if numpy marks it read-only, as it does for received messages."""
     return torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -1,9 +1,8 @@
-"""A worker's end of its conversation with one shard of tables. Pure: what to send, what to keep, what is answered.
+"""A worker's state of the connection to one shard: messages to send, updates to keep, requests to complete. Pure.
 
-A connection keeps the order of messages, so the answer to a ping shows what has become of everything sent before it:
-what it does not name has been lost, and is sent again. The worker keeps each update until it hears that it is in the
-rows. A shard that has been started again has the rows of its last checkpoint; updates that were in the rows and came
-after that are lost, and counted.
+A connection preserves the order of messages, so the answer to a ping shows which earlier messages were lost; these are
+sent again. The worker keeps each update until the shard confirms that it is applied. A restarted shard has the rows of
+its last checkpoint; updates that were applied after it are lost, and counted.
 """
 
 from __future__ import annotations
@@ -15,57 +14,38 @@ from uneven.embedding.rows import Bags
 from uneven.embedding.wire import Say, TableMessage
 
 Answers = list[tuple[int, TableMessage]]
-"""Number of a request, and what answers it."""
+"""Pairs of request number and answer."""
 
 
 @dataclass(slots=True)
 class TableLink:
-    """The state of one conversation.
-
-    Args:
-        rank: this worker.
-        text: describes what the shard holds.
-        table: fingerprint of that.
-
-    Attributes:
-        life: of the shard that has welcomed this worker; 0 while none has.
-        version: updates of all workers in its rows, as it said last.
-        given: updates of this worker, all that were ever made.
-        lost: of these, that a shard had taken into its rows and does not hold any more.
-        restarts: how often it was found to have been started again.
-        kept: updates of which it is not known that they are in the rows, by sequence number.
-        waiting: requests that have not been answered, by number.
-    """
+    """The state of one connection."""
 
     rank: int
-    text: str
-    table: int
-    life: int = 0
-    version: int = 0
-    given: int = 0
-    lost: int = 0
-    restarts: int = 0
-    kept: dict[int, TableMessage] = field(default_factory=dict)
-    waiting: dict[int, TableMessage] = field(default_factory=dict)
+    text: str  # describes the rows of the shard
+    table: int  # fingerprint of ``text``
+    life: int = 0  # start of the shard that has welcomed this worker; 0 before
+    version: int = 0  # updates of all workers in its rows, as last reported
+    given: int = 0  # updates this worker has made in total
+    lost: int = 0  # of these, applied by a shard and then lost in its restart
+    restarts: int = 0  # observed restarts of the shard
+    kept: dict[int, TableMessage] = field(default_factory=dict)  # updates not yet confirmed, by sequence number
+    waiting: dict[int, TableMessage] = field(default_factory=dict)  # unanswered requests, by number
     _numbers: int = 0
     _sequence: int = 0
-    _last: int = 0  # life that has welcomed this worker last
+    _last: int = 0  # life of the latest welcome
     _applied: int = 0
 
     def request(
         self, kind: Say, bags: tuple[Bags, ...] = (), *, meeting: int = 0, text: str = "", halves: bool = False
     ) -> tuple[int, list[TableMessage]]:
-        """A new request: its number, and what to send now, nothing while no shard has welcomed this worker."""
+        """Create a request; return its number, and the messages to send now (none before the shard's welcome)."""
         message = self._new(kind, bags, meeting=meeting, text=text, halves=halves)
         self.waiting[message.number] = message
         return message.number, [message] if self.life else []
 
     def change(self, kind: Say, bags: tuple[Bags, ...], version: int) -> list[TableMessage]:
-        """A new update, which nothing answers; what to send now.
-
-        Args:
-            version: of the rows that its lookup saw.
-        """
+        """Create an update of rows looked up at ``version``; return the messages to send now."""
         self._sequence += 1
         self.given += 1
         message = self._new(kind, bags, sequence=self._sequence, version=version)
@@ -73,20 +53,19 @@ class TableLink:
         return [message] if self.life else []
 
     def beat(self) -> TableMessage:
-        """To be sent from time to time: a sign of life, whose answer shows what has been lost."""
+        """Return a heartbeat, whose answer reveals lost messages."""
         return self._new(Say.PING) if self.life else self._hello()
 
     def leave(self) -> TableMessage:
-        """Nobody shall wait for this worker."""
         return self._new(Say.LEAVE)
 
     def forget(self, number: int) -> None:
-        """Wait no more for an answer."""
         self.waiting.pop(number, None)
 
     def receive(self, m: TableMessage) -> tuple[list[TableMessage], Answers]:
-        """Take a shard's message: what to send, and what has been answered."""
+        """Handle a shard's message; return messages to send, and answered requests."""
         if m.kind is Say.WHO:
+            # It answers a message from before the welcome.
             if m.life == self.life:
                 return [], []
             self.life = 0
@@ -95,7 +74,7 @@ class TableLink:
             return self._welcomed(m), []
         if m.kind is Say.REFUSED and not self.life:
             return [], [(number, m) for number in self._all()]
-        if m.life != self.life:
+        if m.life != self.life:  # from before a restart
             return [], []
         self.version = max(self.version, m.version)
         if m.kind is Say.PONG:
@@ -111,10 +90,11 @@ class TableLink:
         again, before = self._last > 0, self._last
         self._last = self.life = m.life
         self.version = m.version
-        if again and m.life != before:  # not an answer to one more greeting
+        if again and m.life != before:  # the same life again only answers a repeated greeting
             self.restarts += 1
             self.lost += max(0, self._applied - m.sequence)
-        if not again or m.sequence < self._applied:  # count on from what it holds; what is kept here follows on that
+        if not again or m.sequence < self._applied:
+            # The shard accepts only consecutive updates: renumber the kept ones from its last one.
             kept = list(self.kept.values())
             self._sequence = m.sequence + len(kept)
             self.kept = {m.sequence + place: one for place, one in enumerate(kept, 1)}
@@ -124,13 +104,12 @@ class TableLink:
         return self._again(self._numbers + 1)
 
     def _note(self, sequence: int) -> None:
-        """Updates up to this one are in the rows."""
         self._applied = max(self._applied, sequence)
         for one in [one for one in self.kept if one <= sequence]:
             del self.kept[one]
 
     def _again(self, before: int) -> list[TableMessage]:
-        """Send again what was sent before the message ``before``, and has not arrived; in the order of its making."""
+        """Resend messages older than number ``before`` that are unconfirmed, in the order of their creation."""
         lost = {one.number: one for one in (*self.kept.values(), *self.waiting.values()) if one.number < before}
         return [replace(lost[number], life=self.life) for number in sorted(lost)]
 

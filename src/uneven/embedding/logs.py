@@ -1,11 +1,9 @@
-"""Click logs that are read once, from files, row by row where they are asked for.
+"""Click logs in files, read once and row by row, on demand.
 
-A stream has no index by which workers could each take samples at their own pace. A log in files has one: rows are
-counted where it is opened, and each worker reads and parses those that it has taken from the counter of all, in its
-own reader processes. So each row is parsed once, fast trainers take more, and what was left of a pass when a state was
-saved is read when the run goes on. Text is found by the place of every 256th line; of Parquet, which has row groups, a
-worker decodes each group that it has rows of. What gzip has packed is unpacked from its beginning by each process that
-reads, as far as its rows: slow only if rows are asked for in another order than the file's.
+Rows are counted when a log is opened, so that workers can lease samples from a common counter and each row is parsed
+once, in the reader processes of one worker. For text, the offset of every 256th line is kept; of Parquet, a worker
+decodes the row groups it needs. Each process unpacks a gzip file from its start, which is slow only if rows are
+requested out of order.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ from uneven.embedding.columns import Columns, LogRows, Wholes, as_floats, as_ids
 from uneven.errors import ConfigError, DataError, UnevenError
 from uneven.npy import load_array, load_arrays
 
-_STEP = 256
-"""Lines from one known place to the next."""
+_STEP = 256  # lines per known offset
 _BLOCK_BYTES = 1 << 22
 _PACKED = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -42,20 +39,20 @@ LogBatch = tuple[Tensor, Tensor, Tensor]
 
 
 class ClickLog:
-    """A data set of the rows of some files, in their order.
+    """A map-style data set of the rows of some files, in their order.
 
     ``session.loader(log, 128, shuffle=False, collate_fn=log.collate, num_workers=1, …)``: torch's reader processes
     parse, and hold at most ``prefetch_factor`` batches each.
 
     Args:
-        files: one path or several. Text whose fields tabs divide, or commas in ``.csv``, also packed by gzip, with a
-            line of names or without; ``.parquet`` (needs pyarrow); or ``.npz`` of :func:`write_log`.
-        columns: what is in them; Criteo's by default. Of Parquet they are counted as in its schema.
-        index: a folder in which the places of lines are kept for the next who opens it; None for nowhere.
+        files: one path or several: text with fields separated by tabs, or by commas in ``.csv``, optionally gzipped,
+            with or without a header line; ``.parquet`` (needs pyarrow); or ``.npz`` of :func:`write_log`.
+        columns: of the files; Criteo's by default. For Parquet, indices into its schema.
+        index: folder that caches line offsets for the next run; None for no cache.
 
     Raises:
-        ConfigError: no file.
-        DataError: one that cannot be read, or no row in any.
+        ConfigError: no file is given.
+        DataError: a file cannot be read, or all are empty.
     """
 
     def __init__(
@@ -87,11 +84,11 @@ class ClickLog:
         return ids[0], numbers[0], clicked[0]
 
     def __getitems__(self, indices: Sequence[int]) -> LogBatch:
-        """The rows of a batch, which need not be neighbours.
+        """Return a batch, not necessarily of adjacent rows: ids (n, fields), numbers (n, numbers), clicks (n,).
 
         Raises:
-            DataError: one that is malformed.
-            IndexError: one that is not there.
+            DataError: a row is malformed.
+            IndexError: a row does not exist.
         """
         found = []
         for file, start, stop in self._runs([range(len(self))[one] for one in indices]):
@@ -102,11 +99,11 @@ class ClickLog:
 
     @staticmethod
     def collate(batch: LogBatch) -> LogBatch:
-        """It is one already."""
+        """Return the batch: :meth:`__getitems__` has collated it."""
         return batch
 
     def _runs(self, indices: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """File, first row and the one after the last, of rows that are neighbours."""
+        """Yield file, first and end row of each run of adjacent rows."""
         files = [bisect_right(self._ends, one) for one in indices]
         pairs = list(zip(indices, files, strict=True))
         for (file, _), run in groupby(enumerate(pairs), lambda one: (one[1][1], one[1][0] - one[0])):
@@ -116,17 +113,17 @@ class ClickLog:
 
 
 def write_log(samples: Iterable[tuple[Any, Any, Any]], folder: str | Path, *, rows: int = 1 << 16) -> list[Path]:
-    """Write whatever can be iterated down, once, as files that a :class:`ClickLog` reads; one worker does.
+    """Write samples to files that a :class:`ClickLog` reads; call it on one worker.
 
     Args:
-        samples: ids, numbers, and whether it was clicked; of one row each.
-        rows: in one file.
+        samples: ids, numbers and click of one row each.
+        rows: per file.
 
     Returns:
-        The files, in their order.
+        The files, in order.
 
     Raises:
-        DataError: there is no sample, or one that holds something else than whole ids and numbers.
+        DataError: there are no samples, or one holds other values than integer ids and numbers.
     """
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
@@ -165,7 +162,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 class _LogFile(ABC):
-    """One file, of so many rows; names of the columns that are read, if it has any."""
+    """A log file: its number of rows, and the names of its selected columns, if any."""
 
     path: Path
     rows: int
@@ -173,7 +170,7 @@ class _LogFile(ABC):
 
     @abstractmethod
     def read(self, start: int, stop: int) -> LogRows:
-        """These rows."""
+        """Return the rows from ``start`` to before ``stop``."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}
@@ -196,7 +193,8 @@ def _opened(path: Path, columns: Columns, index: Path | None) -> _LogFile:
 
 class _TextFile(_LogFile):
     def __init__(self, path: Path, columns: Columns, index: Path | None, packed: bool) -> None:
-        self.path, self._columns = path, columns
+        self.path = path
+        self._columns = columns
         self._packed = packed
         self._divider = b"," if ".csv" in path.name.lower() else b"\t"
         self._held: tuple[int, IO[bytes], int, bytes] | None = None
@@ -209,7 +207,8 @@ class _TextFile(_LogFile):
             if b"\0" in first:
                 raise DataError(f"{path} is not text in UTF-8: unpack an archive, or write arrays with write_log")
             if first.startswith(b"\xef\xbb\xbf"):
-                begin, first = begin + 3, first[3:]
+                begin = begin + 3
+                first = first[3:]
             line = first.removesuffix(b"\n").removesuffix(b"\r")
             fields = line.split(self._divider)
             self._width = len(fields)
@@ -218,13 +217,14 @@ class _TextFile(_LogFile):
                     f"{path}: {self._width} fields divided by {self._divider.decode()!r}, and columns up to "
                     f"{columns.needed - 1} are asked for, counted from 0"
                 )
-            broken = b"\r" in line or line.count(b'"') % 2  # so that it is refused as a row
+            broken = b"\r" in line or line.count(b'"') % 2  # not a header: reading it as a row reports the error
             if first and not broken and is_header(fields, columns):
                 begin += len(first)
                 if not fields[-1].isdigit():
                     self.names = tuple(fields[place].decode(errors="replace") for place in columns.every)
             found = _kept_places(path, file, begin, index)
-        self.rows, self._places = int(found[-1]), found[:-1]
+        self.rows = int(found[-1])
+        self._places = found[:-1]
 
     def read(self, start: int, stop: int) -> LogRows:
         first, last = start // _STEP, -(-stop // _STEP)
@@ -243,7 +243,7 @@ class _TextFile(_LogFile):
             with self._open() as file:
                 file.seek(begin)
                 return file.read(end - begin)
-        # Taken, so that no other thread reads from it; and a process that was forked would move its parent's place.
+        # Popped, so that no other thread uses it. A forked process must reopen it: the parent shares the file offset.
         held = self.__dict__.pop("_held", None)
         process, file, at, text = held if held and held[0] == os.getpid() else (os.getpid(), self._open(), 0, b"")
         if not at <= begin <= at + len(text):
@@ -251,7 +251,7 @@ class _TextFile(_LogFile):
             at, text = begin, b""
         text = text[begin - at :]
         text += file.read(max(0, end - begin - len(text)))
-        self._held = process, file, begin, text  # batches begin and end within a step
+        self._held = process, file, begin, text  # the next batch begins within the same step
         return text[: end - begin]
 
 
@@ -274,7 +274,7 @@ def _kept_places(path: Path, file: IO[bytes], begin: int, index: Path | None) ->
 
 
 def _places(file: IO[bytes], begin: int) -> Wholes:
-    """Where every 256th line begins, where the text ends, and how many lines there are. Empty lines do not count."""
+    """Return the offset of every 256th line, that of the end, and the number of lines; empty lines do not count."""
     file.seek(begin)
     found, lines, at, rest, block = [], 0, begin, b"", b"-"
     while block:
@@ -291,7 +291,7 @@ def _places(file: IO[bytes], begin: int) -> Wholes:
 
 
 class _ArrayFile(_LogFile):
-    """One of :func:`write_log`; it is read when it is first needed, and kept while it is the one in use."""
+    """A file of :func:`write_log`, loaded on first use and kept until its last row is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -317,7 +317,8 @@ class _ParquetFile(_LogFile):
             from pyarrow.parquet import ParquetFile
         except ImportError as error:
             raise ConfigError(f"{path}: reading Parquet needs pyarrow; pip install pyarrow") from error
-        self.path, self._columns = path, columns
+        self.path = path
+        self._columns = columns
         with ParquetFile(path) as opened:
             groups = [opened.metadata.row_group(place).num_rows for place in range(opened.num_row_groups)]
             schema = opened.schema_arrow
@@ -328,7 +329,7 @@ class _ParquetFile(_LogFile):
         self.names = tuple(wanted.column_names)
         if twice := next((one for one in wanted.column_names if self._names.count(one) > 1), None):
             raise DataError(f"{path}: {self._names.count(twice)} columns have the name {twice!r}: rename them")
-        self._rows_of(wanted)  # a type that cannot be such a column is refused here
+        self._rows_of(wanted)  # raises for a column type that does not convert
         self._ends = list(accumulate(groups))
         self.rows = self._ends[-1] if groups else 0
         self._held: tuple[int, LogRows] | None = None
@@ -371,7 +372,7 @@ class _ParquetFile(_LogFile):
 
 
 def _values(column: Any, exact: bool) -> Any:
-    """A column as numbers or bytes; what is missing is NaN or empty, or 0 where integers have to stay exact."""
+    """Return a column as numbers or bytes (n,); nulls become NaN or empty, or 0 if ``exact`` integers are wanted."""
     import pyarrow as pa
 
     is_a = pa.types

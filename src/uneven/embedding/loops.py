@@ -1,7 +1,7 @@
-"""Loops over a shard's rows, compiled by numba; :mod:`uneven.embedding.kernels` imports this where numba is installed.
+"""Loops over a shard's rows, compiled by numba if it is installed.
 
-The rows of a batch lie anywhere in gigabytes, so that a loop over them waits for memory and for little else. Each loop
-says some rows ahead which it will need, and the processor has many reads under way. One loop goes over one array.
+The rows of a batch are scattered over gigabytes, so memory latency dominates. Each loop prefetches some rows ahead, so
+that the processor has many reads in flight.
 """
 
 from __future__ import annotations
@@ -18,18 +18,13 @@ from numba.extending import intrinsic
 
 from uneven.embedding.rows import CACHE_LINE
 
-_AHEAD = 16
-"""Rows by which a loop says ahead what it will need."""
-
-_LANES = 8
-"""Numbers of a row that are computed at once; the compiler makes one instruction of a loop whose length it knows."""
-
-_LINE = CACHE_LINE // 4
+_AHEAD = 16  # prefetch distance in rows
+_LANES = 8  # an inner loop of constant length compiles to one vector instruction
+_LINE = CACHE_LINE // 4  # float32 per cache line
 
 
 def _read(kind: Any, ndim: int) -> Any:
-    """What came in a message is read-only, which is another type for numba."""
-    return types.Array(kind, ndim, "C", readonly=True)
+    return types.Array(kind, ndim, "C", readonly=True)  # received arrays are read-only, a separate numba type
 
 
 _IDS, _LENGTHS, _WEIGHTS, _GIVEN = _read(int32, 1), _read(int32, 1), _read(float32, 1), _read(float32, 2)
@@ -37,12 +32,12 @@ _ROWS, _SUMS, _WHOLES = float32[:, ::1], float32[::1], int32[::1]
 
 
 def _compiled(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile for what a shard gives, before anybody waits for it."""
+    """Compile for a shard's types on import, so that the first request does not wait."""
 
     def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return cast(Callable[..., Any], numba.njit(signature, nogil=True, cache=True)(function))
-        except RuntimeError:  # there is no folder that it could keep what it compiles in
+        except RuntimeError:  # numba finds no writable cache folder
             return cast(Callable[..., Any], numba.njit(signature, nogil=True)(function))
 
     return compile_
@@ -53,7 +48,7 @@ _built_in: Callable[[Callable[..., Any]], Any] = intrinsic
 
 @_built_in
 def _prefetch(typing: Any, array: Any, place: Any) -> Any:
-    """Let the processor fetch the cache line of an entry of a one-dimensional array. It may be past the end."""
+    """Prefetch the cache line of entry ``place`` of a 1-D array; it may lie past the end."""
 
     def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array_, place_ = arguments
@@ -63,7 +58,9 @@ def _prefetch(typing: Any, array: Any, place: Any) -> Any:
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [pointer, *(ir.Constant(word, one) for one in (0, 3, 1))])  # to read, near, data
+        builder.call(
+            prefetch, [pointer, *(ir.Constant(word, one) for one in (0, 3, 1))]
+        )  # read, all cache levels, data
         return context.get_dummy_value()
 
     return types.void(array, types.int64), built
@@ -71,11 +68,11 @@ def _prefetch(typing: Any, array: Any, place: Any) -> Any:
 
 @_compiled(_ROWS(_ROWS, _IDS))
 def taken(rows: Any, ids: Any) -> Any:
-    """The row of each id; shape (ids, dim)."""
+    """Return the row of each id; shape (ids, dim)."""
     dim = rows.shape[1]
     whole = dim // _LANES * _LANES
     flat = rows.reshape(rows.size)
-    out = np.empty((len(ids), dim), np.float32)  # made here, so that the compiler knows that no row is in it
+    out = np.empty((len(ids), dim), np.float32)  # allocated here, so that the compiler knows it does not alias rows
     for place in range(len(ids)):
         if place + _AHEAD < len(ids):
             for line in range(0, dim, _LINE):
@@ -91,12 +88,8 @@ def taken(rows: Any, ids: Any) -> Any:
 
 @_compiled(_ROWS(_ROWS, _IDS, int64, int64, _LENGTHS, _WEIGHTS))
 def pooled(rows: Any, ids: Any, bags: int, each: int, lengths: Any, weights: Any) -> Any:
-    """The sums of the rows of each bag; shape (bags, dim).
-
-    Args:
-        each: ids in every bag; 0 where ``lengths`` says it.
-        weights: of the ids; none if empty.
-    """
+    """Return the sum of each bag's rows (bags, dim). ``each`` is 0 if ``lengths`` is given; empty ``weights`` mean
+    1."""
     dim = rows.shape[1]
     whole = dim // _LANES * _LANES
     flat = rows.reshape(rows.size)
@@ -120,8 +113,8 @@ def pooled(rows: Any, ids: Any, bags: int, each: int, lengths: Any, weights: Any
 
 @_compiled(types.UniTuple(_WHOLES, 2)(_IDS))
 def numbered(ids: Any) -> Any:
-    """The distinct ids in the order in which they come, and of each id its place there; by a hash table that fits into
-    a cache, with linear probing and Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4)."""
+    """Return the distinct ids in order of appearance, and the index of each id among them."""
+    # A hash table that fits into a cache; linear probing, Fibonacci hashing (Knuth, TAOCP 3, 6.4).
     bits = 4
     while 1 << bits < 2 * len(ids):
         bits += 1
@@ -144,16 +137,21 @@ def numbered(ids: Any) -> Any:
 
 @_compiled(types.void(_ROWS, _SUMS, _WHOLES, _WHOLES, int64, _LENGTHS, _WEIGHTS, _GIVEN, float64, float64))
 def step(
-    rows: Any, sums: Any, found: Any, number_of: Any, each: int, lengths: Any, weights: Any, given: Any, lr: float,
+    rows: Any,
+    sums: Any,
+    found: Any,
+    number_of: Any,
+    each: int,
+    lengths: Any,
+    weights: Any,
+    given: Any,
+    lr: float,
     eps: float,
-) -> None:  # fmt: skip
-    """The gradients of each row are added up, and it steps once, in place.
+) -> None:
+    """Add up the gradients of each row, and step once on each row in place.
 
-    Args:
-        found, number_of: of :func:`numbered`.
-        each, lengths, weights: as in :func:`pooled`.
-        given: gradients of the bags' sums; shape (bags, dim).
-        eps: of row-wise Adagrad; below 0, no Adagrad.
+    ``found``, ``number_of``: of :func:`numbered`; ``given``: gradients of the bags' sums, shape (bags, dim); ``eps``:
+    of row-wise Adagrad, or negative for SGD. The others as in :func:`pooled`.
     """
     dim, count = rows.shape[1], len(found)
     whole = dim // _LANES * _LANES

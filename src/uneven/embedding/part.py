@@ -1,4 +1,4 @@
-"""The tables' part in a session: what is asked for ahead, what must have arrived before a model is evaluated."""
+"""The part of a session for embedding tables: prefetches lookups, and flushes updates before an evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uneven.run.part import Part, Run
 
 
 class TablesPart(Part):
-    """Brought along by an ``EmbeddingBagCollection``; see :class:`uneven.Part`."""
+    """The part that an ``EmbeddingBagCollection`` adds to a session; see :class:`uneven.Part`."""
 
     def __init__(self, door: TableDoor) -> None:
         self._door = door
@@ -26,12 +26,12 @@ class TablesPart(Part):
         return f"tables-{self._door.spec.fingerprint:08x}"
 
     def attach(self, run: Run) -> None:
-        """Meet the shards: what cannot be is said before the training begins."""
+        """Connect to the shards, so that configuration errors are raised before the training starts."""
         self._run = run
         found = [one for one in run.model.modules() if isinstance(getattr(one, "uneven_part", None), TablesPart)]
         self._tables = next(one for one in found if one.uneven_part is self)
-        self._door.scale = partial(_counts, run)
-        _ = self._door.client
+        self._door.scale = partial(_counts, run)  # evaluated at each step: the shares may move
+        _ = self._door.client  # connects now
         if self._door.served and len(found) > 1:
             raise ConfigError(
                 f"the model has {len(found)} collections of tables, and the servers of a run hold one: put all tables "
@@ -42,11 +42,11 @@ class TablesPart(Part):
         self._door.ahead(ids, learning=self._tables.anchor.requires_grad)
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """All that any worker has given is in the rows before a model is evaluated."""
         return self._flushed()
 
     @contextmanager
     def _flushed(self) -> Iterator[None]:
+        # An evaluation must see all updates: they reach the rows asynchronously.
         self._door.client.flush()
         if self._run is not None and self._run.rank == 0:
             self._tell(self._run)
@@ -66,19 +66,18 @@ class TablesPart(Part):
             run.log("table staleness", half)
 
     def close(self) -> None:
-        """The others no longer wait for this worker."""
+        """Leave, so that no flush of the other workers waits for this one."""
         self._run, self._tables, self._door.scale = None, None, lambda: 1.0
         self._door.leave()
 
 
 def _counts(run: Run) -> float:
-    """What this worker's gradient counts: x_i / X where all average theirs, else all of it."""
+    """Return the weight of this worker's gradient: x_i / X if all workers average theirs, otherwise 1."""
     turn = run.turn()
     return turn.in_gradient if turn is not None and turn.exchanging else 1.0
 
 
 def _of_ids(stats: TableStats) -> str:
-    """What has become of ids that have no row of their own from the beginning."""
     counts, found = stats.counts, ""
     if "admitted" in counts:
         found = f"; {counts['admitted']:,} ids were given rows, {counts['evicted']:,} lost theirs to others"

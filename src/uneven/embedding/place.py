@@ -1,8 +1,8 @@
-"""Which shard holds which rows. Pure: every worker comes to the same answer from the same tables.
+"""The sharding plan: which shard holds which rows. Pure: all workers compute the same plan from the same tables.
 
-A table's cost is what its lookups move: ids a sample × numbers in a row; its size is rows × (numbers + the optimizer's
-sum). One that exceeds a shard's fair part of either is cut by rows. Then the dearest first, each to the shard that is
-least loaded for its speed and has room (largest first onto the least loaded is the usual greedy rule; the cut is ours).
+A table's cost is ids per sample × numbers in a row; its size is rows × (numbers + the optimizer's sum). A table that
+exceeds a shard's fair part of either is cut by rows. Then tables are placed in decreasing order of cost, each on the
+shard that is least loaded for its speed and has room (the usual greedy rule; the cut is ours).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowRange:
-    """Rows ``start`` to ``stop`` of a table; of one that grows, a part of all ids (see ``bucket`` in growing.py) and so
-    many rows at most."""
+    """Rows ``start`` to ``stop`` of a table; of a growing table, id buckets (see ``bucket``) with at most as many
+    rows."""
 
     table: int
     start: int
@@ -30,38 +30,27 @@ class RowRange:
 
     @property
     def rows(self) -> int:
-        """How many."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTables:
-    """What was measured in an earlier run.
+    """The lookup rates and shard speeds that an earlier run measured."""
 
-    Attributes:
-        lookups: ids a sample, by feature.
-        speeds: of the shards, in one unit.
-    """
-
-    lookups: Mapping[str, float] = field(default_factory=dict)
-    speeds: tuple[float, ...] = ()
+    lookups: Mapping[str, float] = field(default_factory=dict)  # ids per sample, by feature
+    speeds: tuple[float, ...] = ()  # of the shards, in one common unit
 
     def speeds_of(self, shards: int) -> tuple[float, ...] | None:
-        """Those of so many shards; None where other ones were measured."""
+        """Return the speeds, or None if another number of shards was measured."""
         return self.speeds if len(self.speeds) == shards else None
 
     @property
     def text(self) -> str:
-        """As JSON."""
         return json.dumps({"lookups": dict(self.lookups), "speeds": self.speeds})
 
     @classmethod
     def read(cls, text: str) -> MeasuredTables:
-        """Inverse of :attr:`text`.
-
-        Raises:
-            ConfigError: it is none.
-        """
+        """Parse :attr:`text`; raise :class:`ConfigError` if it does not hold measurements."""
         try:
             plain = json.loads(text)
             lookups = {str(name): float(many) for name, many in plain["lookups"].items()}
@@ -72,36 +61,27 @@ class MeasuredTables:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one width on one shard, as one array; or of one table that grows.
-
-    Attributes:
-        bases: where in the array each range begins.
-        grows: whether its rows are found by their ids, and the first one is that of all others.
-    """
+    """The rows of one width on one shard, or of one growing table, as one array."""
 
     width: int
     ranges: tuple[RowRange, ...]
-    bases: tuple[int, ...]
-    grows: bool = False
+    bases: tuple[int, ...]  # index in the array at which each range starts
+    grows: bool = False  # whether rows are found by id; row 0 is then shared by all ids without a row
 
     @property
     def rows(self) -> int:
-        """How many rows the array has."""
         return self.bases[-1] + self.ranges[-1].rows + int(self.grows)
 
 
 def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowGroup, ...]:
-    """How the ranges of a shard lie in its arrays: one for each width, the narrowest first, then each table that grows.
-
-    Raises:
-        ConfigError: they are more rows of one width than ids can name.
-    """
+    """Return a shard's arrays, one per width, then one per growing table; raise ConfigError above :data:`MOST_ROWS`
+    rows."""
     found = []
     fixed = [one for one in ranges if not tables[one.table].grows]
     for width in sorted({tables[one.table].dim for one in fixed}):
         mine = tuple(one for one in fixed if tables[one.table].dim == width)
         ends = list(accumulate(one.rows for one in mine))
-        if ends[-1] > MOST_ROWS:
+        if ends[-1] > MOST_ROWS:  # else int32 cannot index them
             raise ConfigError(f"{ends[-1]:,} rows of {width} numbers on one shard: use more shards (--tables)")
         found.append(RowGroup(width, mine, (0, *ends[:-1])))
     growing = (one for one in ranges if tables[one.table].grows)
@@ -116,15 +96,15 @@ def place(
     lookups: Mapping[str, float] | None = None,
     most_bytes: int | None = None,
 ) -> tuple[tuple[RowRange, ...], ...]:
-    """Divide tables among shards; return the ranges of each shard, in the order in which it holds them.
+    """Divide tables among shards; return the ranges of each shard, in the order in which it stores them.
 
     Args:
-        speeds: of the shards, in any unit; all alike by default.
-        lookups: ids a sample by feature, as they were counted; one each by default.
-        most_bytes: that a shard has room for.
+        speeds: of the shards, in any unit; equal by default.
+        lookups: measured ids per sample by feature; 1 each by default.
+        most_bytes: capacity of each shard.
 
     Raises:
-        ConfigError: no shards, speeds that cannot be, or tables for which there is no room.
+        ConfigError: there are no shards, a speed is invalid, or the tables do not fit.
     """
     if shards < 1:
         raise ConfigError(f"{shards} shards: tables need at least one")
@@ -144,6 +124,7 @@ def place(
 
     bins: list[list[RowRange]] = [[] for _ in range(shards)]
     loads = [0.0] * shards
+    # The size and the range break ties, so that all workers place tables in the same order.
     for part in sorted(ranges, key=lambda one: (-cost(one), -_bytes(tables[one.table], one.rows), one)):
         need = _bytes(tables[part.table], part.rows)
         fitting = [shard for shard in range(shards) if room[shard] >= need]
@@ -160,7 +141,6 @@ def place(
 
 
 def _cost(table: Table, lookups: Mapping[str, float]) -> float:
-    """Numbers that a sample moves."""
     return table.dim * sum(lookups.get(one, 1.0) for one in table.features)
 
 
@@ -169,9 +149,11 @@ def _bytes(table: Table, rows: int) -> int:
 
 
 def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_bytes: int | None) -> list[RowRange]:
-    """The ranges of a table: one for each shard, by speed, where it is more than a shard's part of the cost or room."""
-    pieces = len(speeds) if part * len(speeds) > 1.5 else 1  # cut in vain, a bag costs an answer from each
+    """Return the ranges of a table: one, or one for each shard by speed if its cost or size exceeds a shard's part."""
+    # A cut is worth it only well above the fair part: each bag then costs an answer from every shard.
+    pieces = len(speeds) if part * len(speeds) > 1.5 else 1
     if most_bytes is not None and _bytes(table, table.held) > most_bytes:
+        # half a shard's room each, so that the greedy rule can pack them
         pieces = max(pieces, -(-_bytes(table, table.held) // max(1, most_bytes // 2)))
     pieces = min(max(pieces, -(-table.held // MOST_ROWS)), table.held)
     if pieces == 1:

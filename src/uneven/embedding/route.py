@@ -1,9 +1,8 @@
-"""From a batch's ids to what each shard is asked, and from its answers to the batch's numbers, and back. Pure.
+"""Map a batch's ids to requests for each shard, the answers to the batch's numbers, and gradients back. Pure.
 
-All tables of one width that lie whole on a shard are asked for with one array of ids, sample after sample, so that the
-answer is a block of the batch's numbers as it stands. Of a table that is cut by rows each shard sums the rows that it
-has of a bag, and the worker adds these up. Means are divided here, where the whole length of a bag is known, and
-gradients likewise.
+All tables of one width that lie whole on a shard are requested with one array of ids, sample by sample, so that the
+answer is a block of the batch's numbers. For a table cut by rows, each shard sums the rows of a bag that it has, and
+the worker adds up these sums.
 """
 
 from __future__ import annotations
@@ -27,41 +26,32 @@ Wholes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BatchIds:
-    """The ids of a batch: sample after sample, in each the features in their order.
+    """The ids of a batch, sample by sample, and in each sample feature by feature."""
 
-    Attributes:
-        values: shape (n,).
-        batch: samples.
-        features: bags of each sample.
-        each: ids in every bag, or 0 where ``lengths`` says it.
-        lengths: of the bags, shape (batch, features), or None.
-        weights: of the ids, shape (n,), or None.
-    """
-
-    values: Wholes
-    batch: int
-    features: int
-    each: int = 1
-    lengths: Wholes | None = None
-    weights: Floats | None = None
+    values: Wholes  # shape (n,)
+    batch: int  # number of samples
+    features: int  # bags of each sample
+    each: int = 1  # ids in every bag, or 0 if ``lengths`` is given
+    lengths: Wholes | None = None  # of the bags, shape (batch, features), or None
+    weights: Floats | None = None  # of the ids, shape (n,), or None
 
     @property
     def sizes(self) -> Wholes:
-        """Ids of each bag; shape (batch, features)."""
+        """The number of ids of each bag; shape (batch, features)."""
         full = np.full((self.batch, self.features), self.each, np.int64)
         return full if self.lengths is None else self.lengths
 
     @property
     def bag_of(self) -> Wholes:
-        """The bag of each id, counted over all; shape (n,)."""
+        """The index of each id's bag in the batch; shape (n,)."""
         return np.repeat(np.arange(self.batch * self.features), self.sizes.reshape(-1))
 
     def of_each(self, features: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What each id's feature has, shape (n,), from an array of shape (features,)."""
+        """Expand an array of shape (features,) to one entry per id, shape (n,)."""
         return np.repeat(np.tile(features, self.batch), self.sizes.reshape(-1))
 
     def same(self, other: BatchIds) -> bool:
-        """Whether these are the same ids."""
+        """Return whether both hold the same ids."""
         mine, theirs = (self.lengths, self.weights), (other.lengths, other.weights)
         return (
             (self.batch, self.each) == (other.batch, other.each)
@@ -75,9 +65,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) -> BatchIds:
-    """From ids that lie feature after feature; lengths have the shape (features, batch)."""
+    """Reorder ``values`` (n,) from feature-major to sample-major; ``lengths`` has shape (features, batch)."""
     features, batch = lengths.shape
     each = int(lengths[0, 0]) if lengths.size else 0
+    # Equal lengths need a reshape only, no index array.
     if each and (lengths == each).all():
 
         def turned(one: Any) -> Any:
@@ -91,7 +82,7 @@ def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) ->
 
 
 def apart(ids: BatchIds) -> BatchIds:
-    """Each id as a bag of its own; a feature with fewer ids than another ends with empty bags."""
+    """Make each id a separate bag; features with fewer ids than another are padded with empty bags."""
     sizes = ids.sizes
     many = sizes.sum(0)
     feature_of = ids.bag_of % max(ids.features, 1)
@@ -101,7 +92,7 @@ def apart(ids: BatchIds) -> BatchIds:
 
 
 def picked(ids: BatchIds, features: Wholes) -> BatchIds:
-    """The bags of some features, in this order; a feature may come several times."""
+    """Return the bags of some features, in the order of ``features`` (m,), which may repeat a feature."""
     if ids.each:
 
         def some(one: Any) -> Any:
@@ -116,13 +107,14 @@ def picked(ids: BatchIds, features: Wholes) -> BatchIds:
 
 
 def ranges(begins: Wholes, lengths: Wholes) -> Wholes:
-    """begin, begin + 1, … of each, one after the other."""
+    """Concatenate the ranges ``begin``, ``begin`` + 1, … of each ``length``; both arrays (n,), the result (sum of
+    lengths,)."""
     ends = np.cumsum(lengths)
     return np.repeat(begins - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 class _SideBySide(NamedTuple):
-    """Features side by side: their columns in the batch's numbers, their places in the block."""
+    """Adjacent features: their columns in the batch's numbers, and their bags in the block."""
 
     columns: slice
     bags: slice
@@ -130,20 +122,20 @@ class _SideBySide(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WholeBlock:
-    """Bags of tables that lie whole on a shard, sample after sample."""
+    """The bags of tables that lie whole on a shard, sample by sample."""
 
     bags: Bags
     batch: int
     runs: tuple[_SideBySide, ...]
 
     def put(self, out: Floats, values: Floats) -> None:
-        """The answer, shape (bags, dim), into the batch's numbers."""
+        """Copy the answer, shape (bags, dim), into the batch's numbers ``out`` (batch, width)."""
         each = values.reshape(self.batch, -1, self.bags.width)
         for run in self.runs:
             out[:, run.columns] = each[:, run.bags].reshape(self.batch, -1)
 
     def taken(self, given: Floats) -> Floats:
-        """Inverse of it, of gradients."""
+        """Return the gradient of the block's bags (bags, dim), from that of the batch's numbers (batch, width)."""
         found = np.empty((self.batch, self.bags.count // max(self.batch, 1), self.bags.width), np.float32)
         for run in self.runs:
             found[:, run.bags] = given[:, run.columns].reshape(self.batch, -1, self.bags.width)
@@ -152,54 +144,47 @@ class WholeBlock:
 
 @dataclass(frozen=True, slots=True)
 class CutBlock:
-    """Bags of tables that are cut by rows: of each feature those that have an id here, feature after feature."""
+    """The bags of tables cut by rows: for each feature, the bags with an id on this shard."""
 
     bags: Bags
     parts: tuple[tuple[slice, Wholes], ...]
-    """Columns, and which samples."""
+    """For each feature: its columns, and the samples that have an id here."""
 
     def put(self, out: Floats, values: Floats) -> None:
-        """Add the answer, shape (bags, dim), to the batch's numbers."""
+        """Add the answer, shape (bags, dim), to the batch's numbers ``out`` (batch, width)."""
         at = 0
         for columns, samples in self.parts:
             out[samples, columns] += values[at : at + len(samples)]
             at += len(samples)
 
     def taken(self, given: Floats) -> Floats:
-        """The gradients of its bags."""
+        """Return the gradient of the block's bags (bags, dim), from that of the batch's numbers (batch, width)."""
         return np.concatenate([given[samples, columns] for columns, samples in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A batch on its way.
-
-    Attributes:
-        blocks: of each shard that is asked.
-        divisors: of the features whose bags are averaged: columns, and the number of ids, one or for each bag.
-        ids: as they came.
-    """
+    """A batch's requests, and how to assemble the answers."""
 
     batch: int
     width: int
-    blocks: dict[int, tuple[WholeBlock | CutBlock, ...]]
+    blocks: dict[int, tuple[WholeBlock | CutBlock, ...]]  # for each requested shard
+    # for each feature with mean pooling: its columns, and the number of ids per bag, a scalar or (batch, 1)
     divisors: tuple[tuple[slice, Any], ...]
-    ids: BatchIds
+    ids: BatchIds  # as given, before ``no_id`` and ``modulo`` are applied
 
     @property
     def many(self) -> list[int]:
-        """Ids of each feature."""
         found: list[int] = self.ids.sizes.sum(0).tolist()
         return found
 
     def bags(self, shard: int) -> tuple[Bags, ...]:
-        """What a shard is asked."""
         return tuple(one.bags for one in self.blocks[shard])
 
     def pooled(self, answers: Mapping[int, Sequence[Floats]]) -> Floats:
-        """The numbers of the batch, shape (batch, width), from each shard's answer, block by block."""
+        """Assemble the batch's numbers, shape (batch, width), from each shard's answer, block by block."""
         whole = all(isinstance(one, WholeBlock) for blocks in self.blocks.values() for one in blocks)
-        out = (np.empty if whole else np.zeros)((self.batch, self.width), np.float32)
+        out = (np.empty if whole else np.zeros)((self.batch, self.width), np.float32)  # cut blocks add to it
         for shard, blocks in self.blocks.items():
             for block, values in zip(blocks, answers[shard], strict=True):
                 block.put(out, values)
@@ -208,14 +193,12 @@ class Routed:
         return out
 
     def gradients(self, shard: int, given: Floats) -> tuple[Floats, ...]:
-        """What a shard gets of the batch's gradient, shape (batch, width): a row for each bag, block by block.
-
-        ``given`` is not changed; its means are divided by :meth:`divided` before.
-        """
+        """Return a shard's gradients, one row per bag, block by block; ``given`` is :meth:`divided`, shape (batch,
+        width)."""
         return tuple(block.taken(given) for block in self.blocks[shard])
 
     def divided(self, given: Floats) -> Floats:
-        """The gradient of sums from that of means, where there are any."""
+        """Turn the gradient of means into that of sums; shape (batch, width). ``given`` is not changed."""
         if not self.divisors:
             return given
         sums = given.copy()
@@ -226,39 +209,28 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class _CutPart:
-    """Rows of one feature that are on one shard.
-
-    Attributes:
-        many: parts into which all ids are divided, where the table grows; else 0.
-    """
+    """The rows of one feature on one shard."""
 
     feature: int
     columns: slice
     start: int
     stop: int
     base: int
-    many: int
+    many: int  # number of id buckets if the table grows, otherwise 0
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupRoute:
-    """What a batch's ids become for one group of a shard.
-
-    Attributes:
-        features: whose tables lie there whole, in the order of their columns.
-        bases: of each of them, where its table begins in the group.
-        cut: features of tables that are cut by rows.
-        grows: whether ids are of any size.
-    """
+    """The mapping of a batch's ids to one group of a shard."""
 
     group: int
     width: int
-    features: Wholes
-    bases: Wholes
+    features: Wholes  # features whose tables lie there whole, in the order of their columns
+    bases: Wholes  # for each of them, the first row of its table in the group
     runs: tuple[_SideBySide, ...]
-    cut: tuple[_CutPart, ...]
+    cut: tuple[_CutPart, ...]  # features of tables cut by rows
     all_features: bool
-    grows: bool
+    grows: bool  # whether ids are arbitrary int64
 
     def blocks(self, ids: BatchIds) -> Iterator[WholeBlock | CutBlock]:
         if len(self.features) and ids.batch:
@@ -273,6 +245,7 @@ class _GroupRoute:
         count, kind = ids.batch * mine.features, np.int64 if self.grows else np.int32
         if mine.each:
             found = np.empty((ids.batch, mine.features, mine.each), kind)
+            # Adds in int64 and casts into the message's array: no int64 temporary.
             np.add(mine.values.reshape(found.shape), self.bases[:, None], out=found, casting="unsafe", dtype=np.int64)
             return Bags(self.group, self.width, count, found.reshape(-1), mine.each, None, mine.weights)
         values = (mine.values + mine.of_each(self.bases)).astype(kind)
@@ -294,16 +267,11 @@ class _GroupRoute:
 
 
 class Router:
-    """Knows where all rows are.
-
-    Attributes:
-        columns: of each feature in the batch's numbers.
-        width: of these, together.
-    """
+    """The mapping from ids to shards, for all batches of a worker. It counts lookups."""
 
     def __init__(self, tables: TableSpec, shards: Sequence[ShardSpec]) -> None:
         self._tables = tables
-        self.columns: dict[str, slice] = {}
+        self.columns: dict[str, slice] = {}  # of each feature in the batch's numbers
         self._table_of: list[int] = []
         at = 0
         names = iter(tables.columns)
@@ -314,7 +282,8 @@ class Router:
                 at += table.dim
         self.width = at
         of_feature = [tables.tables[number] for number in self._table_of]
-        # The greatest id of each; a negative one is larger than any if taken for unsigned. -1 often stands for no id.
+        # The largest id of each feature, unsigned: one comparison then rejects negative ids as well. Growing and modulo
+        # tables reject only -1, which often means "no id".
         most = [2**64 - 2 if one.modulo or one.rows is None else one.rows - 1 for one in of_feature]
         self._most = np.array(most, np.uint64)
         self._without = np.array([one.no_id is not None for one in of_feature])
@@ -335,11 +304,7 @@ class Router:
         }
 
     def route(self, ids: BatchIds) -> Routed:
-        """What to ask for a batch.
-
-        Raises:
-            DataError: an id that its table does not have.
-        """
+        """Build the requests for a batch; raise :class:`DataError` if a table does not have one of the ids."""
         given, ids = ids, self._kept(ids) if self._without.any() else ids
         self._check(ids)
         ids = self._wrapped(ids) if self._modulo else ids
@@ -368,6 +333,7 @@ class Router:
         runs: list[_SideBySide] = []
         for place, feature in enumerate(features):
             begin, place_ = slices[feature].start, slice(place, place + 1)
+            # Merge adjacent columns, so that one copy moves many features.
             if runs and runs[-1].columns.stop == begin:
                 begin, place_ = runs[-1].columns.start, slice(runs.pop().bags.start, place + 1)
             runs.append(_SideBySide(slice(begin, slices[feature].stop), place_))
@@ -376,17 +342,17 @@ class Router:
         return _GroupRoute(number, group.width, features, bases, tuple(runs), tuple(cut), everything, group.grows)
 
     def lookups(self) -> dict[str, float]:
-        """Ids a sample of each feature, as they came here."""
+        """Return the average ids per sample of each feature."""
         each = (self._asked / max(self._samples, 1)).tolist()
         return dict(zip(self._tables.features, each, strict=True))
 
     def sharing(self) -> dict[str, float]:
-        """How many ids that came here share a row on average, for each table that takes them modulo its rows."""
+        """Return the average number of ids per row, for each table with ``modulo``."""
         tables = self._tables.tables
         return {tables[at].name: load_of(one.many, tables[at].held) for at, one in self._distinct.items()}
 
     def _kept(self, ids: BatchIds) -> BatchIds:
-        """The ids except those that stand for none."""
+        """Drop the ids that mean "no id"."""
         gone = ids.of_each(self._without) & (ids.values == ids.of_each(self._none))
         if not gone.any():
             return ids
@@ -435,7 +401,7 @@ class Router:
 
 
 def _part_of(ids: BatchIds, part: _CutPart) -> tuple[Bags, Wholes]:
-    """The ids of one feature that are on a shard, as its own, and the samples that have one there."""
+    """Return the ids of one feature on a shard, with row numbers of the group, and the samples (m,) that have one."""
     mine = picked(ids, np.array([part.feature]))
     by = bucket(mine.values, part.many) if part.many else mine.values
     here = (by >= part.start) & (by < part.stop)

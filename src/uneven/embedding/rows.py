@@ -1,4 +1,4 @@
-"""Bags of rows; a lookup and an update of them in the plainest form, the reference for the kernels. Pure."""
+"""Bags of rows, and the reference implementation of lookup and update for the kernels. Pure."""
 
 from __future__ import annotations
 
@@ -15,76 +15,66 @@ from uneven.embedding.config import RowOptimizer, RowwiseAdagrad
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 Halves = npt.NDArray[np.uint16]
-"""bfloat16, which numpy does not know."""
+"""bfloat16 bits, because numpy has no bfloat16."""
 
 CACHE_LINE = 64
-"""Bytes that come from memory together."""
+"""Bytes per cache line."""
 
 _BLOCK = 1 << 14
-"""Rows that begin from one seed, so that a row begins alike on whichever shard it is."""
+"""Rows initialized from one seed: a row's initial values must not depend on its shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """Bags of rows of one width on one shard.
+    """Bags of rows of one width on one shard."""
 
-    Attributes:
-        group: of the shard's rows of one width.
-        width: numbers in a row.
-        count: of bags.
-        ids: in the group, one bag after the other; shape (n,). int32; or int64, of any size, where the group grows.
-        each: ids in every bag; 0 where ``lengths`` says it.
-        lengths: of the bags; shape (count,), or None.
-        weights: of the ids; shape (n,), or None.
-        values: a row for each bag, shape (count, width), or None. float32, or bfloat16 as uint16.
-    """
-
-    group: int
-    width: int
-    count: int
+    group: int  # index of the shard's array
+    width: int  # numbers in a row
+    count: int  # number of bags
+    # rows of the group, bag by bag, (n,) int32; arbitrary int64 ids if the group grows
     ids: Ids | npt.NDArray[np.int64] | None = None
-    each: int = 0
-    lengths: Ids | None = None
-    weights: Floats | None = None
-    values: npt.NDArray[Any] | None = None
+    each: int = 0  # ids in every bag, or 0 if ``lengths`` is given
+    lengths: Ids | None = None  # of the bags, shape (count,), or None
+    weights: Floats | None = None  # of the ids, shape (n,), or None
+    values: npt.NDArray[Any] | None = None  # a row for each bag, (count, width) float32, or bfloat16 as uint16
 
     @property
     def sizes(self) -> Ids:
-        """Ids of each bag; shape (count,)."""
+        """The number of ids of each bag; shape (count,)."""
         return np.full(self.count, self.each, np.int32) if self.lengths is None else self.lengths
 
     @property
     def bag_of(self) -> npt.NDArray[np.int64]:
-        """The bag of each id; shape (n,)."""
+        """The index of each id's bag; shape (n,)."""
         return np.repeat(np.arange(self.count), self.sizes)
 
 
 class Kernels(Protocol):
-    """What a shard computes with: :func:`lookup` and :func:`update`, and bfloat16 for the wire."""
+    """The operations of a shard: :func:`lookup`, :func:`update`, and bfloat16 conversion for messages."""
 
     def lookup(self, rows: Floats, bags: Bags) -> Floats: ...
 
     def update(self, rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None: ...
 
     def halved(self, values: Floats) -> Halves:
-        """The same numbers as bfloat16."""
+        """Round float32 values of any shape to bfloat16 bits."""
         ...
 
     def whole(self, values: Halves) -> Floats:
-        """The same numbers as float32."""
+        """Convert bfloat16 bits of any shape to float32."""
         ...
 
 
 def zeros(rows: int, dim: int) -> Floats:
-    """Shape (rows, dim). They use no memory before they are written to, and begin where a cache line does: numpy's
-    begin 16 bytes later, and rows of 64 bytes would be in two lines each."""
+    """Return zeros of shape (rows, dim), aligned to a cache line; untouched pages use no memory."""
+    # numpy aligns to 16 bytes only, so that each row of 64 bytes would touch two cache lines.
     flat = np.zeros(rows * dim + CACHE_LINE // 4, np.float32)
     first = -flat.ctypes.data % CACHE_LINE // 4
     return flat[first : first + rows * dim].reshape(rows, dim)
 
 
 def begin(name: str, seed: int, start: int, stop: int, dim: int, spread: tuple[float, float]) -> Floats:
-    """Rows ``start`` to ``stop`` of a table as they begin, uniform within ``spread``; shape (stop − start, dim)."""
+    """Return the initial rows ``start`` to ``stop`` of a table, uniform in ``spread``; shape (stop − start, dim)."""
     least, most = spread
     rows = np.empty((stop - start, dim), np.float32)
     for block in range(start // _BLOCK, -(-stop // _BLOCK)):
@@ -97,18 +87,16 @@ def begin(name: str, seed: int, start: int, stop: int, dim: int, spread: tuple[f
 
 
 def lookup(rows: Floats, bags: Bags) -> Floats:
-    """The sums of the rows of each bag; shape (bags, dim)."""
+    """Return the sum of the rows (n, dim) of each bag; shape (bags, dim)."""
     pooled = np.zeros((bags.count, rows.shape[1]), np.float32)
     np.add.at(pooled, bags.bag_of, _weighted(rows[bags.ids], bags))
     return pooled
 
 
 def update(rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None:
-    """Step on the rows that are in bags, in place; a row steps once, with the sum of its gradients.
+    """Step on the rows (n, dim) of the bags in place; each row steps once, with the sum of its gradients.
 
-    Args:
-        sums: Adagrad's, of each row; shape (rows,).
-        given: gradients of each bag's sum; shape (bags, dim).
+    ``sums`` (n,) are Adagrad's; ``given`` (bags, dim) holds the gradient of each bag's sum.
     """
     assert bags.ids is not None
     found, inverse = np.unique(bags.ids, return_inverse=True)
@@ -125,6 +113,7 @@ def _weighted(values: npt.NDArray[Any], bags: Bags) -> npt.NDArray[Any]:
 
 
 def finite(values: Floats) -> bool:
-    """Whether no number is NaN or infinite."""
+    """Return whether all values, of any shape, are finite."""
     flat = values.reshape(-1)
+    # One pass of BLAS decides nearly always; a square may overflow, so look again before rejecting.
     return math.isfinite(float(np.dot(flat, flat))) or bool(np.isfinite(flat).all())

@@ -1,8 +1,8 @@
-"""One shard of tables: what it answers to each message. Pure: sockets, clocks and kernels are given to it.
+"""One shard of tables: the answer to each message. Pure: sockets, clocks and kernels are passed in.
 
-A shard that starts knows no tables: the first worker that greets it says which rows are here, and all others must say
-the same. Lookups leave nothing behind. A gradient brings its ids along, steps on their rows in place, and is applied
-once: updates of a worker are numbered, a repeated one is passed over, and a missing one is asked for.
+The first worker that connects sends the specification, and all others must send the same one. A gradient carries its
+ids, and is applied exactly once: the updates of a worker are numbered, repeated ones are skipped, and missing ones are
+requested.
 """
 
 from __future__ import annotations
@@ -23,23 +23,18 @@ from uneven.server.known import Patience
 from uneven.server.wire import Refusal, Refused
 
 MOST_STALE = 4096
-"""Staler lookups are counted as so stale."""
+"""The cap of the staleness histogram."""
 
 
 class SavedNumbers(NamedTuple):
-    """What a shard saves beside its rows.
+    """The numbers that a shard saves with its rows."""
 
-    Attributes:
-        version: updates of all workers that are in the rows at least.
-        sequences: of each worker's last one.
-    """
-
-    version: int
-    sequences: dict[int, int]
+    version: int  # lower bound of the updates in the rows, of all workers
+    sequences: dict[int, int]  # last applied update of each worker
 
 
 class RowFiles(Protocol):
-    """Where rows are saved; see :mod:`uneven.embedding.files`."""
+    """The storage of a shard's rows; see :mod:`uneven.embedding.files`."""
 
     def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Generator[None, None, None]: ...
 
@@ -52,57 +47,43 @@ class RowFiles(Protocol):
 
 @dataclass(slots=True)
 class KnownTrainer:
-    """A worker as the shard knows it.
+    """A worker as the shard knows it."""
 
-    Attributes:
-        here: has been heard lately; None before it has greeted.
-        left: has said that nobody shall wait for it, and asked for nothing since.
-        sequence: of its last update in the rows.
-        met: flushes of all that it has come to.
-        parked: its flush, which waits for the others.
-    """
-
-    here: bool | None = None
-    left: bool = False
-    sequence: int = 0
-    met: int = 0
+    here: bool | None = None  # has sent a message recently; None before its first one
+    left: bool = False  # has sent LEAVE, and no request since
+    sequence: int = 0  # its last applied update
+    met: int = 0  # number of its last flush
     heard_s: float = 0.0
-    parked: TableMessage | None = None
+    parked: TableMessage | None = None  # its flush, which waits for the other workers
 
 
 @dataclass(slots=True)
 class TableShard:
     """The state of one shard.
 
-    Args:
-        life: distinguishes this start of the shard from every other; not 0.
-        members: number of workers; ranks are 0 to members − 1.
-        clock: seconds, by which its speed is known.
-
     Attributes:
-        counts: numbers (of rows looked up or stepped on), busy_us (how long it took), applied, repeated, gaps, lookups,
-            rows, nonfinite, left, and one count for each reason of a refusal; in what it tells also those of
+        counts: numbers (in rows looked up or updated), busy_us, applied, repeated, gaps, lookups, rows, nonfinite,
+            left, and one count per reason of a rejection; statistics add those of
             :class:`uneven.embedding.growing.IdMap`.
-        version: updates in the rows, and how often they were loaded.
-        staleness: updates that came between a lookup and its gradient → how often.
     """
 
-    life: int
-    members: int
+    life: int  # distinguishes this start of the shard from all others; not 0
+    members: int  # number of workers; ranks are 0 to members − 1
     kernels: Kernels
     files: RowFiles
     patience: Patience = field(default_factory=Patience)
-    clock: Callable[[], float] = lambda: 0.0
+    clock: Callable[[], float] = lambda: 0.0  # returns seconds, to measure the shard's speed
     counts: Counter[str] = field(default_factory=Counter)
+    # updates between a lookup and its gradient → number of gradients
     staleness: Counter[int] = field(default_factory=Counter)
-    version: int = 0
+    version: int = 0  # updates in the rows, plus the number of loads
     holding: Holding | None = None
     _began_s: float | None = None
     _saved_s: float = 0.0
     _saving: Generator[None, None, None] | None = None
-    _next: TableMessage | None = None  # that asks for a save while it saves by itself
-    _asked: TableMessage | None = None  # for what is being saved, or was last; None for the shard itself
-    _why_not: str = ""  # of the save before, "" where it went well
+    _next: TableMessage | None = None  # a save request that came during an automatic save
+    _asked: TableMessage | None = None  # request of the current or last save; None if it was automatic
+    _why_not: str = ""  # error of the last save, "" if it succeeded
     _crew: dict[int, KnownTrainer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,11 +91,11 @@ class TableShard:
 
     @property
     def busy(self) -> bool:
-        """Whether it is saving."""
+        """True while a save is in progress or queued."""
         return self._saving is not None or self._next is not None
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[TableMessage]]:
-        """Answer one message: the worker that sent it (None if it was none), and messages to workers."""
+        """Handle one message; return the sender's rank (None if the message is invalid), and the messages to send."""
         rank: int | None = None
         number = 0
         try:
@@ -125,7 +106,7 @@ class TableShard:
                 raise Refused(Refusal.RANK)
             rank, number = message.rank, message.number
             trainer = self._crew[rank]
-            trainer.heard_s = now_s
+            trainer.heard_s = now_s  # before its content is checked: an invalid request is a sign of life, too
             return rank, self._timed(message, trainer, now_s)
         except Refused as refused:
             self.counts[refused.reason.value] += 1
@@ -143,7 +124,7 @@ class TableShard:
         return answer
 
     def tick(self, now_s: float) -> list[TableMessage]:
-        """What the passing of time brings: workers fall silent, and nobody waits for them."""
+        """Drop workers that are silent for too long, release the flushes that waited for them, and advance a save."""
         late = self._began_s is not None and now_s - self._began_s > self.patience.join_s
         for trainer in self._crew.values():
             silent = trainer.here and now_s - trainer.heard_s > self.patience.silence_s
@@ -162,7 +143,7 @@ class TableShard:
         if m.kind is Say.LEAVE:
             trainer.left = True
             return self._wake()
-        trainer.left &= m.kind is Say.PING
+        trainer.left &= m.kind is Say.PING  # any real request brings the worker back
         if m.kind in (Say.LOOKUP, Say.READ, Say.SUMS):
             return [self._pooled(m, self.holding, trainer)]
         if m.kind in CHANGING:
@@ -173,7 +154,7 @@ class TableShard:
         if m.kind is Say.SAVE:
             return self._begin_saving(m, self.holding)
         if m.kind is Say.LOAD:
-            given_up = self._give_up_saving()
+            given_up = self._give_up_saving()  # first, so that the save's answer precedes that of the load
             return [*given_up, self._to(m, Say.DONE, text=self._load(m.text, self.holding))]
         if m.kind is Say.STATS:
             return [self._to(m, Say.TOLD, text=self._stats())]
@@ -193,11 +174,11 @@ class TableShard:
             raise Refused(Refusal.TABLE)
         trainer.here = True
         if self._saving is None and self._asked is not None and self._asked.rank == m.rank:
-            self._asked = None  # perhaps another process now, which counts its questions anew
+            self._asked = None  # it may be a new process, which numbers its requests from 1 again
         return self._to(m, Say.WELCOME, sequence=trainer.sequence)
 
     def _go_on(self, holding: Holding) -> None:
-        """An earlier life may have written down what it held."""
+        """Restore what an earlier life of this shard has saved."""
         try:
             saved = self.files.restore(holding)
         except CheckpointError:
@@ -213,9 +194,9 @@ class TableShard:
     def _begin_saving(self, m: TableMessage | None, holding: Holding) -> list[TableMessage]:
         asked = self._asked
         if m is not None and asked is not None and (m.rank, m.number, m.text) == (asked.rank, asked.number, asked.text):
-            # Whoever waits asks again, in case the question was lost.
+            # The worker has sent its request again, in case it was lost.
             return [] if self._saving is not None else [self._to(m, Say.DONE, text=self._why_not)]
-        if self._saving is not None and asked is None:  # by itself; it does what it was asked for after that
+        if self._saving is not None and asked is None:  # automatic; the request follows when it has finished
             self._next = m
             return []
         if self._saving is not None:
@@ -227,7 +208,7 @@ class TableShard:
         return SavedNumbers(self.version, {rank: one.sequence for rank, one in self._crew.items()})
 
     def _give_up_saving(self) -> list[TableMessage]:
-        """Rows are about to be others, and rows from before and after in one save would be of no moment at all."""
+        """Abort a save before rows are loaded: it would mix rows from before and after the load."""
         if self._saving is None:
             return []
         self._saving.close()
@@ -236,7 +217,7 @@ class TableShard:
         return [] if self._asked is None else [self._to(self._asked, Say.DONE, text=self._why_not)]
 
     def _save(self, now_s: float) -> list[TableMessage]:
-        """The next block, so that nobody waits for longer than that; and whether it is time again."""
+        """Write the next block of a save, or start one if it is due; one block per tick keeps the answers prompt."""
         if self.holding is None:
             return []
         every_s = self.holding.spec.tables.save_every_s
@@ -261,10 +242,10 @@ class TableShard:
         return [] if self._asked is None else [self._to(self._asked, Say.DONE, text=failed)]
 
     def _load(self, folder: str, holding: Holding) -> str:
-        """Why rows cannot be had from there; "" where they have been."""
+        """Return why the rows cannot be loaded, or ""."""
         try:
             self.files.load(folder, holding)
-            self.version += 1  # what it had saved by itself is older
+            self.version += 1  # marks earlier automatic saves as older
             self.files.loaded(folder, holding, self._numbers())
         except (CheckpointError, OSError) as error:
             return str(error)
@@ -274,7 +255,7 @@ class TableShard:
         answers = []
         for one in m.bags:
             group = self._group(one, holding)
-            assert one.ids is not None  # as the wire has seen
+            assert one.ids is not None  # wire.decode has checked
             rows = holding.sums[group][:, None] if m.kind is Say.SUMS else holding.rows[group]
             if not len(rows):  # SGD keeps no sums
                 raise Refused(Refusal.ROW)
@@ -291,9 +272,10 @@ class TableShard:
             return []
         if m.sequence > trainer.sequence + 1:
             self.counts["gaps"] += 1
-            return [replace(self._to(m, Say.PONG, sequence=trainer.sequence), number=m.number + 1)]  # this one as well
-        trainer.sequence = m.sequence  # whatever comes of it: it is not to be sent again
-        given = [self._given(one, holding) for one in m.bags]
+            # number + 1: the worker resends everything older than that, so this update as well.
+            return [replace(self._to(m, Say.PONG, sequence=trainer.sequence), number=m.number + 1)]
+        trainer.sequence = m.sequence  # even if it is rejected below: it must not be sent again
+        given = [self._given(one, holding) for one in m.bags]  # all are checked before any row changes
         optimizer = holding.spec.tables.optimizer
         for sent, (group, values) in zip(m.bags, given, strict=True):
             rows, sums, one = holding.rows[group], holding.sums[group], _found(sent, holding, counted=False)
@@ -310,11 +292,8 @@ class TableShard:
         return []
 
     def _given(self, one: Bags, holding: Holding) -> tuple[int, Any]:
-        """The group and the float32 numbers of some bags.
-
-        Raises:
-            Refused: one is NaN or infinite, or a row is not there.
-        """
+        """Return the group and the values (bags, dim) float32; raise :class:`Refused` if one is not finite or a row is
+        missing."""
         group = self._group(one, holding)
         assert one.values is not None
         values = one.values if one.values.dtype == np.float32 else self.kernels.whole(one.values)
@@ -331,11 +310,12 @@ class TableShard:
         if one.ids.dtype == np.int64:
             if not groups[one.group].grows:
                 raise Refused(Refusal.ROW)
-        elif len(one.ids) and one.ids.view(np.uint32).max() >= groups[one.group].rows:  # a negative one is among these
+        elif len(one.ids) and one.ids.view(np.uint32).max() >= groups[one.group].rows:  # or negative
             raise Refused(Refusal.ROW)
         return one.group
 
     def _wake(self) -> list[TableMessage]:
+        # A flush is complete when every worker that is present, or may still join, has reached it.
         least = min((one.met for one in self._crew.values() if one.here is not False and not one.left), default=0)
         out = []
         for trainer in self._crew.values():
@@ -359,24 +339,27 @@ class TableShard:
         self, m: TableMessage, kind: Say, *, sequence: int = 0, text: str = "", bags: tuple[Bags, ...] = ()
     ) -> TableMessage:
         return TableMessage(
-            kind=kind, rank=m.rank, number=m.number, sequence=sequence, life=self.life, version=self.version,
-            meeting=m.meeting, text=text, bags=bags,
-        )  # fmt: skip
+            kind=kind,
+            rank=m.rank,
+            number=m.number,
+            sequence=sequence,
+            life=self.life,
+            version=self.version,
+            meeting=m.meeting,
+            text=text,
+            bags=bags,
+        )
 
 
 def _found(one: Bags, holding: Holding, *, counted: bool) -> Bags:
-    """The same bags with the places of their rows instead of ids of any size."""
+    """Replace the ids of a growing group by the slots of their rows."""
     if one.ids is None or one.ids.dtype != np.int64:
         return one
     return replace(one, ids=holding.slots(one.group, one.ids.astype(np.int64, copy=False), counted=counted))
 
 
 def _names(text: str, holding: Holding) -> tuple[Bags, Bags]:
-    """Ids that have rows, and where these are.
-
-    Raises:
-        Refused: the group does not grow.
-    """
+    """Return the ids that have rows, and their slots; raise :class:`Refused` if the group does not grow."""
     if not (text.isdecimal() and len(text) < 9 and int(text) < len(holding.maps)):
         raise Refused(Refusal.ROW)
     found = holding.maps[int(text)]

@@ -1,4 +1,4 @@
-"""Whole tables, block by block, from the shards and to them."""
+"""Transfer of whole tables, block by block, from and to the shards."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from uneven.embedding.wire import Say
 from uneven.errors import ConfigError
 
 _KEY = "embedding_bags.{}.{}"
-_NUMBERS = 1 << 20
-"""In one block."""
+_NUMBERS = 1 << 20  # per block
 
 
 def read_tables(door: TableDoor, kind: Say = Say.READ) -> Iterator[tuple[str, int, Tensor]]:
-    """Yield table, first row, rows of shape (n, dim); with ``Say.SUMS`` Adagrad's sums, shape (n, 1)."""
+    """Yield table, first row, and rows of shape (n, dim); with ``Say.SUMS`` Adagrad's sums, shape (n, 1)."""
     for shard, group, part, base in _ranges(door):
         table = door.spec.tables[part.table]
         if table.grows:
@@ -33,6 +32,7 @@ def read_tables(door: TableDoor, kind: Say = Say.READ) -> Iterator[tuple[str, in
 
 
 def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:
+    """Return the ids (n,) of a growing table and its rows (1 + n, dim)."""
     number = next((place for place, one in enumerate(door.spec.tables) if one.name == name and one.grows), None)
     if number is None:
         raise ConfigError(f"no table {name!r} that grows among {[one.name for one in door.spec.tables]}")
@@ -45,13 +45,12 @@ def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:
                 wanted = Bags(group, dim, stop - start, slots[start:stop], 1)
                 rows.append(door.client.rows(shard, wanted).copy())
             ids.append(found)
-    table = [np.mean(firsts, axis=0, dtype=np.float32), *rows]
+    table = [np.mean(firsts, axis=0, dtype=np.float32), *rows]  # each server has its own shared row
     return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(table))
 
 
 def read_state(door: TableDoor, *, sums: bool = False) -> dict[str, Tensor]:
-    """Read the tables that do not grow: ``embedding_bags.<table>.weight``, shape (rows, dim); and Adagrad's sums:
-    ``embedding_bags.<table>.sum``, shape (rows,)."""
+    """Read fixed-size tables: ``embedding_bags.<table>.weight`` (rows, dim), and Adagrad's ``….sum`` (rows,)."""
     found: dict[str, Tensor] = {}
     shapes = _shapes(door.spec.tables)
     for kind, what in ((Say.READ, "weight"), (Say.SUMS, "sum"))[: 1 + sums]:
@@ -65,7 +64,8 @@ def read_state(door: TableDoor, *, sums: bool = False) -> dict[str, Tensor]:
 
 
 def misfits(tables: Sequence[Table], state: Mapping[str, Tensor]) -> tuple[list[str], list[str], list[str]]:
-    """Return the keys that a state lacks, the keys that it has in addition, and messages about what cannot load."""
+    """Return the keys that a state lacks, its unknown keys, and messages about tensors whose shape or values do not
+    load."""
     growing = (one.name for one in tables if one.grows)
     wrong = [f"table {name!r} grows; save() and restore() keep the row of each id" for name in growing]
     shapes = _shapes(tables)
@@ -79,7 +79,7 @@ def misfits(tables: Sequence[Table], state: Mapping[str, Tensor]) -> tuple[list[
 
 
 def write_state(door: TableDoor, state: Mapping[str, Tensor]) -> None:
-    """Set the tables that a state has, and their Adagrad sums; sums that it does not have begin again."""
+    """Set the tables in a state, of shape (rows, dim) and (rows,) for sums; reset Adagrad's sums that it lacks."""
     known = [key for key in _shapes(door.spec.tables) if key in state]
     arrays = {key: np.ascontiguousarray(state[key].detach().to("cpu", torch.float32).numpy()) for key in known}
     for shard, group, part, base in _ranges(door):
@@ -99,7 +99,7 @@ def _shapes(tables: Sequence[Table]) -> dict[str, tuple[int, ...]]:
 
 
 def _ranges(door: TableDoor) -> Iterator[tuple[int, int, RowRange, int]]:
-    """Shard, group, range of rows, and where it begins in the group."""
+    """Yield shard, group, range of rows, and the range's first row in the group."""
     for shard, spec in enumerate(door.shards()):
         for group, one in enumerate(spec.groups):
             for part, base in zip(one.ranges, one.bases, strict=True):

@@ -1,14 +1,14 @@
-"""What travels between a worker and a shard of tables: frames of fixed layout, raw numbers, nothing pickled. Pure.
+"""Messages between a worker and a shard of tables: frames of fixed layout, raw numbers, no pickle. Pure.
 
 ::
 
     frame 0      header, 80 bytes, little-endian (below)
-    frame 1      text, of the length that the header announces: descriptions, paths, counts
+    frame 1      text, of the length in the header: specifications, paths, counts
     frame 2      one entry of 32 bytes for each group of bags
-    frame 3 …    of each group: ids, lengths, weights and values, as its entry announces, each in pieces of PIECE_BYTES
+    frame 3 …    for each group: ids, lengths, weights and values, as its entry specifies, each in pieces of PIECE_BYTES
 
-Every length in a message follows from its header and entries. A message in which one does not is refused as a whole,
-with the reason, as the parameter server does it (:mod:`uneven.server.wire`).
+The header and the entries determine every length in a message. A message with another length is rejected as a whole,
+with a reason, as in :mod:`uneven.server.wire`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from uneven.server.wire import PIECE_BYTES, Refusal, Refused
 MAGIC = b"UNET"
 VERSION = 2
 MOST_GROUPS = 1 << 12
-MOST_NUMBERS = 1 << 30
-"""In one array. An entry that announces more is not believed."""
+MOST_NUMBERS = 1 << 30  # in one array: a malformed entry must not allocate all memory
 MOST_TEXT = 1 << 22
 
 _HEADER = struct.Struct("<4sHBBIIQQQQQQII")
@@ -40,34 +39,34 @@ _LENGTHS, _WEIGHTS, _VALUES, _HALVES, _WIDE = 1, 2, 4, 8, 16
 
 
 class Say(IntEnum):
-    """What a message is. Below 32 a worker says it, above a shard."""
+    """The kind of a message. Workers send kinds below 32, shards the others."""
 
-    OPEN = 1  # who I am, and the tables that I expect, as text
-    LOOKUP = 2  # the sums of some bags
-    GRADIENT = 3  # of some bags, with their ids; one step on their rows
-    WRITE = 4  # rows themselves, by id; Adagrad's sums as the weights, or they begin again
+    OPEN = 1  # connect; text: the shard specification
+    LOOKUP = 2  # request the sums of bags
+    GRADIENT = 3  # of bags, with their ids: one step on their rows
+    WRITE = 4  # set rows by id; weights: Adagrad's sums, which are reset without them
     PING = 5
-    FLUSH = 6  # answer when all who are here have said so as often: then all that they gave before is in the rows
+    FLUSH = 6  # answered when all present workers have sent the same flush: all earlier updates are then applied
     STATS = 7
-    SAVE = 8  # write all rows to the folder that the text names
-    LOAD = 9  # take rows from there
+    SAVE = 8  # write all rows to the folder in the text
+    LOAD = 9  # read rows from it
     LEAVE = 10
-    READ = 11  # as LOOKUP, but no sighting of an id
-    NAMES = 12  # which ids have rows in the group that the text numbers
+    READ = 11  # as LOOKUP, but not counted as a sighting
+    NAMES = 12  # request the ids that have rows; text: number of the group
     SUMS = 13  # as READ, of Adagrad's sums; width 1
-    WELCOME = 33  # you are known; your updates up to this sequence are in the rows
-    WHO = 34  # I have been started again since: greet me
+    WELCOME = 33  # connected; the worker's updates up to this sequence are applied
+    WHO = 34  # the shard has restarted: send OPEN again
     POOLED = 35
-    PONG = 36  # your updates up to this sequence are in the rows
+    PONG = 36  # the worker's updates up to this sequence are applied
     FLUSHED = 37
-    TOLD = 38  # text
-    DONE = 39  # what was asked for has been written or read; with a text, it has failed
+    TOLD = 38  # statistics as text
+    DONE = 39  # saved or loaded; a text is the error
     REFUSED = 40
-    NAMED = 41  # these ids, and where their rows are
+    NAMED = 41  # the ids, and their slots
 
 
 CHANGING = frozenset({Say.GRADIENT, Say.WRITE})
-"""Messages that change rows, each with a sequence number."""
+"""Kinds that change rows, each message with a sequence number."""
 
 _WITH_IDS = frozenset({Say.LOOKUP, Say.READ, Say.SUMS, Say.GRADIENT, Say.WRITE, Say.NAMED})
 _WITH_VALUES = frozenset({Say.GRADIENT, Say.WRITE, Say.POOLED})
@@ -75,40 +74,41 @@ _WITH_VALUES = frozenset({Say.GRADIENT, Say.WRITE, Say.POOLED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableMessage:
-    """One message.
-
-    Attributes:
-        rank: the worker that it is from or for.
-        number: of the request, counted by the worker; a reply has that of its request.
-        sequence: of the sender's updates.
-        life: of the shard; another one after each start.
-        version: updates of all workers in the rows; of a gradient, those at its lookup.
-        meeting: which flush of all workers.
-        table: fingerprint of the tables and where they are.
-        halves: of a lookup, whether the answer's numbers may be bfloat16.
-    """
+    """One message."""
 
     kind: Say
-    rank: int = 0
-    number: int = 0
-    sequence: int = 0
-    life: int = 0
-    version: int = 0
-    meeting: int = 0
-    table: int = 0
-    halves: bool = False
+    rank: int = 0  # the worker that sends or receives it
+    number: int = 0  # of the worker's request; a reply repeats it
+    sequence: int = 0  # number of the worker's update
+    life: int = 0  # of the shard; each start has another one
+    version: int = 0  # updates of all workers in the rows; for a gradient, at its lookup
+    meeting: int = 0  # number of the flush
+    table: int = 0  # fingerprint of the shard's specification
+    halves: bool = False  # for a lookup: whether the answer may be bfloat16
     text: str = ""
     bags: tuple[Bags, ...] = ()
 
 
 def encode(message: TableMessage) -> list[Any]:
-    """Frames of a message; those of arrays are their own memory."""
+    """Return the frames of a message; array frames are views, not copies."""
     text = message.text.encode()
     m = message
     header = _HEADER.pack(
-        MAGIC, VERSION, m.kind, m.halves, m.rank, m.table, m.number, m.sequence, m.life, m.version, m.meeting, 0,
-        len(text), len(m.bags),
-    )  # fmt: skip
+        MAGIC,
+        VERSION,
+        m.kind,
+        m.halves,
+        m.rank,
+        m.table,
+        m.number,
+        m.sequence,
+        m.life,
+        m.version,
+        m.meeting,
+        0,
+        len(text),
+        len(m.bags),
+    )
     frames: list[Any] = [header, text, b"".join(_entry(one) for one in m.bags)]
     for one in m.bags:
         for array in (one.ids, one.lengths, one.weights, one.values):
@@ -133,11 +133,7 @@ def _cut(array: npt.NDArray[Any]) -> Iterator[Any]:
 
 
 def decode(frames: Sequence[Any]) -> TableMessage:
-    """The message in some frames, whose arrays are views of them where they came in one piece.
-
-    Raises:
-        Refused: it is malformed; nothing of it has been believed.
-    """
+    """Parse the frames of a message; one-piece arrays are views of them. Raises :class:`Refused` if it is malformed."""
     if len(frames) < 3:
         raise Refused(Refusal.FRAMES)
     header = memoryview(frames[0])
@@ -215,7 +211,7 @@ def _one(kind: Say, fields: tuple[int, ...], frames: Iterator[memoryview]) -> Ba
 
 
 def _array(frames: Iterator[memoryview], count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The next one, which has as many pieces as its length asks for."""
+    """Return the next array, which must have exactly as many pieces as its length requires."""
     left, pieces = count * dtype.itemsize, []
     while left:
         piece, due = next(frames, None), min(left, PIECE_BYTES)
