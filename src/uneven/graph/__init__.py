@@ -7,7 +7,7 @@
     session = uneven.Session(parts=[g])
     conv = graph.SAGEConv(in_channels, out_channels)        # conv(x, g)
 
-A name is imported when it is first touched, so partitioners do not wait for torch.
+Names are imported lazily, so that partitioners need no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who holds which vertex, and where each is rooted. Pure."""
+"""The copies of each vertex, and the part in which it is rooted. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,18 @@ from uneven.graph.edge_list import EdgeList, Ids, Wholes, chance
 
 Flags = npt.NDArray[np.bool_]
 
-_ROUNDS = 24
+_ROUNDS = 24  # of balancing, usually far fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """Which part has an edge of which vertex.
+    """The parts that have an edge of each vertex."""
 
-    Attributes:
-        sends: bool [parts, vertices]: an edge that leads out of it.
-        takes: bool [parts, vertices]: an edge that leads into it.
-    """
-
-    sends: Flags
-    takes: Flags
+    sends: Flags  # bool (parts, vertices): has an out-edge of it
+    takes: Flags  # bool (parts, vertices): has an in-edge of it
 
     @classmethod
     def of(cls, edges: EdgeList, bounds: Sequence[int]) -> Holders:
-        """Who holds which vertex, from edges in the order of the parts."""
         sends, takes = np.zeros((2, len(bounds) - 1, edges.vertices), np.bool_)
         for p, (begin, end) in enumerate(pairwise(bounds)):
             sends[p, edges.source[begin:end]] = True
@@ -39,31 +33,21 @@ class Holders:
 
     @property
     def held(self) -> Flags:
-        """bool [parts, vertices]: any edge."""
+        """True for any edge; bool (parts, vertices)."""
         return self.sends | self.takes
 
     def rows(self, root: Wholes | Ids) -> Flags:
-        """bool [parts, vertices]: any edge, or rooted there, which one without edges is."""
+        """Return :attr:`held`, bool (parts, vertices), plus the roots: a vertex without edges has a row there."""
         found = self.held
         found[root, np.arange(len(root))] = True
         return found
 
 
 def roots(held: Flags, shares: Sequence[float], edges: Sequence[int], beta: float) -> Ids:
-    """The part in which each vertex is rooted: where its layers are computed, and its loss counts.
+    """Return the part in which each vertex is rooted, int32 (vertices,): its layers and its loss are computed there.
 
-    A vertex that one part holds is rooted there. Those that several hold are where parts can be evened out: each goes
-    to one of its holders, by chance, so that edges + β · roots is in proportion to the shares as far as they allow. One
-    without edges goes where there is most room left.
-
-    Args:
-        held: bool [parts, vertices].
-        shares: what each part's machine can do, which add up to 1.
-        edges: of each part.
-        beta: what a root costs, in edges.
-
-    Returns:
-        int32 [vertices].
+    Vertices that several parts hold, ``held`` (parts, vertices), balance edges + β · roots according to ``shares``,
+    which sum to 1: each goes to a pseudo-random holder. Vertices without edges fill the remaining room.
     """
     parts, vertices = held.shape
     copies = held.sum(axis=0)
@@ -86,10 +70,10 @@ def roots(held: Flags, shares: Sequence[float], edges: Sequence[int], beta: floa
 
 
 def _among(held: Flags, vertices: Wholes, wanted: npt.NDArray[np.float64]) -> Ids:
-    """One holder each, in proportion to weights that are turned until each part has what is wanted of it."""
+    """Return one holder per vertex, drawn with weights that are adjusted until each part has its wanted number."""
     parts = len(held)
     key = vertices.astype(np.uint64) * np.uint64(parts) + np.arange(parts, dtype=np.uint64)[:, None]
-    # The least of exponential times with rates w falls on each part with probability w / Σ w.
+    # Exponential race: the least of exponential times with rates w is that of part p with probability w_p / Σ w.
     times = np.where(held, -np.log(np.maximum(chance(key), 1e-300)), np.inf)
     weights = wanted.copy()
     for _ in range(_ROUNDS):
@@ -98,7 +82,7 @@ def _among(held: Flags, vertices: Wholes, wanted: npt.NDArray[np.float64]) -> Id
         ratio = wanted / np.maximum(got, 1.0) * (got.sum() / wanted.sum())
         if np.abs(ratio - 1.0).max() < 0.005:
             break
-        weights *= np.clip(ratio, 0.25, 4.0)
+        weights *= np.clip(ratio, 0.25, 4.0)  # damped, for convergence
         weights /= weights.max()
         weights = np.maximum(weights, 1e-12)
     return np.asarray(found, np.int32)

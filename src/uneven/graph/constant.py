@@ -1,4 +1,4 @@
-"""Features that stay as they are, and what is made of them once: A · X of the first layer costs nothing afterwards."""
+"""Constant features: the first layer's A · X is computed once and cached."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ class _Known:
 
 
 class Constants:
-    """The constants of one graph, as long as somebody has them. Dropout on one makes another tensor, which is none."""
+    """The constant tensors of one graph, held weakly. Dropout on a constant returns a new tensor."""
 
     def __init__(self) -> None:
         self._known = WeakTensorKeyDictionary()
 
     def add(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """Take up ``x``; returned as it is.
-
-        Raises:
-            ConfigError: it is trained.
-        """
+        """Register ``x``, of any shape, and return it; raise :class:`ConfigError` if it requires a gradient."""
         if x.requires_grad:
             raise ConfigError("graph.constant: x is trained (requires_grad), so what is made of it changes each step")
         self._known.setdefault(x, _Known(x._version, dtype or x.dtype))
@@ -40,15 +36,12 @@ class Constants:
         return x in self._known
 
     def made(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``make`` makes of ``x``; of a constant, it is made once.
-
-        Raises:
-            TrainingError: the constant was changed in place.
-        """
+        """Return ``make(x)``, cached if ``x``, of any shape, is constant; raise TrainingError if it was changed in
+        place."""
         known = self._known.get(x)
         if known is None:
             return make(x)
-        if x._version != known.version:
+        if x._version != known.version:  # torch increments it on every in-place change
             raise TrainingError(
                 "features given to graph.constant were changed in place, and what was made of them is kept: change a "
                 "copy, or leave graph.constant out"

@@ -1,7 +1,4 @@
-"""Layers with PyG's names, shapes and states: ``conv(x, g)`` where PyG has ``conv(x, edge_index)``.
-
-They multiply first where that makes rows narrower, and take sums over constant features as made once.
-"""
+"""Graph layers with PyG's names, shapes and states: ``conv(x, g)`` instead of ``conv(x, edge_index)``."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ class SAGEConv(nn.Module):
 
     Args:
         aggr: mean, sum, max, min or gcn.
-        normalize: whether rows of the result have length 1.
-        root_weight: whether there is W_r.
+        normalize: whether to scale output rows to length 1.
+        root_weight: whether to use W_r.
 
     Raises:
-        ConfigError: no such ``aggr``.
+        ConfigError: ``aggr`` is unknown.
     """
 
     def __init__(
@@ -43,15 +40,17 @@ class SAGEConv(nn.Module):
         super().__init__()
         if aggr not in AGGREGATIONS:
             raise ConfigError(f"SAGEConv(aggr={aggr!r}): give one of {', '.join(AGGREGATIONS)}")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.aggr, self.normalize = aggr, normalize
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.aggr = aggr
+        self.normalize = normalize
         self.root_weight = root_weight and aggr != "gcn"
         self.lin_l = nn.Linear(in_channels, out_channels, bias=bias)
         if self.root_weight:
             self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
-        """[rows, in] → [rows, out]."""
+        """Compute the layer: (rows, in) → (rows, out)."""
         found = self._out(x, g)
         return F.normalize(found, p=2.0, dim=-1) if self.normalize else found
 
@@ -61,6 +60,7 @@ class SAGEConv(nn.Module):
         elif g.keeps(x):
             operand = g.kept(f"sage {self.aggr} {self.root_weight}", x, lambda one: self._operand(one, g))
             return _product(operand, self._weights(1), self.lin_l.bias)
+        # Multiply first if that makes the rows narrower: less to gather and to send.
         elif self.in_channels > self.out_channels:
             near, *own = F.linear(x, self._weights(0)).split(self.out_channels, dim=1)
             return _plus(sum(own, self._neighbours(near, g)), self.lin_l.bias)
@@ -69,7 +69,7 @@ class SAGEConv(nn.Module):
         return self.lin_l(near) + self.lin_r(x) if self.root_weight else self.lin_l(near)
 
     def _weights(self, side: int) -> Tensor:
-        """W_l and W_r in one, so that one product does for both."""
+        """Return W_l and W_r concatenated, so that one product computes both."""
         return torch.cat([self.lin_l.weight, self.lin_r.weight], side) if self.root_weight else self.lin_l.weight
 
     def _operand(self, x: Tensor, g: PartedGraph) -> Tensor:
@@ -86,19 +86,20 @@ class SAGEConv(nn.Module):
 class GCNConv(nn.Module):
     """Kipf and Welling's layer: D^(−1/2) (A + I) D^(−1/2) X W + b, D the in-degrees with the added loops.
 
-    A vertex that has a loop of its own keeps that one, as in PyG.
+    A vertex that already has a loop gets no second one, as in PyG.
     """
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_channels = in_channels
+        self.out_channels = out_channels
         self.lin = nn.Linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
-        bound = math.sqrt(6.0 / (in_channels + out_channels))  # Glorot, as PyG has it
+        bound = math.sqrt(6.0 / (in_channels + out_channels))  # Glorot, as in PyG
         nn.init.uniform_(self.lin.weight, -bound, bound)
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
-        """[rows, in] → [rows, out]."""
+        """Compute the layer: (rows, in) → (rows, out)."""
         if g.keeps(x) or self.in_channels < self.out_channels:
             near = g.kept("gcn", x, lambda one: self._propagate(one, g))
             return _product(near, self.lin.weight, self.bias)
@@ -111,11 +112,11 @@ class GCNConv(nn.Module):
 
 
 class GINConv(nn.Module):
-    """Graph isomorphism layer: nn((1 + eps) · own + Σ over in-neighbours).
+    """The graph isomorphism layer: nn((1 + eps) · own + Σ over in-neighbours).
 
     Args:
-        nn: any module [rows, in] → [rows, out].
-        eps: its first value.
+        nn: any module (rows, in) → (rows, out).
+        eps: initial value.
         train_eps: whether it is trained.
     """
 
@@ -131,13 +132,13 @@ class GINConv(nn.Module):
             self.register_buffer("eps", first)
 
     def forward(self, x: Tensor, g: PartedGraph) -> Tensor:
-        """[rows, in] → [rows, out]."""
+        """Compute the layer: (rows, in) → (rows, out)."""
         near = g.kept("sum", x, g.sum).to(x.dtype)
         return self.nn(near + (1.0 + self.eps) * x)
 
 
 def _product(operand: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """operand · weightᵀ + bias, in the operand's dtype, which may be narrower than the weight's."""
+    """Compute operand · weightᵀ + bias in the operand's dtype; a constant may be kept in bfloat16."""
     if operand.dtype is weight.dtype:
         return F.linear(operand, weight, bias)
     return _plus(F.linear(operand, weight.to(operand.dtype)).to(weight.dtype), bias)

@@ -1,4 +1,4 @@
-"""Cut a graph by what each machine can do, and write it down."""
+"""Cut a graph by the machines' speeds, and write the parts to a folder."""
 
 from __future__ import annotations
 
@@ -36,30 +36,29 @@ def partition(
     seed: int = 0,
     tensors: Mapping[str, Tensor | NDArray[Any]] | None = None,
 ) -> GraphStore:
-    """Cut a graph into parts, one for each worker, and write it to a folder.
+    """Cut a graph into one part per worker, and write it to a folder.
 
-    Every edge is in one part; a vertex is wherever one of its edges is, and rooted in one of these. Both directions of
-    an edge between two vertices of a part are in it.
+    Every edge is in one part; a vertex is in all parts that have one of its edges, and rooted in one of them. Both
+    directions of an edge between two vertices of a part are in it.
 
     Args:
-        graph: ``edge_index``, or a graph of PyG, DGL, networkx, SciPy or OGB. Its tensors with a row for each vertex
-            are written, too.
-        num_nodes: vertices, those without edges included.
-        parts: how many; by default as many as ``shares``.
-        shares: what each worker's machine can do, in any unit; alike by default.
-        by: ``"speed"``, called by all workers of a run, measures what each can do, and rank 0 cuts; or a description of
-            a cluster, a TOML file or the name of one that comes with uneven: its cores and memory. Instead of shares.
-        layers: widths of the model that will be trained, (features, hidden, …, classes), whose features stay as they
-            are: what a vertex costs follows from them. By default (those of ``x``, 64, 16).
-        memory: bytes that each worker has for its part; it gets no more of the graph than fits.
+        graph: ``edge_index``, or a graph of PyG, DGL, networkx, SciPy or OGB. Its per-vertex tensors are written, too.
+        num_nodes: number of vertices, including those without edges.
+        parts: number of parts; by default that of ``shares``.
+        shares: speed of each worker's machine, in any unit; equal by default.
+        by: instead of shares: ``"speed"``, called by all workers of a run, measures each machine, and rank 0 cuts; or a
+            cluster description, a TOML file or the name of one shipped with uneven: its cores and memory.
+        layers: widths of the model, (features, hidden, …, classes), with constant features; they determine the cost of
+            a vertex. By default (those of ``x``, 64, 16).
+        memory: bytes available to each worker, which limit its part.
         method: ne, libra, hdrf, dbh, random, or metis with the extra ``graph``.
-        beta: what the layers of one vertex cost, in edges; by default what ``by="speed"`` has measured, else 10.
-        tensors: name → a row for each vertex, of torch or NumPy.
+        beta: cost of a vertex, in edges; by default as measured by ``by="speed"``, otherwise 10.
+        tensors: name → torch or NumPy array of shape (vertices, ...).
 
     Raises:
-        DataError: bad ids or shapes, weights or features of edges, several types of vertices.
-        ConfigError: no such method, one that is not installed, shares that do not fit, too little memory, or a tensor
-            that cannot be kept.
+        DataError: ids, shapes, edge weights or features are invalid, or there are several types of vertices.
+        ConfigError: the method is unknown or not installed, shares do not fit, memory is too small, or a tensor cannot
+            be stored.
     """
     if by is not None and (shares is not None or parts is not None):
         raise ConfigError("graph.partition: by= says what each worker can do, and so do shares= and parts=: give one")

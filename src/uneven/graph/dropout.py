@@ -1,4 +1,4 @@
-"""Dropout that depends on the vertex, not on who computes it."""
+"""Dropout that depends on the vertex, not on the worker that computes it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ _HALF = 0x7FFFFFFF
 
 
 def same_everywhere(x: Tensor, ids: Tensor, p: float, call: int) -> Tensor:
-    """``x`` with a share p of its entries 0, and the others scaled by 1 / (1 − p).
+    """Zero a share ``p`` of the entries of ``x`` (rows, d), and scale the others by 1 / (1 − p).
 
-    Args:
-        x: [rows, d].
-        ids: int64 [rows], each vertex's number in the whole graph.
-        call: another number gives another mask; one of the same vertex and column is the same everywhere.
+    ``ids`` (rows,) int64 are the vertices' numbers in the whole graph; each ``call`` has another mask.
     """
     salt = (call * 0x9E3779B1) & _HALF
     row = _mixed(ids.to(torch.int64) * 0x85EBCA6B + salt).to(torch.int32)
     column = _mixed(torch.arange(x.shape[1]) * 0xC2B2AE35 + salt + 1).to(torch.int32)
+    # Two 1-D hashes and a short mix of their xor: much cheaper than 64-bit hashing of every entry.
     mask = row[:, None] ^ column
     mask = (mask ^ (mask >> 15)) * _MIX
     mask = (mask ^ (mask >> 12)) * _MIX_2

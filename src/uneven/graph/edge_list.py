@@ -11,42 +11,37 @@ Wholes = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 
 MOST = 2**31 - 1
-"""Vertices of a graph, and edges of one part: both are counted in 32 bits, which halves what a kernel reads."""
+"""The maximum number of vertices, and of edges of one part: int32 halves the memory that kernels read."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeList:
-    """Directed edges of a graph; edge e leads from ``source[e]`` to ``target[e]``.
+    """The directed edges of a graph; edge e leads from ``source[e]`` to ``target[e]``."""
 
-    Attributes:
-        source, target: int32 [edges].
-        vertices: how many there are, those without edges included.
-    """
-
-    source: Ids
-    target: Ids
-    vertices: int
+    source: Ids  # int32 (edges,)
+    target: Ids  # int32 (edges,)
+    vertices: int  # including those without edges
 
     def __len__(self) -> int:
         return len(self.source)
 
     def ordered(self, order: Wholes | Ids) -> EdgeList:
-        """The edges of these numbers, in this order."""
+        """Return the edges of these numbers, in this order."""
         return EdgeList(self.source[order], self.target[order], self.vertices)
 
     def degree(self) -> Wholes:
-        """int64 [vertices]: edges at each, those that lead in and those that lead out."""
+        """Return in-degree plus out-degree, int64 (vertices,)."""
         return np.bincount(self.source, minlength=self.vertices) + np.bincount(self.target, minlength=self.vertices)
 
     def fingerprint(self) -> int:
-        """64 bits that another graph does not have; the order of the edges does not count."""
+        """Return a 64-bit hash of the graph that does not depend on the order of its edges."""
         key = self.source.astype(np.uint64) * np.uint64(self.vertices) + self.target.astype(np.uint64)
         return int(mixed(key).sum(dtype=np.uint64)) ^ self.vertices
 
 
 def mixed(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """64 bits that look random, the same for equal keys (splitmix64)."""
-    with np.errstate(over="ignore"):
+    """Return 64 pseudo-random bits per key, in the shape of ``key`` (splitmix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):  # wraps on purpose
         z = key + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -54,5 +49,5 @@ def mixed(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def chance(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) that look random, the same for equal keys."""
+    """Return pseudo-random numbers in [0, 1), in the shape of ``key``."""
     return (mixed(key) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,6 +1,6 @@
-"""What a graph is given as, read once: its edges, and its tensors with a row for each vertex.
+"""Read a graph in any supported format: its edges, and its per-vertex tensors.
 
-Layers here count each edge once. So a graph whose edges hold values other than 1 is refused, in each form.
+Layers count each edge once, so edges with values other than 1 raise an error in every format.
 """
 
 from __future__ import annotations
@@ -19,46 +19,34 @@ from uneven.errors import ConfigError, DataError
 from uneven.graph.edge_list import MOST, EdgeList
 
 _COUNTED = ("x", "pos", "feat", "node_feat", "y", "label", "train_mask")
-"""Tensors that have a row for each vertex, the last ones without edges included."""
+"""Tensors with a row for each vertex, so that they reveal trailing vertices without edges."""
 
 _OF_EDGES = re.compile(r"(?i)(^|_|hyper)edge|^(weights?|e_?(id|feat|attr)|adj)$")
 _BLOCKS = ("bsr", "dia", torch.sparse_bsr, torch.sparse_bsc)
-"""Formats that store zeros between the edges."""
+"""Block formats, which also store zeros."""
 
 
 class _Form(NamedTuple):
-    """A graph's pieces.
+    """The pieces of a graph."""
 
-    Attributes:
-        index: [2, edges].
-        vertices: how many there are at least.
-        exact: whether there are no more.
-        held: what may be of vertices, by name.
-        on_edges: what is of edges, by name.
-        leave, clear: how its owner leaves one of these out; first of ``held``, then of ``on_edges``.
-    """
-
-    index: Any
-    vertices: int = 0
-    exact: bool = False
-    held: Mapping[str, Any] = {}
-    on_edges: Mapping[str, Any] = {}
-    leave: str = "leave {0} out"
-    clear: str = ""
+    index: Any  # (2, edges)
+    vertices: int = 0  # lower bound of their number
+    exact: bool = False  # whether it is the number
+    held: Mapping[str, Any] = {}  # candidates for per-vertex tensors, by name
+    on_edges: Mapping[str, Any] = {}  # edge values, by name
+    leave: str = "leave {0} out"  # code with which a user drops an entry of ``held``, for messages
+    clear: str = ""  # the same for ``on_edges``
 
 
 def graph_of(graph: Any, num_nodes: int | None = None) -> tuple[EdgeList, dict[str, torch.Tensor]]:
-    """Edges and vertex tensors of a graph.
+    """Return the edges and the vertex tensors, (vertices, ...), of a graph in a format of :func:`partition`.
 
-    Args:
-        graph: ``edge_index``, shape [2, edges], row 0 the sources; what holds it, as PyG's ``Data`` and OGB's
-            dictionaries do; a graph of DGL or networkx; or a sparse matrix of SciPy, whose row is the source, or of
-            torch, which must be symmetric.
-        num_nodes: vertices; by default those that ``graph`` names or has rows for, else the greatest id and one.
+    A row of a SciPy matrix is a source; a torch matrix must be symmetric, because PyG reads it both ways. ``num_nodes``
+    defaults to that of ``graph`` or of its tensors, otherwise to the largest id + 1.
 
     Raises:
-        DataError: another form or shape, several types of vertices, values on edges other than 1, tensors without a row
-            for each vertex, ids that are not whole numbers or out of range, more than 2³¹ − 1 vertices or edges.
+        DataError: the format, a shape or an id is invalid, there are several types of vertices, edges have values other
+            than 1, a tensor lacks rows, or there are more than 2³¹ − 1 vertices or edges.
     """
     given = _given(graph)
     index = _index(given.index)
@@ -87,7 +75,7 @@ def graph_of(graph: Any, num_nodes: int | None = None) -> tuple[EdgeList, dict[s
 
 
 def edges_of(graph: Any, num_nodes: int | None = None) -> EdgeList:
-    """The edges of a graph; arguments and errors as in :func:`graph_of`."""
+    """Return the edges of a graph; see :func:`graph_of`."""
     return graph_of(graph, num_nodes)[0]
 
 
@@ -103,7 +91,7 @@ def _given(graph: Any) -> _Form:
                 "a DGL graph with types of vertices or edges, or a block: layers here have none; give "
                 "dgl.to_homogeneous(graph, store_type=False)"
             )
-        on_edges = {name: one for name, one in graph.edata.items() if name != "_ID"}  # DGL's own numbers
+        on_edges = {name: one for name, one in graph.edata.items() if name != "_ID"}  # DGL's internal numbers
         ways = ("graph.ndata.pop({0!r})", "graph.edata.pop({0!r})")
         return _Form(graph.edges(), graph.num_nodes(), True, dict(graph.ndata), on_edges, *ways)
     if hasattr(graph, "is_multigraph"):
@@ -117,7 +105,6 @@ def _given(graph: Any) -> _Form:
 
 
 def _held(graph: Any) -> _Form:
-    """What holds ``edge_index``, or PyG's ``adj_t``, by name."""
     named = isinstance(graph, Mapping)
     items = graph if named else getattr(graph, "__dict__", {})
     if hasattr(graph, "to_dict") and not hasattr(graph, "columns"):  # PyG's Data, and not a frame
@@ -148,7 +135,7 @@ def _is_matrix(given: Any) -> bool:
 
 
 def _matrix(given: Any, into: bool | None = None) -> _Form:
-    """A sparse matrix; ``into`` if a row is a target."""
+    """Read a sparse matrix; ``into`` means that a row is a target."""
     shape = tuple(given.sparse_sizes() if hasattr(given, "sparse_sizes") else given.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
         raise DataError(f"a matrix of shape {shape}: an adjacency has as many rows as columns, one a vertex")
@@ -176,7 +163,7 @@ def _matrix(given: Any, into: bool | None = None) -> _Form:
 
 
 def _networkx(graph: Any) -> _Form:
-    """A graph of networkx; one that is undirected has each edge in both directions."""
+    """Read a networkx graph; an undirected one has each edge in both directions."""
     names = list(graph.nodes)
     if all(isinstance(one, Integral) for one in names) and names != sorted(names):
         raise DataError(
@@ -193,14 +180,13 @@ def _networkx(graph: Any) -> _Form:
     }
     held: dict[str, Any] = {}
     for key in dict.fromkeys(key for _, found in graph.nodes(data=True) for key in found):
-        with suppress(KeyError):  # not at all vertices
+        with suppress(KeyError):  # an attribute of some vertices only
             held[str(key)] = [found[key] for _, found in graph.nodes(data=True)]
     clear = "for *_, found in graph.edges(data=True): found.clear()"
     return _Form(np.array(pairs, np.int64).reshape(-1, 2).T, len(names), True, held, on_edges, clear=clear)
 
 
 def _index(given: Any) -> npt.NDArray[Any]:
-    """[2, edges] of whole numbers."""
     nested = isinstance(given, list | tuple)
     if nested:
         try:
@@ -231,7 +217,6 @@ def _index(given: Any) -> npt.NDArray[Any]:
 
 
 def _whole(count: Any) -> int | None:
-    """``num_nodes`` of a number, or of an array with one."""
     if count is None:
         return None
     found = np.asarray(count)
@@ -241,7 +226,6 @@ def _whole(count: Any) -> int | None:
 
 
 def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]:
-    """The tensors with a row for each vertex, by name (x, y, train_mask, …)."""
     found = {}
     on_edges = [(str(name), one, given.clear) for name, one in given.on_edges.items()]
     for name, one, way in [*((name, one, given.leave) for name, one in given.held.items()), *on_edges]:
@@ -276,7 +260,7 @@ def _tensors(given: _Form, vertices: int, edges: int) -> dict[str, torch.Tensor]
 
 
 def _rows(given: Any, vertices: int) -> Any:
-    """A list with a number, or as many, for each vertex as a tensor; others as they are."""
+    """Convert a list with one number or row per vertex to a tensor; return other values as they are."""
     if isinstance(given, np.ndarray) and given.dtype == object:
         given = list(given)
     if not isinstance(given, list) or len(given) != vertices:
@@ -289,11 +273,7 @@ def _rows(given: Any, vertices: int) -> Any:
 
 
 def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[Any]]:
-    """What is kept beside a cut graph, as files have it: each name becomes a file's, each array has a row a vertex.
-
-    Raises:
-        ConfigError: a name that is not a file's, or is an edge's; another number of rows; an unknown type of number.
-    """
+    """Return the tensors to store with a cut graph as arrays (vertices, ...); raise ConfigError for others."""
     found = {}
     for name, given in tensors.items():
         if not name or name.startswith(".") or "/" in name or "\0" in name:
@@ -305,7 +285,7 @@ def rows_of(tensors: Mapping[str, Any], vertices: int) -> dict[str, npt.NDArray[
         if isinstance(given, torch.Tensor):
             try:
                 given = given.detach().cpu().numpy()
-            except TypeError as error:  # sparse, or of a kind that NumPy has not
+            except TypeError as error:  # sparse, or a dtype that NumPy lacks
                 raise ConfigError(
                     f"tensor {name!r} is {given.dtype}, {given.layout}, which files of NumPy do not hold: give it "
                     f"dense, and float32 for bfloat16; g.constant(x, torch.bfloat16) halves it again where it is used"

@@ -1,8 +1,7 @@
-"""A graph whose workers may leave and join: the parts are dealt out anew, and a step in which one is lost is left out.
+"""A graph with elastic membership: parts are reassigned, and a step in which a worker is lost is skipped.
 
-What an exchange brought is the same on all members, and so is who took part in it (see ``Handle.wait``). So all know
-from the same exchange on that somebody is missing; from there to the end of the step nothing more is exchanged, and
-before the optimizer all ask each other once whether anybody has heard of a change. If so, nobody's weights change.
+All members learn from the same exchange that a worker is missing (see ``Handle.wait``), and exchange nothing more in
+that step. Before the optimizer step all ask each other whether any of them knows of a change. If so, all skip the step.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from uneven.run.part import Run, Step
 
 
 class ElasticGraph(PartedGraph):
-    """See the module. Call :meth:`rebalance` before every step."""
+    """A graph with elastic membership. Call :meth:`rebalance` before every step."""
 
     def attach(self, run: Run) -> None:
-        """Open the line; parts are dealt out with the first :meth:`rebalance`.
-
-        Raises:
-            ConfigError: an exchange from worker to worker, which cannot be made again among others.
-        """
+        """Open the line; raise :class:`ConfigError` for exchanges whose messages cannot be repeated with other
+        workers."""
         if not self.how.exact:
             raise ConfigError(
                 f"exchange={self.how.name!r} in an elastic run: its messages pass between two workers, and cannot be "
@@ -31,36 +27,29 @@ class ElasticGraph(PartedGraph):
             )
         self._line = run.lines.open("graph")
         self._begin(run)
-        self._changed, self._asked = True, False
+        self._changed = True
+        self._asked = False
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Their parts are dealt out before the next step."""
+        """Make the next :meth:`rebalance` reassign the parts."""
         self._changed = True
 
     def rebalance(self, least: float = 0.05) -> bool:
-        """Deal out the parts among those that are there, where these have changed; else as without ``--elastic``.
-
-        Raises:
-            ConfigError: more workers than parts.
-        """
+        """Reassign the parts if the membership has changed; raise :class:`ConfigError` if there are too few parts."""
         if self._run is None or self._line is None:
             return False
         self._asked, moved = True, False
-        while self._heard():
+        while self._heard():  # the membership may change during the reassignment
             self._changed, moved = False, True
             members = self._line.members
             self.rank, self.size = members.index(self._run.rank), len(members)
-            self.source = GraphSource(self.source.store)  # of the others' speeds nothing is known
+            self.source = GraphSource(self.source.store)  # forgets step times: newcomers' are unknown
             self._renew()
             self._compare()
         return moved or super().rebalance(least)
 
     def before_step(self, step: Step) -> None:
-        """See that the parts are those of this step's workers.
-
-        Raises:
-            TrainingError: :meth:`rebalance` was not called, or other samples were given than the graph's.
-        """
+        """Check that parts belong to this step's workers; raise :class:`TrainingError` without :meth:`rebalance`."""
         if not self._asked:
             raise TrainingError(
                 "workers may leave and join, and g.rebalance() was not called before this step: write `if "
@@ -68,12 +57,12 @@ class ElasticGraph(PartedGraph):
             )
         self._asked = False
         assert self._run is not None
-        self._before = [(one, one.clone()) for one in self._run.model.buffers()]
+        self._before = [(one, one.clone()) for one in self._run.model.buffers()]  # in case the step is skipped
         if step.members == self.exchange.carrier.ranks:
             super().before_step(step)
 
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
-        """Leave the step out where a worker was lost in it: an optimizer skips what has no gradient."""
+        """Skip the step if a worker was lost in it: an optimizer ignores parameters without gradient."""
         assert self._run is not None
         self._changed |= not self.exchange.carrier.whole
         if self._heard():
@@ -81,10 +70,10 @@ class ElasticGraph(PartedGraph):
             for one in self._run.model.parameters():
                 one.grad = None
             for buffer, was in self._before:
-                buffer.copy_(was)
+                buffer.copy_(was)  # batch norm has already counted the skipped step
 
     def _heard(self) -> bool:
-        """Whether anybody knows of other members than those that have the parts; the same on all."""
+        """Return whether any worker knows of a changed membership; the same on all."""
         assert self._line is not None
         told = torch.tensor([float(self._changed)], dtype=torch.float64)
         there = self._line.sum(told).wait()

@@ -1,8 +1,4 @@
-"""A worker's graph in a script: what layers call, the loss counted once a vertex, what all workers make together.
-
-``g`` is a part of a session: it opens its line when the session has a model, so it is given to ``Session(parts=[g])``.
-Without a session it is the whole graph, in one process.
-"""
+"""A worker's part of a graph in a script: aggregation for layers, the loss over the whole graph, and global values."""
 
 from __future__ import annotations
 
@@ -32,36 +28,37 @@ from uneven.run.part import Part, Run, Step
 
 
 class PartedGraph(Part):
-    """This worker's part of a graph, with what its layers need.
+    """This worker's part of a graph, with the operations of its layers.
 
-    Rows of all tensors are this worker's: the vertices that it roots, in the order of the cut.
+    Rows of all tensors are the vertices that this worker roots, in the order of the cut.
 
     Args:
-        source: where the part comes from.
-        rank, size: this worker and how many there are.
+        source: provides the part.
+        rank, size: this worker's rank, and the number of workers.
         how: the exchange.
-        seed: of dropout, the same on all workers.
+        seed: for dropout, the same on all workers.
 
     Attributes:
         part: rows, edges and routes.
-        degree: float32 [rows]: in-edges of each vertex in the whole graph.
-        inverse_degree: float64 [rows]: 1 / degree, 1 where that is 0.
-        loops: float32 [rows]: edges from each vertex to itself.
-        samples: what to give to ``session.step(samples=…)``; it stays where parts are handed over.
+        degree: float32 (rows,): in-degree of each vertex in the whole graph.
+        inverse_degree: float64 (rows,): 1 / degree, or 1 if that is 0.
+        loops: float32 (rows,): edges from each vertex to itself.
+        samples: for ``session.step(samples=…)``; it stays the same when parts move.
     """
 
     def __init__(self, source: GraphSource, rank: int, size: int, *, how: ExchangeChoice, seed: int = 0) -> None:
         self.source = source
         self.how = how
         self.seed = seed
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
         self._weight = 1.0
         self._line: Line | None = None
         self._run: Run | None = None
         self._layers: list[torch.nn.Module] = []
         self._calls = 0
         self.constants = Constants()
-        self._masks = WeakTensorKeyDictionary()  # → version, and how many vertices of all workers are in it
+        self._masks = WeakTensorKeyDictionary()  # → (version, number of vertices on all workers)
         self._take(source.part(rank, size))
         self.samples = max(1, self.edges)
 
@@ -84,15 +81,10 @@ class PartedGraph(Part):
         self.rooted = torch.arange(self.rows) < part.roots
         self.copies = torch.from_numpy(part.copies[: self.rows]).float()
 
-    # ── as a part of a session ──────────────────────────────────────────────────────────────────────────────────────
+    # ── the part of a session ───────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, run: Run) -> None:
-        """Open the line, and compare what the workers have loaded.
-
-        Raises:
-            ConfigError: the part was loaded for another number of workers.
-            ConflictError: workers have loaded different graphs.
-        """
+        """Open the line, and compare the workers' graphs; raise ConfigError or ConflictError if they do not match."""
         if (self.rank, self.size) != (run.rank, len(run.members)):
             raise ConfigError(
                 f"graph.load took worker {self.rank} of {self.size} for this one, and the session has rank {run.rank} "
@@ -109,19 +101,18 @@ class PartedGraph(Part):
         self._layers = carry_layers(run.model, self, alone=self._line is None)
 
     def close(self) -> None:
-        """Give the model its own layers back."""
         for one in self._layers:
             vars(one).pop("forward", None)
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Raise ConfigError: a part of the graph would be missing, or be there twice."""
+        """Raise :class:`ConfigError`: a part of the graph would be missing, or exist twice."""
         raise ConfigError(
             f"{self.name}: workers have left or joined, and each holds a part of the graph; leave --elastic out: fewer "
             f"workers can load the same folder, and go on from a checkpoint"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The calls of dropout, so that a resumed run draws the masks of one that had not stopped."""
+        """Return the number of dropout calls, so that a resumed run draws the same masks."""
         return {"dropout calls": self._calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,7 +131,7 @@ class PartedGraph(Part):
                 )
 
     def _gathered(self, mine: Tensor) -> dict[int, Tensor]:
-        """Rank → what it says; those that are lost say nothing."""
+        """Return rank → its tensor, of the shape of ``mine``, except for lost workers."""
         if self._line is None:
             return {self.rank: mine}
         members = self._line.members
@@ -156,17 +147,16 @@ class PartedGraph(Part):
         self._take(self.source.part(self.rank, self.size))
 
     def rebalance(self, least: float = 0.05) -> bool:
-        """Hand whole parts over where that makes steps shorter, by what each worker has needed for its own; with a
-        folder that was cut into more parts than there are workers, several times as many.
+        """Move whole parts between workers if that shortens steps, given each worker's own time per step.
 
-        Between two steps; every worker calls it. Where it says True, rows of all tensors are others: ask for them
-        again. Gradients are those of one process, before as after.
+        It needs a folder with several times as many parts as workers. Every worker calls it between two steps. If it
+        returns True, the rows of all tensors have changed: get them again. Gradients do not depend on it.
 
         Args:
-            least: the share of a step that must be saved.
+            least: minimum share of a step that must be saved.
 
         Returns:
-            Whether parts were handed over, the same on all workers. False until the time of steps is known.
+            Whether parts moved, the same on all workers. False until step times are known.
         """
         if self._run is None or self._line is None:
             return False
@@ -175,16 +165,16 @@ class PartedGraph(Part):
         known = len(taken_s) == self.size and all(0.0 < one < math.inf for one in taken_s)
         if not known or not self.source.faster(self.size, taken_s, least):
             return False
-        self.finish()
+        self.finish()  # late messages are for the old rows
         self._renew()
         return True
 
     def before_step(self, step: Step) -> None:
-        """See that gradients are weighted as losses are scaled.
+        """Check that gradients are averaged, with the weights by which losses are scaled.
 
         Raises:
-            TrainingError: other samples than the graph's.
-            ConfigError: rows would be exchanged between models that differ.
+            TrainingError: ``samples`` is not that of the graph.
+            ConfigError: the policy would exchange rows between different models.
         """
         if self.how.name != "0c" and not step.averaged:
             raise ConfigError(
@@ -199,84 +189,85 @@ class PartedGraph(Part):
                 f"session.step(samples=g.samples), which is {self.samples} here"
             )
 
-    # ── what lies here ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── this worker's rows ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def rows(self) -> int:
-        """How many rows all tensors here have."""
+        """The number of rows of all tensors here."""
         return self.exchange.rows
 
     @property
     def edges(self) -> int:
-        """How many edges this worker's part has."""
+        """The number of edges of this worker's part."""
         return len(self.part.adjacency.into.columns)
 
     def tensor(self, name: str) -> Tensor:
-        """This worker's rows of a tensor that was given to ``partition``."""
+        """Return this worker's rows, (rows, ...), of a tensor passed to ``partition``."""
         return self.source.store.rows(name, self.part.ids[: self.rows])
 
     @property
     def x(self) -> Tensor:
-        """Features, a constant: sums over them are made once."""
+        """The features (rows, d), as a constant: sums over them are cached."""
         return self.constant(self.tensor("x"))
 
     @property
     def y(self) -> Tensor:
-        """Labels."""
+        """The labels, (rows, ...)."""
         return self.tensor("y")
 
     def constant(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Say that ``x`` stays as it is: what the first layer makes of it without weights is made once, and kept.
+        """Declare that ``x`` (rows, d) never changes, so that the first layer's sums over it are computed once.
 
         Args:
-            dtype: of what is kept, as the operand of the first layer's product; bfloat16 where the processor has it.
+            dtype: of the cached operand of the first layer's product; bfloat16 if the processor supports it.
 
         Raises:
-            ConfigError: ``x`` is trained, or has other rows than this part.
+            ConfigError: ``x`` requires a gradient, or has another number of rows.
         """
         if x.shape[0] != self.rows:
             raise ConfigError(f"features of shape {tuple(x.shape)}: this part has {self.rows} rows")
         return self.constants.add(x, dtype)
 
-    # ── what layers call ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── for layers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over all in-neighbours; [rows, d] → [rows, d]. Every worker calls it at the same place."""
+        """Return the sum over all in-neighbours, (rows, d) → (rows, d). All workers call it in the same order."""
         return self.scaled_sum(x, None)
 
     def sum_and_degree(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum, and how many in-edges are in it; fewer than there are where an exchange is late or left out."""
+        """Return the sum (rows, d) and its number of in-edges (rows,), which is lower with a late or no exchange."""
         self._check(x)
         found, degree = self.exchange.sum(x)
         return found, self.degree.to(x.dtype) if degree is None else degree
 
     def scaled_sum(self, x: Tensor, scale: Tensor | None, weight: Tensor | None = None) -> Tensor:
-        """scale · Σ of weight · x over all in-neighbours; both [rows], of ``x``'s dtype, or None for 1."""
+        """Return scale · Σ of weight · x over in-neighbours, (rows, d); factors are (rows,), of ``x``'s dtype, or
+        None."""
         self._check(x)
         return self.exchange.sum(x, scale, weight)[0]
 
     def mean(self, x: Tensor) -> Tensor:
-        """Mean over all in-neighbours, 0 where there are none."""
+        """Return the mean over all in-neighbours, (rows, d) → (rows, d); 0 without any."""
         if self.how.exact:
             return self.scaled_sum(x, self.inverse_degree.to(x.dtype))
         found, degree = self.sum_and_degree(x)
         return found / degree.clamp(min=1.0)[:, None]
 
     def max(self, x: Tensor) -> Tensor:
-        """Greatest value over all in-neighbours, column by column; 0 where there are none."""
+        """Return the maximum over all in-neighbours per column, (rows, d) → (rows, d); 0 without any."""
         self._check(x)
         return self.exchange.max(x).masked_fill(self.degree[:, None] == 0.0, 0.0)
 
     def min(self, x: Tensor) -> Tensor:
-        """Least value, likewise."""
+        """Return the minimum over all in-neighbours per column, (rows, d) → (rows, d); 0 without any."""
         return -self.max(-x)
 
     def keeps(self, x: Tensor) -> bool:
-        """Whether ``x`` is a constant, of which something is made once."""
+        """Return whether ``x``, of any shape, is a constant with cached results."""
         return self.how.exact and x in self.constants
 
     def kept(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """``make(x)``, made once where ``x`` is a constant."""
+        """Return ``make(x)``, cached if ``x``, of any shape, is a constant."""
         return self.constants.made(what, x, make) if self.how.exact else make(x)
 
     def _check(self, x: Tensor) -> None:
@@ -289,9 +280,10 @@ class PartedGraph(Part):
             raise ConfigError(f"a layer was given {x.dtype}: give floating-point features, x.float()")
 
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-        """Dropout whose mask depends on the vertex and not on who has it: the same on any number of workers.
+        """Drop entries of ``x`` (rows, d) by a mask that depends on the vertex, so it is the same for any number of
+        workers.
 
-        Every worker calls it at the same place. Layers of ``nn.Dropout`` call it if a session has the model.
+        All workers call it in the same order. In a session, ``nn.Dropout`` layers of the model use it.
         """
         if not training or p == 0.0:
             return x
@@ -299,21 +291,23 @@ class PartedGraph(Part):
         self._calls += 1
         return same_everywhere(x, self.ids, p, self.seed * 1_000_003 + self._calls)
 
-    # ── what all make together ──────────────────────────────────────────────────────────────────────────────────────
+    # ── global values ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def loss(self, criterion: Criterion, output: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The criterion over the vertices of ``mask`` in the whole graph, each counted once, as this worker's share.
+        """Return this worker's share of the criterion over the vertices of ``mask`` in the whole graph, each counted
+        once.
 
-        Its backward pass gives the gradient of what one process computes. The value is so scaled that the mean over
-        workers by their samples, which is what ``session.log`` draws, is that of one process.
+        Gradients equal those of one process. The value is scaled such that its mean over workers weighted by samples,
+        which ``session.log`` draws, is that of one process.
 
         Args:
-            criterion: a function of ``torch.nn.functional``, with other arguments by ``functools.partial``, or a module
-                of ``torch.nn``; or one of your own that takes ``reduction="sum"``, too.
-            mask: bool [rows] or [rows, 1]; all vertices if None.
+            criterion: a function of ``torch.nn.functional``, optionally in ``functools.partial``, a module of
+                ``torch.nn``, or your own function that also accepts ``reduction="sum"``.
+            output, y: (rows, ...).
+            mask: bool (rows,) or (rows, 1); None for all vertices.
 
         Raises:
-            DataError: nothing is in the mask of any worker, or shapes do not fit.
+            DataError: the mask is empty on all workers, or shapes do not fit.
             ConfigError: the criterion is not a mean or a sum over vertices.
         """
         split = SplitLoss(criterion)
@@ -325,9 +319,9 @@ class PartedGraph(Part):
         split.check(output[mine], y[mine])
         everywhere = 1.0 if split.summed else self.total(split.divisor(output[mine], y[mine])).item()
         if not self.exchange.carrier.whole:
-            everywhere = 1.0  # of a step that is left out
-        found = output[:0].sum()
-        # no gradient reaches copies if the backward pass is the identity; a vertex counts once in all
+            everywhere = 1.0  # the step will be skipped
+        found = output[:0].sum()  # keeps the autograd graph if this worker has no vertices in the mask
+        # With the identity backward pass, no gradient reaches other copies: each copy takes 1 / copies of the loss.
         for copies in self.copies.unique().tolist() if self.how.backward == "identity" else (1.0,):
             rows = mask & (self.copies == copies) if self.how.backward == "identity" else mine
             if rows.any():
@@ -340,25 +334,26 @@ class PartedGraph(Part):
             return found
         found = int(self.total((mask & self.rooted).sum().double()))
         if not self.exchange.carrier.whole:
-            return 1  # of a step that is left out
+            return 1  # the step will be skipped
         if not found:
             raise DataError("the mask is empty on all workers: there is no mean over no vertices")
         self._masks[mask] = (mask._version, found)
         return found
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over all workers of a tensor of one shape; every worker calls it."""
+        """Return the sum over all workers of a tensor of one shape; a collective."""
         return self.exchange.carrier.total(value.detach())
 
     def accuracy(self, output: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
-        """The share of right answers over the vertices of ``mask`` in the whole graph; every worker calls it.
+        """Return the share of correct predictions over the vertices of ``mask`` in the whole graph; every worker calls
+        it.
 
         Args:
-            output: [rows, classes], two classes or more; the greatest is the answer.
-            y: the class, [rows] or [rows, 1].
+            output: (rows, classes), at least 2 classes; the maximum is the prediction.
+            y: classes, (rows,) or (rows, 1).
 
         Raises:
-            DataError: nothing is in the mask of any worker, or shapes do not fit.
+            DataError: the mask is empty on all workers, or shapes do not fit.
         """
         mask = mask_of(self.rows, self._everyone if mask is None else mask, output, y)
         if output.dim() != 2 or output.shape[1] < 2 or y.shape[1:] not in ((), (1,)):
@@ -370,7 +365,8 @@ class PartedGraph(Part):
         return self.total(right.sum().double()).item() / self._count(mask)
 
     def gather(self, output: Tensor) -> Tensor | None:
-        """Rows of all vertices in the graph's own order, on rank 0; None elsewhere. Every worker calls it."""
+        """Return the rows (vertices, ...) of all vertices in the original order on rank 0, otherwise None; a
+        collective."""
         output, ids = output.detach()[self.rooted].contiguous(), self.ids[self.rooted]
         counts = [int(one) for one in self._gathered(torch.tensor([len(ids)])).values()]
         if self.rank and self._line is not None:
@@ -380,7 +376,7 @@ class PartedGraph(Part):
         found = output.new_empty(sum(counts), *output.shape[1:])
         found[ids] = output
         for other, count in enumerate(counts[1:], start=1):
-            assert self._line is not None  # who else would have said how many
+            assert self._line is not None  # several counts come from several workers
             theirs, rows = ids.new_empty(count), output.new_empty(count, *output.shape[1:])
             for one in (theirs, rows):
                 self._line.receive(one, other).wait()
@@ -388,12 +384,12 @@ class PartedGraph(Part):
         return found
 
     def finish(self) -> None:
-        """After the last step: wait for late messages. Every worker calls it."""
+        """Wait for late messages after the last step. Every worker calls it."""
         self.exchange.finish()
 
     @property
     def sent_bytes(self) -> int:
-        """By this worker on the graph's line so far."""
+        """The bytes that this worker has sent on the graph's line."""
         return 0 if self._line is None else self._line.traffic.sent_bytes
 
 
@@ -409,21 +405,21 @@ def load(
     size: int | None = None,
     seed: int = 0,
 ) -> PartedGraph:
-    """A worker's part of a cut graph, or a whole graph.
+    """Load a worker's part of a cut graph, or a whole graph.
 
     Args:
-        where: the folder that :func:`partition` wrote, or a graph as that takes it.
+        where: a folder of :func:`partition`, or a graph in one of its formats.
         exchange: exact, or DistGNN's: cd-0, cd-r:r=5, 0c.
-        backward: exact or identity; by default exact for exact, else identity, as DistGNN has released it.
-        delays: under cd-r, (rank, rank) → the r of these two, where it is another: 1 waits for each other.
-        faithful: under cd-r, deal copies into bins as the released code does, each worker its own.
-        speeds: what each worker does, in any unit, where a folder has more parts than there are workers; alike if None.
-        rank, size: this worker and how many there are; by default those of the launcher.
-        seed: of dropout, the same on all workers.
+        backward: exact or identity; by default exact for exact, otherwise identity, as DistGNN was released.
+        delays: for cd-r: (rank, rank) → another r for this pair; 1 is without delay.
+        faithful: for cd-r: deal copies into bins per worker, as the released code does.
+        speeds: of each worker, in any unit, if a folder has more parts than workers; None for equal.
+        rank, size: this worker's rank, and the number of workers; by default the launcher's.
+        seed: for dropout, the same on all workers.
 
     Raises:
-        DataError: there is no cut graph; or a graph is given whole, and there are several workers.
-        ConfigError: more workers than parts, or another number of speeds than workers.
+        DataError: there is no cut graph, or a whole graph was given to several workers.
+        ConfigError: there are more workers than parts, or the number of speeds is wrong.
     """
     from uneven.graph.elastic import ElasticGraph
     from uneven.graph.store import GraphStore, WholeGraph
@@ -435,7 +431,7 @@ def load(
         world = discover()
         rank, size = world.rank, world.size
         if world.elastic is not None:
-            kind, rank = ElasticGraph, min(rank, size - 1)  # a newcomer's own part is known once it is let in
+            kind, rank = ElasticGraph, min(rank, size - 1)  # a newcomer gets its part once it is admitted
     if isinstance(where, str | Path):
         return kind(GraphSource(GraphStore(where), speeds), rank, size, how=how, seed=seed)
     if size > 1:

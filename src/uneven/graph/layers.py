@@ -1,7 +1,7 @@
-"""Layers of torch between the graph's: batch norm and dropout over the vertices of all parts.
+"""The torch layers between graph layers: batch norm and dropout over the vertices of all parts.
 
-Their ``forward`` is replaced while a session has the model. Every other layer is tried once on two rows: one that mixes
-rows (graph norm, attention over vertices) is refused, because each worker has its own vertices only.
+A session replaces their ``forward``. Each other layer is tried once: a layer that mixes rows (graph norm, attention
+over vertices) raises an error, because each worker has only its own vertices.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class OverVertices:
-    """A layer's forward pass here. Copies of the model, and files of it, have the layer's own."""
+    """A replaced ``forward``. Copies and pickles of the model get the layer's original one."""
 
     def __init__(self, layer: nn.Module, call: Callable[..., Any]) -> None:
-        self._layer, self._call = layer, call
+        self._layer = layer
+        self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self._layer, *args, **kwargs)
@@ -35,12 +36,12 @@ class OverVertices:
 
 
 def carry_layers(model: nn.Module, g: PartedGraph, alone: bool) -> list[nn.Module]:
-    """Replace ``forward`` of the model's layers; returns those that have another one now."""
+    """Replace ``forward`` of the model's layers; return those layers."""
     found = []
     for name, layer in model.named_modules():
         if type(layer) is nn.Dropout:
             call: Callable[..., Any] = partial(_dropped, g)
-        elif alone or g.how.name == "0c":  # each part by itself
+        elif alone or g.how.name == "0c":  # one part, or no exchange
             continue
         elif isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
             call = partial(_normalized, g)
@@ -60,7 +61,7 @@ def _dropped(g: PartedGraph, layer: nn.Dropout, x: Tensor) -> Tensor:
 
 
 def _normalized(g: PartedGraph, layer: _BatchNorm, x: Tensor) -> Tensor:
-    """Batch norm by the moments of all vertices: one sum over workers forward, and one backward."""
+    """Apply batch norm with the moments of all vertices: one sum over workers forward, and one backward."""
     if not layer.training and layer.running_mean is not None:
         return _BatchNorm.forward(layer, x)
     layer._check_input_dim(x)
@@ -71,7 +72,7 @@ def _normalized(g: PartedGraph, layer: _BatchNorm, x: Tensor) -> Tensor:
     axes, count = [0, *range(2, x.dim())], own.numel() // max(1, own.shape[1])
     own = own.to(torch.promote_types(own.dtype, torch.float32))
     var, mean = torch.var_mean(own, axes, correction=0) if count else (own.sum(axes), own.sum(axes))
-    var, mean = var.double(), mean.double()  # not to lose a variance below a large mean
+    var, mean = var.double(), mean.double()  # float32 would lose a small variance next to a large mean
     moments = torch.cat([mean, var + mean.square(), mean.new_ones(1)]) * count
     total = RowMove.apply(moments, carrier.total, lambda one: carrier.total(one * carrier.weight) / carrier.weight)
     vertices = total[-1].detach().clamp(min=1.0)
@@ -91,7 +92,7 @@ def _normalized(g: PartedGraph, layer: _BatchNorm, x: Tensor) -> Tensor:
 
 
 def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call the layer, and see that the rows of two vertices are the same without the others."""
+    """Call the layer; raise :class:`ConfigError` if two rows alone give other results than among all rows."""
     given, sent, call = (*args, *kwargs.values()), g.sent_bytes, type(layer).forward
     few, more = [_two(g, one) for one in args], {key: _two(g, one) for key, one in kwargs.items()}
     found = call(layer, *args, **kwargs)
@@ -99,7 +100,7 @@ def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: An
         return found  # it exchanges rows itself
     wanted = _two(g, _first(found))
     if g.rows < 3 or wanted is _first(found) or not given or given[0] is (*few, *more.values())[0]:
-        return found  # not of vertices
+        return found  # its input or output is not per vertex
     kept = [(vars(one), dict(vars(one))) for one in layer.modules()]
     buffers = [one.clone() for one in layer.buffers()]
     try:
@@ -108,7 +109,7 @@ def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: An
             two = _first(call(layer, *few, **more)).detach()
             random = not torch.equal(state, torch.get_rng_state())
     except (ConfigError, RuntimeError, IndexError, ValueError):
-        return found  # it holds the graph, or something for each of its rows
+        return found  # it needs the whole graph, or a value for each row
     finally:
         for now, before in kept:
             now.update(before)

@@ -1,7 +1,7 @@
-"""A criterion as a sum over rows and what torch's mean divides it by. Both add up over workers.
+"""Split a criterion into a sum over rows and the divisor of torch's mean. Both add up over workers.
 
-The criterion itself is asked: the divisor is its sum over its mean, at outputs of which no loss is 0. So class weights,
-ignored labels, several numbers a vertex and ``batchmean`` need no list.
+The divisor is the criterion's sum over its mean, at outputs where no loss is 0. So class weights, ignored labels,
+several numbers per vertex and ``batchmean`` need no special cases.
 """
 
 from __future__ import annotations
@@ -20,15 +20,11 @@ from uneven.errors import ConfigError, DataError
 Criterion = Callable[..., Tensor]
 
 _BY_CLASS = ("cross_entropy", "nll_loss", "multi_margin_loss", "CrossEntropyLoss", "NLLLoss", "MultiMarginLoss")
-_OUTPUT = 0.37  # in the domain of all of torch's: a logit, a probability, a number
+_OUTPUT = 0.37  # in the domain of all torch criteria: valid as logit, probability and number
 
 
 def mask_of(rows: int, mask: Tensor, output: Tensor, y: Tensor) -> Tensor:
-    """The mask as bool [rows].
-
-    Raises:
-        DataError: it is none, or outputs and labels have other rows.
-    """
+    """Return the mask as bool (rows,); raise :class:`DataError` if outputs (rows, ...) or labels do not match."""
     mask = torch.as_tensor(mask)
     if mask.dtype is not torch.bool or mask.shape not in ((rows,), (rows, 1)):
         way = "mask.bool(), or mask[:, 0] of several columns"
@@ -42,11 +38,7 @@ def mask_of(rows: int, mask: Tensor, output: Tensor, y: Tensor) -> Tensor:
 
 
 class SplitLoss:
-    """Splits a function or a module, torch's or the user's, also in ``functools.partial``.
-
-    Raises:
-        ConfigError: it has ``reduction="none"``, or torch's old names of a reduction.
-    """
+    """A criterion split into sum and divisor; raises :class:`ConfigError` for unsupported reductions."""
 
     def __init__(self, criterion: Criterion) -> None:
         inner: Any = criterion
@@ -61,20 +53,17 @@ class SplitLoss:
             options = {name: one.default for name, one in inspect.signature(criterion).parameters.items()}
         self._reduction = options.get("reduction")
         if self._reduction is inspect.Parameter.empty:
-            criterion, self._reduction = partial(criterion, reduction="mean"), "mean"
-        self._criterion, self.summed = criterion, self._reduction == "sum"
+            criterion = partial(criterion, reduction="mean")
+            self._reduction = "mean"
+        self._criterion = criterion
+        self.summed = self._reduction == "sum"
         if self._reduction == "none" or (options.get("size_average"), options.get("reduce")) != (None, None):
             raise ConfigError(f"g.loss: {self._name} with reduction='none', size_average= or reduce=: leave them out")
 
     def whole(self, output: Tensor, y: Tensor) -> Tensor:
-        """The criterion's own value.
-
-        Raises:
-            ConfigError: it is not one number.
-            DataError: torch would compare each row with each other row.
-        """
+        """Return the criterion's value, a scalar, for outputs and labels (n, ...); raise an error for other shapes."""
         dims = output.dim() - (self._name in _BY_CLASS and not y.is_floating_point())
-        if self._torch and y.dim() != dims:
+        if self._torch and y.dim() != dims:  # torch would broadcast, and compare each row with all others
             way = "None" if y.dim() < dims else "0"
             way = f"give labels of {dims} dimensions, such as y[:, {way}]; classes are whole numbers, y.long()"
             raise DataError(f"g.loss: {self._name} of outputs {tuple(output.shape)}, labels {tuple(y.shape)}: {way}")
@@ -85,28 +74,24 @@ class SplitLoss:
         return found
 
     def sum(self, output: Tensor, y: Tensor, reduction: str = "sum") -> Tensor:
-        """The sum over rows, with a gradient."""
+        """Return the sum over rows (n, ...), a scalar with gradient."""
         if not isinstance(self._criterion, nn.Module):
             return self._criterion(output, y, reduction=reduction)
-        found: Any = copy.copy(self._criterion)
+        found: Any = copy.copy(self._criterion)  # the user's module keeps its reduction
         found.reduction = reduction
         return found(output, y)
 
     def divisor(self, output: Tensor, y: Tensor) -> Tensor:
-        """What the mean over these rows divides the sum by: float64 []; 0 if there are none."""
+        """Return the divisor of the mean over rows (n, ...): a float64 scalar; 0 without rows."""
         with torch.no_grad():
             output = torch.full_like(output, _OUTPUT, dtype=torch.promote_types(output.dtype, torch.float32))
             total, mean = self.sum(output, y).double(), self.whole(output, y).double()
-            if mean == 0.0:  # of weights that are all 0; torch counts these rows
+            if mean == 0.0:  # all weights are 0; torch counts these rows
                 return torch.tensor(self.sum(output, y, "none").numel(), dtype=torch.float64)
             return (total / mean).nan_to_num()  # 0 / 0 if all are ignored
 
     def check(self, output: Tensor, y: Tensor) -> None:
-        """Compare a function of the user's on these rows with the same on their two halves.
-
-        Raises:
-            ConfigError: sums or divisors do not add up, or the divisor depends on the outputs.
-        """
+        """Raise ConfigError unless a user's function of these rows (n, ...) is the sum over their two halves."""
         if not isinstance(self._reduction, str):
             raise ConfigError(
                 f"g.loss: {self._name} does not take reduction=, and its mean would be over this worker's vertices: "
@@ -116,7 +101,7 @@ class SplitLoss:
         if self._torch or not len(y) or not output.isfinite().all():
             return
         with torch.no_grad():
-            every = torch.arange(len(y)).repeat(2)[: max(2, len(y))]
+            every = torch.arange(len(y)).repeat(2)[: max(2, len(y))]  # at least two rows, to split
             found = [(output[rows], y[rows]) for rows in (every, *every.tensor_split(2))]
             (total, one, two), over = [self.sum(*it) for it in found], [self.divisor(*it) for it in found]
             mean = total if self.summed else self.whole(*found[0]) * over[0]

@@ -1,4 +1,4 @@
-"""The partitioners by name, with what some need beside pure code: the compiled loops, or METIS."""
+"""The partitioners by name, including those that need compiled loops or METIS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Cutter = Callable[[EdgeList, Sequence[float], int, float], EdgeCut]
 
 
 def cut_ne(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """Neighbourhood expansion; the target of a part is edges + β · vertices."""
+    """Cut by neighbourhood expansion; a part's target counts edges + β · vertices."""
     first = np.random.default_rng(seed).permutation(edges.vertices)
     given = (edges, shares, first, beta)
     order, bounds, rank = native.expanded(*given) or expand(*given)
@@ -29,8 +29,6 @@ def cut_ne(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> 
 
 
 def _greedy(kind: int, rule: Rule) -> Cutter:
-    """A greedy partitioner on a shuffled stream, compiled or plain."""
-
     def cut_stream(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
         if len(shares) > MOST_PARTS:
             raise ConfigError(f"{len(shares)} parts: libra and hdrf cut into at most {MOST_PARTS}; use 'ne' or 'dbh'")
@@ -42,13 +40,10 @@ def _greedy(kind: int, rule: Rule) -> Cutter:
 
 
 def cut_metis(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """METIS' cut of edges, through pymetis: each vertex in one part, with all edges that lead into it.
+    """Cut with METIS through pymetis, or raise :class:`ConfigError`: each vertex, with all its in-edges, is in one
+    part.
 
-    Few edges between parts, and in-edges + β for each vertex by the shares. Sums need no way up: only rows of sources
-    travel.
-
-    Raises:
-        ConfigError: pymetis is not installed.
+    It minimizes edges between parts, and balances in-edges + β per vertex. Only rows of sources travel.
     """
     need("graph", "pymetis")
     metis: Any = importlib.import_module("pymetis")
@@ -82,15 +77,8 @@ METHODS: Mapping[str, Cutter] = {
 
 
 def cut(edges: EdgeList, method: str, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """Cut a graph.
-
-    Args:
-        shares: of the cost for each part, which add up to 1.
-        beta: what a vertex costs, in edges; ne and metis mind it, others give each part its share of the edges.
-
-    Raises:
-        UnknownNameError: no such method.
-    """
+    """Cut a graph by ``shares``, which sum to 1; ``beta``, the cost of a vertex in edges, matters to ne and metis
+    only."""
     if method not in METHODS:
         raise UnknownNameError("partitioner", method, METHODS)
     return METHODS[method](edges, shares, seed, beta)

@@ -1,4 +1,4 @@
-"""The compiled loops, where they were built; everything else is slower, and the same."""
+"""Bindings of the compiled loops, which are optional: without them, results are the same, only slower."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from uneven.graph.workspaces import WORKSPACES
 LIBRARY = Path(__file__).with_name("_native.so")
 SOURCE = Path(__file__).with_name("native.cpp")
 _WIDE = 64
-"""Columns from which on a factor is looked up for each edge; below, one pass over the sources is sooner done."""
+"""Minimum columns for looking up a factor per edge; below, scaling the sources first is faster."""
 _PACKED = 128
-"""Columns that are copied at one time, in slices of 32, as kPacked and kSlice of native.cpp."""
+"""Columns copied together, in slices of 32; must equal kPacked and kSlice of native.cpp."""
 _SLICE_BYTES = 4 * 32
 _OWN_BYTES = 4 << 20
 _NEAR_BYTES = 16 << 20
@@ -36,17 +36,15 @@ _OPENMP = re.compile(r"\s(/\S*lib(?:gomp|iomp5|omp)[^/\s]*\.so[^\s]*)")
 
 @cache
 def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
-    """The compiled file; None where there is none, or it does not load here, or UNEVEN_NATIVE is 0.
-
-    A file that was compiled from another source is left out with a warning: its functions may take other arguments.
-    """
+    """Return the compiled library; None if it is missing, outdated or does not load, or if UNEVEN_NATIVE is 0."""
     if os.environ.get("UNEVEN_NATIVE") == "0" or not path.exists():
         return None
     try:
         _share_threads()
         found = ctypes.CDLL(str(path))
     except OSError:
-        return None  # built for another machine, or no OpenMP to share: the rest of uneven goes on without
+        return None  # built for another machine, or there is no OpenMP library
+    # its functions may take other arguments
     if _compiled_from(found) != hashlib.sha256(SOURCE.read_bytes()).hexdigest():
         warnings.warn(
             f"{path} was compiled from another {SOURCE.name}, so graphs go on without it, slower: install uneven "
@@ -58,7 +56,6 @@ def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
 
 
 def _compiled_from(found: ctypes.CDLL) -> str:
-    """The digest of a compiled file's source; empty for a file from before there was one."""
     if not hasattr(found, "uneven_source"):
         return ""
     found.uneven_source.restype = ctypes.c_char_p
@@ -66,7 +63,7 @@ def _compiled_from(found: ctypes.CDLL) -> str:
 
 
 def _share_threads() -> None:
-    """Let the file find the OpenMP library that torch has loaded: one pool, ``torch.set_num_threads`` counts."""
+    """Make the library use the OpenMP that torch has loaded: one thread pool, set by ``torch.set_num_threads``."""
     maps = Path("/proc/self/maps")
     for found in dict.fromkeys(_OPENMP.findall(maps.read_text()) if maps.exists() else ()):
         ctypes.CDLL(found, ctypes.RTLD_GLOBAL)
@@ -74,7 +71,7 @@ def _share_threads() -> None:
 
 @cache
 def level() -> int:
-    """Which vectors the kernel uses: 2 for AVX-512, 1 for AVX2, 0 if the sums are made by torch."""
+    """Return the kernel's vector level: 2 for AVX-512, 1 for AVX2, 0 if torch computes the sums."""
     found = library()
     return 0 if found is None else int(found.uneven_level())
 
@@ -82,38 +79,39 @@ def level() -> int:
 def sums(
     rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None, at: int | None = None
 ) -> Tensor | None:
-    """scale · Σ of weight · x over the rows of ``x`` that each row names; None where it has to be made elsewhere.
+    """Return scale · Σ of weight · x over the rows of ``x`` that each row names, (rows, d); None if unsupported.
 
-    Args:
-        x: float32 [width, d], contiguous.
-        scale: [rows]; 1 by default.
-        weight: [width]; 1 by default.
-        at: a lower level than this machine's.
+    ``x`` is contiguous float32 (width, d), ``scale`` (rows,), ``weight`` (width,); ``at`` limits the vector level.
     """
     found = library()
     height = level() if at is None else min(at, level())
     if found is None or not height or x.dtype is not torch.float32 or not x.numel() or not x.is_contiguous():
         return None
     if any(one is not None and one.shape != (n,) for one, n in ((scale, rows.rows), (weight, len(x)))):
-        return None  # torch says so
+        return None  # torch raises the error
     scale, weight = (None if one is None else one.to("cpu", torch.float32).contiguous() for one in (scale, weight))
     room = WORKSPACES.tensor(len(x), _PACKED) if packs(rows, len(x), x.shape[1]) else None
     if weight is not None and room is None and x.shape[1] < _WIDE:
         x, weight = x * weight[:, None], None
     out = WORKSPACES.tensor(rows.rows, x.shape[1])
     found.uneven_sums(
-        height, _at(rows.starts), _at(rows.columns), _at(rows.chunks), _at(x), _wide(len(x)), _at(out),
-        _wide(x.shape[1]), *(None if one is None else _at(one) for one in (scale, weight, room)),
-    )  # fmt: skip
+        height,
+        _at(rows.starts),
+        _at(rows.columns),
+        _at(rows.chunks),
+        _at(x),
+        _wide(len(x)),
+        _at(out),
+        _wide(x.shape[1]),
+        *(None if one is None else _at(one) for one in (scale, weight, room)),
+    )
     return out
 
 
 def packs(rows: RowIndex, sources: int, width: int) -> bool:
-    """Whether ``x`` is copied first: a core's cache does not keep it, a slice may stay, and each row is used often.
-
-    As measured on graphs of 14 to 86 edges a vertex, where a core has 2 MB: copying a row costs what is saved when
-    3,000 of its numbers are gathered.
-    """
+    """Return whether to copy ``x`` first: it exceeds a core's cache, a slice may fit, and each row is used often."""
+    # Measured on graphs of 14 to 86 edges per vertex and 2 MB of cache per core: copying a row costs as much as
+    # gathering 3,000 of its numbers saves.
     stays = sources * _SLICE_BYTES <= _NEAR_BYTES and 4 * sources * width > _OWN_BYTES
     return stays and len(rows.columns) * width > _USED_OFTEN * sources
 
@@ -121,7 +119,7 @@ def packs(rows: RowIndex, sources: int, width: int) -> bool:
 def expanded(
     edges: EdgeList, shares: Sequence[float], first: Wholes, beta: float
 ) -> tuple[Wholes, Wholes, Wholes] | None:
-    """See :func:`uneven.graph.cut.expand.expand`; None without the compiled file."""
+    """Run :func:`uneven.graph.cut.expand.expand` compiled; None without the library."""
     found = library()
     if found is None:
         return None
@@ -134,7 +132,7 @@ def expanded(
 
 
 def greedy(kind: int, edges: EdgeList, shares: Sequence[float], order: Ids) -> Ids | None:
-    """Libra for 0, HDRF for 1; see :mod:`uneven.graph.cut.greedy`. None without the compiled file."""
+    """Run Libra (0) or HDRF (1) of :mod:`uneven.graph.cut.greedy` compiled; None without the library."""
     found = library()
     if found is None:
         return None

@@ -1,8 +1,7 @@
-"""One worker's part of a cut graph: which vertices it roots, which it holds copies of, and who has the others.
+"""One worker's part of a cut graph: its roots, its copies, and the routes to the other workers.
 
-Rows of a part: roots first, in the order of the store; then copies, by the worker that roots them, and there first
-those whose edges only lead out, then those with both, then those whose edges only lead in. So what is sent to or
-received from one worker is one slice, without a copy.
+Rows of a part: roots first; then copies, by the worker that roots them, and for each worker those with out-edges only,
+with both, and with in-edges only. So the rows exchanged with one worker are one slice, without a copy.
 """
 
 from __future__ import annotations
@@ -20,51 +19,31 @@ from uneven.graph.rows import Adjacency
 
 @dataclass(frozen=True, slots=True)
 class HaloRoute:
-    """Which rows pass between this worker and the others, one way or the other.
+    """The rows that pass between this worker and the others, in either direction."""
 
-    Attributes:
-        copies: for each worker, the slice of this part's rows that it roots.
-        rooted: for each worker, int64: this part's roots of which it has a copy.
-    """
-
-    copies: tuple[slice, ...]
-    rooted: tuple[Tensor, ...]
+    copies: tuple[slice, ...]  # for each worker, this part's rows that it roots
+    rooted: tuple[Tensor, ...]  # for each worker, int64 (n,): this part's roots of which it has a copy
 
 
 @dataclass(frozen=True)
 class GraphPart:
-    """A worker's part.
+    """A worker's part."""
 
-    Attributes:
-        ids: int32 [rows]: vertices, as the store numbers them; roots first.
-        roots: how many of them are rooted here.
-        copies: int32 [rows]: how many workers hold each.
-        adjacency: the part's own edges among its rows.
-        down: copies that edges lead out of: they need their root's value.
-        up: copies that edges lead into: their root needs their sum.
-        every: all copies, for exchanges that compute layers at each of them.
-    """
-
-    ids: Ids
-    roots: int
-    copies: Ids
-    adjacency: Adjacency
-    down: HaloRoute
-    up: HaloRoute
-    every: HaloRoute
+    ids: Ids  # int32 (rows,): vertices, as the store numbers them; roots first
+    roots: int  # number of vertices rooted here
+    copies: Ids  # int32 (rows,): number of workers that hold each
+    adjacency: Adjacency  # of the part's own edges, among its rows
+    down: HaloRoute  # copies with out-edges, which need their root's value
+    up: HaloRoute  # copies with in-edges, whose root needs their sum
+    every: HaloRoute  # all copies, for exchanges that compute layers at each of them
 
 
 def part_of(edges: EdgeList, holders: Holders, root: Wholes, me: int) -> GraphPart:
-    """The part of worker ``me``.
-
-    Args:
-        edges: its own.
-        holders: of all workers.
-        root: int64 [vertices], the worker that roots each.
-    """
+    """Build the part of worker ``me`` from its edges; ``root`` (vertices,) int64 is the worker that roots each
+    vertex."""
 
     def pair(owner: int, holder: int) -> tuple[Ids, list[int]]:
-        """Vertices of the one that the other has copies of, by what their edges do there; and where each kind ends."""
+        """Return roots of ``owner`` with copies on ``holder``, sorted by kind, and the bounds of the kinds."""
         theirs = np.flatnonzero(root == owner if owner != holder else np.zeros(0)).astype(np.int32)
         sends, takes = holders.sends[holder, theirs], holders.takes[holder, theirs]
         kinds = [theirs[one] for one in (sends & ~takes, sends & takes, takes & ~sends)]

@@ -1,4 +1,4 @@
-"""How fast this machine sums over neighbours and multiplies: measured, in half a second."""
+"""A benchmark of this machine's neighbour sums and products that takes half a second."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from uneven.graph.rows import RowIndex
 
 _ROWS, _EDGES, _WIDTH = 16_384, 1 << 18, 64
 _LEAST_S = 0.25
-"""Long enough for a share of a core that is dealt out every hundredth of a second."""
+"""Much longer than the 10 ms period in which cgroups limit a share of a core."""
 
 
 def measured() -> GraphRates:
-    """This machine's rates, with as many threads as torch has."""
+    """Return this machine's rates, with torch's number of threads."""
     draw = np.random.default_rng(0)
     source, target = draw.integers(0, _ROWS, (2, _EDGES), dtype=np.int32)
     rows = RowIndex.of(target, source, _ROWS)
@@ -34,12 +34,7 @@ def measured() -> GraphRates:
 
 @contextmanager
 def all_measured() -> Iterator[tuple[list[GraphRates], int]]:
-    """Every worker's rates, all measuring at the same time, and who this one is; left when rank 0 is through.
-
-    Raises:
-        ConfigError: there is one worker only, or they may come and go.
-        DataError: rank 0 has failed inside.
-    """
+    """Yield every worker's rates, measured at the same time, and this worker's rank; leave when rank 0 has finished."""
     from uneven.run.start.connect import connect
     from uneven.world import discover
 
@@ -58,9 +53,11 @@ def all_measured() -> Iterator[tuple[list[GraphRates], int]]:
         yield [GraphRates(float(number_s), float(flop_s)) for number_s, flop_s in rows], world.rank
         well = True
     finally:
+        # A barrier with the result of rank 0: the other workers must not load a folder that it has not written.
         told = connection.transport.gather([float(well)]).result()
         connection.close()
     if told is None or not told[0][0]:
+        # all workers fail with rank 0
         raise DataError("graph.partition has failed on rank 0, which cuts for all: its message says why")
 
 

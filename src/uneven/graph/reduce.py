@@ -16,7 +16,7 @@ from uneven.graph.rows import Adjacency, RowIndex
 
 
 def row_sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-    """scale · Σ of weight · x over the rows of ``x`` [width, d] that each row names; [rows, d], no gradient."""
+    """Return scale · Σ of weight · x over the rows of ``x`` (width, d) that each row names; (rows, d), no gradient."""
     if not len(rows.columns):
         return x.new_zeros(rows.rows, x.shape[1])
     made = native.sums(rows, x, scale, weight)
@@ -24,7 +24,7 @@ def row_sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Ten
 
 
 def bag_sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-    """The same by torch alone."""
+    """Compute :func:`row_sums` with torch: (width, d) → (rows, d)."""
     x = x if weight is None else x * weight[:, None]
     # FBGEMM's kernel for float32; mode "mean" would leave it, so means are scaled afterwards.
     found: Tensor = torch.embedding_bag(x, rows.columns, rows.starts, mode=0, include_last_offset=True)[0]
@@ -32,27 +32,27 @@ def bag_sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Ten
 
 
 class NeighbourSum(torch.autograd.Function):
-    """Sum over in-neighbours, with factors of targets and of sources."""
+    """The differentiable sum over in-neighbours, with factors of targets and of sources."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adjacency: Adjacency, scale: Tensor | None, weight: Tensor | None) -> Tensor:
-        """x [sources, d] → [targets, d]."""
+        """Map ``x`` (sources, d) to (targets, d)."""
         ctx.adjacency, ctx.factors = adjacency, (scale, weight)
         return row_sums(adjacency.into, x.contiguous(), scale, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """The sum over out-neighbours, with the factors changed about."""
+        # The transpose: the sum over out-neighbours, with the two factors swapped.
         scale, weight = ctx.factors
         return row_sums(ctx.adjacency.out, gradients[0].contiguous(), weight, scale), None, None, None
 
 
 class NeighbourMax(torch.autograd.Function):
-    """Greatest value over in-neighbours, column by column; −∞ where there are none. Of equal ones the first wins."""
+    """The differentiable maximum over in-neighbours per column; −∞ without any. Among equals, the first wins."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: RowIndex) -> Tensor:
-        """x [sources, d] → [targets, d]."""
+        """Map ``x`` (sources, d) to (targets, d)."""
         ctx.shape = x.shape
         if not len(rows.columns):
             ctx.save_for_backward(None, None)
@@ -65,7 +65,6 @@ class NeighbourMax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """To each winner what its value has earned."""
         winner, empty = ctx.saved_tensors
         found = gradients[0].new_zeros(ctx.shape)
         if winner is not None:
@@ -75,10 +74,10 @@ class NeighbourMax(torch.autograd.Function):
 
 
 def neighbour_sum(x: Tensor, adjacency: Adjacency, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
-    """scale · Σ of weight · x over in-neighbours, with a gradient for ``x``; scale [targets] and weight [sources]."""
+    """Return scale · Σ of weight · x over in-neighbours, (sources, d) → (targets, d), differentiable in ``x``."""
     return NeighbourSum.apply(x, adjacency, scale, weight)
 
 
 def neighbour_max(x: Tensor, adjacency: Adjacency) -> Tensor:
-    """Greatest ``x`` over in-neighbours, −∞ where there are none, with a gradient."""
+    """Return the maximum of ``x`` over in-neighbours, (sources, d) → (targets, d), −∞ without any; differentiable."""
     return NeighbourMax.apply(x, adjacency.into)

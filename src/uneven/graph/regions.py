@@ -1,4 +1,4 @@
-"""Which worker takes which parts of a graph that was cut into more parts than there are workers. Pure."""
+"""The assignment of parts to workers, for a graph cut into more parts than there are workers. Pure."""
 
 from __future__ import annotations
 
@@ -13,32 +13,25 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """What each worker had, and how long it needed for that by itself.
-
-    Attributes:
-        edges, roots: of each worker.
-        own_s: seconds in a step.
-    """
+    """An assignment: each worker's edges and roots, and its own time per step."""
 
     edges: tuple[float, ...]
     roots: tuple[float, ...]
-    own_s: tuple[float, ...]
+    own_s: tuple[float, ...]  # seconds per step, without waiting
 
 
 def alone_s(local_s: float, local_cpu_s: float, exchange_cpu_s: float) -> float:
-    """Seconds that a worker needs for a step if it never waits: exchanges take it processor time, too, and no less on a
-    small part, at the rate at which it gets any. Without that time known, what it does outside of them."""
+    """Return a worker's seconds per step without waiting: local time plus the exchange's processor time, if known."""
+    # Converts processor time to seconds at the rate at which the worker gets any.
     found = local_s * (1.0 + exchange_cpu_s / local_cpu_s) if local_cpu_s > 0.0 else math.nan
     return local_s if math.isnan(found) else found
 
 
 def fitted(seen: Sequence[Dealt], beta: float) -> tuple[float, float]:
-    """What a root costs, and what a step costs that has neither, both in edges, so that the speeds of workers are most
-    alike from one dealing to the next: (fixed + edges + β · roots) / seconds. A worker's time tells nothing about these
-    as long as it has had one share of the graph only; then β is as given, and nothing is fixed.
+    """Fit the cost of a root and the fixed cost of a step, in edges, to past assignments.
 
-    Args:
-        beta: to begin with; another one has to explain better.
+    The fit makes each worker's speed, (fixed + edges + β · roots) / seconds, as constant as possible. One assignment
+    reveals neither, so β is then as given and the fixed cost 0.
     """
     if len({one.edges for one in seen}) < 2:
         return beta, 0.0
@@ -49,6 +42,7 @@ def fitted(seen: Sequence[Dealt], beta: float) -> tuple[float, float]:
         for share in (0.0, *np.geomspace(0.005, 2.0, 33)):
             fixed = float(share * cost.mean())
             away = np.log((fixed + cost) / own_s)
+            # prefers the given β, and no fixed cost, unless others fit clearly better
             found = float(away.std(axis=0).mean()) + 1e-3 * (price != beta) + 1e-3 * (share > 0.0)
             if found < least:
                 best, least = (float(price), fixed), found
@@ -56,15 +50,10 @@ def fitted(seen: Sequence[Dealt], beta: float) -> tuple[float, float]:
 
 
 def grouped(costs: Sequence[float], speeds: Sequence[float], fixed: float = 0.0) -> list[range]:
-    """Parts that follow each other to each worker, at least one, so that the last is done as soon as can be.
+    """Assign consecutive parts, at least one per worker, such that the last worker finishes as early as possible.
 
-    Args:
-        costs: of each part, above 0.
-        speeds: cost that each worker does in a second, or in any other time.
-        fixed: cost that each worker has beside its parts.
-
-    Raises:
-        ConfigError: more workers than parts, or a speed that is not above 0.
+    ``costs`` are per part, ``speeds`` cost per unit of time, ``fixed`` each worker's additional cost. Raises
+    :class:`ConfigError` for more workers than parts.
     """
     if not speeds or len(speeds) > len(costs):
         raise ConfigError(
@@ -74,7 +63,7 @@ def grouped(costs: Sequence[float], speeds: Sequence[float], fixed: float = 0.0)
         raise ConfigError(f"speeds = {tuple(speeds)}: each must be a number above 0")
     low, high = 0.0, 2.0 * (fixed + sum(costs)) / min(speeds)
     best: list[range] = []
-    for _ in range(61):  # first, the time in which the slowest does all: there each does one and the last the rest
+    for _ in range(61):  # bisection; its first time suffices for the slowest worker alone
         middle = (low + high) / 2.0
         if found := _within(costs, speeds, middle, fixed):
             best, high = found, middle
@@ -84,9 +73,10 @@ def grouped(costs: Sequence[float], speeds: Sequence[float], fixed: float = 0.0)
 
 
 def _within(costs: Sequence[float], speeds: Sequence[float], time: float, fixed: float) -> list[range] | None:
-    """Each worker takes what it can do in ``time``; None if that leaves parts over."""
+    """Let each worker take what it can do in ``time``; return None if parts are left over."""
     found, place = [], 0
     for number, speed in enumerate(speeds):
+        # `last` leaves one part for each later worker
         begin, room, last = place, speed * time * (1.0 + 1e-12) - fixed, len(costs) - (len(speeds) - 1 - number)
         while place < last and costs[place] <= room:
             room -= costs[place]
@@ -98,5 +88,4 @@ def _within(costs: Sequence[float], speeds: Sequence[float], time: float, fixed:
 
 
 def done_in(costs: Sequence[float], speeds: Sequence[float], groups: Sequence[range], fixed: float = 0.0) -> float:
-    """When the last worker is done."""
     return max((fixed + sum(costs[p] for p in one)) / speed for one, speed in zip(groups, speeds, strict=True))

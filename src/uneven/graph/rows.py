@@ -1,4 +1,4 @@
-"""Rows of an adjacency matrix: for each vertex, the vertices that lead to it. And the matrix with its transpose."""
+"""An adjacency matrix in compressed rows: for each vertex, its in-neighbours; and with its transpose."""
 
 from __future__ import annotations
 
@@ -15,42 +15,34 @@ from uneven.graph.edge_list import MOST, EdgeList, Ids
 
 @dataclass(frozen=True)
 class RowIndex:
-    """A sparse matrix of ones in compressed rows.
+    """A sparse matrix of ones in compressed rows (CSR)."""
 
-    Attributes:
-        starts: int32 [rows + 1]: row i's columns are ``columns[starts[i] : starts[i + 1]]``.
-        columns: int32 [ones], ascending within a row.
-    """
-
-    starts: Tensor
-    columns: Tensor
+    starts: Tensor  # int32 (rows + 1,): row i's columns are ``columns[starts[i] : starts[i + 1]]``
+    columns: Tensor  # int32 (ones,), ascending within a row
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.starts) - 1
 
     @cached_property
     def empty(self) -> Tensor:
-        """bool [rows]: which have no ones."""
+        """A mask of the rows without ones; bool (rows,)."""
         return self.starts[1:] == self.starts[:-1]
 
     @cached_property
     def chunks(self) -> Tensor:
-        """int32 [65]: bounds of rows that take about equally long."""
+        """The bounds of 64 blocks of rows that take about equally long; int32 vector of 65."""
         cost = self.starts.to(torch.int64) + 4 * torch.arange(self.rows + 1)
         wanted = torch.linspace(0, float(cost[-1]), 65, dtype=torch.float64).to(torch.int64)
         return torch.searchsorted(cost, wanted).clamp_(max=self.rows).to(torch.int32)
 
     @classmethod
     def of(cls, row: Ids, column: Ids, vertices: int) -> RowIndex:
-        """From the row and the column of each one, in any order; twice the same counts twice.
-
-        Raises:
-            DataError: more ones than 32 bits can count.
-        """
-        if len(row) > MOST:
+        """Build the matrix from row and column of each one, in any order; duplicates count twice."""
+        if len(row) > MOST:  # int32 cannot count them
             raise DataError(f"{len(row):,} edges in one part, and {MOST:,} is the most: cut the graph into more parts")
+        # One sort of combined keys, in place: less memory than a sort by two columns.
         key = row.astype(np.int64)
         key *= vertices
         key += column
@@ -63,19 +55,14 @@ class RowIndex:
 
 @dataclass(frozen=True)
 class Adjacency:
-    """A and its transpose, made once: a sum over in-neighbours forward is one over out-neighbours backward.
+    """An adjacency matrix and its transpose, for forward and backward passes."""
 
-    Attributes:
-        into: A, a row for each target.
-        out: Aᵀ, a row for each source; the same object where the graph is symmetric.
-    """
-
-    into: RowIndex
-    out: RowIndex
+    into: RowIndex  # A, a row for each target
+    out: RowIndex  # Aᵀ, a row for each source; the same object if A is symmetric
 
     @classmethod
     def of(cls, edges: EdgeList) -> Adjacency:
-        """The adjacency that these edges make."""
+        """Build the adjacency of these edges."""
         into = RowIndex.of(edges.target, edges.source, edges.vertices)
         out = RowIndex.of(edges.source, edges.target, edges.vertices)
         alike = torch.equal(into.starts, out.starts) and torch.equal(into.columns, out.columns)

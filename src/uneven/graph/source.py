@@ -1,4 +1,4 @@
-"""Which worker has which parts of a cut graph, by what each can do, and what a worker's part then is."""
+"""The assignment of a cut graph's parts to workers by speed, and each worker's part."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ from uneven.graph.parted import GraphPart, part_of
 from uneven.graph.regions import Dealt, done_in, fitted, grouped
 from uneven.graph.store import GraphStore
 
-_DEALINGS = 6
-"""Earlier dealings from which costs are learnt."""
+_DEALINGS = 6  # past assignments used to fit costs
 
 
 class GraphSource:
-    """Deals the parts of a cut graph out. With fewer workers than parts, each takes several that follow each other.
-
-    Args:
-        store: the graph.
-        speeds: what each worker does in any time; parts are dealt out by it. Alike if None.
-    """
+    """The parts of a cut graph. With fewer workers than parts, each worker takes several consecutive ones."""
 
     def __init__(self, store: GraphStore, speeds: Sequence[float] | None = None) -> None:
         self.store = store
@@ -33,11 +27,7 @@ class GraphSource:
         self._seen: list[Dealt] = []
 
     def groups(self, size: int) -> list[range]:
-        """The parts of each worker.
-
-        Raises:
-            ConfigError: more workers than parts.
-        """
+        """Return the parts of each worker; raise :class:`ConfigError` for more workers than parts."""
         parts = self.store.facts.parts
         if not 1 <= size <= parts:
             raise ConfigError(
@@ -54,26 +44,22 @@ class GraphSource:
 
     @cached_property
     def rooted(self) -> Wholes:
-        """int64 [parts]: roots of each part."""
+        """The number of roots of each part; int64 (parts,)."""
         return np.bincount(self.store.array("roots"), minlength=self.store.facts.parts)
 
     def costs(self, beta: float) -> npt.NDArray[np.float64]:
-        """float64 [parts]: what each part costs, edges + β · roots; above 0."""
+        """Return each part's cost, edges + β · roots, above 0; float64 (parts,)."""
         return np.maximum(np.diff(self.store.facts.bounds) + beta * self.rooted, 1e-9)
 
     def faster(self, size: int, own_s: Sequence[float], least: float) -> bool:
-        """Deal the parts out by what each worker needed for those that it has; whether that was worth it.
-
-        Args:
-            own_s: of each worker, for what it does by itself in a step, seconds.
-            least: the share of the longest of these that must be saved.
-        """
+        """Reassign the parts by ``own_s``, each worker's seconds per step; return whether that saves ``least`` of the
+        longest."""
         now = self.groups(size)
         starts = [one.start for one in now]
         edges, roots = (np.add.reduceat(one, starts) for one in (np.diff(self.store.facts.bounds), self.rooted))
         dealt = Dealt(tuple(edges.tolist()), tuple(roots.tolist()), tuple(own_s))
         others = [one for one in self._seen if len(one.own_s) == size and one.edges != dealt.edges]
-        self._seen = [*others[-_DEALINGS:], dealt]  # the newest of each dealing
+        self._seen = [*others[-_DEALINGS:], dealt]  # the newest of each assignment
         beta, fixed = fitted(self._seen, self.store.facts.beta)
         costs = self.costs(beta)
         speeds = ((fixed + np.add.reduceat(costs, starts)) / np.asarray(own_s)).tolist()
@@ -84,11 +70,10 @@ class GraphSource:
         return True
 
     def root(self, size: int) -> Wholes:
-        """int64 [vertices]: the worker that roots each."""
+        """Return the worker that roots each vertex, int64 (vertices,)."""
         groups = self.groups(size)
         return np.repeat(np.arange(size), [len(one) for one in groups])[self.store.array("roots")]
 
     def part(self, rank: int, size: int) -> GraphPart:
-        """The part of worker ``rank`` of ``size``."""
         groups = self.groups(size)
         return part_of(self.store.edges(groups[rank]), self.store.holders(groups), self.root(size), rank)

@@ -1,7 +1,6 @@
-"""A cut graph: a few facts, and arrays by name. Vertices are numbered so that neighbours are near each other.
+"""A cut graph: metadata, and arrays by name. Vertices are renumbered so that neighbours are close to each other.
 
-It lies in a folder, which is written once and mapped into memory by every worker, or is a whole graph in memory, in one
-part.
+It is a folder that is written once and memory-mapped by every worker, or a whole graph in memory, in one part.
 """
 
 from __future__ import annotations
@@ -30,44 +29,33 @@ _META = "graph.json"
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What is known of a cut graph without reading it.
-
-    Attributes:
-        bounds: where each part's edges begin, and the end.
-        shares: what each part was to get, which add up to 1.
-        beta: what a root costs, in edges.
-        fingerprint: of the graph; see :meth:`EdgeList.fingerprint`.
-    """
+    """The metadata of a cut graph."""
 
     vertices: int
     edges: int
     method: str
     seed: int
-    bounds: tuple[int, ...]
-    shares: tuple[float, ...]
-    beta: float
-    fingerprint: str
+    bounds: tuple[int, ...]  # where each part's edges begin, and the end
+    shares: tuple[float, ...]  # target of each part; their sum is 1
+    beta: float  # cost of a root, in edges
+    fingerprint: str  # see :meth:`EdgeList.fingerprint`
     schema: int = SCHEMA
 
     @property
     def parts(self) -> int:
-        """How many."""
         return len(self.shares)
 
 
 class GraphStore:
-    """A folder with a cut graph.
-
-    Attributes:
-        where: the folder, as messages name it.
-        facts: what the file of facts says.
+    """A folder with a cut graph; ``facts`` is its metadata, ``where`` its name for messages.
 
     Raises:
-        DataError: there is no cut graph, or one of another schema.
+        DataError: there is no cut graph, or it has another schema version.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.where = Path(path), str(path)
+        self.path = Path(path)
+        self.where = str(path)
         try:
             told = json.loads((self.path / _META).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -83,22 +71,18 @@ class GraphStore:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tensors with a row for each vertex."""
+        """The names of the per-vertex tensors."""
         return tuple(sorted(one.stem for one in (self.path / "tensors").glob("*.npy")))
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """One array, mapped: source, target (int32 [edges], by part), order (each vertex's id in the graph), …"""
+        """Map one array: source, target (int32 (edges,), by part), order (each vertex's original id, (vertices,)), …"""
         try:
             return load_array(self.path / f"{name}.npy", mapped=True)
         except FileNotFoundError:
             raise DataError(f"{self.path} has no {name}: partition the graph again") from None
 
     def rows(self, name: str, ids: Ids) -> Tensor:
-        """Rows of a tensor.
-
-        Raises:
-            DataError: it was not given to ``partition``, or is not in the graph.
-        """
+        """Return rows ``ids`` of a tensor, (n, ...); raise :class:`DataError` if there is none."""
         if name not in self.names:
             raise DataError(f"{self.where} has no tensor {name!r}, only {', '.join(self.names) or 'none'}")
         return self._rows(name, ids)
@@ -107,13 +91,13 @@ class GraphStore:
         return torch.from_numpy(np.asarray(self.array(f"tensors/{name}")[ids]))
 
     def edges(self, parts: range) -> EdgeList:
-        """Those of parts that follow each other."""
+        """Return the edges of consecutive parts."""
         mine = slice(self.facts.bounds[parts.start], self.facts.bounds[parts.stop])
         source, target = (np.asarray(self.array(name)[mine]) for name in ("source", "target"))
         return EdgeList(source, target, self.facts.vertices)
 
     def holders(self, parts: Sequence[range]) -> Holders:
-        """Which group of parts has an edge of which vertex."""
+        """Return the holders of each vertex, by group of parts."""
         sides = []
         for name in ("sends", "takes"):
             packed = self.array(name)
@@ -122,13 +106,13 @@ class GraphStore:
         return Holders(*sides)
 
     def figures(self) -> CutFigures:
-        """How good the cut is."""
+        """Compute the quality of the cut."""
         each = [range(one, one + 1) for one in range(self.facts.parts)]
         return figures(self.holders(each).rows(self.array("roots")), self.facts.bounds, self.facts.shares)
 
 
 class WholeGraph(GraphStore):
-    """A graph in memory, as ``partition`` takes it: a store of one part that is never written."""
+    """A store of one part in memory, built from a graph in any format of ``partition``."""
 
     where = "the graph"
 
@@ -149,11 +133,7 @@ class WholeGraph(GraphStore):
 
 
 def laid_out(edges: EdgeList, cut: EdgeCut, told: Mapping[str, Any]) -> tuple[StoreFacts, dict[str, npt.NDArray[Any]]]:
-    """Facts and arrays of a graph that was cut.
-
-    Args:
-        told: method, seed, shares, beta.
-    """
+    """Return metadata and arrays of a cut graph, (edges,) or (vertices,); ``told`` has the options of the cut."""
     facts = StoreFacts(
         vertices=edges.vertices, edges=len(edges), bounds=cut.bounds, fingerprint=f"{edges.fingerprint():016x}", **told
     )
@@ -178,7 +158,7 @@ def laid_out(edges: EdgeList, cut: EdgeCut, told: Mapping[str, Any]) -> tuple[St
 
 
 def _near_first(edges: EdgeList) -> Wholes:
-    """The place of each vertex in reverse Cuthill–McKee order, so that a kernel finds neighbours' rows in the cache."""
+    """Return each vertex's position in reverse Cuthill–McKee order: neighbours' rows are then close in the cache."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import reverse_cuthill_mckee
 
@@ -192,15 +172,7 @@ def _near_first(edges: EdgeList) -> Wholes:
 def write_store(
     path: Path, edges: EdgeList, cut: EdgeCut, told: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]
 ) -> GraphStore:
-    """Write a cut graph; the file of facts comes last, so what was interrupted is no store.
-
-    Args:
-        told: method, seed, shares, beta.
-        tensors: name → a row for each vertex.
-
-    Raises:
-        ConfigError: there is something else at ``path``.
-    """
+    """Write a cut graph with its tensors (vertices, ...); raise :class:`ConfigError` if ``path`` holds other files."""
     if path.exists() and not (path / _META).exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is there and holds no cut graph: name a new folder")
     (path / "tensors").mkdir(parents=True, exist_ok=True)
@@ -212,5 +184,6 @@ def write_store(
         np.save(path / f"{name}.npy", array)
     for name, one in tensors.items():
         np.save(path / "tensors" / f"{name}.npy", one[arrays["order"]])
+    # Last, so that an interrupted write leaves no valid store.
     (path / _META).write_text(json.dumps(asdict(facts), indent=1))
     return GraphStore(path)

@@ -1,8 +1,7 @@
-"""Memory of sums, used again once nobody refers to it any more.
+"""Reusable memory for sums.
 
-The system hands out large buffers page by page, and takes them back at once: for sums of more than 32 MB that takes
-longer than the sums. A buffer that is kept here belongs to its tensor, to views of that, and to whatever autograd keeps
-of it, and comes back when the last of these is gone; so nothing can be overwritten that is still read.
+The system maps large buffers page by page, and unmaps them immediately: for sums above 32 MB that takes longer than the
+sums. A buffer becomes free with the last reference to its tensor, views and autograd's included.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from torch import Tensor
 Buffer = npt.NDArray[np.float32]
 
 LEAST = 1 << 18
-"""Numbers; smaller tensors are malloc's own, which keeps their memory anyway."""
+"""The minimum size in numbers; malloc itself keeps the memory of smaller tensors."""
 
 
 class Workspaces:
-    """Free buffers by their size. As many are kept as were in use at one time."""
+    """The free buffers by size. It keeps as many as were in use at the same time."""
 
     def __init__(self) -> None:
         self.free: dict[int, list[Buffer]] = {}
 
     def tensor(self, rows: int, width: int) -> Tensor:
-        """float32 [rows, width], not filled."""
+        """Return an uninitialized float32 tensor (rows, width)."""
         size = rows * width
         if size < LEAST:
             return torch.empty(rows, width, dtype=torch.float32, device="cpu")
         free = self.free.setdefault(size, [])
         if free:
             buffer = free.pop()
-        else:  # on a line of the cache, as numpy's are not
+        else:  # torch aligns to a cache line, numpy does not
             buffer = torch.empty(size, dtype=torch.float32, device="cpu").numpy()
-        lent = buffer.view()  # dies with the last tensor on it
+        lent = buffer.view()  # a view of its own, deleted with the last tensor on it
         weakref.finalize(lent, free.append, buffer).atexit = False
         return torch.from_numpy(lent).view(rows, width)
 

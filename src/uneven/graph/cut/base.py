@@ -1,4 +1,4 @@
-"""What a partitioner answers, and what it is judged by. Pure."""
+"""The result and the quality measures of a partitioner. Pure."""
 
 from __future__ import annotations
 
@@ -15,54 +15,34 @@ from uneven.graph.edge_list import Ids, Wholes
 
 @dataclass(frozen=True, slots=True)
 class EdgeCut:
-    """Each edge in one part (a vertex cut: a vertex is wherever one of its edges is).
+    """A vertex cut: each edge is in one part, and a vertex is in every part that has one of its edges."""
 
-    Attributes:
-        order: int64 [edges]: edges by part; within a part, neighbours lie near each other where the method can tell.
-        bounds: where each part begins in ``order``, and the end.
-        rank: int64 [vertices]: an order of the vertices in which neighbours are near; None if the method has none.
-        owners: int32 [vertices]: the part in which each vertex is rooted; None if any of those that hold it will do.
-    """
-
-    order: Wholes
-    bounds: tuple[int, ...]
-    rank: Wholes | None = None
-    owners: Ids | None = None
+    order: Wholes  # int64 (edges,): edges by part; within a part, neighbours are close if the method can tell
+    bounds: tuple[int, ...]  # where each part begins in ``order``, and the end
+    rank: Wholes | None = None  # int64 (vertices,): an order in which neighbours are close; None if the method has none
+    owners: Ids | None = None  # int32 (vertices,): the part that roots each vertex; None for any part that holds it
 
     @classmethod
     def of(cls, part: Ids, parts: int, *, owners: Ids | None = None) -> EdgeCut:
-        """From the part of each edge; edges keep their order within one."""
-        order = np.argsort(part.astype(np.min_scalar_type(parts)), kind="stable")  # by digits: few bytes, few passes
+        """Build a cut from the part of each edge, (edges,); edges keep their order within a part."""
+        order = np.argsort(part.astype(np.min_scalar_type(parts)), kind="stable")  # radix sort: few bytes, few passes
         bounds = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=parts))))
         return cls(order, tuple(bounds.tolist()), owners=owners)
 
 
 @dataclass(frozen=True, slots=True)
 class CutFigures:
-    """How good a cut is.
+    """The quality of a cut."""
 
-    Attributes:
-        replication: copies of a vertex, mean over those with edges.
-        clone_rows: copies beyond the first, (RF − 1) · |V|: rows that an exchange moves each way.
-        balance: most edges of a part over its target, Σ = 1 over the shares.
-        edges, held: edges and vertices of each part.
-    """
-
-    replication: float
-    clone_rows: int
-    balance: float
-    edges: tuple[int, ...]
-    held: tuple[int, ...]
+    replication: float  # copies per vertex, a mean over vertices with edges
+    clone_rows: int  # copies beyond the first, (RF − 1) · |V|: rows that an exchange moves each way
+    balance: float  # maximum of a part's edges over its target
+    edges: tuple[int, ...]  # of each part
+    held: tuple[int, ...]  # vertices of each part
 
 
 def figures(held: npt.NDArray[np.bool_], bounds: Sequence[int], shares: Sequence[float]) -> CutFigures:
-    """How good a cut is.
-
-    Args:
-        held: bool [parts, vertices], which part has an edge of which vertex.
-        bounds: as in :class:`EdgeCut`.
-        shares: targets, which add up to 1.
-    """
+    """Compute the quality of a cut from ``held``, bool (parts, vertices); ``shares`` sum to 1."""
     copies = held.sum(axis=0)
     some = int((copies > 0).sum())
     edges = np.diff(np.asarray(bounds))
@@ -78,11 +58,7 @@ def figures(held: npt.NDArray[np.bool_], bounds: Sequence[int], shares: Sequence
 
 
 def normal(shares: Sequence[float], parts: int) -> tuple[float, ...]:
-    """Shares that add up to 1.
-
-    Raises:
-        ConfigError: another number of them than parts, or one that is not above 0.
-    """
+    """Normalize shares to a sum of 1; raise :class:`ConfigError` unless there is one above 0 per part."""
     if parts < 1:
         raise ConfigError(f"parts = {parts}: give 1 or more")
     if len(shares) != parts:

@@ -1,6 +1,6 @@
 """Neighbourhood expansion (NE, Zhang et al., KDD 2017): each part grows from a vertex until it has its share.
 
-Pure; :mod:`uneven.graph.native` has the same loop compiled, with the same answers. It needs the whole graph in memory.
+Pure; :mod:`uneven.graph.native` has the same loop compiled, with identical results. It needs the whole graph in memory.
 """
 
 from __future__ import annotations
@@ -14,18 +14,13 @@ from uneven.graph.edge_list import EdgeList, Wholes
 
 
 def expand(edges: EdgeList, shares: Sequence[float], first: Wholes, beta: float) -> tuple[Wholes, Wholes, Wholes]:
-    """One pass.
+    """Grow all parts in one pass: return edges in the order of placement, bounds of the parts in it, and vertex ranks.
 
-    A part holds S. Its next core vertex is the one of S with the fewest unplaced edges; that one's other neighbours
-    join S, and whatever lies between two members of S is the part's. The last part takes what is left.
+    A part has a member set S. Its next core vertex is the member with the fewest unplaced edges; its other neighbours
+    join S, and all edges between two members go to the part. The last part takes the rest.
 
-    Args:
-        first: the vertices in the order in which a part that cannot grow tries them.
-        beta: what a vertex costs the part in which it joins first, in edges.
-
-    Returns:
-        edges in the order in which they were placed; bounds of the parts in it; the rank in which each vertex first
-        joined, those without edges last.
+    ``first`` (vertices,) is the order of seeds; ``beta`` is the cost of a vertex for its first part, in edges. A
+    vertex's rank is the time at which it first joined a part; those without edges come last.
     """
     growth = _Growth(edges, first)
     ends, total = [0], len(edges) + beta * int((np.array(growth.left) > 0).sum())
@@ -38,7 +33,7 @@ def expand(edges: EdgeList, shares: Sequence[float], first: Wholes, beta: float)
 
 
 class _Growth:
-    """All unplaced edges of a member of S lead out of S, so their number is how many neighbours it would bring."""
+    """The state of the pass."""
 
     def __init__(self, edges: EdgeList, first: Wholes) -> None:
         self.near: list[list[tuple[int, int]]] = [[] for _ in range(edges.vertices)]
@@ -46,16 +41,18 @@ class _Growth:
             self.near[u].append((v, edge))
             if u != v:
                 self.near[v].append((u, edge))
-        self.left = [len(one) for one in self.near]  # unplaced edges of each vertex
+        # All unplaced edges of a member of S lead out of S, so they count the neighbours it would add.
+        self.left = [len(one) for one in self.near]
         self.taken = bytearray(len(edges))
         self.placed: list[int] = []
         self.rank = [-1] * edges.vertices
         self.joined = self.waits = 0
-        self.seeds, self.seed = first.tolist(), 0
+        self.seeds = first.tolist()
+        self.seed = 0
 
     def grow(self, target: float, beta: float) -> None:
         self.member = bytearray(len(self.near))
-        self.queue: list[tuple[int, int, int]] = []  # unplaced edges, the newest first, the vertex
+        self.queue: list[tuple[int, int, int]] = []  # (unplaced edges, −time of entry, vertex)
         cost = 0.0
         while cost < target:
             core = self._next()
@@ -73,15 +70,15 @@ class _Growth:
                     cost += self._join(other, beta)
 
     def _next(self) -> int | None:
-        """The member with the fewest unplaced edges; of equal ones the newest."""
+        """Return the member with the fewest unplaced edges; among equals, the newest."""
         while self.queue:
             left, _, vertex = heappop(self.queue)
-            if self.left[vertex] == left:
+            if self.left[vertex] == left:  # otherwise outdated: the heap has a newer entry
                 return vertex
         return None
 
     def _join(self, vertex: int, beta: float) -> float:
-        """Add a vertex to S; what that costs."""
+        """Add a vertex to S; return its cost."""
         cost = -float(len(self.placed))
         self.member[vertex] = 1
         if self.rank[vertex] < 0:

@@ -1,6 +1,6 @@
-"""Cuts that place edge after edge: Libra (Xie et al., NIPS 2014, as DGL has it) and HDRF (Petroni et al., 2015).
+"""Streaming partitioners: Libra (Xie et al., NIPS 2014, as in DGL) and HDRF (Petroni et al., 2015).
 
-Pure; :mod:`uneven.graph.native` has the same loops compiled, with the same answers.
+Pure; :mod:`uneven.graph.native` has the same loops compiled, with identical results.
 """
 
 from __future__ import annotations
@@ -12,27 +12,24 @@ import numpy as np
 from uneven.graph.edge_list import EdgeList, Ids
 
 MOST_PARTS = 64
-"""The parts of a vertex are the bits of one word."""
+"""The maximum: the parts of a vertex are the bits of one word."""
 
 Rule = Callable[[Sequence[float], int, int, int, int], int]
-"""Load of each part, the parts of source and of target as bits, their degrees → the part of an edge."""
+"""(load of each part, parts of source and target as bit sets, their degrees) → part of the edge."""
 
 
 def stream_order(edges: int, seed: int) -> Ids:
-    """The order in which edges are placed: shuffled.
-
-    A stream in an order of traversal sends nearly all of it to one part, since Libra then only chooses among parts that
-    have been touched.
-    """
+    """Return a random permutation (edges,), the order in which edges are placed."""
+    # In traversal order nearly all edges would go to one part: Libra chooses only among parts already touched.
     return np.random.default_rng(seed).permutation(np.arange(edges, dtype=np.int32))
 
 
 def libra(load: Sequence[float], mine: int, theirs: int, own_degree: int, their_degree: int) -> int:
-    """Libra's four rules; of equally loaded parts the first.
+    """Apply Libra's rules; among equally loaded parts, the first wins.
 
-    least(S) is the part of S with the least load; load counts edges, over the part's share. Neither end placed yet:
-    least(all). One is: least(its parts). Both, with parts in common: least(those). Both, none in common: least(parts of
-    the end of lower degree; of the target if they are equal), and the other end gets one more copy.
+    least(S) is the part of S with the least load; load counts edges, over the part's share. If neither end is placed:
+    least(all). If one is: least(its parts). If both have parts in common: least(those). Otherwise: least(parts of the
+    end of lower degree, or of the target if equal), and the other end gets another copy.
     """
     if not mine or not theirs:
         allowed = mine | theirs or (1 << len(load)) - 1
@@ -42,10 +39,10 @@ def libra(load: Sequence[float], mine: int, theirs: int, own_degree: int, their_
 
 
 def hdrf(load: Sequence[float], mine: int, theirs: int, own_degree: int, their_degree: int) -> int:
-    """HDRF's score with λ = 1 and the whole graph's degrees.
+    """Apply HDRF's score with λ = 1 and the degrees of the whole graph; among equal scores, the first wins.
 
-    score(p) = g(u, p) + g(v, p) + (most − load(p)) / (1 + most − least), g(u, p) = 2 − deg(u) / (deg(u) + deg(v)) where
-    p holds u, else 0. Of equal scores the first.
+    score(p) = g(u, p) + g(v, p) + (most − load(p)) / (1 + most − least), g(u, p) = 2 − deg(u) / (deg(u) + deg(v)) if p
+    holds u, otherwise 0.
     """
     part_of = own_degree / (own_degree + their_degree)
     most, least = max(load), min(load)
@@ -58,13 +55,9 @@ def hdrf(load: Sequence[float], mine: int, theirs: int, own_degree: int, their_d
 
 
 def placed(edges: EdgeList, shares: Sequence[float], order: Ids, rule: Rule) -> Ids:
-    """The part of each edge, placed in turn where the rule wants it.
-
-    Args:
-        order: edges in the order of the stream.
-    """
+    """Return the part of each edge, int32 (edges,), placed by ``rule`` in ``order`` (edges,)."""
     degree, held, load = edges.degree().tolist(), [0] * edges.vertices, [0.0] * len(shares)
-    step = [1.0 / (share * len(shares)) for share in shares]
+    step = [1.0 / (share * len(shares)) for share in shares]  # weighted: a large share fills slowly
     found = np.zeros(len(edges), np.int32)
     stream = edges.ordered(order)
     for edge, u, v in zip(order.tolist(), stream.source.tolist(), stream.target.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Cuts by a hash: random edges, and degree-based hashing (DBH, Xie et al., NIPS 2014). Pure."""
+"""Partitioners by hash: random edges, and degree-based hashing (DBH, Xie et al., NIPS 2014). Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from uneven.graph.edge_list import EdgeList, chance
 
 
 def cut_random(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """Any edge anywhere; both directions of one stay together."""
+    """Place each edge randomly; both directions of an edge stay together."""
     low, high = np.minimum(edges.source, edges.target), np.maximum(edges.source, edges.target)
     return _by_key(low.astype(np.uint64) * np.uint64(edges.vertices) + high.astype(np.uint64), shares, seed)
 
 
 def cut_dbh(edges: EdgeList, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """Each edge where its end of lower degree is hashed to, so that vertices of high degree are split."""
+    """Place each edge by the hash of its end of lower degree, so that vertices of high degree are split."""
     source, target, degree = edges.source, edges.target, edges.degree()
     first = (degree[source] < degree[target]) | ((degree[source] == degree[target]) & (source < target))
     return _by_key(np.where(first, source, target).astype(np.uint64), shares, seed)

@@ -1,4 +1,4 @@
-"""Which exchange a graph has, from what the user names."""
+"""The choice of an exchange, parsed from the user's arguments."""
 
 from __future__ import annotations
 
@@ -11,30 +11,19 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True)
 class ExchangeChoice:
-    """Exact, cd-0, cd-r or 0c, and its backward pass.
+    """The exchange (exact, cd-0, cd-r or 0c) and its backward pass."""
 
-    Attributes:
-        name: as it was given.
-        r: epochs after which sums arrive; 1 is at once.
-        delays: (rank, rank) → another r for these two.
-        faithful: whether each worker deals its own copies into bins, as in the released code.
-    """
-
-    name: str
+    name: str  # as given
     backward: str
-    r: int = 1
-    delays: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    faithful: bool = False
+    r: int = 1  # epochs until sums arrive; 1 is without delay
+    delays: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (rank, rank) → another r for this pair
+    faithful: bool = False  # deal copies into bins per worker, as in the released code
 
     @classmethod
     def of(
         cls, name: str, backward: str | None, delays: Mapping[tuple[int, int], int], faithful: bool = False
     ) -> ExchangeChoice:
-        """Read what the user gave.
-
-        Raises:
-            ConfigError: no such exchange, or a backward pass or delays that it does not have.
-        """
+        """Parse the user's arguments; raise :class:`ConfigError` if they are unknown or do not go together."""
         known = re.fullmatch(r"exact|cd-0|0c|cd-r(?::r=0*([1-9]\d*))?", name)
         if known is None:
             raise ConfigError(f"exchange={name!r}: give exact, cd-0, cd-r:r=5 or 0c")
@@ -54,9 +43,9 @@ class ExchangeChoice:
 
     @property
     def exact(self) -> bool:
-        """Whether each vertex is computed once."""
+        """True if each vertex is computed once."""
         return self.name == "exact"
 
     def bins(self, rank: int, size: int) -> list[int]:
-        """Into how many bins what passes between this worker and each of ``size`` is dealt: r; 1 waits for each."""
+        """Return the number of bins (r) between this worker and each of ``size``; with 1, it waits for the answer."""
         return [self.delays.get((rank, one), self.delays.get((one, rank), self.r)) for one in range(size)]

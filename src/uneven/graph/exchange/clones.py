@@ -1,10 +1,9 @@
-"""DistGNN's exchanges (arXiv 2104.06700): every copy of a vertex computes its layers, from sums that are merged or not.
+"""DistGNN's exchanges (arXiv 2104.06700): every copy of a vertex computes its layers, from sums that may be merged.
 
-Each copy sums over its own part's edges, and with the sum goes its number of in-edges. ``0c`` exchanges nothing.
-``cd-0`` sends both from the copies to the root, which adds them up and sends the totals back, in every layer. ``cd-r``
-deals the vertices into r bins; epoch e sends those of bin e mod r, what was sent arrives r epochs later, and its answer
-2r epochs later; who is not in the bin goes by what lies here. As released, the backward pass sends nothing
-(``identity``); ``exact`` is for cd-0, whose transpose is itself.
+Each copy sums over its own part's edges. ``0c`` exchanges nothing. With ``cd-0``, copies send sums and in-degrees to
+the root, which returns the totals, in every layer. ``cd-r`` deals the vertices into r bins: epoch e sends those of bin
+e mod r, the message arrives r epochs later and its answer 2r epochs later; other vertices use local sums. As released,
+the backward pass sends nothing (``identity``); ``exact`` is for cd-0, whose transpose is itself.
 """
 
 from __future__ import annotations
@@ -22,42 +21,30 @@ from uneven.graph.exchange.exact import RowCarrier, RowMove
 from uneven.graph.reduce import neighbour_sum
 from uneven.run.lines import Handle, Line
 
-Dealt = list[list[Tensor]]
-"""For each other worker, by bin: rows here."""
+Dealt = list[list[Tensor]]  # for each other worker, by bin: rows of this part
 
 
 class CloneExchange:
-    """Sums at all copies.
-
-    Args:
-        carrier: what moves rows.
-        how: cd-0, cd-r or 0c.
-        size: how many workers there are.
-
-    Attributes:
-        rows: copies of this worker's, roots first.
-    """
+    """The sums at all copies of each vertex."""
 
     def __init__(self, carrier: RowCarrier, how: ExchangeChoice, size: int) -> None:
-        self.carrier, self.how = carrier, how
+        self.carrier = carrier
+        self.how = how
         self.bins = how.bins(0 if carrier.line is None else carrier.line.rank, size)
-        self.rows = len(carrier.part.ids)
+        self.rows = len(carrier.part.ids)  # all copies, roots first
         self.own_degree = (carrier.part.adjacency.into.starts.diff()).float()
         self._layers: list[LateSums] = []
         self._posted: deque[tuple[Handle, Tensor]] = deque()
         self._turn = 0
 
     def _deal(self) -> tuple[Dealt, Dealt]:
-        """Copies here of others' roots, and roots here of which others have copies.
-
-        Bins are by the vertex's number, the same on all workers; or each worker cuts the list of its own copies, as in
-        the released code, where a total may then miss copies whose turn is another.
-        """
+        """Return, by bin, copies here of others' roots, and roots here of which others have copies."""
         part = self.carrier.part
         own = [torch.arange(one.start, one.stop) for one in part.every.copies]
         theirs = part.every.rooted
         if self.how.faithful:
             split = torch.from_numpy(part.copies > 1)
+            # As released, each worker cuts the list of its own copies; a total may then miss copies of another bin.
             place, count = split.cumsum(0) - 1, int(split.sum())
             mine = [place[rows] // max(1, -(-count // r)) for rows, r in zip(own, self.bins, strict=True)]
             told = [torch.empty(len(rows), dtype=torch.int64) for rows in theirs]
@@ -71,11 +58,10 @@ class CloneExchange:
         return [[some[of == one] for one in range(r)] for some, of, r in zip(rows, at, self.bins, strict=True)]
 
     def begin(self) -> None:
-        """A forward pass begins: its first layer is next."""
         self._turn = 0
 
     def sum(self, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """scale · Σ of weight · x, [rows, d] → [rows, d], and the number of in-edges [rows] that are in it."""
+        """Return scale · Σ of weight · x, (rows, d) → (rows, d), and the number of in-edges in it, (rows,)."""
         near = neighbour_sum(x, self.carrier.part.adjacency, None, weight)
         degree = self.own_degree.to(x.dtype)
         if self.how.name != "0c" and self.carrier.line is not None:
@@ -84,7 +70,7 @@ class CloneExchange:
         return near if scale is None else near * scale[:, None], degree
 
     def _merged(self, both: Tensor) -> Tensor:
-        """Totals of what all copies have: for evaluations and an exact gradient those of now, without delay."""
+        """Return the totals of all copies, (rows, 1 + d); without delay in evaluations and for exact gradients."""
         if self.how.backward == "exact" or not torch.is_grad_enabled():
             route = self.carrier.part.every
             return self.carrier.down(self.carrier.up(both, route), route)
@@ -94,50 +80,47 @@ class CloneExchange:
         return RowMove.apply(both, layer.merge, lambda gradient: gradient)
 
     def max(self, x: Tensor) -> NoReturn:
-        """Raises ConfigError."""
+        """Raise :class:`ConfigError`: these exchanges merge sums only. ``x`` has shape (rows, d)."""
         raise ConfigError(f"max and min with exchange={self.how.name!r}: DistGNN's exchanges merge sums; use 'exact'")
 
     def finish(self) -> None:
-        """Wait for what is under way, at the end of a training."""
+        """Wait for all messages in flight, after the last step."""
         while self._posted:
             self._posted.popleft()[0].wait()
         self._layers.clear()
 
     @property
     def under_way(self) -> int:
-        """Messages that were sent and not yet taken."""
         return sum(len(one) for layer in self._layers for way in (layer.up, layer.down) for one in way.messages)
 
     @property
     def line(self) -> Line:
-        """To the others."""
         assert self.carrier.line is not None
         return self.carrier.line
 
     def post(self, handle: Handle, tensor: Tensor) -> None:
-        """Keep a message's memory until it has passed: for as long as any pair's delay, there and back."""
+        """Keep a message's tensor, of any shape, alive until it has been sent or received."""
         self._posted.append((handle, tensor))
+        # Enough for the longest delay of any pair, there and back.
         most = 4 * len(self.bins) * len(self._layers) * 2 * (max(self.bins) + 1)
         while len(self._posted) > most:
             self._posted.popleft()[0].wait()
 
 
 class LateWay:
-    """Rows that go one way, from copies to roots or back: for each worker what is under way, oldest first.
-
-    Args:
-        given, taken: rows here that are sent, and rows here that are meant by what comes.
-    """
+    """Rows in flight one way: ``given`` are rows here that are sent, ``taken`` those that received values are for."""
 
     def __init__(self, exchange: CloneExchange, given: Dealt, taken: Dealt) -> None:
         self.exchange = exchange
         self.given = given
         self.taken = taken
+        # For each worker: (bin, handle, values), oldest first.
         self.messages: list[deque[tuple[int, Handle, Tensor]]] = [deque() for _ in exchange.bins]
 
     def post(self, values: Tensor, other: int, place: int) -> None:
-        """Put what passes between the two in this bin on the way."""
+        """Start the exchange of this bin's rows of ``values`` (rows, d) with one worker."""
         line = self.exchange.line
+        # The receive first: its buffer must be there when the peer sends.
         if count := len(self.taken[other][place]):
             room = values.new_empty(count, values.shape[1])
             handle = line.receive(room, other)
@@ -148,7 +131,7 @@ class LateWay:
             self.exchange.post(line.send(sent, other), sent)
 
     def due(self, other: int, place: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows here and what is for them, of the oldest message, if it is of the bin whose turn it is."""
+        """Yield the rows (n,) and values (n, d) of the oldest message, if it belongs to the current bin."""
         if self.messages[other] and self.messages[other][0][0] == place:
             _, handle, room = self.messages[other].popleft()
             handle.wait()
@@ -156,17 +139,18 @@ class LateWay:
 
 
 class LateSums:
-    """One layer's messages."""
+    """The delayed messages of one layer."""
 
     def __init__(self, exchange: CloneExchange, dealt: tuple[Dealt, Dealt]) -> None:
         self.bins = exchange.bins
         self.dealt = dealt
         self.epoch = 0
         leaves, roots = dealt
-        self.up, self.down = LateWay(exchange, leaves, roots), LateWay(exchange, roots, leaves)
+        self.up = LateWay(exchange, leaves, roots)
+        self.down = LateWay(exchange, roots, leaves)
 
     def merge(self, both: Tensor) -> Tensor:
-        """Put this epoch's messages on the way, and take up those that are due."""
+        """Send this epoch's messages and merge those that are due into ``both`` (rows, 1 + d)."""
         found, epoch = both.clone(), self.epoch
         self.epoch += 1
         turns = [(other, epoch % r, r) for other, r in enumerate(self.bins)]

@@ -1,11 +1,10 @@
-"""The exact exchange: each vertex is computed once, at its root, and every gradient is that of one process.
+"""The exact exchange: each vertex is computed once, at its root, and gradients equal those of one process.
 
-Down: roots give their rows to the copies that edges lead out of. There the sums over a part's own edges are made. Up:
-copies give these to their roots, which add them up. Each is the other's transpose, so the backward pass of one is the
-forward pass of the other; nothing is stale and nothing is dropped.
+Down: roots send their rows to the copies that edges lead out of, and each part sums over its own edges. Up: copies send
+these sums to their roots, which add them up. Each is the other's transpose, and its backward pass.
 
-Weights: the run takes Σ wᵢ gᵢ of the workers' gradients, so a worker's loss is scaled by 1 / wᵢ, and so is every
-gradient on it. On the way they are in the unit of the whole: multiplied by wᵢ where sent, divided by wⱼ on arrival.
+Weights: the run computes Σ wᵢ gᵢ of the workers' gradients, so a worker's loss, and with it each gradient, is scaled by
+1 / wᵢ. Gradients are multiplied by wᵢ before sending and divided by wⱼ on arrival.
 """
 
 from __future__ import annotations
@@ -23,28 +22,18 @@ from uneven.run.lines import Line
 
 
 class RowCarrier:
-    """Moves rows between roots and copies, over one line.
-
-    Args:
-        line: None where there is nobody else.
-        weight: what this worker's gradient counts in the run's.
-
-    Attributes:
-        ranks: of the workers that have parts.
-        whole: whether all of them were in every exchange. Where one was lost, in an elastic run, nothing more is
-            exchanged: the step is left out.
-    """
+    """The transport of rows between roots and copies, over one line (None for a single worker)."""
 
     def __init__(self, part: GraphPart, line: Line | None, weight: float) -> None:
         self.part = part
         self.line = line
-        self.weight = weight
-        self.ranks = () if line is None else line.members
-        self.whole = True
+        self.weight = weight  # of this worker's gradient in the run's
+        self.ranks = () if line is None else line.members  # that have parts
+        self.whole = True  # False once an exchange missed one of them (elastic runs): the step is skipped
 
     def swap(self, given: Sequence[Tensor], taken: Sequence[Tensor], weight: float = 1.0) -> None:
-        """Give each worker what is for it, times ``weight``, and take what it has, over ``weight``; zeros from all once
-        one is lost."""
+        """Send ``given`` (n, d) per worker times ``weight``, and receive ``taken`` (m, d) over ``weight``; 0 after a
+        loss."""
         assert self.line is not None
         if self.whole and self.line.members == self.ranks:
             sent = given if weight == 1.0 else [one * weight for one in given]
@@ -52,7 +41,8 @@ class RowCarrier:
             for one in taken if weight != 1.0 else ():
                 one.mul_(1.0 / weight)
             return
-        if self.whole:  # this worker knows already that somebody is lost, and others do not
+        # This worker already knows of a change, but others may not: take part once more, so that none waits.
+        if self.whole:
             nothing = given[0].new_empty(0)
             sides = [dict(zip(self.ranks, one, strict=True)) for one in (given, taken)]
             self.line.all_to_all(*([side.get(one, nothing) for one in self.line.members] for side in sides)).wait()
@@ -61,19 +51,19 @@ class RowCarrier:
             one.zero_()
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over the workers."""
+        """Return the sum over the workers of a tensor of one shape."""
         found = tensor.clone()
         if self.line is not None and self.whole:
             self.whole = set(self.line.sum(found).wait()) >= set(self.ranks)
         return found
 
     def down(self, x: Tensor, route: HaloRoute) -> Tensor:
-        """Rows of roots → rows of the part; copies that are not on the route are 0. With a gradient."""
+        """Map rows of roots (roots, d) to rows of the part (rows, d), 0 for copies off the route; differentiable."""
         back = partial(self._up, route=route, weight=self.weight)
         return RowMove.apply(x, partial(self._down, route=route), back)
 
     def up(self, x: Tensor, route: HaloRoute) -> Tensor:
-        """Rows of the part → rows of roots, with what their copies elsewhere have. With a gradient."""
+        """Map rows of the part (rows, d) to rows of roots (roots, d), plus those of other copies; differentiable."""
         back = partial(self._down, route=route, weight=self.weight)
         return RowMove.apply(x, partial(self._up, route=route), back)
 
@@ -81,7 +71,7 @@ class RowCarrier:
         return self.spread(x, [x[rows] for rows in route.rooted], route, weight)
 
     def spread(self, own: Tensor, given: Sequence[Tensor], route: HaloRoute, weight: float) -> Tensor:
-        """Rows of roots, and for each worker what is for its copies of them → rows of the part."""
+        """Return the part's rows (rows, d) from its roots' ``own`` (roots, d); send ``given`` (n, d) per worker."""
         found = own.new_zeros(len(self.part.ids), own.shape[1])
         found[: self.part.roots] = own
         if self.line is not None:
@@ -95,7 +85,7 @@ class RowCarrier:
         return found
 
     def received(self, x: Tensor, route: HaloRoute, weight: float = 1.0) -> list[tuple[Tensor, Tensor]]:
-        """By worker, which roots of this one have copies there, and what these have."""
+        """Return, by worker, the roots (n,) here that have copies there, and the rows (n, d) of these copies."""
         if self.line is None:
             return []
         taken = [x.new_empty(len(rows), x.shape[1]) for rows in route.rooted]
@@ -104,7 +94,7 @@ class RowCarrier:
 
 
 class RowMove(torch.autograd.Function):
-    """Rows go one way, and their gradients back another way."""
+    """A linear map of rows with an explicit transpose for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
@@ -117,7 +107,7 @@ class RowMove(torch.autograd.Function):
 
 
 class _UpMax(torch.autograd.Function):
-    """The greatest of a root's own row and those of its copies; of equal ones its own, then the first worker's."""
+    """The maximum over a root's row and those of its copies; among equals, its own wins, then the first worker's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, carrier: RowCarrier) -> Tensor:
@@ -140,38 +130,31 @@ class _UpMax(torch.autograd.Function):
 
 
 class ExactExchange:
-    """Sums and extremes over all in-neighbours of this worker's roots.
-
-    Attributes:
-        rows: how many rows a model works with here.
-        carrier: what moves them.
-    """
+    """The sums and extremes over all in-neighbours of this worker's roots."""
 
     def __init__(self, carrier: RowCarrier) -> None:
         self.carrier = carrier
         self.rows = carrier.part.roots
 
     def begin(self) -> None:
-        """A forward pass begins."""
+        """Do nothing: an exact forward pass has no state."""
 
     def sum(self, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, None]:
-        """scale · Σ of weight · x; [rows, d] → [rows, d], factors [rows], which may depend on the vertex alone.
-
-        Every worker calls it at the same place of its script. All in-edges are in it.
-        """
+        """Return scale · Σ of weight · x, (rows, d) → (rows, d), with factors (rows,); every worker must call it."""
         carrier, part = self.carrier, self.carrier.part
         if carrier.line is None:
             return neighbour_sum(x, part.adjacency, scale, weight), None
+        # Factors are applied at the roots, outside of the exchange, as they depend on the vertex only.
         near = neighbour_sum(carrier.down(x if weight is None else x * weight[:, None], part.down), part.adjacency)
         found = carrier.up(near, part.up)
         return found if scale is None else found * scale[:, None], None
 
     def max(self, x: Tensor) -> Tensor:
-        """Likewise; −∞ where a vertex has no in-neighbours."""
+        """Return the maximum over in-neighbours, (rows, d) → (rows, d); −∞ without any."""
         carrier, part = self.carrier, self.carrier.part
         if carrier.line is None:
             return neighbour_max(x, part.adjacency)
         return _UpMax.apply(neighbour_max(carrier.down(x, part.down), part.adjacency), carrier)
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no messages are in flight."""
