@@ -1,4 +1,4 @@
-"""What workers tell each other of their speed at a refresh, and whether others should own what. Pure."""
+"""The workers' agreement on their speeds at a refresh, and the decision whether to change owners. Pure."""
 
 from __future__ import annotations
 
@@ -9,65 +9,44 @@ from typing import NamedTuple
 
 from uneven.precondition.place import Item, Placement
 
-_GAIN = 0.05
-"""Share of a step that must be saved for owners to change: what is kept of a square has to move."""
-
-_SPREAD = 0.1
-"""Relative spread of the shares from which what is fixed can be told from what grows with them."""
-
-_IDLE_CORES = 0.5
-"""From so many idle cores on, on every worker's machine, "auto" refreshes beside the training."""
+_GAIN = 0.05  # minimum share of a step to save: a change of owners moves the statistics
+_SPREAD = 0.1  # minimum relative spread of the shares to separate fixed costs from proportional ones
+_IDLE_CORES = 0.5  # with as many on every worker's machine, "auto" refreshes in the background
 
 
 @dataclass(slots=True)
 class OwnWork:
-    """This worker's own work since the last refresh began.
+    """This worker's own work since the last refresh started."""
 
-    Attributes:
-        cost: as the placement reckons it.
-        busy_s: processor seconds; seconds, where the work is not a processor's.
-        steps: how many it was in.
-    """
-
-    cost: float = 0.0
-    busy_s: float = 0.0
-    steps: int = 0
+    cost: float = 0.0  # in the unit of the placement
+    busy_s: float = 0.0  # processor seconds; wall-clock seconds on an accelerator
+    steps: int = 0  # number of steps it was spread over
 
     def add(self, cost: float, busy_s: float) -> None:
         self.cost += cost
         self.busy_s += busy_s
 
     def and_(self, other: OwnWork) -> OwnWork:
-        """Both together."""
+        """Return the sum of both."""
         return OwnWork(self.cost + other.cost, self.busy_s + other.busy_s, self.steps + other.steps)
 
 
 class WorkerRow(NamedTuple):
-    """What a worker tells the others at a refresh; NaN for what it does not know.
+    """A worker's report at a refresh; NaN for unknown values."""
 
-    Attributes:
-        rate: cost of its own work that it does in a processor second.
-        pace: processor seconds that it gets in a second in which it works.
-        other: cost of what else it does in a step, samples included.
-        idle: cores of its machine.
-        samples: in this step.
-        opinion: of the preconditioner's own.
-    """
-
-    rate: float
-    pace: float
-    other: float
-    idle: float
-    samples: float
-    opinion: float
+    rate: float  # cost of own work per processor second
+    pace: float  # processor seconds per second of work
+    other: float  # cost of all other work in a step, samples included
+    idle: float  # idle cores of its machine
+    samples: float  # in this step
+    opinion: float  # a value of the preconditioner, see `Preconditioner.opinion`
 
 
 def told(own: OwnWork, local_s: float, local_cpu_s: float, exchange_cpu_s: float, **more: float) -> WorkerRow:
-    """The row of a worker, from its own work and from its time in an iteration.
+    """Return this worker's report from its own work and its times per iteration.
 
-    A worker that gets a tenth of a core in bursts takes no longer than others for a short decomposition, so what a
-    clock on the wall says of it means little. Processor time says what the work takes, and all of its steps together
-    how much of a processor it gets.
+    It is based on processor time: a worker limited to 0.1 core runs in bursts, so the wall-clock time of one short
+    decomposition does not reveal its speed.
     """
     rate = own.cost / own.busy_s if own.busy_s > 0.0 and own.cost > 0.0 else math.nan
     known = local_s > 0.0 and local_cpu_s > 0.0
@@ -76,27 +55,19 @@ def told(own: OwnWork, local_s: float, local_cpu_s: float, exchange_cpu_s: float
 
 
 class AgreedSpeeds(NamedTuple):
-    """What all know alike.
+    """The speeds on which all workers agree."""
 
-    Attributes:
-        speeds: of the ranks in order, cost per second.
-        fixed: cost of what every worker has to do in a step however few samples it takes, besides what it owns.
-        other: of all workers together, samples included.
-        idle: whether every worker has a core to spare.
-    """
-
-    speeds: tuple[float, ...]
-    fixed: float
-    other: float
-    idle: bool
+    speeds: tuple[float, ...]  # of the ranks in order, cost per second
+    fixed: float  # cost of each worker's step that does not depend on its samples, without owned squares
+    other: float  # of all workers together, samples included
+    idle: bool  # whether every worker has a core to spare
 
 
 def agreed(rows: Sequence[WorkerRow]) -> AgreedSpeeds:
-    """From everybody's rows.
+    """Combine the reports of all workers.
 
-    A worker that owned nothing is taken to have a processor like the others'. Before anybody has measured, workers
-    are as fast as their shares of the batch are large. What is fixed is the intercept of what workers do besides their
-    own work over their samples, at most what the one that does least does; 0 where all have as many samples.
+    A worker that owned nothing gets the mean rate. Before any measurement, speeds are proportional to batch shares. The
+    fixed cost is the intercept of other work over samples, at most the least other work; 0 for equal shares.
     """
     rates = [row.rate for row in rows if row.rate > 0.0]
     shares = [row.samples for row in rows]
@@ -124,10 +95,10 @@ def _intercept(shares: Sequence[float], costs: Sequence[float]) -> float:
 def better(
     now: Placement, then: Placement, items: Sequence[Item], table: AgreedSpeeds, members: Sequence[int], period: int
 ) -> Placement | None:
-    """``then``, if a step takes a twentieth less with it.
+    """Return ``then`` if a step takes 5 % less with it, otherwise None.
 
-    Samples go where there is time, so the step takes as long as all of the work on all workers; or, if that is longer,
-    as what is fixed and owned takes on one of them.
+    Samples move to free workers, so a step takes as long as all work on all workers; or, if longer, as the fixed and
+    owned work of one worker.
     """
     if now == then:
         return None

@@ -1,4 +1,4 @@
-"""Carries sums to owners, bases to those who precondition, and gradients to all, each packed into one exchange."""
+"""The exchanges of a preconditioner: sums to owners, bases within columns, gradients within rows; one message each."""
 
 from __future__ import annotations
 
@@ -12,31 +12,22 @@ from uneven.run.lines import Line, Lines
 
 
 class PackedExchanges:
-    """The lines of one preconditioner. Each is among all workers, so that none has to be opened anew where members or
-    owners change; who has nothing for another sends it nothing.
-
-    Args:
-        lines: of the run; all workers make this object at the same time.
-        name: of the part.
-
-    Attributes:
-        changing: whether workers may be lost in an exchange.
-    """
+    """The lines of one preconditioner. All workers must create it at the same time."""
 
     def __init__(self, lines: Lines, name: str) -> None:
         self.rank = lines.rank
-        self.changing = lines.changing
+        self.changing = lines.changing  # workers may be lost in an exchange
+        # Each line connects all workers, so that none must be reopened when members or owners change.
         self._factors = lines.open(f"{name} factors")
         self._bases = lines.open(f"{name} bases")
         self._gradients = lines.open(f"{name} gradients")
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks of all workers."""
         return self._factors.members
 
     def to_owners(self, flat: Tensor, layout: Layout) -> Tensor:
-        """The sum over all workers of what is this worker's, shape (numbers of its pieces,)."""
+        """Return the sum over all workers of this worker's part of ``flat`` (size,); a vector."""
         mine = flat[slice(*layout.bound(self.rank))]
         if len(self.members) == 1:
             return mine.clone()
@@ -48,29 +39,28 @@ class PackedExchanges:
         return total
 
     def among_those_left(self, flat: Tensor) -> Tensor:
-        """The sum over all workers, without those that are lost in it, in the place of ``flat``."""
+        """Replace ``flat``, of any size, by the sum over the workers that are not lost during the exchange, and return
+        it."""
         self._factors.sum(flat).wait()
         return flat
 
     def in_column(self, flat: Tensor, layout: Layout) -> tuple[int, ...]:
-        """Fill in what the others of this worker's column have put into their parts of ``flat``; the parts of workers
-        that are lost stay as they are.
+        """Fill in the parts of ``flat`` (size,) of this worker's column; return the lost ranks, the same on all.
 
-        Returns:
-            Those that are lost, the same on all.
+        Parts of lost workers stay unchanged.
         """
         return self._fill(self._bases, flat, layout)
 
     def in_row(self, flat: Tensor, layout: Layout) -> None:
-        """The same in its row."""
+        """Fill in the parts of ``flat`` (size,) of this worker's row."""
         self._fill(self._gradients, flat, layout)
 
     def among_all(self, flat: Tensor, layout: Layout) -> None:
-        """The same among all workers."""
+        """Fill in the parts of ``flat`` (size,) of all workers."""
         self._fill(self._factors, flat, layout)
 
     def table(self, row: Sequence[float]) -> dict[int, list[float]]:
-        """Everybody's row of numbers, by rank in ascending order; the same on all, also while workers come and go."""
+        """Return the numbers of each worker by ascending rank; the same on all, even if workers come and go."""
         members = self.members
         rows = [torch.empty(len(row), dtype=torch.float64) for _ in members]
         there = self._factors.gather(torch.tensor(row, dtype=torch.float64), rows).wait()
@@ -79,10 +69,10 @@ class PackedExchanges:
     def move(
         self, pieces: dict[int, Tensor], sizes: Sequence[int], old: Sequence[int], new: Sequence[int], like: Tensor
     ) -> None:
-        """Pieces change their owners: ``pieces``, by number, holds this worker's, and its new ones afterwards.
+        """Move flat pieces from ``old`` to ``new`` owners, updating ``pieces`` (number → piece) of this worker in
+        place.
 
-        Args:
-            like: of the type of all pieces, and on their device.
+        ``like`` has the dtype and device of all pieces.
         """
         out, into = moves(old, new, self.rank)
         members = self.members
@@ -98,11 +88,11 @@ class PackedExchanges:
             pieces.update(zip(those, found.split([sizes[one] for one in those]), strict=True))
 
     def _fill(self, line: Line, flat: Tensor, layout: Layout) -> tuple[int, ...]:
-        """Among the ranks of ``layout``; nothing passes between others."""
+        """Exchange parts among the ranks of ``layout``; others send nothing."""
         if len(layout.ranks) == 1:
             return ()
         mine, nothing = flat[slice(*layout.bound(self.rank))], flat[:0]
-        before = flat.clone() if self.changing else flat
+        before = flat.clone() if self.changing else flat  # a lost worker may leave its part half received
         outgoing = [mine if one in layout.ranks else nothing for one in line.members]
         incoming = [flat[slice(*layout.bound(one))] if one in layout.ranks else nothing for one in line.members]
         there = line.all_to_all(outgoing, incoming).wait()

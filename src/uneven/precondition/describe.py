@@ -1,4 +1,4 @@
-"""What a preconditioner costs, for a description of a cluster. Pure."""
+"""The costs of a preconditioner, for a cluster description. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ from uneven.precondition.place import Item
 def described(
     kind: str, items: Sequence[Item], periods: tuple[int, int], share: float, place: str, own: OwnWork, factors: OwnWork
 ) -> str:
-    """The table ``[preconditioner]``, in TOML.
+    """Return the TOML table ``[preconditioner]``; raise :class:`ConfigError` if nothing has been measured yet.
 
-    Args:
-        share: f.
-        own: all that this worker has decomposed and turned so far.
-        factors: what it has taken factors of: samples, and processor seconds.
-
-    Raises:
-        ConfigError: it has not done anything yet, so nobody can tell what that costs.
+    ``share`` is f; ``own`` is all work on owned squares; ``factors`` has samples as cost.
     """
     if not own.busy_s > 0.0 or not own.cost > 0.0:
         raise ConfigError("what a preconditioner costs is known after some steps of a worker that turns gradients")

@@ -1,4 +1,4 @@
-"""What a preconditioner does for one of its items: the arithmetic, apart from placement, schedule and carriage."""
+"""The arithmetic of a preconditioner for one item, without placement, schedule and exchange."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from uneven.precondition.place import Item
 
 
 def like(model: nn.Module, kind: torch.dtype | None) -> Tensor:
-    """An empty tensor of the type of factors and bases, and on their device.
+    """Return an empty tensor, shape (0,), with the dtype and device of factors and bases.
 
-    Args:
-        kind: None for float64 where the whole model is in it, else float32: decompositions want no less.
+    ``kind`` None means float32, or float64 if the whole model has it: decompositions need at least float32.
     """
     weights = list(model.parameters())
     whole = all(one.dtype == torch.float64 for one in weights)
@@ -23,39 +22,27 @@ def like(model: nn.Module, kind: torch.dtype | None) -> Tensor:
 
 
 class Sizes(NamedTuple):
-    """Lengths of the flat buffers of one item.
+    """Lengths of the flat buffers of one item."""
 
-    Attributes:
-        kept: of what the owner of each square keeps and refreshes it from.
-        basis: of what comes of each square, for all who precondition the item.
-        result: of the preconditioned gradient.
-    """
-
-    kept: tuple[int, ...]
-    basis: tuple[int, ...]
-    result: int
+    kept: tuple[int, ...]  # statistics of each square, on its owner
+    basis: tuple[int, ...]  # decomposition of each square, for all workers that precondition the item
+    result: int  # preconditioned gradient
 
 
 class ItemWork(ABC):
-    """One item: its weights, and what is done for them.
+    """One item: its weights, and the arithmetic for them."""
 
-    Attributes:
-        item: for the placement.
-        sizes: of its buffers.
-        weights: those whose gradients it turns: a weight, and perhaps a bias.
-    """
-
-    item: Item
-    sizes: Sizes
-    weights: tuple[nn.Parameter, ...]
+    item: Item  # for the placement
+    sizes: Sizes  # of its buffers
+    weights: tuple[nn.Parameter, ...]  # a weight and, possibly, a bias, whose gradients it preconditions
 
     @abstractmethod
     def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """What comes of a square, shape (basis,). May take long; called on its owner alone.
+        """Return the decomposition of a square, shape (basis,), from its statistics ``kept`` (kept,); only its owner
+        calls it.
 
         Args:
-            kept: what its owner keeps.
-            identity: how much of the unit matrix the running average still holds.
+            identity: coefficient of the identity matrix in the running average.
 
         Raises:
             torch.linalg.LinAlgError: it does not converge.
@@ -63,22 +50,22 @@ class ItemWork(ABC):
 
     @abstractmethod
     def neutral(self, square: int) -> Tensor:
-        """Stands for what comes of a square where nothing has come of it yet, shape (basis,)."""
+        """Return the initial decomposition of a square, shape (basis,)."""
 
     @abstractmethod
     def renew(self, bases: list[Tensor]) -> None:
-        """New ones have come, one for each square; the tensors are views, and stay as they are until the next."""
+        """Use new decompositions, one per square, shape (basis,); they are views, unchanged until the next call."""
 
     @abstractmethod
     def apply(self, out: Tensor) -> Tensor | None:
-        """Put the preconditioned gradient into ``out``, shape (result,).
+        """Write the preconditioned gradient to ``out``, shape (result,).
 
         Returns:
-            Its product with the gradient times the squared learning rate, shape (); None where nobody asks.
+            Its product with the gradient times the squared learning rate, a scalar; None if not requested.
         """
 
     def write(self, result: Tensor, scale: float) -> None:
-        """Put ``scale`` times the result into the gradients, in place."""
+        """Set the gradients to ``scale`` times ``result``, shape (result,)."""
         matrix, at = result, 0
         for one in self.weights:
             if one.grad is not None:

@@ -1,4 +1,4 @@
-"""Where in one flat buffer each piece lies, so that all that goes to one rank lies together. Pure."""
+"""The layout of pieces in one flat buffer, such that all pieces of a rank are contiguous. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A flat buffer, in the order of who its pieces belong to, and of the pieces among those.
+    """The layout of a flat buffer, by owner, then by piece."""
 
-    Attributes:
-        ranks: in whose order.
-        spans: of each piece, in the order in which they were given: first number, and the one behind the last.
-        bounds: of all that belongs to each rank.
-    """
-
-    ranks: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
-    bounds: tuple[tuple[int, int], ...]
+    ranks: tuple[int, ...]  # in the order of the buffer
+    spans: tuple[tuple[int, int], ...]  # start and end of each piece, in the order in which they were given
+    bounds: tuple[tuple[int, int], ...]  # start and end of each rank's pieces
 
     @classmethod
     def of(cls, sizes: Sequence[int], owners: Sequence[int], ranks: Sequence[int], extra: int = 0) -> Layout:
-        """Lay out pieces of these sizes.
-
-        Args:
-            owners: of each piece, one of ``ranks``.
-            extra: numbers of each rank's own behind its pieces.
-        """
+        """Lay out pieces of these ``sizes`` by their ``owners``, with ``extra`` numbers behind each rank's pieces."""
         spans = [(0, 0)] * len(sizes)
         bounds, at = [], 0
         for rank in ranks:
@@ -42,20 +31,15 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Numbers in all."""
         return self.bounds[-1][1]
 
     def bound(self, rank: int) -> tuple[int, int]:
-        """Where all that belongs to one rank begins and ends."""
+        """Return start and end of a rank's pieces."""
         return self.bounds[self.ranks.index(rank)]
 
 
 def moves(old: Sequence[int], new: Sequence[int], rank: int) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """What ``rank`` sends to each other rank, and receives from it, when pieces change their owners: numbers of pieces.
-
-    Args:
-        old, new: owner of each piece.
-    """
+    """Return the numbers of the pieces that ``rank`` sends to and receives from each rank when owners change."""
     out: dict[int, list[int]] = {}
     into: dict[int, list[int]] = {}
     for piece, (was, will) in enumerate(zip(old, new, strict=True)):

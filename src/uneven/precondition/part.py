@@ -1,8 +1,7 @@
-"""The seam for preconditioners: items with an owner, costs, a square to keep and a result to gather.
+"""The base of preconditioners: items with an owner, costs, statistics to keep and a result to gather.
 
-A preconditioner turns gradients between their exchange and the optimizer's step. What it is (K-FAC, SOAP) is in the
-:class:`~uneven.precondition.item_work.ItemWork` that it makes for each of its items, and in what it does before a
-refresh. Here is what all of them share: which step does what, who owns what, what is packed and exchanged when.
+Subclasses (K-FAC, SOAP) provide an :class:`~uneven.precondition.item_work.ItemWork` per item. This module schedules
+steps, assigns owners, and packs exchanges.
 """
 
 from __future__ import annotations
@@ -33,24 +32,16 @@ from uneven.run.part import Part, Run, Step
 
 
 class Preconditioner(Part):
-    """Base of K-FAC and SOAP.
-
-    Args:
-        how: which step does what, and who owns what.
+    """The base class of K-FAC and SOAP.
 
     Attributes:
         notes: name of a layer → why it keeps its plain gradient.
         clock: optimizer steps so far.
     """
 
-    kind = "kfac"
-    """In a description of a cluster."""
-
-    movable = True
-    """Whether items can be given to other owners."""
-
-    saves_bases = False
-    """Whether a checkpoint holds bases; they are made anew otherwise."""
+    kind = "kfac"  # in a cluster description
+    movable = True  # whether items may change owners
+    saves_bases = False  # whether a checkpoint holds bases; otherwise they are recomputed
 
     def __init__(self, how: Sharing) -> None:
         self.how = how
@@ -64,56 +55,56 @@ class Preconditioner(Part):
         self._gathered: dict[str, Tensor] | None = None
         self._refreshing: Refresh | None = None
         self._began = False  # whether there is a basis
-        self._replicated = False  # whether every worker keeps all squares, as any may be lost
+        self._replicated = False  # whether every worker keeps all squares, because any may be lost
         self._placed_among: tuple[int, ...] = ()
 
-    # ── what a tenant fills in ──────────────────────────────────────────────────────────────────────────────────────
+    # ── for subclasses ──────────────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
-        """One work for each item; writes ``notes`` about what is left plain."""
+        """Return the work of each item; write ``notes`` about weights left plain."""
 
     @abstractmethod
     def bring_up_to_date(self) -> None:
-        """Let what this worker keeps of its squares hold all that was seen so far; all workers come at once."""
+        """Update the statistics of this worker's squares with everything seen so far; a collective."""
 
     @abstractmethod
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
-        """What the owner of a square keeps at first."""
+        """Return the initial statistics of a square, shape (kept,)."""
 
     @property
     def identity(self) -> float:
-        """How much of the unit matrix is left in what is kept."""
+        """The coefficient of the identity matrix in the statistics."""
         return 0.0
 
     def before(self, step: Step, due_factors: bool) -> None:
-        """A step is due; gradients are ready and plain."""
+        """Prepare a step; gradients are averaged and plain."""
 
     def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
-        """What results are multiplied by, from the sum of the products that :meth:`ItemWork.apply` gave."""
+        """Return the factor of all results, from the sum of the products of :meth:`ItemWork.apply`."""
         return 1.0
 
     def bounded(self, work: ItemWork, result: Tensor, scale: float) -> float:
-        """What one item's result is multiplied by, from what all are."""
+        """Return the factor of one item's ``result``, shape (result,), from that of all."""
         return scale
 
     def opinion(self) -> float:
-        """A number of this worker's at a refresh; all go by the first one's."""
+        """Return a value of this worker at a refresh; all use that of the first worker."""
         return 0.0
 
     def settle(self, opinion: float) -> None:
-        """That of the first worker: the same on all, where their own may differ by rounding."""
+        """Use the first worker's value: the workers' own may differ by rounding."""
 
     def renewed(self) -> None:
-        """New bases are in force."""
+        """Do nothing; called when new bases are in use."""
 
     def stepped(self) -> None:
-        """Gradients are preconditioned; ``clock`` has gone on."""
+        """Do nothing; called after gradients are preconditioned and ``clock`` is incremented."""
 
     # ── moments ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def attach(self, run: Run) -> None:
-        """Take up the model: items, lines, owners."""
+        """Set up items, lines and owners for the model; raise :class:`ConfigError` without items."""
         self.run, self.optimizer = run, run.optimizers[0]
         self._like = like(run.model, self.how.factor_dtype)
         self.works = self.make(run.model, self.optimizer)
@@ -129,7 +120,7 @@ class Preconditioner(Part):
         self._measured, self._all_measured, self._factors_taken = OwnWork(), OwnWork(), OwnWork()
         self._replicated = run.lines.changing
         share = self._share(run)
-        members = tuple(sorted({*run.members, run.rank}))  # who has yet to join is none of them
+        members = tuple(sorted({*run.members, run.rank}))  # a worker that is yet to join is not a member
         self.grid: RankGrid = grid(members, gradient_workers(share, len(members)))
         self._placed_among = () if self._replicated else run.members
         self.exchanges = PackedExchanges(run.lines, self.name)
@@ -137,11 +128,7 @@ class Preconditioner(Part):
         self._lay_out(self._place())
 
     def _share(self, run: Run) -> float:
-        """f, measured where it is left open; 1 where workers may be lost: nobody is needed for a plain step then.
-
-        Raises:
-            ConfigError: an elastic run and another share, or refreshes beside the training.
-        """
+        """Return f, measured if "auto"; 1 in elastic runs, where plain steps must need no other worker."""
         share = self.how.share
         if self._replicated and (share not in ("auto", 1.0) or self.how.refresh != "now"):
             raise ConfigError(
@@ -154,7 +141,7 @@ class Preconditioner(Part):
 
     @torch.no_grad()
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
-        """Refresh what is due, and precondition."""
+        """Refresh what is due, and precondition the gradients."""
         if optimizer is not self.optimizer:
             return
         self._check_plan(step)
@@ -177,11 +164,10 @@ class Preconditioner(Part):
         self.stepped()
 
     def describe(self) -> str:
-        """Layers, periods, f, and what its work has taken this worker so far: a table ``[preconditioner]`` for ``uneven
-        plan`` and ``uneven simulate``.
+        """Return a table ``[preconditioner]`` with measured costs, for ``uneven plan`` and ``uneven simulate``.
 
         Raises:
-            ConfigError: it has not worked yet.
+            ConfigError: nothing has been measured yet.
         """
         share, own = len(self.grid.rows) / len(self.members), self._all_measured.and_(self._measured)
         periods, items = self.schedule.periods(self.clock), [one.item for one in self.works]
@@ -189,7 +175,7 @@ class Preconditioner(Part):
 
     @contextmanager
     def evaluated(self) -> Any:
-        """Inside, :meth:`state_dict` has the factors of all workers."""
+        """Gather the factors of all workers for :meth:`state_dict` inside of the context."""
         if self.works:
             self._gathered = self._gather()
         try:
@@ -198,7 +184,7 @@ class Preconditioner(Part):
             self._gathered = None
 
     def close(self) -> None:
-        """Let go of what runs beside the training."""
+        """Stop the background refresh."""
         if self._refreshing is not None:
             self._refreshing.abandon()
             self._refreshing = None
@@ -207,7 +193,7 @@ class Preconditioner(Part):
 
     @property
     def owners(self) -> dict[str, tuple[int, ...]]:
-        """Name of each item → rank that refreshes each of its squares."""
+        """The rank that refreshes each square, by item name."""
         return dict(zip((one.item.name for one in self.works), self.placement.owners, strict=True))
 
     @property
@@ -215,7 +201,7 @@ class Preconditioner(Part):
         return self._like.device.type == "cpu"
 
     def _own_time(self) -> tuple[float, float, float]:
-        """The run's own times, if this worker computes on a processor; else NaN."""
+        # Processor time does not measure an accelerator's work.
         return self.run.own_time() if self._on_host else (math.nan, math.nan, math.nan)
 
     def _place(self, table: AgreedSpeeds | None = None) -> Placement:
@@ -225,7 +211,7 @@ class Preconditioner(Part):
         return place(items, self.grid, rule=how.place, period=period, colocate=how.colocate, **known)
 
     def _lay_out(self, placement: Placement) -> None:
-        """Buffers for a placement; bases that this worker already had stay."""
+        """Allocate buffers for a placement, and keep the bases that this worker already has."""
         rank, before = self.run.rank, dict(self._bases) if self._began else {}
         self.placement = placement
         self._owner_of = [placement.owners[i][j] for i, j in self._units]
@@ -254,11 +240,11 @@ class Preconditioner(Part):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks of those among whom owners are placed, ascending."""
+        """The ranks among which owners are placed, ascending."""
         return tuple(sorted(rank for column in self.grid.columns for rank in column))
 
     def laid_out(self) -> None:
-        """Owners, and with them the layout of what is kept, are other ones."""
+        """Do nothing; called when owners, and the layout of statistics, have changed."""
 
     def _move(self, placement: Placement) -> None:
         old = self._owner_of
@@ -279,7 +265,7 @@ class Preconditioner(Part):
         self.settle(next(iter(rows.values())).opinion)
         self._take_loaded()
         self.bring_up_to_date()
-        if self._placed_among != tuple(rows):  # in an elastic run; whoever has come begins with no owners
+        if self._placed_among != tuple(rows):  # elastic: members have changed
             self._placed_among = tuple(rows)
             self.grid = grid(self._placed_among, len(rows))
             self._move(self._place(table))
@@ -299,11 +285,12 @@ class Preconditioner(Part):
         cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in units))
         calls = {unit: self._call(unit) for unit in units}
         if not self._on_host and not beside:
-            torch.accelerator.synchronize(self._like.device)  # what is ahead of the refresh is not its time
+            torch.accelerator.synchronize(self._like.device)  # earlier work must not count as refresh time
         return Refresh(calls, due=due, beside=beside, cost=cost, clock_s=self._clock_s)
 
     def _call(self, unit: int) -> Callable[[], Tensor]:
         (i, j), identity, kept = self._units[unit], self.identity, self._kept[unit]
+        # A background refresh reads the statistics while training updates them.
         kept = kept.clone() if self.how.refresh != "now" else kept
         return lambda: self.works[i].decompose(j, kept, identity)
 
@@ -312,6 +299,7 @@ class Preconditioner(Part):
         if refresh is None:
             return
         self._take_up(refresh)
+        # Elastic runs: lost owners' squares are decomposed by others, of which some may be lost in turn.
         while lost := self.exchanges.in_column(self._base_flat, self._base_layout):
             self._take_up(self._orphans(lost))
         self.renew_all()
@@ -329,7 +317,7 @@ class Preconditioner(Part):
         self._measured.add(refresh.cost, refresh.busy_s)
 
     def _orphans(self, lost: tuple[int, ...]) -> Refresh:
-        """Squares of workers that are lost before all have their bases: other owners decompose them now."""
+        """Refresh the squares of workers lost before they sent their bases, on new owners."""
         orphans = [unit for unit, owner in enumerate(self._owner_of) if owner in lost]
         self._placed_among = tuple(rank for rank in self._placed_among if rank not in lost)
         self.grid, self._began = grid(self._placed_among, len(self._placed_among)), True
@@ -337,7 +325,7 @@ class Preconditioner(Part):
         return self._refresh([unit for unit in orphans if self._owner_of[unit] == self.run.rank], beside=False)
 
     def renew_all(self) -> None:
-        """What lies in the buffers of bases is in force."""
+        """Put the bases in the buffers into use."""
         for i in self._mine:
             self.works[i].renew([self._bases[unit] for unit, (item, _) in enumerate(self._units) if item == i])
         self._began = True
@@ -353,7 +341,7 @@ class Preconditioner(Part):
                 products.append(product)
         if products:
             self._result_flat[self._result_layout.bound(self.run.rank)[1] - 1] = torch.stack(products).sum()
-        if self._on_host:  # an accelerator has only been told by then
+        if self._on_host:  # an accelerator's work has only been queued by then
             cost = sum(self.works[i].item.step for i in self._mine)
             self._measured.add(cost, self._clock_s() - began_s)
             self._measured.steps += 1
@@ -374,7 +362,7 @@ class Preconditioner(Part):
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _gather(self) -> dict[str, Tensor]:
-        """What all workers keep, by item and square; and bases, where the next refresh is not to make them anew."""
+        """Return the statistics of all workers by item and square; also bases that a checkpoint needs."""
         if self._replicated:
             found = {self._key(unit): kept.clone() for unit, kept in self._kept.items()}
             bases = self._bases if self._began else {}
@@ -399,10 +387,10 @@ class Preconditioner(Part):
         return f"{self.works[i].item.name}/{j}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Clock and what is kept of each square.
+        """Return clock and statistics.
 
         Raises:
-            CheckpointError: other workers keep a part of it, and this is not inside of ``session.evaluated()``.
+            CheckpointError: other workers keep a part, and this is outside of ``session.evaluated()``.
         """
         if not self.works:
             return {}
@@ -414,7 +402,7 @@ class Preconditioner(Part):
         return {"clock": self.clock, **(self._gathered if self._gathered is not None else self._gather())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from it, with any workers; bases are made anew at the next step."""
+        """Resume from a state, with any number of workers; the next step recomputes bases."""
         if "clock" not in state:
             return
         names = {self._key(unit): size for unit, size in enumerate(self._sizes)}
@@ -431,7 +419,6 @@ class Preconditioner(Part):
                 self._take_bases(state)
 
     def _take_bases(self, state: dict[str, Any]) -> None:
-        """Those that were in force are in force."""
         for unit, view in self._bases.items():
             key = f"basis {self._key(unit)}"
             if key not in state or state[key].numel() != view.numel():

@@ -1,11 +1,11 @@
-"""Who works for which item: owners by cost and speed, on a grid of gradient workers. Pure.
+"""The owners of items by cost and speed, on a grid of gradient workers. Pure.
 
-An item is whatever has a square matrix or two to be refreshed now and then, and a gradient to be turned by what comes
-of it on every step: a layer of K-FAC, a weight of SOAP. Nothing here knows which.
+An item is a layer of K-FAC or a weight of SOAP: one or two square matrices to refresh, and a gradient to precondition
+on every step.
 
 The grid is KAISA's (Pauloski et al., SC 2021, as in its authors' code): with a share f of P workers, w = f P ranks hold
-an item's basis and precondition it. Ranks stand in w rows of P / w, row by row; an item belongs to a column, and each
-receives its gradient from the one rank that is in its own row and the item's column.
+an item's basis and precondition it. Ranks form w rows of P / w; an item belongs to a column, and each rank receives its
+gradient from the rank in its own row and the item's column.
 """
 
 from __future__ import annotations
@@ -19,54 +19,43 @@ RULES = ("speed", "compute", "memory", "round-robin")
 
 
 class Item(NamedTuple):
-    """What is placed.
-
-    Attributes:
-        name: of the layer or weight.
-        sides: of its square matrices.
-        step: cost of preconditioning it once, in the unit of :func:`refresh_cost`.
-    """
+    """An item to place."""
 
     name: str
-    sides: tuple[int, ...]
-    step: float
+    sides: tuple[int, ...]  # of its square matrices
+    step: float  # cost of preconditioning it once, in the unit of `refresh_cost`
 
     def refresh(self, square: int) -> float:
-        """Cost of one of its squares."""
         return refresh_cost(self.sides[square])
 
     def per_step(self, period: int, preconditions: bool, owned: Sequence[int]) -> float:
-        """What it costs a worker in a step, on average.
-
-        Args:
-            owned: numbers of the squares that the worker refreshes.
-        """
+        """Return a worker's mean cost per step; ``owned`` are the squares that it refreshes."""
         return sum(self.refresh(one) for one in owned) / period + self.step * preconditions
 
 
 class RankGrid(NamedTuple):
-    """Columns of ranks that hold an item's basis, and rows in which gradients are handed on."""
+    """The columns of ranks that share an item's basis, and the rows in which gradients are passed on."""
 
     columns: tuple[tuple[int, ...], ...]
     rows: tuple[tuple[int, ...], ...]
 
     def row(self, rank: int) -> tuple[int, ...]:
-        """Those who hand gradients to ``rank``, itself included."""
+        """Return the ranks that pass gradients to ``rank``, including itself."""
         return next(one for one in self.rows if rank in one)
 
     def column(self, rank: int) -> tuple[int, ...]:
-        """Those who hold the same bases as ``rank``."""
+        """Return the ranks that hold the same bases as ``rank``."""
         return next(one for one in self.columns if rank in one)
 
 
 class Placement(NamedTuple):
-    """For each item: who refreshes each of its squares, and the column that preconditions it."""
+    """The owners of each item's squares, and the column that preconditions it."""
 
     owners: tuple[tuple[int, ...], ...]
     columns: tuple[tuple[int, ...], ...]
 
     def load(self, items: Sequence[Item], rank: int, period: int) -> float:
-        """Cost of what ``rank`` does in a step, on average."""
+        """Return the mean cost of ``rank`` per step."""
         found = 0.0
         for one, owners, column in zip(items, self.owners, self.columns, strict=True):
             owned = [square for square, owner in enumerate(owners) if owner == rank]
@@ -75,16 +64,12 @@ class Placement(NamedTuple):
 
 
 def refresh_cost(side: int) -> float:
-    """Operations of one eigendecomposition: 9 n³. Measured: 6.6 n³ multiplications' time at n = 576, more below."""
+    """Return the operations of one eigendecomposition, 9 n³. Measured: the time of 6.6 n³ at n = 576, more below."""
     return 9.0 * float(side) ** 3
 
 
 def gradient_workers(share: float, workers: int) -> int:
-    """w = f P, the ranks that precondition an item.
-
-    Raises:
-        ConfigError: it is no whole number, or the workers cannot be parted by it.
-    """
+    """Return w = f P, the number of ranks that precondition an item; raise :class:`ConfigError` unless it divides P."""
     whole = max(1, round(share * workers))
     fits = abs(share * workers - whole) < 1e-6 or share * workers < 1.0
     if not (0.0 < share <= 1.0 and fits and workers % whole == 0):
@@ -97,7 +82,7 @@ def gradient_workers(share: float, workers: int) -> int:
 
 
 def grid(members: Sequence[int], workers: int) -> RankGrid:
-    """The ranks in ``workers`` rows."""
+    """Arrange the ranks in ``workers`` rows."""
     wide = len(members) // workers
     columns = tuple(tuple(members[place::wide]) for place in range(wide))
     rows = tuple(tuple(members[start : start + wide]) for start in range(0, len(members), wide))
@@ -114,21 +99,21 @@ def place(
     colocate: bool = True,
     fixed: float = 0.0,
 ) -> Placement:
-    """Deal the items out; the same on every rank that has the same numbers.
+    """Assign items to owners; deterministic, so that all ranks agree.
 
-    Greedy, largest first, as in KAISA: the column that would end first, and in it the rank that would. "compute" and
-    "memory" reckon n³ and n² for each square and take all ranks for alike, as the paper does; "speed" (ours) reckons
-    what refreshing costs in a step, on average, and preconditioning in every one, over each rank's speed.
-    "round-robin" is SC 2020's: one rank after the other. Ties go to the item that is named first, and the lowest rank.
+    Greedy, largest first, as in KAISA: the column that would finish first, and in it the rank that would. "compute" and
+    "memory" count n³ and n² per square and assume equal ranks, as in the paper; "speed" (ours) counts the mean cost per
+    step of refreshing and preconditioning, over each rank's speed. "round-robin" is SC 2020's. Ties go to the item with
+    the lowest name, and to the lowest rank.
 
     Args:
-        speeds: of the ranks in ascending order, in any unit; alike if empty.
+        speeds: of the ranks in ascending order, in any unit; equal if empty.
         period: steps between refreshes.
         colocate: whether one rank refreshes all squares of an item.
-        fixed: cost of what every rank has to do in a step however few samples it takes; heeded by "speed".
+        fixed: cost of every rank's step that does not depend on its samples; for "speed".
 
     Raises:
-        ConfigError: there is no such rule.
+        ConfigError: the rule is unknown.
     """
     ranks = sorted(rank for column in on.columns for rank in column)
     if rule == "round-robin":
@@ -171,7 +156,7 @@ def _cost(side: int, rule: str, period: float) -> float:
 
 
 def _in_turn(items: Sequence[Item], on: RankGrid, ranks: Sequence[int], colocate: bool) -> Placement:
-    """Squares of one item go to different ranks where there are more ranks than items and all hold all (K-FAC-opt)."""
+    """Assign squares in turn; with more ranks than items, squares of an item go to different ranks (K-FAC-opt)."""
     apart = not colocate and len(on.columns) == 1
     owners, turn = [], 0
     for one in items:

@@ -1,4 +1,4 @@
-"""Which share of the workers should precondition a layer? Measured once, when a preconditioner is attached."""
+"""The measurement of the share of workers that should precondition a layer, made once when a part is attached."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SIDE = 256
 
 
 def probed_share(run: Run, name: str, works: Sequence[ItemWork]) -> float:
-    """1 or 1 / P, whichever makes the shorter plain step.
+    """Return 1 or 1 / P, whichever gives the shorter plain step.
 
     With 1 every worker preconditions everything and nothing is sent; with 1 / P each layer is preconditioned once and
-    gradients are handed round. Shares in between lie between the two. The slowest worker's times count.
+    gradients are sent. Shares in between cost in between. The slowest worker's times count.
     """
     size = len(run.members)
     if size == 1:

@@ -1,4 +1,4 @@
-"""Runs decompositions, at once or in a thread beside the training, and keeps apart those that fail."""
+"""Run decompositions, immediately or in a background thread, and collect their failures."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from torch import Tensor
 
 
 class Refresh:
-    """What one worker decomposes in one refresh.
+    """The decompositions of one worker in one refresh.
 
     Args:
-        calls: by number, what gives the result.
-        due: the step in which it is taken up.
-        beside: whether it runs in a thread of its own.
-        cost: of all of it, as the placement reckons it.
-        clock_s: tells how long this worker has been busy.
-
-    Attributes:
-        seconds: that it took.
-        cost, busy_s: of what the training had to wait for; 0 beside it.
+        calls: computations, by number.
+        due: step at which results are used.
+        beside: whether to run in a background thread.
+        cost: of all calls, in the unit of the placement.
+        clock_s: returns this worker's busy time.
     """
 
     def __init__(
@@ -37,7 +33,7 @@ class Refresh:
     ) -> None:
         self._calls = calls
         self.due = due
-        self.cost = 0.0 if beside else cost
+        self.cost = 0.0 if beside else cost  # of the foreground work only, as `busy_s`
         self.seconds = 0.0
         self.busy_s = 0.0
         self._found: dict[int, Tensor] = {}
@@ -69,17 +65,17 @@ class Refresh:
         self.seconds = time.perf_counter() - began_s
 
     def end(self) -> tuple[dict[int, Tensor], dict[int, str]]:
-        """Wait for it: what was found, and why what was not, by number."""
+        """Wait for the results; return them, (basis,) each, and the reasons of failures, by number."""
         if self._thread is not None:
             self._thread.join()
         return self._found, self._failed
 
     def abandon(self) -> None:
-        """Nobody will ask for it; it ends after the decomposition that it is at."""
+        """Stop after the current decomposition."""
         self._given_up = True
         self.end()
 
 
 def idle_cores() -> float:
-    """How many cores of this machine were idle since this was last asked."""
+    """Return the number of idle cores of this machine since the last call."""
     return (psutil.cpu_count() or 1) * (1.0 - psutil.cpu_percent() / 100.0)

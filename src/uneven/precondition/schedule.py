@@ -1,4 +1,4 @@
-"""Which step does what: plain, factors taken, bases refreshed. Pure."""
+"""The schedule of steps: plain, factors updated, bases refreshed. Pure."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import NamedTuple
 from uneven.errors import ConfigError
 
 Value = float | Callable[[int], float]
-"""A number, or what gives it for a step (counted from 0)."""
+"""A number, or a function of the step, counted from 0."""
 
 
 class Due(NamedTuple):
-    """What a step does."""
+    """The tasks of a step."""
 
     factors: bool
     refresh: bool
 
 
 def value(what: Value, step: int) -> float:
-    """A number as it is at a step."""
+    """Return the value at a step."""
     return float(what(step)) if callable(what) else float(what)
 
 
 @dataclass(slots=True)
 class Schedule:
-    """Factors every so many steps, a refresh every so many; both may change with the step.
+    """Periods of factor updates and refreshes, which may change with the step.
 
     Args:
         factors, refresh: periods in steps. A refresh comes at the first step and then at multiples.
-        early: whether refreshes come at steps 1, 3, 7, … too, until the first period is over: the first basis is of one
-            batch, and weights move most then.
+        early: whether to refresh at steps 1, 3, 7, … of the first period, too: the first basis is of one batch, and
+            weights move most then.
 
     Raises:
-        ConfigError: a period is below one step, or the second is no multiple of the first.
+        ConfigError: a period is below one step, or the second is not a multiple of the first.
     """
 
     factors: Value
@@ -45,7 +45,7 @@ class Schedule:
         self.periods(0)
 
     def periods(self, step: int) -> tuple[int, int]:
-        """Both, as they are at ``step``."""
+        """Return both periods at ``step``."""
         often, seldom = (round(value(one, step)) for one in (self.factors, self.refresh))
         if often < 1 or seldom % often:
             raise ConfigError(
@@ -55,47 +55,32 @@ class Schedule:
         return often, seldom
 
     def due(self, step: int) -> Due:
-        """What ``step`` does."""
+        """Return the tasks of ``step``."""
         often, seldom = self.periods(step)
-        early = self.early and step < seldom and (step + 1) & step == 0
+        early = self.early and step < seldom and (step + 1) & step == 0  # step + 1 is a power of two
         return Due(early or step % often == 0, early or step % seldom == 0)
 
 
 @dataclass(slots=True)
 class RunningAverage:
-    """F ← α F + (1 − α) new, kept as sums to which nothing but additions is made.
+    """F ← α F + (1 − α) new, kept as sums that are only added to: F ← ``kept`` · F + ``fade`` · Σ sums.
 
-    New terms are added with a growing coefficient instead of having all old ones decay, so a factor step makes no pass
-    over the sums, and a worker that has nothing to add does nothing. Being linear, sums of all workers may be added up
-    at any time: F ← ``kept`` · F + ``fade`` · Σ sums.
-
-    Args:
-        decay: α, or "exp" for min(1 − 1/k, 0.95) at the k-th factor step.
-
-    Attributes:
-        fade: what the sums have to be multiplied by.
-        kept: what the average before has to be multiplied by.
-        taken: factor steps so far.
-
-    Raises:
-        ConfigError: decay is not in 0 … 1.
+    New terms get a growing coefficient instead of decaying all old ones, so a factor step does not touch the whole
+    sums, and a worker without samples does nothing. The sums are linear, so those of all workers can be added at any
+    time.
     """
 
-    decay: Value | str
-    fade: float = 1.0
-    kept: float = 1.0
-    taken: int = 0
+    decay: Value | str  # α, or "exp" for min(1 − 1/k, 0.95) at the k-th factor step
+    fade: float = 1.0  # factor of the sums
+    kept: float = 1.0  # factor of the previous average
+    taken: int = 0  # factor steps so far
 
     def __post_init__(self) -> None:
         if self.decay != "exp":
             self._alpha(0)
 
     def step(self) -> tuple[float, float]:
-        """A factor step begins.
-
-        Returns:
-            What the sums are to be multiplied by now (1 nearly always), and the coefficient of the new terms.
-        """
+        """Start a factor step; return the factor to apply to the sums now (nearly always 1), and that of new terms."""
         alpha = self._alpha(self.taken)
         self.taken += 1
         self.kept *= alpha
@@ -107,7 +92,7 @@ class RunningAverage:
         return fade, 1.0 - alpha
 
     def folded(self) -> None:
-        """The sums have gone into the average, and begin anew."""
+        """Record that the sums were added to the average, and are empty."""
         self.fade = self.kept = 1.0
 
     def _alpha(self, taken: int) -> float:
@@ -121,5 +106,4 @@ class RunningAverage:
         return alpha
 
 
-_SMALL = 1e-4
-"""Below it the sums are multiplied out, as the coefficient of new terms would grow beyond what float32 adds well."""
+_SMALL = 1e-4  # below, rescale the sums: the coefficient of new terms would exceed float32's precision

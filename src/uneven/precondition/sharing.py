@@ -1,4 +1,4 @@
-"""How a preconditioner's work is dealt out among workers and steps: settings that all preconditioners share. Pure."""
+"""The settings that all preconditioners share: how their work is divided among workers and steps. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ PERIODS = (1, 10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Which step does what, and who owns what.
+    """The schedule of a preconditioner, and the owners of its work.
 
     Args:
-        periods: steps between factors, and between refreshes; numbers, or callables of the step.
-        share: f, the share of the workers that hold an item's basis and precondition it: 1 sends least in a plain
-            step, 1 / P computes least; "auto" measures at the start what either would take.
+        periods: steps between factor updates, and between refreshes; numbers, or callables of the step.
+        share: f, the share of the workers that hold an item's basis and precondition it: 1 sends least in a plain step,
+            1 / P computes least; "auto" measures both at the start.
         place: "speed", "compute", "memory" or "round-robin"; see :func:`uneven.precondition.place.place`.
         colocate: whether one worker refreshes all squares of an item.
-        refresh: "now", "shadow" (beside the training, in force half a period later), or "auto": in the shadow while
-            every worker's machine has half a core idle.
-        factor_dtype: of factors and bases; None for float32, or float64 where the whole model is in that.
+        refresh: "now", "shadow" (in the background, used half a period later), or "auto": in the background while every
+            worker's machine has half a core idle.
+        factor_dtype: of factors and bases; None for float32, or float64 if the whole model has it.
 
     Raises:
-        ConfigError: one of them is out of range.
+        ConfigError: a value is out of range.
     """
 
     periods: tuple[Value, Value] = PERIODS
@@ -52,11 +52,7 @@ class Sharing:
 
 
 def one_of(**given: tuple[str, tuple[str, ...]]) -> None:
-    """Each argument must be one of its values.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """Raise :class:`ConfigError` unless each argument is one of its values."""
     for name, (what, those) in given.items():
         if what not in those:
             raise ConfigError(f"{name} = {what!r} is none of {', '.join(map(repr, those))}")

@@ -1,1 +1,1 @@
-"""K-FAC: layers' factors, from sums that are exact on unequal shares."""
+"""K-FAC: layers' factors, from sums that are exact for unequal shares."""

@@ -1,8 +1,8 @@
-"""λ that follows how well the quadratic model foretells the steps, without knowing the loss. Pure.
+"""Adaptive λ: it follows how well the quadratic model predicts the steps, without the loss. Pure.
 
-Levenberg and Marquardt compare the loss with the model's; a part sees no loss. But along a step δ the model says how
-the slope changes, too: ⟨∇, δ⟩ is −m before it and, after it, still −m where curvature has hardly been felt, 0 at the
-bottom of the model, and positive where the step went beyond it. The rule is ours.
+Levenberg and Marquardt compare the loss with the model's, but a part does not see the loss. Along a step δ the model
+also predicts the slope ⟨∇, δ⟩: −m before the step; after it, still −m if the curvature is hardly noticeable, 0 at the
+minimum of the model, and positive beyond it. The rule is ours.
 """
 
 from __future__ import annotations
@@ -10,29 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_MOST = 100.0
-"""Greatest growth at a refresh."""
-
-_RANGE = 1e5
-"""How far λ may go from where it began, either way."""
+_MOST = 100.0  # maximum growth at a refresh
+_RANGE = 1e5  # maximum factor between λ and its start, either way
 
 
 @dataclass(slots=True)
 class AdaptiveDamping:
-    """λ grows with the overshoot where steps go further beyond the bottom than they came down, and shrinks where the
-    slope keeps its sign.
+    """λ that grows with the overshoot of steps, and shrinks while the slope keeps its sign."""
 
-    Args:
-        start: λ at first, above 0.
-        shrink: factor where the slope after a step points the same way as before it.
-
-    Attributes:
-        now: λ.
-    """
-
-    start: float
-    shrink: float = 0.8
-    now: float = 0.0
+    start: float  # initial λ, above 0
+    shrink: float = 0.8  # factor if the slope after a step has the same sign as before
+    now: float = 0.0  # λ
     _before: float = 0.0
     _after: float = 0.0
 
@@ -40,13 +28,16 @@ class AdaptiveDamping:
         self.now = self.start
 
     def seen(self, before: float, after: float) -> None:
-        """One step's slopes, ⟨∇, δ⟩ before and after it."""
+        """Record one step's slopes, ⟨∇, δ⟩ before and after it."""
         self._before += before
         self._after += after
 
     def proposed(self) -> float:
-        """λ by what was seen since the last refresh: times after ÷ before where that is below −1, up to a hundred;
-        times a hundred for what is no number, and as it is where nothing was seen or steps go uphill already."""
+        """Return λ by the steps since the last refresh, and forget them.
+
+        With r = after ÷ before, λ grows by −r, 1 to 100, or shrinks if r > 0. It grows by 100 if a slope is not finite,
+        and stays as it is without steps, or if steps go uphill.
+        """
         before, after, self._before, self._after = self._before, self._after, 0.0, 0.0
         if not (math.isfinite(before) and math.isfinite(after)):
             factor = _MOST

@@ -1,4 +1,4 @@
-"""Arguments of kfac-pytorch's ``KFACPreconditioner`` by their own names, in ours. Pure."""
+"""Translate arguments of kfac-pytorch's ``KFACPreconditioner``. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_MATTER = {
     "inv_dtype": "decompositions are made in the factors' dtype",
     "loglevel": "the journal has it",
 }
-"""What changes no result here, whatever its value, and why."""
+"""Arguments that have no effect on results here, and why."""
 
 _ELSEWHERE = {
     "lr": "the learning rate is read from the optimizer, group by group",
@@ -30,14 +30,8 @@ _ELSEWHERE = {
 
 
 def translated(given: dict[str, Any]) -> dict[str, Any]:
-    """The method and how the work is shared, by our names.
-
-    Args:
-        given: by kfac-pytorch's names or by ours.
-
-    Raises:
-        ConfigError: a name that neither knows, or a value.
-    """
+    """Return the method and the sharing options by our names; raise :class:`ConfigError` for unknown names or
+    values."""
     found = {name: it for name, it in given.items() if name in _OURS}
     for name, it in given.items():
         if name in ("factor_update_steps", "inv_update_steps"):
@@ -59,7 +53,7 @@ def translated(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_of(name: str, given: Any, known: dict[str, Any]) -> Any:
-    """By the name of an enumeration's member, or the text."""
+    """Look up an enumeration member, or its name."""
     text = str(getattr(given, "name", given)).upper().replace("-", "_")
     if text not in known:
         raise ConfigError(f"{name} = {given!r} is none of {', '.join(known)}")

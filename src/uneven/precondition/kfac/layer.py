@@ -1,10 +1,10 @@
 """K-FAC's arithmetic for one layer: factors, their bases, the preconditioned gradient.
 
-Formulas are those of Pauloski et al. (SC 2020, arXiv 2007.00784; SC 2021, arXiv 2107.01739) as in their authors' code.
-With rank i's share x_i of X samples, the factors of the union batch are A = Σ (x_i / X) A_i and G = Σ (x_i / X) G_i,
-where G_i undoes the 1 / x_i of a mean loss: the weights that the gradients themselves are averaged with. In the scaling
-of the newer code ("compat"), which does not undo it, G takes (x_i / X)² once more. Where a worker's gradient counts
-c_i / C instead, its losses being means over c_i things, G takes ((c_i / C) / (x_i / X))² besides.
+Formulas: Pauloski et al. (SC 2020, arXiv 2007.00784; SC 2021, arXiv 2107.01739), as in their authors' code. With rank
+i's share x_i of X samples, the factors of the union batch are A = Σ (x_i / X) A_i and G = Σ (x_i / X) G_i, where G_i
+undoes the 1 / x_i of a mean loss: the weights with which gradients are averaged. The scaling of the newer code
+("compat") does not undo it, so G has another factor (x_i / X)². If a worker's gradient has weight c_i / C instead,
+because losses are means over c_i things, G has another factor ((c_i / C) / (x_i / X))².
 """
 
 from __future__ import annotations
@@ -24,37 +24,18 @@ from uneven.precondition.place import Item
 
 @dataclass(slots=True)
 class Numbers:
-    """What all layers of one preconditioner share, and what changes with the step.
+    """The settings and current values that all layers of one preconditioner share."""
 
-    Attributes:
-        inverse: whether factors are inverted, else decomposed.
-        compat: whether factors are scaled as in kfac-pytorch, else as in KFC and SC 2020.
-        kind: dtype of factors and bases.
-        damping: λ now.
-        lr_of: parameter → learning rate of its group.
-        clipped: whether products with the gradient are asked for.
-    """
-
-    inverse: bool
-    compat: bool
-    kind: torch.dtype
-    damping: float
-    lr_of: Callable[[nn.Parameter], float]
-    clipped: bool
+    inverse: bool  # invert factors instead of decomposing them
+    compat: bool  # scale factors as in kfac-pytorch, otherwise as in KFC and SC 2020
+    kind: torch.dtype  # dtype of factors and bases
+    damping: float  # current λ
+    lr_of: Callable[[nn.Parameter], float]  # parameter → learning rate of its group
+    clipped: bool  # whether products with the gradient are needed
 
 
 class Layer(ItemWork):
-    """A Linear or Conv2d.
-
-    Args:
-        name: of the module in the model.
-        numbers: shared.
-
-    Attributes:
-        module: the layer.
-        sums: of its inputs and of its output gradients.
-        passes: backward passes that have come since the last step.
-    """
+    """The work of a Linear or Conv2d."""
 
     def __init__(self, name: str, module: nn.Linear | nn.Conv2d, numbers: Numbers) -> None:
         self.name = name
@@ -63,8 +44,8 @@ class Layer(ItemWork):
         bias = module._parameters["bias"]
         ones = bias is not None and bias.requires_grad
         self.weights = (module.weight, bias) if bias is not None and ones else (module.weight,)  # type: ignore[assignment]
-        self.sums = _sums(module, ones)
-        self.passes = 0
+        self.sums = _sums(module, ones)  # of inputs, and of output gradients
+        self.passes = 0  # backward passes since the last step
         self.seen = False
         self._bases: list[Tensor] = []
         self._scale: tuple[float, Tensor] | None = None  # of λ, 1 / (dG dAᵀ + λ)
@@ -74,7 +55,8 @@ class Layer(ItemWork):
         self.item = Item(name, (a, g), step=(2.0 if numbers.inverse else 4.0) * a * g * (a + g))
 
     def add_inputs(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """Add the second moment of this pass's inputs, of which ``weight`` (x_i / X and the like) counts."""
+        """Add the second moment of this pass's inputs ``seen`` (samples, ...) to ``flat``, times ``weight`` (x_i /
+        X)."""
         seen = seen.to(self._numbers.kind)
         if isinstance(self.module, nn.Linear):
             rows = seen.reshape(-1, seen.shape[-1])
@@ -85,11 +67,10 @@ class Layer(ItemWork):
         self.sums[0].add(flat, seen, scale / positions if self._numbers.compat else scale)
 
     def add_outputs(self, flat: Tensor, seen: Tensor, weight: float, undo: float) -> None:
-        """Add that of this pass's output gradients, each times ``undo``.
+        """Add that of the output gradients ``seen`` (samples, ...) to ``flat``, each times ``undo``.
 
-        Args:
-            undo: what they count in the gradient of the union, over what the loss was multiplied by; in the scaling of
-                KFC, over x_i / X and times the passes of an accumulation, too.
+        ``undo`` is the weight of the loss in the union's gradient over its scale; with KFC's scaling, also over x_i / X
+        and times the passes of an accumulation.
         """
         seen, compat, scale = seen.to(self._numbers.kind), self._numbers.compat, weight * undo**2
         if isinstance(self.module, nn.Linear):
@@ -100,18 +81,18 @@ class Layer(ItemWork):
         self.sums[1].add(flat, seen, scale / (samples * positions**3) if compat else scale * samples * positions)
 
     def factor(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """A or G, shape (n, n)."""
+        """Return A or G, shape (n, n), from the statistics ``kept`` (kept,)."""
         found = self.sums[square].square(kept)
         return found + identity * torch.eye(len(found), dtype=found.dtype, device=found.device) if identity else found
 
     def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """Q and d of the factor, in one row; or its damped inverse."""
+        """Return Q and d of the factor concatenated, or its damped inverse; shape (basis,)."""
         factor = self.factor(square, kept, identity)
         if self._numbers.inverse:
             factor.diagonal().add_(self._numbers.damping)
             return torch.cholesky_inverse(torch.linalg.cholesky(factor)).reshape(-1)
         values, vectors = torch.linalg.eigh(factor)
-        return torch.cat([vectors.reshape(-1), values.clamp_(min=0.0)])
+        return torch.cat([vectors.reshape(-1), values.clamp_(min=0.0)])  # rounding makes zeros slightly negative
 
     def neutral(self, square: int) -> Tensor:
         side = self.item.sides[square]
@@ -125,13 +106,13 @@ class Layer(ItemWork):
 
     @property
     def curvature(self) -> float:
-        """Median of dG dA, to be compared with λ; NaN where the factors are inverted."""
+        """The median of dG dA, for comparison with λ; NaN if factors are inverted."""
         if self._numbers.inverse or not self._bases:
             return float("nan")
         return float(torch.outer(self._values[1], self._values[0]).median())
 
     def apply(self, out: Tensor) -> Tensor | None:
-        """QG ((QGᵀ ∇ QA) / (dG dAᵀ + λ)) QAᵀ, or G⁻¹ ∇ A⁻¹."""
+        """Write QG ((QGᵀ ∇ QA) / (dG dAᵀ + λ)) QAᵀ, or G⁻¹ ∇ A⁻¹, to ``out`` (result,)."""
         numbers, (qa, qg) = self._numbers, self._bases
         gradient = self._gradient()
         if numbers.inverse:
@@ -139,7 +120,7 @@ class Layer(ItemWork):
         else:
             if self._scale is None or self._scale[0] != numbers.damping:
                 outer = torch.outer(self._values[1], self._values[0]).add_(numbers.damping).reciprocal_()
-                self._scale = numbers.damping, outer
+                self._scale = numbers.damping, outer  # λ changes rarely, and all steps until a refresh use it
             found = qg @ (qg.t() @ gradient @ qa).mul_(self._scale[1]) @ qa.t()
         wide = self.module.weight.numel() // len(self.module.weight)
         out[: self.module.weight.numel()].view(-1, wide).copy_(found[:, :wide])
@@ -150,7 +131,7 @@ class Layer(ItemWork):
         return torch.dot(found.reshape(-1), gradient.reshape(-1)) * numbers.lr_of(self.weights[0]) ** 2
 
     def _gradient(self) -> Tensor:
-        """As a matrix, with that of the bias as its last column; shape (out, in · kernel + bias)."""
+        """Return the gradient as a matrix, with that of the bias as last column; shape (out, in · kernel + bias)."""
         found = [_or_zero(one).reshape(len(self.module.weight), -1) for one in self.weights]
         return (torch.cat(found, 1) if len(found) > 1 else found[0]).to(self._numbers.kind)
 
@@ -175,7 +156,7 @@ def _padding(module: nn.Conv2d) -> tuple[int, int]:
 
 
 def _positions(module: nn.Conv2d, seen: Tensor) -> int:
-    """Ho · Wo."""
+    """Return the number of output positions, Ho · Wo."""
     found = 1
     for size, kernel, stride, pad in zip(
         seen.shape[2:], module.kernel_size, module.stride, _padding(module), strict=True

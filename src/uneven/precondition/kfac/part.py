@@ -25,33 +25,33 @@ from uneven.run.part import Run, Step
 
 
 class KFAC(Preconditioner):
-    """Preconditions gradients of Linear and Conv2d layers by Kronecker factors of the empirical Fisher matrix::
+    """Precondition gradients of Linear and Conv2d layers by Kronecker factors of the empirical Fisher matrix::
 
         session = uneven.Session(parts=[uneven.KFAC(damping=0.03, periods=(1, 10))])
 
-    Of each layer it keeps A, the second moment of its inputs, and G, that of its output gradients, and turns the
-    gradient into (G ⊗ A + λ)⁻¹ times it, before ``optimizer.step()``. On unequal shares all of it is that of one
-    process on the union batch. Other weights keep their plain gradient; ``notes`` says which, and why.
+    For each layer it keeps A, the second moment of its inputs, and G, that of its output gradients, and multiplies the
+    gradient by (G ⊗ A + λ)⁻¹ before ``optimizer.step()``. With unequal shares, all results are those of one process on
+    the union batch. Other weights keep their plain gradient; ``notes`` lists them with the reason.
 
     Formulas: Pauloski et al., SC 2020 (arXiv 2007.00784) and SC 2021 (KAISA, arXiv 2107.01739), as in their authors'
-    code. Defaults without a word are ours. Names of kfac-pytorch's arguments are accepted, too.
+    code. Defaults without a source are ours. The argument names of kfac-pytorch are accepted, too.
 
     Args:
-        damping: λ, above 0: a number, a callable of the step, or "adaptive" ("adaptive:start=0.1"), which follows how
-            far steps overshoot; see :mod:`uneven.precondition.kfac.damping`.
+        damping: λ, above 0: a number, a callable of the step, or "adaptive" ("adaptive:start=0.1"), which follows the
+            overshoot of steps; see :mod:`uneven.precondition.kfac.damping`.
         factor_decay: α of the running average, a callable of the factor step, or "exp": min(1 − 1/k, 0.95).
-        kl_clip: bound on the step's predicted change in KL divergence, at the learning rate of the weight's group;
-            None for none.
-        method: "eigen" damps the product of the factors, "inverse" each of them, by Cholesky: cheaper, and λ means
-            something else.
+        kl_clip: bound on the step's predicted change in KL divergence, at the learning rate of the weight's group; None
+            for no bound.
+        method: "eigen" damps the product of the factors; "inverse" damps each factor and uses Cholesky, which is
+            cheaper but gives λ another meaning.
         scaling: "kfc" as in SC 2020, or "compat" as in kfac-pytorch's newer code, whose λ is far smaller.
-        accumulation_steps: backward passes before each step, if the loss of each is divided by their number.
-        grad_scaler: torch's, where there is one.
+        accumulation_steps: backward passes per step, if each loss is divided by their number.
+        grad_scaler: torch's gradient scaler, if used.
         skip_layers: regular expressions for names of layers that keep their plain gradient.
         sharing: ``periods``, ``share`` and others of :class:`~uneven.precondition.sharing.Sharing`.
 
     Raises:
-        ConfigError: an argument out of range, or one of kfac-pytorch's that has no meaning here.
+        ConfigError: an argument is out of range, or is one of kfac-pytorch's without meaning here.
     """
 
     def __init__(
@@ -84,10 +84,11 @@ class KFAC(Preconditioner):
         self._scaling = scaling
         self._average = RunningAverage(factor_decay)
         self._identity = 1.0
-        self._accumulated, self._scaler = accumulation_steps, grad_scaler
+        self._accumulated = accumulation_steps
+        self._scaler = grad_scaler
         self._skip = [re.compile(one) for one in skip_layers]
         self._coefficient = 0.0
-        self._mass = 0.0  # of the terms in this worker's sums
+        self._mass = 0.0  # total weight of the terms in this worker's sums
         self.nu = 1.0
         self._damping_now(0)
 
@@ -98,9 +99,13 @@ class KFAC(Preconditioner):
             return float(groups[id(weight)]["lr"])
 
         self.numbers = Numbers(
-            inverse=self._method == "inverse", compat=self._scaling == "compat", kind=self._like.dtype,
-            damping=self._damping_now(0), lr_of=lr_of, clipped=self._kl_clip is not None,
-        )  # fmt: skip
+            inverse=self._method == "inverse",
+            compat=self._scaling == "compat",
+            kind=self._like.dtype,
+            damping=self._damping_now(0),
+            lr_of=lr_of,
+            clipped=self._kl_clip is not None,
+        )
         layers, self.notes = find_layers(
             model, optimizer, self.numbers, lambda name: any(p.search(name) for p in self._skip)
         )
@@ -116,9 +121,8 @@ class KFAC(Preconditioner):
     # ── factors ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _arm(self) -> None:
-        """The next step: are its factors wanted?"""
         self._drop_passes()
-        self._watch.armed = self.schedule.due(self.clock).factors
+        self._watch.armed = self.schedule.due(self.clock).factors  # hooks cost nothing on other steps
         self._begun = False
 
     def _drop_passes(self) -> None:
@@ -129,7 +133,7 @@ class KFAC(Preconditioner):
         self._batch: Step | None = None
 
     def _begin_factors(self) -> None:
-        """The first pass of a step whose factors are wanted, or its end on a worker that has none."""
+        """Decay the sums once per factor step: in its first backward pass, or at its end on a worker without one."""
         if self._watch.armed and not self._begun:
             self._begun = True
             shrink, self._coefficient = self._average.step()
@@ -138,15 +142,15 @@ class KFAC(Preconditioner):
                 self._mass *= shrink
 
     def _counts(self) -> tuple[float, Turn | None]:
-        """x_i / X of the pass under way, 0 outside of the loop; and what knows what it counts in the gradient."""
+        """Return x_i / X of the current pass, 0 outside of the loop; and the source of its weight in the gradient."""
         step = self.run.now()
         return (0.0, None) if step is None else (step.weight, self.run.turn())
 
     def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, counts: tuple[float, Turn | None]) -> None:
         self._begin_factors()
         if (now := self.run.now()) is not self._batch:
-            # Passes of an earlier batch whose gradients are gone have no step: the loop or a gradient scaler has left
-            # that batch out. Its gradients may have been NaN.
+            # Passes of an earlier batch without gradients had no step: the loop or a gradient scaler has skipped that
+            # batch, possibly because of a NaN.
             if self._batch and not any(one.grad is not None and one.grad.any() for one in self._weights):
                 self._drop_passes()
             self._batch = now
@@ -179,27 +183,25 @@ class KFAC(Preconditioner):
         )
 
     def laid_out(self) -> None:
-        """Sums of this worker's own, laid out by owner; they are empty whenever owners change."""
+        """Allocate this worker's sums, laid out by owner; they are empty whenever owners change."""
         self._sums = self._like.new_zeros(self._kept_layout.size)
-        self._passed = torch.zeros_like(self._sums)  # since the last step, which may never come
+        self._passed = torch.zeros_like(self._sums)  # since the last step; dropped if no step follows
         views = [self._passed[slice(*span)] for span in self._kept_layout.spans]
         self._views = {one.name: (views[2 * i], views[2 * i + 1]) for i, one in enumerate(self.layers)}
 
     def start_kept(self, work: ItemWork, square: int) -> Tensor:
-        """Nothing: the unit matrix that the average begins with is a number of its own."""
+        """Return zeros, shape (kept,): ``identity`` is the coefficient of the initial identity matrix."""
         return self._like.new_zeros(work.sizes.kept[square])
 
     @property
     def identity(self) -> float:
-        """What is left of the unit matrix that the average has begun with."""
+        """The remaining coefficient of the average's initial identity matrix."""
         return self._identity
 
     def bring_up_to_date(self) -> None:
-        """Sums of all workers go into the averages of their owners.
-
-        With the mass of what is in them: where a worker was lost, the terms of the others count as much more.
-        """
+        """Add the sums of all workers to the averages on their owners."""
         layout, average = self._kept_layout, self._average
+        # the total weight travels along: if a worker is lost, the others' terms count more
         self._sums[[end - 1 for _, end in layout.bounds]] = self._mass
         if self._replicated:
             total = self.exchanges.among_those_left(self._sums)
@@ -228,7 +230,7 @@ class KFAC(Preconditioner):
         return found
 
     def before(self, step: Step, due_factors: bool) -> None:
-        """See that the hooks have seen every layer."""
+        """Finish the factors of this step; raise :class:`TrainingError` if no hook has seen a layer."""
         self._begin_factors()
         if self._watch.armed:
             self._sums += self._passed
@@ -244,7 +246,7 @@ class KFAC(Preconditioner):
             )
 
     def _look_back(self, adaptive: AdaptiveDamping) -> None:
-        """See what the last step did to the slope along it, and remember where this one begins."""
+        """Measure how the last step changed the slope along it, and remember where this one starts."""
         weights = [one for one in self._weights if one.grad is not None]
         if self._probe is not None and len(self._probe[0]) == len(weights):
             before = after = self._like.new_zeros(())
@@ -258,7 +260,7 @@ class KFAC(Preconditioner):
             self._probe = [one.clone() for one in weights], [one.grad.clone() for one in weights]  # type: ignore[union-attr]
 
     def bounded(self, work: ItemWork, result: Tensor, scale: float) -> float:
-        """Where λ adapts, no step is longer than 3 % of the weights that it changes: λ has not learnt all yet."""
+        """Limit steps to 3 % of the weight's norm while λ adapts. ``result`` has shape (result,)."""
         if self._adaptive is None:
             return scale
         length = scale * self.numbers.lr_of(work.weights[0]) * float(result.norm())
@@ -273,7 +275,7 @@ class KFAC(Preconditioner):
             self._adaptive.now = self.numbers.damping = opinion
 
     def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
-        """ν = min(1, √(κ / |s|)), with s = Σ lr² ⟨result, gradient⟩ over all layers; 1 for s = 0."""
+        """Return ν = min(1, √(κ / |s|)), with s = Σ lr² ⟨result, gradient⟩ over all layers; 1 for s = 0."""
         self.nu = 1.0
         if self._kl_clip is not None and product and math.isfinite(product):
             self.nu = min(1.0, math.sqrt(value(self._kl_clip, self.clock) / abs(product)))
@@ -299,8 +301,8 @@ class KFAC(Preconditioner):
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """With what is left of the unit matrix, and with the running average, which a newcomer must go on with; sums
-        that are not in the factors yet stay with who has them."""
+        """Add λ, the identity's coefficient and the running average, which a newcomer needs; pending sums are not
+        saved."""
         state, average = super().state_dict(), self._average
         if not state:
             return {}
@@ -328,11 +330,6 @@ def _adaptive(damping: Value | str) -> AdaptiveDamping | None:
     return AdaptiveDamping(float(str(options.get("start", _START))))
 
 
-_START = 0.1
-"""λ that adaptive damping begins with."""
-
-_LONGEST = 0.03
-"""Longest step of adaptive damping, over the length of the weights that it changes. Ours."""
-
-_LOOK_EVERY, _LOOK_AT_FIRST = 5, 20
-"""Adaptive damping looks at every fifth step, and at each of the first twenty: two copies of the weights each time."""
+_START = 0.1  # initial λ of adaptive damping
+_LONGEST = 0.03  # maximum step of adaptive damping over the norm of the weights; ours
+_LOOK_EVERY, _LOOK_AT_FIRST = 5, 20  # every 5th step, and the first 20: each look copies weights and gradients

@@ -1,7 +1,7 @@
-"""Sums from which a layer's factors are made: flat buffers to which nothing but additions is made.
+"""Flat sums of second moments, from which a layer's factors are computed.
 
-Each class keeps the second moment of something in as few numbers as it needs, and is linear: sums of several workers,
-or of several steps, may be added up before :meth:`square` makes the matrix of them.
+Each class stores as few numbers as it needs, and is linear: sums of several workers or steps may be added before
+:meth:`square` builds the matrix.
 """
 
 from __future__ import annotations
@@ -17,36 +17,31 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-_STRIP = 96
-"""Rows of a symmetric matrix that are multiplied out together: half of it is left out, to within such a strip."""
+_STRIP = 96  # rows of a symmetric matrix per product, so that about half of it is skipped
 
 
 class Sums(Protocol):
-    """What is summed up.
+    """A sum of second moments."""
 
-    Attributes:
-        side: n of the square matrix, the column of ones included.
-        numbers: length of the flat buffer.
-    """
-
-    side: int
-    numbers: int
+    side: int  # n of the square matrix, including the column of ones
+    numbers: int  # length of the flat buffer
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """Add ``weight`` Σ v vᵀ over all vectors v in ``seen``, each with a 1 behind it where there is a bias."""
+        """Add ``weight`` Σ v vᵀ over all vectors v in ``seen`` (n, ...) to ``flat`` (numbers,); with a bias, append a 1
+        to each."""
         ...
 
     def square(self, flat: Tensor) -> Tensor:
-        """The matrix, shape (side, side)."""
+        """Return the matrix, shape (side, side)."""
         ...
 
 
 class RowSums:
-    """Sums over vectors: the lower triangle of Σ v vᵀ in strips that are multiplied in place, and Σ v beside it.
+    """The sums over vectors: the lower triangle of Σ v vᵀ in strips, and Σ v.
 
     Args:
         wide: length of a vector.
-        ones: whether a 1 stands behind each of them.
+        ones: whether to append a 1 to each.
     """
 
     def __init__(self, wide: int, ones: bool = False) -> None:
@@ -58,7 +53,7 @@ class RowSums:
         self.numbers = sum((end - top) * end for top, end in self._edges) + (wide + 1) * ones
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """``seen``: shape (vectors, wide)."""
+        """Add vectors, shape (vectors, wide)."""
         at = 0
         for top, end in self._edges:
             strip = flat[at : at + (end - top) * end].view(end - top, end)
@@ -69,7 +64,7 @@ class RowSums:
             flat[-1] += weight * len(seen)
 
     def square(self, flat: Tensor) -> Tensor:
-        """Both triangles, from the lower one."""
+        """Return both triangles from the lower one, shape (side, side)."""
         found, at = flat.new_empty(self.side, self.side), 0
         for top, end in self._edges:
             strip = flat[at : at + (end - top) * end].view(end - top, end)
@@ -83,12 +78,7 @@ class RowSums:
 
 
 class PatchSums:
-    """Sums over the patches of a convolution, by im2col.
-
-    Args:
-        channels, kernel, stride, padding: of the convolution; the last three as (down, right).
-        ones: whether it has a bias.
-    """
+    """The sums over the patches of a convolution, by im2col; ``ones`` for a bias."""
 
     def __init__(
         self, channels: int, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], ones: bool
@@ -100,19 +90,13 @@ class PatchSums:
         self.square = self._rows.square
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """``seen``: shape (samples, channels, height, width)."""
+        """Add images, shape (samples, channels, height, width)."""
         patches = F.unfold(seen, *self._how).transpose(1, 2)
         self._rows.add(flat, patches.reshape(-1, patches.shape[2]), weight)
 
 
 class PixelSums:
-    """Sums over pixels: 1 × 1 convolutions, and output gradients.
-
-    Args:
-        channels: length of a pixel.
-        stride: (down, right).
-        ones: whether a 1 stands behind each of them.
-    """
+    """The sums over pixels, for 1 × 1 convolutions and output gradients; ``ones`` for a bias."""
 
     def __init__(self, channels: int, stride: tuple[int, int] = (1, 1), ones: bool = False) -> None:
         self.side = channels + ones
@@ -122,7 +106,7 @@ class PixelSums:
         self.numbers = channels**2 + (channels + 1) * ones
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """``seen``: shape (samples, channels, height, width)."""
+        """Add images, shape (samples, channels, height, width)."""
         seen = seen[:, :, :: self._stride[0], :: self._stride[1]]
         square = _correlated(seen, seen, (1, 1))
         flat[: self._channels**2].add_(square.view(-1), alpha=weight)
@@ -139,16 +123,12 @@ class PixelSums:
 
 
 class AutoSums:
-    """Sums over the patches of a 3 × 3 convolution of stride 1 and padding 1, from autocorrelations; exact.
+    """The sums over the patches of a 3 × 3 convolution of stride 1 and padding 1, from autocorrelations; exact.
 
-    The product of two pixels of a patch, x[c, p + d] x[c', p + d'], depends on p and on d' − d. So its sum over p is an
-    autocorrelation of the image with itself at the distance d' − d, less the products in which p lies outside: a border
-    line, where both pixels hang over on one side, and a corner where they do on two. 15 C² multiplications for each
-    position instead of 81 C², and no buffer of patches. For TPUs kfac-jax has it (``patches_second_moment``).
-
-    Args:
-        channels: C.
-        ones: whether there is a bias.
+    The product of two pixels of a patch, x[c, p + d] x[c', p + d'], depends on p and on d' − d. So its sum over p is
+    the image's autocorrelation at the distance d' − d, minus the products with p outside of the image: a border line if
+    both pixels are beyond one side, a corner if beyond two. This takes 15 C² multiplications per position instead of 81
+    C², and no buffer of patches. kfac-jax has it for TPUs (``patches_second_moment``).
     """
 
     def __init__(self, channels: int, ones: bool) -> None:
@@ -159,12 +139,13 @@ class AutoSums:
         self.numbers = sum(self._sizes)
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """``seen``: shape (samples, channels, height, width)."""
+        """Add images, shape (samples, channels, height, width)."""
         c, parts = self._channels, flat.split(self._sizes)
         whole = _correlated(F.pad(seen, (2, 2, 0, 2)), seen, (3, 5))
         lines = (seen[:, :, 0], seen[:, :, -1], seen[:, :, :, 0], seen[:, :, :, -1])  # top, bottom, left, right
         corners = torch.stack([seen[:, :, y, x] for y in (0, -1) for x in (0, -1)])  # (4, samples, c)
         parts[0].add_(whole.view(-1), alpha=weight)
+        # Lines of equal length share one call: launches dominate on accelerators.
         square = seen.shape[2] == seen.shape[3]
         for place, group in ((0, lines),) if square else ((0, lines[:2]), (6 * c * c, lines[2:])):
             both = torch.cat(group, 1)[:, :, None]
@@ -178,7 +159,8 @@ class AutoSums:
             parts[6].add_(float(seen.shape[0] * seen.shape[2] * seen.shape[3]), alpha=weight)
 
     def square(self, flat: Tensor) -> Tensor:
-        """The matrix, in the order of ``weight.view(out, -1)``: channel, row and column of the kernel; then the 1."""
+        """Return the matrix (side, side), in the order of ``weight.view(out, -1)``: channel, row, column; then the
+        1."""
         c, parts = self._channels, flat.split(self._sizes)
         whole, lines = parts[0].view(c, c, 15).permute(2, 0, 1), parts[1].view(4, c, c, 3).transpose(2, 3)
         lines = lines.transpose(1, 2).reshape(12, c, c)
@@ -192,11 +174,11 @@ class AutoSums:
 
 
 _Terms = Sequence[tuple[float, Tensor, Tensor]]
-"""Sign, places in what is assembled, and the sums that go there; all few calls, which is what a device asks for."""
+"""Sign, positions in the result, and the sums that go there; few calls, because launches dominate on accelerators."""
 
 
 def _assembled(sums: Tensor, terms: _Terms) -> Tensor:
-    """Signed sums put together; the first term has one for each place."""
+    """Combine signed sums; the first term has one for each position."""
     (_, _, first), *others = terms
     found = sums[first]
     for sign, at, which in others:
@@ -213,9 +195,12 @@ def _terms(device: torch.device, *terms: tuple[float, dict[int, int]]) -> _Terms
 
 @functools.cache
 def _blocks(device: torch.device) -> _Terms:
-    """For each pair of pixels of a patch, in which order: the autocorrelation at their distance, less that of the lines
-    in which both hang over, and the corner that was taken away twice. Of 31 sums, and of those that have a direction
-    turned round behind them: 15 of the image, 3 of each line (top, bottom, left, right), 4 corners."""
+    """Return, for each pair of pixels of a patch, the sums that make up its second moment.
+
+    These are the autocorrelation at their distance, minus the lines if both are beyond a side, plus the corner that was
+    subtracted twice. There are 31 sums: 15 of the image, 3 of each line (top, bottom, left, right), 4 corners; then the
+    transposes of the first 27.
+    """
     turned, at_lines, at_corners = 31, 15, 27
 
     def along(line: int, far: int) -> int:
@@ -236,7 +221,7 @@ def _blocks(device: torch.device) -> _Terms:
 
 @functools.cache
 def _borders(device: torch.device) -> _Terms:
-    """The same for single pixels: of 9 sums, that of the image, 4 lines, 4 corners."""
+    """Return the same for single pixels: of 9 sums, that of the image, 4 lines, 4 corners."""
     whole, above, beside, corners = {}, {}, {}, {}
     for place, (y, x) in enumerate(itertools.product(range(3), repeat=2)):
         whole[place] = 0
@@ -250,9 +235,7 @@ def _borders(device: torch.device) -> _Terms:
 
 
 def _correlated(images: Tensor, seen: Tensor, kernel: tuple[int, int], groups: int = 1) -> Tensor:
-    """Σ seen[c, p] images[c', p + d] over samples and positions, shape (c, c' of the group, *kernel).
-
-    It is the weight gradient of a convolution, which torch has a fast way for.
-    """
+    """Return Σ seen[c, p] images[c', p + d] over samples and positions, shape (c, c' of the group, *kernel)."""
     wide = images.shape[1] // groups
+    # It is the weight gradient of a convolution, for which torch has fast kernels.
     return conv2d_weight(images, (seen.shape[1], wide, *kernel), seen, groups=groups)

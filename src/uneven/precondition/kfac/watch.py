@@ -1,4 +1,4 @@
-"""Which layers K-FAC can work on, and hooks that show it their inputs and output gradients."""
+"""Select the layers for K-FAC, and hook their inputs and output gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uneven.run.model.hooks import ModelHook
 def find_layers(
     model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Numbers, skipped: Callable[[str], bool]
 ) -> tuple[list[Layer], dict[str, str]]:
-    """The layers of a model, and why others with weights of their own keep their plain gradient."""
+    """Return the layers of a model, and the reason why each other module with weights keeps its plain gradient."""
     uses = Counter(
         id(weight) for module in model.modules() for weight in module._parameters.values() if weight is not None
     )
@@ -42,7 +42,7 @@ def find_layers(
 
 
 def _plain(module: nn.Module, weights: list[nn.Parameter], uses: Counter[int], stepped: set[int]) -> str | None:
-    """Why a module keeps its plain gradient; None if it need not."""
+    """Return why a module keeps its plain gradient, or None."""
     kind = type(module).__name__
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return f"{kind} is neither Linear nor Conv2d"
@@ -69,23 +69,18 @@ def _plain(module: nn.Module, weights: list[nn.Parameter], uses: Counter[int], s
 
 
 class LayerWatch:
-    """Hooks on layers: a forward hook that, on armed steps only, hooks the output's gradient.
-
-    A tensor hook, not a module's full backward hook: it costs nothing on other steps, and in-place activations behind
-    the layer do not disturb it.
+    """A forward hook per layer that, on armed steps only, hooks the output's gradient.
 
     Args:
-        take: given a layer, its input and the gradient of its output, after each backward pass.
-
-    Attributes:
-        armed: whether this step's passes are looked at.
+        take: called with layer, input, output gradient and ``about()`` after each backward pass.
     """
 
     def __init__(
         self, layers: Iterable[Layer], take: Callable[[Layer, Tensor, Tensor, Any], None], about: Callable[[], Any]
     ) -> None:
         self.armed = False
-        self._take, self._about = take, about
+        self._take = take
+        self._about = about
         self._handles = [
             one.module.register_forward_hook(ModelHook(partial(self._forward, one)), with_kwargs=False)
             for one in layers
@@ -93,6 +88,8 @@ class LayerWatch:
 
     def _forward(self, layer: Layer, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if self.armed and module.training and torch.is_grad_enabled() and output.requires_grad and args:
+            # A tensor hook, not a full backward hook of the module: it costs nothing on other steps, and works with
+            # in-place activations behind the layer.
             output.register_hook(partial(self._backward, layer, args[0].detach(), self._about()))
 
     def _backward(self, layer: Layer, seen: Tensor, about: Any, gradient: Tensor) -> None:

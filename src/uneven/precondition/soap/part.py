@@ -19,31 +19,30 @@ _SPARSE = "gradients of a few rows: use sparse=False, or give that table to anot
 
 
 class SOAP(Preconditioner):
-    """Adam in the eigenbasis of each weight's own squares L = E[∇ ∇ᵀ] and R = E[∇ᵀ ∇] (arXiv 2409.11321)::
+    """Run Adam in the eigenbasis of each weight's squares L = E[∇ ∇ᵀ] and R = E[∇ᵀ ∇] (arXiv 2409.11321)::
 
         session = uneven.Session(parts=[uneven.SOAP()])
         model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=3e-3, weight_decay=0.01))
 
-    It turns gradients into SOAP's steps, so the optimizer behind it is plain SGD without momentum, whose learning rate
-    and weight decay are SOAP's. L and R are made of gradients that are averaged over all workers already, so unequal
-    shares change nothing, no layer needs a hook, and nothing but bases and steps travels. Weights with one axis get
-    Adam's step.
+    It turns gradients into SOAP's steps, so the optimizer must be plain SGD without momentum, whose learning rate and
+    weight decay are SOAP's. L and R use gradients that are already averaged over all workers, so unequal shares change
+    nothing, layers need no hooks, and only bases and steps are exchanged. Weights with one axis get Adam's step.
 
     Args:
         betas: of Adam.
         squares: decay of L and R; the second of ``betas`` if None.
-        eps: Adam's.
+        eps: of Adam.
         largest: weights with a longer side get Adam's step.
-        sharing: ``periods`` (between additions to L and R, and between refreshes of the bases), ``share`` and others of
+        sharing: ``periods`` (between updates of L and R, and between refreshes of the bases), ``share`` and others of
             :class:`~uneven.precondition.sharing.Sharing`.
 
     Raises:
-        ConfigError: an argument out of range.
+        ConfigError: an argument is out of range.
     """
 
     kind = "soap"
-    movable = False  # averages in the basis lie with who preconditions a weight,
-    saves_bases = True  # and are of no use in another basis
+    movable = False  # a weight's averages stay with the workers that precondition it,
+    saves_bases = True  # and are meaningless in another basis
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class SOAP(Preconditioner):
         self._largest = largest
 
     def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
-        """Weights with two axes; others are Adam's."""
+        """Return the works of weights with two axes; others get plain Adam."""
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         for name, module in model.named_modules():
             if getattr(module, "sparse", False) and id(getattr(module, "weight", None)) in stepped:
@@ -88,7 +87,7 @@ class SOAP(Preconditioner):
         return self._like.new_zeros(work.sizes.kept[square])
 
     def before(self, step: Step, due_factors: bool) -> None:
-        """Owners take gradients into their squares; weights with one axis take their step."""
+        """Update the squares that this worker owns, and weights with one axis."""
         each: list[Turned | Straight] = [*self.turned, *self._straight]
         for one in each:
             if (gradient := one.weights[0].grad) is not None and gradient.layout != torch.strided:
@@ -103,12 +102,12 @@ class SOAP(Preconditioner):
             one.apply()
 
     def bring_up_to_date(self) -> None:
-        """Squares are."""
+        """Do nothing: :meth:`before` has updated the squares."""
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _gather(self) -> dict[str, Tensor]:
-        """With Adam's averages, each of which lies in one column."""
+        """Add Adam's averages, each of which one column holds."""
         found = super()._gather()
         for what in ("momentum", "square"):
             for i in self._mine:

@@ -15,78 +15,64 @@ from uneven.precondition.place import Item
 
 @dataclass(slots=True)
 class AdamRates:
-    """What all weights share.
+    """The settings and the step count that all weights share."""
 
-    Attributes:
-        first, second: β₁ and β₂ of Adam.
-        squares: decay of L and R.
-        eps: ε.
-        taken: steps so far, the one under way included.
-    """
-
-    first: float
-    second: float
-    squares: float
+    first: float  # β₁ of Adam
+    second: float  # β₂ of Adam
+    squares: float  # decay of L and R
     eps: float
-    taken: int = 0
+    taken: int = 0  # steps so far, including the current one
 
     @property
     def correction(self) -> float:
-        """What undoes the bias that both averages have for beginning at 0."""
+        """The factor that corrects the bias of both averages, which start at 0."""
         return math.sqrt(1.0 - self.second**self.taken) / (1.0 - self.first**self.taken)
 
 
 class Turned(ItemWork):
-    """A weight with two axes or more; all but the first count as one.
-
-    Attributes:
-        name: of the weight in the model.
-        momentum, square: Adam's averages; the second is of gradients in the basis. Held by who preconditions it.
-    """
+    """A weight with two axes or more; all but the first are merged."""
 
     def __init__(self, name: str, weight: nn.Parameter, rates: AdamRates, kind: torch.dtype) -> None:
         self.name = name
         self.weights = (weight,)
         self._rates = rates
         self._kind = kind
-        rows, columns = len(weight), weight.numel() // len(weight)
+        rows = len(weight)
+        columns = weight.numel() // len(weight)
         self._sums = RowSums(rows), RowSums(columns)
         self.sizes = Sizes(tuple(one.numbers for one in self._sums), (rows * rows, columns * columns), weight.numel())
         self.item = Item(name, (rows, columns), step=8.0 * rows * columns * (rows + columns) / 2)
+        # Adam's averages, on the workers that precondition this weight; `square` is of gradients in the basis.
         self.momentum, self.square = weight.new_zeros(2, rows, columns, dtype=kind).unbind()
         self._bases: list[Tensor] = []
 
     def add(self, square: int, kept: Tensor) -> None:
-        """L ← β L + (1 − β) ∇ ∇ᵀ, or R with ∇ᵀ ∇; on the owner."""
+        """Update statistics ``kept`` (kept,) on the owner: L ← β L + (1 − β) ∇ ∇ᵀ, or R with ∇ᵀ ∇."""
         gradient = self._gradient()
         kept.mul_(self._rates.squares)
         self._sums[square].add(kept, gradient if square else gradient.t(), 1.0 - self._rates.squares)
 
     def decompose(self, square: int, kept: Tensor, identity: float) -> Tensor:
-        """Q: at first of an eigendecomposition, then one turn of orthogonal iteration from the last, as in the paper.
-
-        Columns descend by eigenvalue, which orthogonal iteration wants. A slope on the diagonal, as small as the root
-        of the rounding error, settles what is left open where several eigenvalues are the same: those of directions
-        that no gradient has had yet. They would else be noise, another one on each machine (ours).
-        """
+        """Return Q, shape (basis,): first from eigh, then by one step of orthogonal iteration, as in the paper."""
         found = self._sums[square].square(kept)
         if not torch.isfinite(found).all():
             return found.view(-1)
+        # A slope of the size of the root of the rounding error orders equal eigenvalues: those of directions without
+        # any gradient so far. Otherwise they would be noise, different on each machine (ours).
         slope = torch.arange(len(found), 0, -1, dtype=found.dtype, device=found.device) / len(found)
         found.diagonal().add_(slope * found.diagonal().mean() * torch.finfo(found.dtype).eps ** 0.5)
         if not self._bases:
-            return torch.linalg.eigh(found)[1].flip(1).reshape(-1)
+            return torch.linalg.eigh(found)[1].flip(1).reshape(-1)  # descending, as orthogonal iteration needs it
         return torch.linalg.qr(found @ self._bases[square])[0].reshape(-1)
 
     def neutral(self, square: int) -> Tensor:
         return torch.eye(self.item.sides[square], dtype=self._kind).view(-1)
 
     def renew(self, bases: list[Tensor]) -> None:
-        """New Q of L and R."""
         self._bases = [one.view(n, n) for one, n in zip(bases, self.item.sides, strict=True)]
 
     def apply(self, out: Tensor) -> None:
-        """Adam's direction in the basis, turned back."""
+        """Write Adam's direction in the basis, rotated back, to ``out`` (result,)."""
         rates, (left, right) = self._rates, self._bases
         gradient = self._gradient()
         self.momentum.lerp_(gradient, 1.0 - rates.first)
@@ -102,12 +88,7 @@ class Turned(ItemWork):
 
 
 class Straight:
-    """A bias or a norm's weight: plain Adam, on every worker alike.
-
-    Attributes:
-        name: of the weight in the model.
-        momentum, square: Adam's averages.
-    """
+    """A bias or a norm's weight: plain Adam, computed by every worker."""
 
     def __init__(self, name: str, weight: nn.Parameter, rates: AdamRates) -> None:
         self.name = name
@@ -117,7 +98,7 @@ class Straight:
         self.square = torch.zeros_like(weight)
 
     def apply(self) -> None:
-        """Put Adam's direction into the gradient."""
+        """Replace the gradient by Adam's direction."""
         gradient, rates = self.weights[0].grad, self._rates
         if gradient is not None:
             self.momentum.lerp_(gradient, 1.0 - rates.first)
