@@ -1,7 +1,7 @@
-"""Skewed data: who has which labels, how skewed that is, and how tightly sites must agree so that it does not matter.
+"""Skewed data: partitions of samples over sites, measures of their skew, and a search for how tightly sites must agree.
 
-A :class:`Partition` says which samples lie at which site, ``label_skew`` how unlike the sites are, a :class:`Tuner`
-finds the setting of a policy that sends least while models do as well away as at home.
+A :class:`Partition` assigns samples to sites, ``label_skew`` measures the difference between sites, and a
+:class:`Tuner` finds the policy setting that sends least while models keep their accuracy at other sites.
 """
 
 from uneven.skew.measure import label_skew

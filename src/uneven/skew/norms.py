@@ -1,4 +1,4 @@
-"""How unlike the statistics are by which two sites would normalize."""
+"""The difference between the statistics by which two sites would normalize."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from uneven.errors import ConfigError
 
 
 def batch_norms(model: nn.Module) -> list[str]:
-    """Names of the layers that normalize by the statistics of a batch."""
+    """Return the names of the layers that normalize by batch statistics."""
     return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
 
 
 @torch.no_grad()
 def divergence(model: nn.Module, here: Iterable[Tensor], there: Iterable[Tensor], layer: str | None = None) -> Tensor:
-    """How far the means of what comes into a layer are apart at two sites: |m₀ − m₁| ÷ |(m₀ + m₁) / 2|, by channel.
+    """Return |m₀ − m₁| ÷ |(m₀ + m₁) / 2| of the mean inputs of a layer at two sites; shape (channels,).
 
-    The measure is that of Hsieh et al. (2020), as we remember it: a few per cent where data are alike, tens where they
-    are not. The model is not changed.
+    The measure is that of Hsieh et al. (2020) [recalled]: a few per cent for similar data, tens for different data. The
+    model is not changed.
 
     Args:
-        here, there: batches of inputs of each site; mean over them, pair by pair.
-        layer: its name; by default the first one of batch norm or group norm.
-
-    Returns:
-        Shape (channels,).
+        here, there: batches of inputs of each site; the result is the mean over pairs.
+        layer: its name; by default the first batch norm or group norm.
 
     Raises:
         ConfigError: there is no such layer, or a site has no batches.
@@ -42,8 +39,8 @@ def divergence(model: nn.Module, here: Iterable[Tensor], there: Iterable[Tensor]
     means: list[Tensor] = []
     watched = next(iter(layers.values()))
     hook = watched.register_forward_pre_hook(lambda _, given: means.append(given[0].transpose(0, 1).flatten(1).mean(1)))
-    training = model.training
-    model.eval()
+    training = model.training  # restored below
+    model.eval()  # so that the passes do not change running statistics
     try:
         apart = []
         for one, other in zip(here, there, strict=False):

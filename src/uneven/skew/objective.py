@@ -1,4 +1,4 @@
-"""What a setting of a policy costs: what it sends, and what the models lose by it. Pure."""
+"""The cost of a policy setting: bytes sent, and accuracy lost. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """J = λ_loss · max(0, loss − tolerance) + λ_bytes · share, to be made small.
+    """J = λ_loss · max(0, loss − tolerance) + λ_bytes · share, to be minimized.
 
-    The form is SkewScout's (Hsieh et al. 2020) as we remember it, and so are the defaults; the units are ours: with the
-    loss as a fraction and bytes as a part of what BSP would send, two points above the tolerance weigh as much as all
-    of BSP's traffic.
+    The form and the defaults are SkewScout's (Hsieh et al. 2020) [recalled]; the units are ours: with the loss and the
+    bytes as fractions, of 1 and of BSP's traffic, two points above the tolerance weigh as much as all of BSP's traffic.
 
     Args:
-        tolerance: accuracy that a model may lose away from home, 0 … 1.
+        tolerance: accuracy that a model may lose at other sites, 0 to 1.
         loss_weight, bytes_weight: λ.
 
     Raises:
-        ConfigError: out of range.
+        ConfigError: a value is out of range.
     """
 
     tolerance: float = 0.05
@@ -35,10 +34,5 @@ class Objective:
                 raise ConfigError(f"{key} = {getattr(self, key)!r} must be at least 0")
 
     def of(self, loss: float, share: float) -> float:
-        """J of a period.
-
-        Args:
-            loss: accuracy that models lose, mean over the visits.
-            share: bytes between sites, those of the visits too, as a part of what BSP sends.
-        """
+        """Return J of a period from the mean accuracy lost, and the bytes between sites over those of BSP."""
         return self.loss_weight * max(0.0, loss - self.tolerance) + self.bytes_weight * share

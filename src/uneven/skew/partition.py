@@ -1,7 +1,7 @@
-"""Which samples lie at which site. Pure.
+"""Partitions of samples over sites; every sample is at exactly one site. Pure.
 
-The names are those of flwr's partitioners, without their last word; ``label`` is the skew of Hsieh et al. (2020), by
-which x % of the samples go by their label. Every sample is at exactly one site.
+The names are those of flwr's partitioners without "Partitioner"; ``label`` is the skew of Hsieh et al. (2020): x % of
+the samples are assigned by label.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from uneven.registry import Registry
 
 Array: TypeAlias = npt.NDArray[Any]
 Numbers: TypeAlias = tuple[npt.NDArray[np.int64], ...]
-"""Numbers of the samples of each site, ascending."""
+"""The sample numbers of each site, ascending."""
 
 
 class Partition(ABC):
-    """A way to spread samples over sites; a frozen dataclass."""
+    """A way to assign samples to sites; a frozen dataclass."""
 
     __slots__ = ()
 
     def split(self, keys: Array, sites: int, seed: int = 0) -> Numbers:
-        """Which samples lie at which site.
+        """Return the sample numbers of each site, int64 (n,) each, ascending.
 
         Args:
-            keys: labels of all samples, or what else they are told apart by; whole numbers from 0, shape (samples,).
-            sites: how many.
-            seed: the same one gives the same sites.
+            keys: label, or another integer key from 0, of each sample; shape (samples,).
+            sites: number of sites.
+            seed: the result is reproducible.
 
         Raises:
-            ConfigError: there are fewer samples than sites, or a site would have none.
+            ConfigError: there are fewer samples than sites, or a site would be empty.
         """
         if not 1 <= sites <= len(keys):
             raise ConfigError(f"{len(keys)} samples for {sites} sites: each site needs at least one")
@@ -49,12 +49,12 @@ class Partition(ABC):
 
     @abstractmethod
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
-        """The site of each sample, 0 … sites − 1; shape (samples,)."""
+        """Return the site of each sample, 0 to sites − 1; shape (samples,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Iid(Partition):
-    """Sample i lies at site i modulo the number of sites: no skew."""
+    """Assign sample i to site i modulo the number of sites: no skew."""
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
         return np.arange(len(keys)) % sites
@@ -62,12 +62,7 @@ class Iid(Partition):
 
 @dataclass(frozen=True, slots=True)
 class Label(Partition):
-    """``percent`` % of the samples, drawn at random, lie at the site of their label, label modulo sites; the others
-    are dealt out evenly. 100 is full skew.
-
-    Raises:
-        ConfigError: not from 0 to 100.
-    """
+    """Assign a random ``percent`` % of the samples to site label modulo sites, and the others evenly."""
 
     percent: float = 100.0
 
@@ -86,11 +81,7 @@ class Label(Partition):
 
 @dataclass(frozen=True, slots=True)
 class Dirichlet(Partition):
-    """The parts of each label are drawn from a Dirichlet distribution; the smaller ``alpha``, the more skewed.
-
-    Raises:
-        ConfigError: alpha is not above 0.
-    """
+    """Draw the parts of each label from a Dirichlet distribution; a smaller ``alpha``, above 0, means more skew."""
 
     alpha: float = 0.5
 
@@ -103,17 +94,14 @@ class Dirichlet(Partition):
         for key in np.unique(keys):
             own = rng.permutation(np.flatnonzero(keys == key))
             ends = np.cumsum(rng.dirichlet(np.full(sites, self.alpha)))
+            # Deterministic rounding of the parts: midpoints of n intervals.
             homes[own] = np.searchsorted(ends, (np.arange(len(own)) + 0.5) / len(own)).clip(0, sites - 1)
         return homes
 
 
 @dataclass(frozen=True, slots=True)
 class Pathological(Partition):
-    """Each site has ``classes`` of the labels, one after the other round and round; sites with a label share it evenly.
-
-    Raises:
-        ConfigError: fewer than one, or so few that a label would be nowhere.
-    """
+    """Give each site ``classes`` of the labels, in turn; sites with the same label share it evenly."""
 
     classes: int = 2
 
@@ -123,7 +111,7 @@ class Pathological(Partition):
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
         labels = np.unique(keys)
-        if sites * self.classes < len(labels):
+        if sites * self.classes < len(labels):  # a label would be at no site
             raise ConfigError(
                 f"pathological: {sites} sites of {self.classes} labels hold at most {sites * self.classes} of the "
                 f"{len(labels)} labels: raise classes"
@@ -139,7 +127,7 @@ class Pathological(Partition):
 
 @dataclass(frozen=True, slots=True)
 class NaturalId(Partition):
-    """By a natural key, such as a writer or a country: all samples of a key at one site, keys dealt out in turn."""
+    """Assign all samples of a natural key, such as a writer or a country, to one site, keys in turn."""
 
     def homes(self, keys: Array, sites: int, rng: np.random.Generator) -> Array:
         return np.unique(keys, return_inverse=True)[1] % sites
@@ -147,14 +135,7 @@ class NaturalId(Partition):
 
 @dataclass(frozen=True, slots=True)
 class Sized(Partition):
-    """Sites of unequal sizes with the same labels: the k-th has a part in proportion to ``weight(k)``, k from 1.
-
-    Args:
-        form: "linear" k, "square" k², "exponential" eᵏ.
-
-    Raises:
-        ConfigError: no such form.
-    """
+    """Make sites of unequal sizes with the same labels: the k-th is proportional to k ("linear"), k² or eᵏ."""
 
     form: str = "linear"
 
@@ -172,27 +153,26 @@ class Sized(Partition):
 _FORMS: dict[str, Callable[[Array], Array]] = {
     "linear": lambda k: k,
     "square": np.square,
-    "exponential": lambda k: np.exp(k - k[-1]),
+    "exponential": lambda k: np.exp(k - k[-1]),  # shifted, so that it does not overflow
 }
 
 
 def _linear() -> Sized:
-    """Sites of sizes 1, 2, 3 …, with the same labels."""
+    """Make sites of sizes 1, 2, 3 …, with the same labels."""
     return Sized("linear")
 
 
 def _square() -> Sized:
-    """Sites of sizes 1, 4, 9 …, with the same labels."""
+    """Make sites of sizes 1, 4, 9 …, with the same labels."""
     return Sized("square")
 
 
 def _exponential() -> Sized:
-    """Sites of sizes 1, e, e² …, with the same labels."""
+    """Make sites of sizes 1, e, e² …, with the same labels."""
     return Sized("exponential")
 
 
 partitions: Registry[Partition] = Registry("partition", Partition)  # type: ignore[type-abstract]
-"""Partitions by name."""
 
 partitions.register("iid", Iid)
 partitions.register("label", Label)

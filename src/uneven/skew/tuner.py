@@ -1,7 +1,7 @@
-"""Which setting to try next, by what was measured of those tried before. Pure.
+"""Search for the best policy setting, given the measured costs of earlier ones. Pure.
 
-Settings lie in a row from the loosest, which sends least, to the tightest. What a setting costs drifts while a model
-learns, so what was measured long ago is forgotten, and looser ones are tried again now and then.
+Settings are ordered from the loosest, which sends least, to the tightest. Costs drift while a model learns, so old
+measurements expire, and looser settings are tried again from time to time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,9 @@ from uneven.core.plain import read
 from uneven.errors import ConfigError
 from uneven.registry import Registry
 
-FORGET, AGAIN = 12, 4
-"""Periods after which a measurement is forgotten, and after which a resting tuner tries a neighbour; ours."""
-
-WORTH = 2.0
-"""A neighbour that cost more than so many times what the best one does is tried again only when that is forgotten."""
-
-STRIDE = 3
-"""Settings that are passed at most at once where far more is lost than is tolerated; ours."""
+FORGET, AGAIN = 12, 4  # periods until a measurement expires, and until a resting tuner tries a neighbour; ours
+WORTH = 2.0  # a neighbour above this multiple of the best cost is retried only after it expires
+STRIDE = 3  # maximum settings per move if the loss far exceeds the tolerance; ours
 
 
 class _TunerState(TypedDict):
@@ -35,46 +30,43 @@ class _TunerState(TypedDict):
 
 
 class Tuner(ABC):
-    """Told what the setting in force has cost, it says which comes next.
+    """A search over settings: it takes the cost of the current one, ``at``, and returns the next.
 
     Args:
-        settings: how many there are, from the loosest, 0, to the tightest.
-        start: which one comes first.
-        seed: of what is left to chance.
-        tightest: what the tightest one costs, where that is known beforehand.
-
-    Attributes:
-        at: the setting in force.
+        settings: number of settings, from the loosest, 0, to the tightest.
+        start: the first one.
+        seed: for random decisions.
+        tightest: cost of the tightest setting, if known in advance.
 
     Raises:
-        ConfigError: there is no such setting.
+        ConfigError: ``start`` does not exist.
     """
 
     def __init__(self, settings: int, start: int, seed: int = 0, *, tightest: float = math.inf) -> None:
         if not 0 <= start < settings:
             raise ConfigError(f"start = {start!r}: there are settings 0 to {settings - 1}")
-        self.settings, self.at = settings, start
+        self.settings = settings
+        self.at = start
         self._best = start
         self._tightest = tightest
         self._rested = self._periods = 0
-        self._known: dict[int, tuple[float, int]] = {}  # setting → what it cost, and in which period that was measured
+        self._known: dict[int, tuple[float, int]] = {}  # setting → (cost, period)
         self._rng = np.random.default_rng(seed)
 
     def measured(self, cost: float, loss: float) -> int:
-        """The setting in force has cost so much in the period that has ended; which one comes next.
-
-        Args:
-            loss: that models have, as a part of what is tolerated. Above 1 a tighter one follows, whatever is known,
-                and further on the more is lost; within it no tighter one is tried, which could only send more. Both are
-                ours: what a model loses is noisy, and a climb by costs alone can turn round in it.
-        """
+        """Record the current setting's cost in the last period, and the models' loss over the tolerance; return the
+        next one."""
         self._periods += 1
         self._known[self.at] = cost, self._periods
+        # Costs drift while the model learns: old measurements expire.
         self._known = {one: found for one, found in self._known.items() if self._periods - found[1] < FORGET}
+        # Tighten regardless of costs, further for larger losses (ours): losses are noisy, and a climb by costs alone
+        # can reverse in the noise.
         if loss > 1:
             ahead = min(STRIDE, math.ceil(loss) - 1)
             self.at = self._best = min(self.settings - 1, self.at + ahead)
             return self.at
+        # Within the tolerance, an unknown tighter setting has infinite cost and is not tried: it could only send more.
         near = min(self.at - 1, self.at + 1, key=self.cost)
         if self.at == self._best:
             self._best = near if self._better(self.cost(near), cost) else self.at
@@ -84,22 +76,21 @@ class Tuner(ABC):
         return self.at
 
     def cost(self, setting: int) -> float:
-        """What it cost when it was tried last, or is known to cost; infinity if nobody knows."""
+        """Return the setting's last or known cost, or infinity."""
         unknown = self._tightest if setting == self.settings - 1 else math.inf
         return self._known.get(setting, (unknown, 0))[0]
 
     @property
     def best(self) -> int:
-        """The setting to stay with."""
         return self._best
 
     @abstractmethod
     def _better(self, cost: float, than: float) -> bool:
-        """Whether to go on from a setting of this cost and not from the one before."""
+        """Return whether to continue from a setting of this cost instead of the one before."""
 
     def _next(self) -> int:
-        """The next looser one than the best, if nobody knows it; else the best, and now and then again the looser one,
-        where it is worth it."""
+        # Try the next looser setting if its cost is unknown, or again from time to time, as it may have become good
+        # enough.
         looser = self._best - 1
         if self._best not in self._known or looser < 0:
             return self._best
@@ -112,14 +103,17 @@ class Tuner(ABC):
         return looser
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data, for a checkpoint."""
+        """Return the state as plain data, for a checkpoint."""
         return {
-            "at": self.at, "best": self._best, "rested": self._rested, "periods": self._periods,
+            "at": self.at,
+            "best": self._best,
+            "rested": self._rested,
+            "periods": self._periods,
             "known": {str(one): [cost, float(when)] for one, (cost, when) in self._known.items()},
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
+        """Restore a state of :meth:`state_dict`."""
         told = read(_TunerState, state)
         self.at, self._best = told["at"], told["best"]
         self._rested, self._periods = told["rested"], told["periods"]
@@ -127,14 +121,14 @@ class Tuner(ABC):
 
 
 class HillClimbing(Tuner):
-    """Go on as long as it gets better, turn round where it does not."""
+    """Continue in a direction while it improves the cost, otherwise reverse."""
 
     def _better(self, cost: float, than: float) -> bool:
         return cost < than
 
 
 class StochasticHillClimbing(Tuner):
-    """As hill climbing, but a better one is taken with a probability that grows with how much better it is."""
+    """Climb as above, but accept an improvement with a probability that grows with it."""
 
     def _better(self, cost: float, than: float) -> bool:
         if not cost < than:
@@ -144,14 +138,13 @@ class StochasticHillClimbing(Tuner):
 
 
 class Annealing(Tuner):
-    """A worse one is taken, too, with the probability exp(−ΔJ / T), where T = 1 / period."""
+    """Accept a worse setting, too, with probability exp(−ΔJ / T), T = 1 / period."""
 
     def _better(self, cost: float, than: float) -> bool:
         return cost < than or bool(self._rng.random() < math.exp(-(cost - than) * self._periods))
 
 
 tuners: Registry[Tuner] = Registry("tuner", Tuner)  # type: ignore[type-abstract]
-"""Tuners by name."""
 
 tuners.register("climb", HillClimbing)
 tuners.register("stochastic", StochasticHillClimbing)
