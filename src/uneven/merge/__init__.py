@@ -1,7 +1,7 @@
-"""How contributions become one: merges, which say what is contributed, how it is combined and what is kept. Pure.
+"""Merges: rules that combine the contributions of several workers into one result. Pure.
 
-How a model becomes one vector (:mod:`uneven.merge.flat`) and what of it goes into a sum over the members
-(:mod:`uneven.merge.shared`) is for those who carry exchanges out, and needs torch.
+The conversion of a model to one vector (:mod:`uneven.merge.flat`) and the content of a sum over the members
+(:mod:`uneven.merge.shared`) are for the code that exchanges, and need torch.
 """
 
 from uneven.merge.add import Add

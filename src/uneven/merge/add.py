@@ -1,4 +1,4 @@
-"""Contributions added up. Pure."""
+"""The sum of contributions. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Add(Merge):
-    """Add to the parameter server, scaled; where there is none, to every other replica."""
+    """Add contributions, scaled, to the parameter server; without a server, to every other replica."""
 
     scale: float = 1.0
 
@@ -22,7 +22,7 @@ class Add(Merge):
     whole = True
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """The new copy, copy + scale · given; all are flat and of one length."""
+        """Return the new copy, copy + scale · given; all are flat and have one length."""
         centre = kept["centre"] + self.scale * given
         return {"centre": centre}, centre
 

@@ -12,20 +12,13 @@ if TYPE_CHECKING:
 
 
 def pull(replica: Any, centre: Any, alpha: float) -> Any:
-    """EASGD's d = α (x − x̃): the replica goes by −d, the centre by +d, so that their sum stays.
-
-    Args:
-        replica, centre: torch tensors or numpy arrays of one shape.
-    """
+    """Return EASGD's d = α (x − x̃), to subtract from the replica and add to the centre; all of one shape."""
     return alpha * (replica - centre)
 
 
 @dataclass(frozen=True, slots=True)
 class Elastic(Merge):
-    """Pull replica and centre towards each other: d = α (x − x̃), x −= d, x̃ += d.
-
-    All at once, every d is of the centre before: x̃ += Σ_i α (x_i − x̃).
-    """
+    """Pull replica and centre towards each other: d = α (x − x̃), x −= d, x̃ += d."""
 
     alpha: float
 
@@ -33,19 +26,21 @@ class Elastic(Merge):
     whole = True
 
     def contribute(self, own: Tensor, kept: Kept, *, in_place: bool = False) -> Tensor:
-        """The pull towards the centre, d = α (x − x̃), flat like ``own``."""
+        """Return the pull towards the centre, d = α (x − x̃), flat like ``own``."""
         centre: Tensor = kept["centre"]
+        # The same amount leaves the replica and enters the centre, so that their sum is constant.
         drawn: Tensor = own.sub_(centre).mul_(self.alpha) if in_place else pull(own, centre, self.alpha)
         return drawn
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """The new centre, x̃ + d, flat like ``given``."""
+        """Return the new centre, x̃ + d, flat like ``given``."""
         centre: Tensor = kept["centre"]
+        # the sum of simultaneous pulls, all from the old centre
         centre = centre.add_(given) if in_place else centre + given
         return {"centre": centre}, centre
 
     def distance(self, apart: float) -> float:
-        """Contributions differ by α of what replicas do."""
+        """Divide by α: contributions are that part of the replicas' distances."""
         return apart / self.alpha
 
     def served(self, payload: Payload) -> float | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mean(Merge):
-    """Replace by the mean over those who contributed, weighted by their samples (or equally)."""
+    """Replace replicas by the mean of the contributions, weighted by samples (or equally)."""
 
     by_samples: bool = True
 

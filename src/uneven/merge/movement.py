@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OuterMovement(Merge):
-    """The copy moves by η (G + μ V) with V = μ V + G, where G is the mean of what replicas have moved.
+    """Move the copy by η (G + μ V) with V = μ V + G, where G is the mean movement of the replicas.
 
-    Unlike :class:`~uneven.merge.BlockMomentum` it takes movements, so replicas need not have begun at one point, and
-    who is not among the contributions of a merge can be among those of the next.
+    Unlike with :class:`~uneven.merge.BlockMomentum`, starting points and contributors may differ.
     """
 
     momentum: float = 0.9
@@ -25,13 +24,13 @@ class OuterMovement(Merge):
     payloads = frozenset({Payload.DELTA})
 
     def begin(self, start: Tensor) -> Kept:
-        """V is zero, flat like ``start``."""
+        """Return a zero V, flat like ``start``."""
         return {"velocity": start.new_zeros(start.shape)}
 
     def served_step(self) -> tuple[float, float]:
         return self.momentum, self.learning_rate
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """What the copy moves by; ``given``, shape (size,), is the mean of the movements."""
+        """Return the movement of the copy; ``given``, shape (n,), is the mean movement."""
         velocity = self.momentum * kept["velocity"] + given
         return {"velocity": velocity}, self.learning_rate * (given + self.momentum * velocity)

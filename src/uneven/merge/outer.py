@@ -1,4 +1,4 @@
-"""A mean movement as the gradient of an optimizer of the user's. Pure."""
+"""An outer step with a user's optimizer, whose gradient is the mean movement. Pure."""
 
 from __future__ import annotations
 
@@ -13,45 +13,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OuterOptimizer = Callable[[list[Any]], Any]
-"""Makes an optimizer for some parameters, as ``functools.partial(torch.optim.SGD, lr=0.7)`` does."""
+"""A factory of optimizers for a list of parameters, such as ``functools.partial(torch.optim.SGD, lr=0.7)``."""
 
 _STATE, _BEGUN = "outer-", "begun"
 
 
 @dataclass(frozen=True, slots=True)
 class Outer(Merge):
-    """The next block starts where an outer optimizer steps to from x̃ with the gradient x̃ − mean of the replicas.
+    """Start the next block where an outer optimizer steps to from x̃ with the gradient x̃ − mean of the replicas.
 
-    SGD with rate 1 is a plain mean; with Nesterov's momentum it is DiLoCo's outer step. The optimizer is made anew for
-    each step with the state that it had after the one before, so that a checkpoint holds it: x̃ (``copy``), and what the
-    optimizer keeps, vectors of the model's length and numbers.
-
-    Args:
-        make: the optimizer.
+    SGD with rate 1 is a plain mean; with Nesterov momentum it is DiLoCo's outer step. The state is x̃ (``copy``) and
+    the optimizer's: vectors of the model's length, and numbers.
 
     Raises:
-        ConfigError: when training begins: the optimizer keeps something that is neither a vector nor a number.
+        ConfigError: at the start of training, if the optimizer's state has anything else.
     """
 
     make: OuterOptimizer
 
     def begin(self, start: Tensor) -> Kept:
-        """x̃, and the names of what will be kept, at zero: those of a step that is taken for them alone."""
+        """Return x̃, flat like ``start``, and a zeroed optimizer state."""
+        # this step only reveals the names of the optimizer's state
         _, state = self._step(start.clone(), start.new_zeros(start.shape), {})
         zero = {name: 0.0 if isinstance(one, float) else one.zero_() for name, one in state.items()}
         return {"copy": start, _BEGUN: 0.0, **zero}
 
     def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
-        """The next block; ``given``, shape (size,), is the mean of the replicas after this one."""
+        """Return state and start of the next block; ``given``, shape (n,), is the mean of the replicas."""
         copy: Tensor = kept["copy"]
         state = {name: one for name, one in kept.items() if name.startswith(_STATE)} if kept[_BEGUN] else {}
         after, found = self._step(copy.clone(), copy - given, state)
         return {"copy": after, _BEGUN: 1.0, **found}, after
 
     def _step(self, point: Tensor, gradient: Tensor, state: Kept) -> tuple[Tensor, Kept]:
-        """Where a step leads to, and the state after it."""
+        """Return the point after a step, and the optimizer's state."""
         point.requires_grad_().grad = gradient
-        optimizer = self.make([point])
+        optimizer = self.make([point])  # a new one each time: all state is in `kept`, so that a checkpoint has it
         if state:
             optimizer.state[point] = {
                 name.removeprefix(_STATE): point.new_tensor(one) if isinstance(one, float) else one

@@ -1,7 +1,7 @@
-"""What a worker puts into a sum over the members, and what it takes out of it.
+"""A worker's contribution to a sum over the members, and the results read from the sum.
 
-A weighted mean is one sum: everybody adds its weighted vector with the weight at the end, and divides by the sum of
-the weights. Nobody so needs to know in advance how many samples the others took. One more number counts who rests.
+A weighted mean is one sum: every worker adds its weighted vector with the weight at the end, and divides by the total
+weight. So no worker needs to know the others' samples in advance. One more number counts resting workers.
 """
 
 from __future__ import annotations
@@ -12,23 +12,16 @@ import torch
 from torch import Tensor
 
 LEAST = 2.0**-40
-"""Weight of a worker without samples: it vanishes in the rounding of the others', and where nobody has any sample all
-weigh the same. A power of two, so that scaling by it and back is exact."""
+"""The weight of a worker without samples: it vanishes in the rounding of the others' weights; without any samples at
+all, workers have equal weights. A power of two, so that scaling by it and back is exact."""
 
-EXTRA = 2
-"""Numbers at the end of a contribution."""
+EXTRA = 2  # numbers at the end of a contribution
 
 
 def contribution(values: Tensor, weight: float, *, resting: bool = False, into: Tensor | None = None) -> Tensor:
-    """What goes into the sum: the values times the weight, the weight, and 1 of a worker that rests.
+    """Return the values (n,) times the weight, the weight, and 1 for a resting worker; shape (n + EXTRA,).
 
-    Args:
-        values: shape (n,).
-        weight: samples, or 1 where all count the same.
-        into: memory for it, of the shape that is returned; None for new memory.
-
-    Returns:
-        Shape (n + EXTRA,).
+    ``weight`` is the number of samples, or 1 for equal weights; ``into`` is memory for the result.
     """
     weight = max(weight, LEAST)
     room = torch.empty(len(values) + EXTRA, dtype=values.dtype, device=values.device) if into is None else into
@@ -38,29 +31,26 @@ def contribution(values: Tensor, weight: float, *, resting: bool = False, into: 
 
 
 def average(total: Tensor) -> Tensor:
-    """The weighted mean out of a sum of contributions, in place; shape (n,)."""
+    """Divide a sum of contributions by its weight in place; shape (n,)."""
     return total[:-EXTRA].div_(total[-2])
 
 
 def weight_in(total: Tensor) -> float:
-    """Weight of all contributions together, from a flat vector; makes the host wait for an accelerator."""
+    """Return the total weight in a sum (n + EXTRA,); synchronizes with an accelerator."""
     return float(total[-2])
 
 
 def resting_in(total: Tensor) -> int:
-    """How many of those whose sum ``total`` is, shape (size + EXTRA,), rest; makes the host wait for an accelerator."""
+    """Return the number of resting workers in a sum (n + EXTRA,); synchronizes with an accelerator."""
     return round(float(total[-1]))
 
 
 def apart(values: Tensor, total: Tensor, into: Tensor | None = None) -> Tensor:
-    """How far one of the contributors is from the weighted mean, in one pass: x − Σ / w; shape (n,).
-
-    Args:
-        into: memory for it; None for new memory.
-    """
+    """Return a contributor's difference from the weighted mean, x − Σ / w, shape (n,), in one pass."""
+    # one pass, without the mean as a temporary
     return torch.add(values, total[:-EXTRA], alpha=-1 / weight_in(total), out=into)
 
 
 def mean_square_root(vector: Tensor) -> float:
-    """Root of the mean squared entry of a flat vector; 0 without entries."""
+    """Return the root mean square of a flat vector; 0 without entries."""
     return math.sqrt(float(torch.dot(vector, vector)) / max(1, len(vector)))
