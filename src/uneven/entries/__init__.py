@@ -1,7 +1,8 @@
-"""Which entries of a vector travel, what is kept of the others, and as which bytes. Pure.
+"""Sparse exchange: selection of the entries of a vector to send, error feedback for the others, and serialization.
+Pure.
 
-A :class:`Selection` picks entries, an :class:`Accumulator` keeps what was not sent until it is, :func:`pack` and
-:func:`unpack` make bytes of it and back.
+A :class:`Selection` picks entries, an :class:`Accumulator` keeps the rest until it is sent, and :func:`pack` and
+:func:`unpack` convert to bytes and back.
 """
 
 from uneven.entries.accumulator import Accumulator

@@ -1,4 +1,4 @@
-"""What a worker has moved and not sent. Pure."""
+"""The accumulated movement that a worker has not sent yet. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,22 @@ from uneven.entries.select import Selection
 
 
 class Accumulator:
-    """What was not sent stays and adds up, so that nothing is lost: error feedback, and Gaia's accumulated update.
+    """Error feedback, as in Gaia's accumulated update: unsent movement adds up until it is sent, so nothing is lost.
 
-    Only movements of this worker's own steps belong in here: what was received must not be, or it would be sent back.
-
-    Attributes:
-        held: shape (n,).
+    Add only movements of this worker's own steps: received ones would be sent back.
     """
 
     def __init__(self, held: Array) -> None:
-        self.held = held
+        self.held = held  # (n,)
 
     def add(self, movement: Array) -> None:
-        """What the worker's own steps have moved; shape (n,)."""
+        """Add the movement of the worker's own steps; shape (n,)."""
         self.held += movement
 
     def take(self, select: Selection, values: Array, rate: float = 1.0) -> Picked:
-        """What travels now; the rest stays, and what rounding has taken from it.
-
-        Where the entries with their places would take as many bytes as all of them without, all travel, as they are.
-
-        Args:
-            values, rate: as for :meth:`Selection.pick`.
-        """
+        """Return the entries of ``held`` (n,) to send now, given the replica (n,); keep the rest, and rounding
+        errors."""
+        # If entries with their places would take as many bytes as the whole vector, send the vector without rounding.
         picked = shortest(select.pick(self.held, values, rate), self.held)
         if picked.places is None:
             self.held[:] = 0

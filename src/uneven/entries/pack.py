@@ -1,4 +1,4 @@
-"""Entries as bytes, and bytes as entries. Pure.
+"""Serialization of entries. Pure.
 
 ::
 
@@ -7,8 +7,8 @@
              or 12 bits in a chunk
     values   8, 4 or 2 bytes each; or 2 bits each, behind two magnitudes of 4 bytes for each chunk
 
-Every length follows from the header, and a message in which one does not is refused as a whole, with the reason. Places
-that do not ascend or lie outside of the vector are refused, too.
+The header determines every length. A message with another length, or with places that do not ascend or lie outside of
+the vector, is rejected as a whole, with a reason.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ _HEADER = struct.Struct("<4sBBBBQQQdII")
 HEADER_BYTES = _HEADER.size
 _PLACES = struct.Struct("<BQ")
 _FAR = 65_535
-MOST_ENTRIES = 1 << 34
-"""A header that announces more is not believed."""
+MOST_ENTRIES = 1 << 34  # a malformed header must not allocate all memory
 
 
 class Index(IntEnum):
-    """How places are told."""
+    """The encoding of places."""
 
     ALL = 0  # every entry travels
     LONG = 1  # 8 bytes each, as in Gaia's released code: 12 bytes an entry with its value
     PLAIN = 2  # 4 bytes each: 8 bytes an entry
-    GAPS = 3  # 2 bytes from one to the next, 0 for 65,535 entries without one: 4 bytes an entry with half a value
+    GAPS = 3  # 2 bytes: the distance from the last place; 0 skips 65,535 entries: 4 bytes an entry with bfloat16
     BITMAP = 4  # one bit for each entry of the vector
     CHUNKS = 5  # 12 bits in a chunk: 1.75 bytes an entry with a value of 2 bits
 
@@ -47,30 +46,20 @@ SHORT = (Index.GAPS, Index.PLAIN, Index.LONG, Index.BITMAP)
 
 
 def shortest(picked: Picked, whole: Array, forms: tuple[Index, ...] = SHORT) -> Picked:
-    """The same, or the whole vector where that takes no more bytes.
-
-    Args:
-        whole: the vector that was picked from, which may change afterwards.
-        forms: of places.
-    """
+    """Return the entries, or a copy of the whole vector (n,) they come from if that takes no more bytes."""
     if picked.places is None or packed_bytes(picked, forms) < HEADER_BYTES + whole.nbytes:
         return picked
     return Picked(len(whole), None, whole.copy())
 
 
 def packed_bytes(picked: Picked, forms: tuple[Index, ...] = SHORT) -> int:
-    """Length of :func:`pack`'s message."""
+    """Return the length of :func:`pack`'s message."""
     return HEADER_BYTES + _index_bytes(_index(picked, forms), picked) + _value_bytes(picked)
 
 
 def pack(picked: Picked, clock: int, weight: float = 0.0, forms: tuple[Index, ...] = SHORT) -> bytes:
-    """A message.
-
-    Args:
-        clock: steps that the sender has taken.
-        weight: samples that went into it.
-        forms: of places; the shortest of them is taken.
-    """
+    """Serialize entries with the sender's clock (steps) and weight (samples); use the shortest encoding of
+    ``forms``."""
     index = _index(picked, forms)
     places = b"" if picked.places is None else _places_out(index, picked)
     width = picked.values.dtype.itemsize
@@ -82,7 +71,7 @@ def pack(picked: Picked, clock: int, weight: float = 0.0, forms: tuple[Index, ..
 
 
 class Unpacked(NamedTuple):
-    """A message as it is understood; see :func:`pack`."""
+    """A parsed message; see :func:`pack`."""
 
     clock: int
     weight: float
@@ -90,14 +79,10 @@ class Unpacked(NamedTuple):
 
 
 def unpack(message: bytes | memoryview, size: int, width: int) -> Unpacked:
-    """What :func:`pack` was given.
-
-    Args:
-        size: length of the receiver's vector.
-        width: bytes of one of its numbers, 4 or 8.
+    """Parse a message of :func:`pack` for a vector of ``size`` numbers of ``width`` bytes (4 or 8).
 
     Raises:
-        PeerError: the message does not fit itself or the vector; it says how.
+        PeerError: the message is inconsistent, or does not fit the vector.
     """
     buffer = memoryview(message)
     if len(buffer) < HEADER_BYTES:
@@ -127,18 +112,14 @@ def unpack(message: bytes | memoryview, size: int, width: int) -> Unpacked:
 
 
 def pack_places(picked: Picked) -> bytes:
-    """Where entries lie, without the entries: how places are told, how many words that takes, and these."""
+    """Serialize places without values: encoding, number of words, words."""
     plain = Picked(picked.size, picked.places, picked.values[:0])
     index = _index(plain, SHORT)
     return _PLACES.pack(index, _words(index, plain)) + (b"" if plain.places is None else _places_out(index, plain))
 
 
 def unpack_places(message: bytes | memoryview, size: int) -> Array | None:
-    """What :func:`pack_places` was given of a vector of this length; None where all entries are meant.
-
-    Raises:
-        PeerError: the message does not fit itself or the vector.
-    """
+    """Parse a message of :func:`pack_places`: places (n,), or None for all; raise :class:`PeerError` if malformed."""
     buffer = memoryview(message)
     if len(buffer) < _PLACES.size:
         raise _damaged(f"it has {len(buffer)} bytes, fewer than places begin with")
@@ -154,11 +135,7 @@ def _damaged(why: str) -> PeerError:
 
 
 def _rows(index: Index, size: int, words: int, chunk: int, each: int) -> ChunkRows | None:
-    """How entries lie in chunks; None for other kinds of places.
-
-    Raises:
-        PeerError: they cannot.
-    """
+    """Return the layout in chunks, or None for other encodings; raise :class:`PeerError` if it is inconsistent."""
     if index is not Index.CHUNKS and not chunk:
         return None
     if not 1 <= each <= chunk <= 4096:
@@ -181,7 +158,7 @@ def _index(picked: Picked, forms: tuple[Index, ...]) -> Index:
 
 
 def _gaps(places: Array) -> tuple[Array, Array]:
-    """Words without an entry before each, and the rest of the way to it, 1 … 65,535."""
+    """Return the number of skips before each place, and the rest of the distance to it, 1 to 65,535."""
     ways = np.diff(places, prepend=-1)
     empty = (ways - 1) // _FAR
     return empty, ways - empty * _FAR
@@ -259,7 +236,7 @@ def _places_in(index: Index, body: memoryview, words: int, size: int, rows: Chun
 
 
 def _twelve_bits(numbers: Array) -> bytes:
-    """Two numbers below 4,096 in three bytes; an odd last one with a 0 behind it."""
+    """Pack two numbers below 4,096 in three bytes; an odd last one with a 0."""
     even = np.concatenate((numbers, np.zeros(len(numbers) % 2, dtype=np.uint16)))
     a, b = even[0::2], even[1::2]
     return np.stack((a >> 4, (a & 15) << 4 | b >> 8, b & 255), axis=1).astype(np.uint8).tobytes()
@@ -295,6 +272,7 @@ def _values_out(picked: Picked) -> bytes:
     levels, large = [np.zeros((0, 2), dtype="<f4")], [np.zeros(0, dtype=np.bool_)]
     for table in picked.rows.split(np.abs(values).astype("<f4")):
         ends = np.stack((table.min(1), table.max(1)), axis=1)
+        # The two magnitudes of a chunk are its minimum and maximum, because `rounded` has left only these.
         levels.append(ends)
         large.append((table > ends[:, :1]).reshape(-1))
     bits = np.stack((np.signbit(values), np.concatenate(large)), axis=1)

@@ -1,4 +1,4 @@
-"""Some entries of a vector, with their places. Pure."""
+"""Entries of a vector, with their places. Pure."""
 
 from __future__ import annotations
 
@@ -11,41 +11,35 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[Any]
 
 WHOLE, HALF, QUARTER = 32, 16, 2
-"""Bits of a value: as it is (64 where the vector is of float64), bfloat16, or two."""
+"""Bits of a value: unchanged (64 for a float64 vector), bfloat16, or two."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """How picked entries lie in chunks of the vector: as many in each, fewer in a shorter last one.
+    """The layout of picked entries in chunks: the same number in each, except in a shorter last chunk."""
 
-    Attributes:
-        chunk: entries of the vector in a chunk.
-        each, last: of them picked, in a whole chunk and in a shorter last one, which may be missing.
-        whole: number of whole chunks.
-    """
-
-    chunk: int
-    each: int
-    last: int
-    whole: int
+    chunk: int  # entries of the vector in a chunk
+    each: int  # entries picked in a whole chunk
+    last: int  # entries picked in a shorter last chunk; 0 without one
+    whole: int  # number of whole chunks
 
     @property
     def count(self) -> int:
-        """Entries picked."""
+        """The number of entries picked."""
         return self.whole * self.each + self.last
 
     @property
     def chunks(self) -> int:
-        """Chunks that anything is picked of."""
+        """The number of chunks with picked entries."""
         return self.whole + (self.last > 0)
 
     @property
     def many(self) -> list[int]:
-        """Entries picked of each chunk."""
+        """The number of entries picked in each chunk."""
         return [self.each] * self.whole + [self.last] * (self.last > 0)
 
     def split(self, values: Array) -> list[Array]:
-        """Values of all entries picked, shape (count,), as tables with a row for each chunk."""
+        """Split values (count,) into tables with a row for each chunk."""
         middle = self.whole * self.each
         tables = [values[:middle].reshape(self.whole, self.each), values[middle:].reshape(1, -1)]
         return [table for table in tables if table.size]
@@ -53,29 +47,21 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picked:
-    """What travels of a vector.
+    """The entries of a vector to send."""
 
-    Attributes:
-        size: length of the vector.
-        places: of the entries, ascending, shape (count,); None where all travel.
-        values: as the receiver has them, shape (count,).
-        bits: of a value as it travels.
-        rows: how they lie in chunks, where as many travel of each.
-    """
-
-    size: int
-    places: Array | None
-    values: Array
-    bits: int = WHOLE
-    rows: ChunkRows | None = None
+    size: int  # length of the vector
+    places: Array | None  # ascending, (count,); None for all
+    values: Array  # as the receiver gets them, (count,)
+    bits: int = WHOLE  # per value in a message
+    rows: ChunkRows | None = None  # layout in chunks, if the number per chunk is fixed
 
     @property
     def part(self) -> float:
-        """The share of the vector's entries that was picked, 0 … 1."""
+        """The share of the vector's entries that were picked, 0 to 1."""
         return len(self.values) / max(1, self.size)
 
     def add_to(self, vector: Array, scale: float = 1.0) -> None:
-        """vector += scale · these; ``vector`` has the shape (size,)."""
+        """Compute vector += scale · entries; ``vector`` has shape (size,)."""
         values = self.values if scale == 1.0 else self.values * vector.dtype.type(scale)
         if self.places is None:
             vector += values
@@ -83,16 +69,16 @@ class Picked:
             vector[self.places] += values
 
     def dense(self) -> Array:
-        """With zeros between, shape (size,)."""
+        """Return the vector (size,), with 0 for other entries."""
         vector = np.zeros(self.size, dtype=self.values.dtype)
         self.add_to(vector)
         return vector
 
 
 def rounded(values: Array, bits: int, rows: ChunkRows | None = None) -> Array:
-    """The values as they arrive: rounded to bfloat16, or in each chunk to ± two magnitudes; shape as given.
+    """Return the values as the receiver gets them: bfloat16, or per chunk ± two magnitudes; same shape.
 
-    The two magnitudes of a chunk are the means of those below and above the mean magnitude, which is ours.
+    The two magnitudes of a chunk are the means of those below and above the mean magnitude (ours).
     """
     if bits == WHOLE:
         return values
@@ -104,15 +90,16 @@ def rounded(values: Array, bits: int, rows: ChunkRows | None = None) -> Array:
 
 
 def to_bfloat16(values: Array) -> Array:
-    """The upper halves of float32, rounded to the nearest, ties to even: uint16, shape as given."""
+    """Round float32 to the nearest bfloat16, ties to even: uint16 of the same shape."""
     whole = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     upper = ((whole + (0x7FFF + ((whole >> 16) & 1))) >> 16).astype(np.uint16)
+    # rounding up could turn a NaN into an infinity
     halves: Array = np.where(np.isnan(values), np.uint16(0x7FC0), upper)
     return halves
 
 
 def from_bfloat16(halves: Array) -> Array:
-    """The float32 of these upper halves, shape as given."""
+    """Return the float32 of bfloat16 bits, of the same shape."""
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 

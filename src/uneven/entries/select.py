@@ -1,4 +1,4 @@
-"""Which entries travel. Pure."""
+"""The selection of entries to send. Pure."""
 
 from __future__ import annotations
 
@@ -13,61 +13,54 @@ from uneven.entries.picked import HALF, QUARTER, WHOLE, Array, ChunkRows, Picked
 from uneven.errors import ConfigError
 
 _BLOCK = 1 << 15
-"""Entries that are compared at once: what is worked out for them stays in a processor's cache."""
+"""Entries compared together, so that temporaries stay in a processor's cache."""
 
-_LARGEST_CHUNK = 4096
-"""Places in a chunk take 12 bits."""
+_LARGEST_CHUNK = 4096  # places in a chunk take 12 bits
 
 
 class Selection(ABC):
-    """Which entries of what a worker has accumulated travel; a frozen dataclass, compared by its options.
-
-    Attributes:
-        bits: of a value as it travels: 32 (as it is), 16 (bfloat16) or 2. What rounding takes away stays and adds up.
-        beside: where what does not travel waits: beside the replica, which then is equal on all (as in SparseLoCo and
-            DGC), or in it (as in Gaia).
-    """
+    """A rule that selects entries of the accumulated movement; a frozen dataclass, compared by its options."""
 
     __slots__ = ()
 
-    bits: int
+    bits: int  # of a value in a message: 32 (unchanged), 16 (bfloat16) or 2. Rounding errors accumulate, too
+    # whether unsent movement is outside of the replica, which then is equal on all workers (as in SparseLoCo and DGC),
+    # or part of it (as in Gaia)
     beside: bool
 
     @property
     def whole(self) -> bool:
-        """Whether everything travels as it is, on all workers alike, so that carriers may add up on the way."""
+        """True if all workers send everything unchanged, so that exchanges may add up on the way."""
         return False
 
     @abstractmethod
     def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
-        """The entries of ``held`` that travel, of shape (n,), as the receiver has them.
+        """Return the entries to send of the accumulated movement ``held`` (n,), as the receiver gets them.
 
-        Args:
-            held: what has accumulated.
-            values: of the replica as it is now.
-            rate: the learning rate as a part of what it was at the start.
+        ``values`` (n,) is the current replica; ``rate`` is the learning rate over the initial one.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Significant(Selection):
-    """Gaia's filter: an entry travels if |held| > threshold · |value|, by the value after the step.
+    """Gaia's filter: send an entry if |held| > threshold · |value|, with the value after the step.
 
-    The test is strict; where the value is 0, whatever is not 0 travels; what is 0 never does. This is what the
-    released code does, each number by itself. What is no number travels, so that it is noticed.
+    As in the released code, the test is strict and per entry: if the value is 0, any entry except 0 is sent. NaN is
+    sent, so that the receiver notices it.
 
     Args:
-        threshold: 0 lets everything through that is not 0; below 0 nothing.
-        by_rate: multiply the threshold by what the learning rate is of that at the start, as the released code does.
-        absolute: compare with the threshold itself and not with a part of the value.
-        bits: 32 or 16 of a value.
+        threshold: 0 sends everything except 0; below 0 nothing.
+        by_rate: scale the threshold with the learning rate over the initial one, as the released code does.
+        absolute: compare with the threshold itself instead of a part of the value.
+        bits: of a value, 32 or 16.
         beside: see :class:`Selection`.
-        mbit_per_s: that a worker may send to other sites; 0 is no limit. See :class:`~uneven.entries.BandwidthControl`.
-        most: the threshold up to which it may be raised for that.
-        soft: the part of the threshold down to which it may go where there is room; 1 is not at all.
+        mbit_per_s: limit of a worker's traffic to other sites; 0 for none. See
+            :class:`~uneven.entries.BandwidthControl`.
+        most: maximum threshold under that limit.
+        soft: minimum factor of the threshold if there is room; 1 to never lower it.
 
     Raises:
-        ConfigError: bits, or a limit with nothing by which to change the threshold, or the other way round.
+        ConfigError: ``bits`` is invalid, or a limit comes without a way to change the threshold, or vice versa.
     """
 
     threshold: float
@@ -93,13 +86,13 @@ class Significant(Selection):
         return self.threshold == 0 and self.bits == WHOLE and not self.absolute and not self.mbit_per_s
 
     def control(self) -> BandwidthControl | None:
-        """What keeps within the bandwidth; None without a limit."""
+        """Return the bandwidth control, or None without a limit."""
         if not self.mbit_per_s:
             return None
         return BandwidthControl(self.mbit_per_s * 1e6 / 8, max(0.0, self.most - self.threshold), self.soft)
 
     def limit(self, rate: float = 1.0) -> float:
-        """The threshold at this part of the first learning rate."""
+        """Return the threshold at this learning rate over the initial one."""
         return self.threshold * rate if self.by_rate else self.threshold
 
     def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
@@ -122,6 +115,7 @@ class Significant(Selection):
             if not self.absolute:
                 np.abs(values[start : start + _BLOCK], out=b)
                 np.multiply(b, held.dtype.type(limit), out=b)
+            # Not `a > b`: a comparison with NaN is false, and NaN must be sent.
             np.less_equal(a, b, out=no)
             np.logical_not(no, out=no)
             found.append(np.flatnonzero(no) + start)
@@ -130,18 +124,18 @@ class Significant(Selection):
 
 @dataclass(frozen=True, slots=True)
 class TopK(Selection):
-    """The largest entries of each chunk of the vector, by magnitude; at least one of each.
+    """The largest entries of each chunk of the vector by magnitude, at least one.
 
-    As many of each chunk, so a place takes 12 bits, and no position has to be told apart from another chunk's.
+    All chunks have the same number, so a place takes 12 bits.
 
     Args:
-        density: part of the entries, above 0 and at most 1.
+        density: share of the entries, above 0 and at most 1.
         chunk: entries of a chunk, at most 4,096.
-        bits: 32, 16 or 2 of a value; with 2, its sign and which of two magnitudes of its chunk is nearer.
+        bits: of a value, 32, 16 or 2: its sign, and the nearer of two magnitudes of its chunk.
         beside: see :class:`Selection`.
 
     Raises:
-        ConfigError: an argument out of range.
+        ConfigError: an argument is out of range.
     """
 
     density: float
@@ -158,12 +152,12 @@ class TopK(Selection):
             raise ConfigError(f"values of {self.bits} bits: use {WHOLE}, {HALF} or {QUARTER}")
 
     def rows(self, size: int) -> ChunkRows:
-        """How the entries of a vector of this length lie in chunks."""
+        """Return the layout of a vector of this length in chunks."""
         whole, rest = divmod(size, self.chunk)
         return ChunkRows(self.chunk, self._of(self.chunk), self._of(rest) if rest else 0, whole)
 
     def _of(self, entries: int) -> int:
-        return max(1, math.ceil(self.density * entries - 1e-9))
+        return max(1, math.ceil(self.density * entries - 1e-9))  # tolerates the rounding error of the product
 
     def pick(self, held: Array, values: Array, rate: float = 1.0) -> Picked:
         rows = self.rows(len(held))
@@ -180,19 +174,16 @@ class TopK(Selection):
 
 
 def _largest(size: Array, count: int) -> Array:
-    """Places of the largest of each row, ascending; shape (rows, count)."""
+    """Return the places of the largest entries of each row, ascending; shape (rows, count)."""
     if count >= size.shape[1]:
         return np.broadcast_to(np.arange(size.shape[1]), size.shape)
     return np.sort(np.argpartition(size, -count, axis=1)[:, -count:], axis=1)
 
 
 def estimated_bytes(select: Selection, size: float, part: float, width: int = 4) -> float:
-    """Bytes of a message for which a part of the entries is picked, by the form that takes least.
+    """Estimate the bytes of a message in the shortest encoding, for a vector of ``size`` numbers of ``width`` bytes.
 
-    Args:
-        size: entries of the vector.
-        part: that a filter for significant entries lets through; of the largest the selection knows it itself.
-        width: bytes of a whole value.
+    ``part`` is the share of entries that pass a filter; :class:`TopK` ignores it.
     """
     if isinstance(select, TopK):
         places, part = 1.5, select.rows(int(size)).count / max(1.0, size)
