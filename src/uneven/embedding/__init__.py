@@ -10,7 +10,7 @@
     kernels.py    the same, fast                 shard.py ○    a shard's answers; host.py its sockets
     logs.py       click logs as data sets        columns.py ○  a block of their text as arrays
 
-Names are imported lazily, so a server's decisions need no torch. Usage and guarantees: docs/how-to/recommendation.md.
+Names are imported lazily, so a server's decisions need no torch. See docs/how-to/recommendation.md.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class EmbeddingBagCollection(nn.Module):
         asked = self.door.ask(ids, learning=learning)
         values = torch.from_numpy(asked.values())
         if learning:
-            # The rows need no gradient, so the anchor is what makes autograd call the backward pass.
+            # The rows require no gradient: the anchor makes autograd call the backward pass.
             values = _Given.apply(self.anchor, values, asked, self.door)
         return values.to(device_of(ids)), asked
 

@@ -27,10 +27,7 @@ from uneven.server.line import ShardLine
 class TableClient:
     """The requests of one worker to all shards. Thread-safe.
 
-    Args:
-        line: the connection to the shards; the client closes it.
-        timeout_s: maximum wait for an outcome.
-        halves: whether pooled rows and gradients travel as bfloat16.
+    It closes ``line`` with itself. ``timeout_s`` limits the wait for an outcome; ``halves`` sends rows as bfloat16.
     """
 
     def __init__(
@@ -54,10 +51,7 @@ class TableClient:
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._links = {
-            # Shards without rows are never asked: no link.
-            shard: TableLink(rank, spec.text, spec.fingerprint)
-            for shard, spec in enumerate(shards)
-            if spec.groups
+            shard: TableLink(rank, spec.text, spec.fingerprint) for shard, spec in enumerate(shards) if spec.groups
         }
         self._answers: dict[tuple[int, int], TableMessage | None] = {}
         self._meetings = 0
@@ -104,8 +98,7 @@ class TableClient:
         return ids.ids.astype(np.int64), slots.ids.astype(np.int32)
 
     def flush(self) -> None:
-        """Wait until earlier updates of all present workers are applied; each must call this, or :class:`PeerError` is
-        raised."""
+        """Wait until earlier updates of all present workers are applied; each must call this."""
         with self._changed:
             self._meetings += 1  # shards match the flushes of different workers by this number
             numbers = {shard: self._request(shard, Say.FLUSH, meeting=self._meetings) for shard in self._links}
@@ -120,7 +113,6 @@ class TableClient:
                 raise CheckpointError(f"shard {shard} of the tables cannot {kind.name.lower()} {text}: {answer.text}")
 
     def stats(self) -> TableStats:
-        """Return the counts of all shards so far."""
         found = self._told().values()
         counts: Counter[str] = Counter()
         staleness: Counter[int] = Counter()
@@ -149,6 +141,7 @@ class TableClient:
 
     @property
     def restarts(self) -> int:
+        """The number of observed shard restarts."""
         return sum(link.restarts for link in self._links.values())
 
     def leave(self) -> None:
@@ -221,7 +214,7 @@ class TableClient:
 
     def _request(self, shard: int, kind: Say, bags: tuple[Bags, ...] = (), **more: Any) -> int:
         number, out = self._links[shard].request(kind, bags, **more)
-        self._answers[shard, number] = None  # before the post, whose answer another thread may receive
+        self._answers[shard, number] = None
         self.line.post(shard, out)
         return number
 
@@ -243,7 +236,6 @@ class AskedRows:
 
     @property
     def many(self) -> list[int]:
-        """The number of ids of each feature."""
         return self.routed.many
 
     def values(self) -> Floats:

@@ -92,10 +92,8 @@ def is_header(fields: list[bytes], columns: Columns) -> bool:
 
 
 def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: int, divider: bytes = b"\t") -> LogRows:
-    """Parse non-empty lines into ids (n, fields), numbers (n, numbers) and clicks (n,); raise :class:`DataError`.
-
-    ``path`` and ``row``, the number of the first row, are for messages; ``width`` is the number of fields per line.
-    """
+    """Parse non-empty lines of ``width`` fields into ids (n, fields), numbers (n, numbers) and clicks (n,), or raise
+    DataError."""
     try:
         text = divider.join(lines)
         if found := next((one for one in (b"\0", b"\r") if one in text), None):
@@ -138,7 +136,7 @@ def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
         raise ValueError(f"ids of type {values.dtype}: give whole numbers")
     if values.dtype.kind == "f":
         values = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)  # infinities stay, to be rejected below
-        # above that, floats skip integers
+        # Above 2^(mantissa bits + 1), floats skip integers.
         wrong = (values != np.floor(values)) | (np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1))
     else:
         wrong = values >= _INTEGERS

@@ -16,8 +16,7 @@ from typing import Any
 
 from uneven.errors import ConfigError
 
-MOST_ROWS = 2**31 - 1
-"""The maximum number of rows of one shard: row numbers travel as int32."""
+MOST_ROWS = 2**31 - 1  # of one shard: row numbers travel as int32
 MOST_DIM = 1 << 14
 _MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _POOLINGS = ("sum", "mean")
@@ -162,8 +161,7 @@ class TableSpec:
     tables: tuple[Table, ...]
     optimizer: RowOptimizer
     seed: int = 0
-    # between a shard's automatic saves of its rows, used after a restart; None for never
-    save_every_s: float | None = None
+    save_every_s: float | None = None  # interval of a shard's automatic saves, for restarts; None for never
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -181,8 +179,7 @@ class TableSpec:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of :attr:`features` in results: ``feature@table`` for a feature of several tables, as in
-        TorchRec."""
+        """The names of :attr:`features` in results, as in TorchRec: ``feature@table`` if several tables share it."""
         pairs = [(feature, one.name) for one in self.tables for feature in one.features]
         return tuple(one if self.features.count(one) == 1 else f"{one}@{table}" for one, table in pairs)
 
@@ -211,7 +208,6 @@ class TableSpec:
             kind, values = plain["optimizer"]
             tables = tuple(Table(**{**one, "features": tuple(one["features"])}) for one in plain["tables"])
             return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
-        # valid JSON of another shape, or too deep
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ConfigError(f"no description of tables: {error!r}") from error
 
@@ -236,8 +232,7 @@ _INSTEAD = {
 
 
 def tables_of(given: Any, *, pooled: bool = True) -> tuple[Table, ...]:
-    """Return the tables; convert objects with the fields of TorchRec's ``EmbeddingBagConfig`` (``EmbeddingConfig`` if
-    not ``pooled``).
+    """Convert objects with the fields of TorchRec's ``EmbeddingBagConfig``, or ``EmbeddingConfig`` if not ``pooled``.
 
     Raises:
         ConfigError: an object is neither, or has a field that the tables do not support.
@@ -289,8 +284,7 @@ def _as_table(given: Any, pooled: bool) -> Table:
 
 
 def _ignored(given: Any) -> Iterator[str]:
-    """Yield attributes of a foreign configuration that are set to a non-default value and that this module does not
-    read."""
+    """Yield attributes of a foreign configuration with non-default values that would be ignored."""
     own, declared = getattr(given, "__dict__", {}), getattr(given, "__dataclass_fields__", {})
     for name in sorted({*dir(given), *(given if isinstance(given, Mapping) else ())}):
         value = getattr(given, name, None)

@@ -31,8 +31,7 @@ from uneven.server import ZmqLine, make_keys
 from uneven.server.keys import shards_in
 from uneven.world import World, discover
 
-_MOST_AHEAD = 64
-"""The maximum number of prefetched, unused batches; older ones are dropped."""
+_MOST_AHEAD = 64  # prefetched, unused batches; older ones are dropped
 
 
 class _Ahead(NamedTuple):
@@ -110,7 +109,6 @@ class TableDoor:
         return None
 
     def ahead(self, ids: Any, *, learning: bool) -> None:
-        """Request now the rows of a batch that is needed later."""
         read = self.read(ids)
         asked = self.client.ask(self._router.route(read), learning=learning)
         with self._opening:

@@ -62,8 +62,7 @@ class TableFiles:
         _say(mark, {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()})
 
     def loaded(self, folder: str, holding: Holding, numbers: SavedNumbers) -> None:
-        """Record that the rows come from ``folder``, for a restart; ``numbers.version`` must exceed that of earlier
-        saves."""
+        """Record that the rows come from ``folder``, for a restart. ``numbers.version`` must exceed earlier ones."""
         if self.own is None:
             return
         where = self._older()
@@ -72,8 +71,7 @@ class TableFiles:
         _say(where / f"shard-{self.number}.json", said)
 
     def restore(self, holding: Holding) -> SavedNumbers | None:
-        """Load the newest save or recorded folder of these rows; None if there is none. Raises
-        :class:`CheckpointError`."""
+        """Load the newest save or recorded folder of these rows, or None; raise :class:`CheckpointError` if damaged."""
         found = [one for one in self._places() if _said(one, self.number).get("tables") == holding.spec.text]
         if not found:
             return None
@@ -83,8 +81,7 @@ class TableFiles:
         return SavedNumbers(said["version"], {int(rank): many for rank, many in said["sequences"].items()})
 
     def load(self, folder: str, holding: Holding) -> None:
-        """Load a folder of any shards; raise :class:`CheckpointError` if rows are missing, duplicated, or of another
-        shape."""
+        """Load a folder of any shards; raise :class:`CheckpointError` if rows are missing, duplicated or misshapen."""
         ranges = [
             (table, start, stop)
             for mark in sorted(Path(folder).glob("shard-*.json"))

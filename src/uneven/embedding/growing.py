@@ -39,7 +39,7 @@ def mixed(ids: Ids64, salt: int = 0) -> npt.NDArray[np.uint64]:
 
 def bucket(ids: Ids64, buckets: int) -> Ids64:
     """Return the bucket, below ``buckets`` < 2³², of each id (n,); shards divide a growing table by buckets."""
-    # multiply and shift: no slow modulo, and no bias to speak of
+    # Multiply and shift: a modulo is slower.
     return ((mixed(ids, 7) >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)
 
 
@@ -60,8 +60,7 @@ class IdMap:
     admit: float = 1  # lookups until an id gets a row; or, below 1, the probability at each lookup
     evict: str = "age"  # "age" or "count"
     seed: int = 0
-    # admitted, waiting (ids of a batch without a row), evicted, full (no row could be freed)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # admitted, waiting, evicted, full
     held: bool = False  # no eviction while rows are being saved
     used: int = 1  # slots ever taken, including slot 0
     ids: Ids64 = field(init=False)  # of each slot; that of slot 0 is meaningless
@@ -97,8 +96,7 @@ class IdMap:
         return found
 
     def see(self, ids: Ids64) -> tuple[Slots, Slots]:
-        """Count the lookups of a batch's ids (n,); return their slots (n,), and the new slots (m,), whose rows must be
-        initialized."""
+        """Count the lookups of a batch's ids (n,); return their slots (n,), and new slots (m,) to initialize."""
         self._batch += 1
         each, inverse, often = np.unique(ids, return_inverse=True, return_counts=True)
         slots = self.find(each)
@@ -194,8 +192,7 @@ def load_of(distinct: float, rows: int) -> float:
 
 
 class DistinctIds:
-    """An estimate of the number of distinct ids by linear counting (Whang et al., 1990), within a few percent up to
-    2²⁰."""
+    """An estimate of the number of distinct ids by linear counting (Whang et al., 1990), within a few % up to 2²⁰."""
 
     def __init__(self) -> None:
         self._seen = np.zeros(1 << 18, bool)

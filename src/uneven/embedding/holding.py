@@ -65,8 +65,7 @@ class HeldRange(NamedTuple):
 
 @dataclass(slots=True)
 class Holding:
-    """The rows of a shard by group, updated in place; Adagrad's sums (none with SGD); and for growing groups the id
-    maps."""
+    """The rows of a shard by group, updated in place, with Adagrad's sums (none with SGD) and id maps."""
 
     spec: ShardSpec
     rows: list[Floats]
@@ -96,8 +95,7 @@ class Holding:
         return held
 
     def slots(self, group: int, ids: Ids64, *, counted: bool) -> Ids:
-        """Return the slots (n,) of the ids (n,) of a growing group; with ``counted``, the lookup counts and may add
-        rows."""
+        """Return the slots (n,) of ids (n,) of a growing group; ``counted`` lookups may add rows."""
         found = self.maps[group]
         assert found is not None
         if not counted:

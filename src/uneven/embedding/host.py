@@ -15,9 +15,7 @@ from uneven.server.known import Patience
 from uneven.server.process import ShardProgram
 from uneven.server.sockets import LOOPBACK, ShardSockets, ShardThread
 
-TABLES = "tables"
-"""Subfolder of a run directory for the addresses and keys of its table servers."""
-
+TABLES = "tables"  # subfolder of a run directory for the addresses and keys of its table servers
 PROGRAM = ShardProgram("uneven.embedding", "the tables")
 
 
@@ -40,5 +38,5 @@ def serve(directory: Path, number: int, members: int, bind: str, patience: Patie
 
 def _shard(directory: Path, number: int, members: int, patience: Patience) -> TableShard:
     files = TableFiles(directory / "saved", number)
-    # a life is never 0
+    # `| 1`, because 0 means "no life yet".
     return TableShard(secrets.randbits(63) | 1, members, kernels(), files, patience, time.perf_counter)

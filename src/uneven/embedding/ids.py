@@ -104,7 +104,7 @@ def _of_entry(name: str, given: Any) -> _Feature:
             f"torch.nested.nested_tensor(bags)"
         )
     values, offsets, *weights = given
-    # rejects weights passed as offsets, which would all become 0
+    # Raises for weights passed as offsets, which would all become 0.
     begins = _whole(offsets, f"feature {name!r}: offsets")
     if len(begins) == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > len(values):
         raise DataError(f"feature {name!r}: offsets begin with 0, do not fall, and end within the {len(values)} values")
@@ -116,7 +116,7 @@ def _of_entry(name: str, given: Any) -> _Feature:
 def _of_keyed(given: Any, features: Sequence[str], pooled: bool) -> list[_Feature]:
     keys = list(given.keys())
     lengths, values = _whole(given.lengths(), "lengths"), _whole(given.values(), "ids")
-    # unpooled rows are not scaled
+    # Unpooled rows are not scaled.
     weights = given.weights_or_none() if pooled and hasattr(given, "weights_or_none") else None
     inverse = given.inverse_indices_or_none() if pooled and hasattr(given, "inverse_indices_or_none") else None
     even = [len(lengths) // max(1, len(keys))] * len(keys)

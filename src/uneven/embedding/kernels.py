@@ -1,5 +1,4 @@
-"""Fast lookups and updates: torch's ``embedding_bag``, or numba loops if installed. Tests compare both with
-``rows.py``."""
+"""Fast lookups and updates: torch's ``embedding_bag``, or numba loops. Tests compare both with ``rows.py``."""
 
 from __future__ import annotations
 
@@ -16,8 +15,6 @@ from uneven.embedding.rows import Bags, Floats, Halves, Ids, Kernels
 
 
 class TorchKernels:
-    """The implementation of :class:`Kernels` with torch."""
-
     def lookup(self, rows: Floats, bags: Bags) -> Floats:
         """Return the sum of each bag's rows, shape (bags, dim), with one call for all features."""
         table, ids = _shared(rows), _shared(bags.ids)
@@ -30,8 +27,7 @@ class TorchKernels:
         return F.embedding_bag(ids, table, _shared(offsets), mode="sum", per_sample_weights=weights).numpy()
 
     def update(self, rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None:
-        """Step on the rows (n, dim) in place; ``given`` (bags, dim) holds the gradients, ``sums`` (n,) those of
-        Adagrad."""
+        """Step on the rows (n, dim) in place; ``given`` (bags, dim) are the gradients, ``sums`` (n,) Adagrad's."""
         # a row of several bags must step once, with the sum of its gradients
         found, inverse = torch.unique(_shared(bags.ids), return_inverse=True)
         values = _shared(given)
@@ -85,7 +81,6 @@ def _shape(bags: Bags) -> tuple[int, Ids, Floats]:
 
 
 def kernels() -> Kernels:
-    """Return the fastest kernels available."""
     return TorchKernels() if find_spec("numba") is None else NumbaKernels()
 
 

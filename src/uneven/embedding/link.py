@@ -13,8 +13,7 @@ from typing import Any
 from uneven.embedding.rows import Bags
 from uneven.embedding.wire import Say, TableMessage
 
-Answers = list[tuple[int, TableMessage]]
-"""Pairs of request number and answer."""
+Answers = list[tuple[int, TableMessage]]  # (request number, answer)
 
 
 @dataclass(slots=True)

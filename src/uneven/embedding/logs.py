@@ -162,7 +162,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 class _LogFile(ABC):
-    """A log file: its number of rows, and the names of its selected columns, if any."""
+    """A log file; ``names`` are those of its selected columns, if any."""
 
     path: Path
     rows: int

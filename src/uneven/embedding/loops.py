@@ -88,8 +88,7 @@ def taken(rows: Any, ids: Any) -> Any:
 
 @_compiled(_ROWS(_ROWS, _IDS, int64, int64, _LENGTHS, _WEIGHTS))
 def pooled(rows: Any, ids: Any, bags: int, each: int, lengths: Any, weights: Any) -> Any:
-    """Return the sum of each bag's rows (bags, dim). ``each`` is 0 if ``lengths`` is given; empty ``weights`` mean
-    1."""
+    """Return the sum of each bag's rows (bags, dim). ``each`` is 0 with ``lengths``; empty ``weights`` mean 1."""
     dim = rows.shape[1]
     whole = dim // _LANES * _LANES
     flat = rows.reshape(rows.size)

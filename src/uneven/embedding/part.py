@@ -14,7 +14,7 @@ from uneven.run.part import Part, Run
 
 
 class TablesPart(Part):
-    """The part that an ``EmbeddingBagCollection`` adds to a session; see :class:`uneven.Part`."""
+    """The part that an ``EmbeddingBagCollection`` adds to a session."""
 
     def __init__(self, door: TableDoor) -> None:
         self._door = door
@@ -46,7 +46,7 @@ class TablesPart(Part):
 
     @contextmanager
     def _flushed(self) -> Iterator[None]:
-        # An evaluation must see all updates: they reach the rows asynchronously.
+        # Updates are asynchronous, but an evaluation must see all of them.
         self._door.client.flush()
         if self._run is not None and self._run.rank == 0:
             self._tell(self._run)

@@ -21,8 +21,7 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowRange:
-    """Rows ``start`` to ``stop`` of a table; of a growing table, id buckets (see ``bucket``) with at most as many
-    rows."""
+    """Rows ``start`` to ``stop`` of a table; of a growing table, buckets of ids, with at most as many rows."""
 
     table: int
     start: int
@@ -41,7 +40,6 @@ class MeasuredTables:
     speeds: tuple[float, ...] = ()  # of the shards, in one common unit
 
     def speeds_of(self, shards: int) -> tuple[float, ...] | None:
-        """Return the speeds, or None if another number of shards was measured."""
         return self.speeds if len(self.speeds) == shards else None
 
     @property
@@ -74,8 +72,7 @@ class RowGroup:
 
 
 def groups_of(tables: Sequence[Table], ranges: Sequence[RowRange]) -> tuple[RowGroup, ...]:
-    """Return a shard's arrays, one per width, then one per growing table; raise ConfigError above :data:`MOST_ROWS`
-    rows."""
+    """Return a shard's arrays: one per width, then one per growing table; raise ConfigError for too many rows."""
     found = []
     fixed = [one for one in ranges if not tables[one.table].grows]
     for width in sorted({tables[one.table].dim for one in fixed}):
@@ -153,7 +150,7 @@ def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_b
     # A cut is worth it only well above the fair part: each bag then costs an answer from every shard.
     pieces = len(speeds) if part * len(speeds) > 1.5 else 1
     if most_bytes is not None and _bytes(table, table.held) > most_bytes:
-        # half a shard's room each, so that the greedy rule can pack them
+        # Pieces of at most half a shard's room.
         pieces = max(pieces, -(-_bytes(table, table.held) // max(1, most_bytes // 2)))
     pieces = min(max(pieces, -(-table.held // MOST_ROWS)), table.held)
     if pieces == 1:

@@ -107,8 +107,7 @@ def picked(ids: BatchIds, features: Wholes) -> BatchIds:
 
 
 def ranges(begins: Wholes, lengths: Wholes) -> Wholes:
-    """Concatenate the ranges ``begin``, ``begin`` + 1, … of each ``length``; both arrays (n,), the result (sum of
-    lengths,)."""
+    """Concatenate the ranges of ``lengths`` (n,) from ``begins`` (n,); shape (sum of lengths,)."""
     ends = np.cumsum(lengths)
     return np.repeat(begins - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
@@ -169,8 +168,7 @@ class Routed:
     batch: int
     width: int
     blocks: dict[int, tuple[WholeBlock | CutBlock, ...]]  # for each requested shard
-    # for each feature with mean pooling: its columns, and the number of ids per bag, a scalar or (batch, 1)
-    divisors: tuple[tuple[slice, Any], ...]
+    divisors: tuple[tuple[slice, Any], ...]  # of features with mean pooling: columns, and ids per bag or (batch, 1)
     ids: BatchIds  # as given, before ``no_id`` and ``modulo`` are applied
 
     @property
@@ -193,8 +191,7 @@ class Routed:
         return out
 
     def gradients(self, shard: int, given: Floats) -> tuple[Floats, ...]:
-        """Return a shard's gradients, one row per bag, block by block; ``given`` is :meth:`divided`, shape (batch,
-        width)."""
+        """Return a shard's gradients, one row per bag, block by block; ``given`` is :meth:`divided` (batch, width)."""
         return tuple(block.taken(given) for block in self.blocks[shard])
 
     def divided(self, given: Floats) -> Floats:

@@ -17,11 +17,8 @@ Ids = npt.NDArray[np.int32]
 Halves = npt.NDArray[np.uint16]
 """bfloat16 bits, because numpy has no bfloat16."""
 
-CACHE_LINE = 64
-"""Bytes per cache line."""
-
-_BLOCK = 1 << 14
-"""Rows initialized from one seed: a row's initial values must not depend on its shard."""
+CACHE_LINE = 64  # bytes
+_BLOCK = 1 << 14  # rows initialized from one seed: a row's initial values must not depend on its shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,7 @@ class Bags:
     group: int  # index of the shard's array
     width: int  # numbers in a row
     count: int  # number of bags
-    # rows of the group, bag by bag, (n,) int32; arbitrary int64 ids if the group grows
-    ids: Ids | npt.NDArray[np.int64] | None = None
+    ids: Ids | npt.NDArray[np.int64] | None = None  # (n,) int32 rows, bag by bag; int64 ids if the group grows
     each: int = 0  # ids in every bag, or 0 if ``lengths`` is given
     lengths: Ids | None = None  # of the bags, shape (count,), or None
     weights: Floats | None = None  # of the ids, shape (n,), or None
@@ -94,10 +90,7 @@ def lookup(rows: Floats, bags: Bags) -> Floats:
 
 
 def update(rows: Floats, sums: Floats, bags: Bags, given: Floats, optimizer: RowOptimizer) -> None:
-    """Step on the rows (n, dim) of the bags in place; each row steps once, with the sum of its gradients.
-
-    ``sums`` (n,) are Adagrad's; ``given`` (bags, dim) holds the gradient of each bag's sum.
-    """
+    """Step on the rows (n, dim) in place, once each; ``sums`` (n,) are Adagrad's, ``given`` (bags, dim) gradients."""
     assert bags.ids is not None
     found, inverse = np.unique(bags.ids, return_inverse=True)
     total = np.zeros((len(found), rows.shape[1]), np.float64)

@@ -22,8 +22,7 @@ from uneven.errors import CheckpointError, ConfigError
 from uneven.server.known import Patience
 from uneven.server.wire import Refusal, Refused
 
-MOST_STALE = 4096
-"""The cap of the staleness histogram."""
+MOST_STALE = 4096  # the cap of the staleness histogram
 
 
 class SavedNumbers(NamedTuple):
@@ -74,8 +73,7 @@ class TableShard:
     patience: Patience = field(default_factory=Patience)
     clock: Callable[[], float] = lambda: 0.0  # returns seconds, to measure the shard's speed
     counts: Counter[str] = field(default_factory=Counter)
-    # updates between a lookup and its gradient → number of gradients
-    staleness: Counter[int] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)  # of a gradient's lookup, in updates → count
     version: int = 0  # updates in the rows, plus the number of loads
     holding: Holding | None = None
     _began_s: float | None = None
@@ -91,7 +89,6 @@ class TableShard:
 
     @property
     def busy(self) -> bool:
-        """True while a save is in progress or queued."""
         return self._saving is not None or self._next is not None
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[TableMessage]]:
@@ -154,7 +151,7 @@ class TableShard:
         if m.kind is Say.SAVE:
             return self._begin_saving(m, self.holding)
         if m.kind is Say.LOAD:
-            given_up = self._give_up_saving()  # first, so that the save's answer precedes that of the load
+            given_up = self._give_up_saving()  # before the load, which would mix into the save
             return [*given_up, self._to(m, Say.DONE, text=self._load(m.text, self.holding))]
         if m.kind is Say.STATS:
             return [self._to(m, Say.TOLD, text=self._stats())]
@@ -292,8 +289,7 @@ class TableShard:
         return []
 
     def _given(self, one: Bags, holding: Holding) -> tuple[int, Any]:
-        """Return the group and the values (bags, dim) float32; raise :class:`Refused` if one is not finite or a row is
-        missing."""
+        """Return the group and the values (bags, dim) float32; raise :class:`Refused` for NaN or a missing row."""
         group = self._group(one, holding)
         assert one.values is not None
         values = one.values if one.values.dtype == np.float32 else self.kernels.whole(one.values)
@@ -352,7 +348,6 @@ class TableShard:
 
 
 def _found(one: Bags, holding: Holding, *, counted: bool) -> Bags:
-    """Replace the ids of a growing group by the slots of their rows."""
     if one.ids is None or one.ids.dtype != np.int64:
         return one
     return replace(one, ids=holding.slots(one.group, one.ids.astype(np.int64, copy=False), counted=counted))

@@ -64,8 +64,7 @@ def read_state(door: TableDoor, *, sums: bool = False) -> dict[str, Tensor]:
 
 
 def misfits(tables: Sequence[Table], state: Mapping[str, Tensor]) -> tuple[list[str], list[str], list[str]]:
-    """Return the keys that a state lacks, its unknown keys, and messages about tensors whose shape or values do not
-    load."""
+    """Return the keys that a state lacks, its unknown keys, and messages about wrong shapes and values."""
     growing = (one.name for one in tables if one.grows)
     wrong = [f"table {name!r} grows; save() and restore() keep the row of each id" for name in growing]
     shapes = _shapes(tables)

@@ -21,7 +21,7 @@ class Accumulator:
         self.held += movement
 
     def take(self, select: Selection, values: Array, rate: float = 1.0) -> Picked:
-        """Return the entries of ``held`` (n,) to send now, given the replica (n,); keep the rest, and rounding
+        """Return the entries of ``held`` (n,) to send now, given the replica (n,); keep the rest and rounding
         errors."""
         # If entries with their places would take as many bytes as the whole vector, send the vector without rounding.
         picked = shortest(select.pick(self.held, values, rate), self.held)

@@ -58,8 +58,7 @@ def packed_bytes(picked: Picked, forms: tuple[Index, ...] = SHORT) -> int:
 
 
 def pack(picked: Picked, clock: int, weight: float = 0.0, forms: tuple[Index, ...] = SHORT) -> bytes:
-    """Serialize entries with the sender's clock (steps) and weight (samples); use the shortest encoding of
-    ``forms``."""
+    """Serialize entries with the sender's clock (steps) and weight (samples), in the shortest of ``forms``."""
     index = _index(picked, forms)
     places = b"" if picked.places is None else _places_out(index, picked)
     width = picked.values.dtype.itemsize

@@ -36,8 +36,7 @@ class Constants:
         return x in self._known
 
     def made(self, what: str, x: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return ``make(x)``, cached if ``x``, of any shape, is constant; raise TrainingError if it was changed in
-        place."""
+        """Return ``make(x)``, cached if ``x``, of any shape, is constant; raise TrainingError if it has changed."""
         known = self._known.get(x)
         if known is None:
             return make(x)

@@ -18,8 +18,7 @@ class ElasticGraph(PartedGraph):
     """A graph with elastic membership. Call :meth:`rebalance` before every step."""
 
     def attach(self, run: Run) -> None:
-        """Open the line; raise :class:`ConfigError` for exchanges whose messages cannot be repeated with other
-        workers."""
+        """Open the line; raise :class:`ConfigError` for an exchange that cannot be repeated with other workers."""
         if not self.how.exact:
             raise ConfigError(
                 f"exchange={self.how.name!r} in an elastic run: its messages pass between two workers, and cannot be "

@@ -77,8 +77,7 @@ METHODS: Mapping[str, Cutter] = {
 
 
 def cut(edges: EdgeList, method: str, shares: Sequence[float], seed: int, beta: float) -> EdgeCut:
-    """Cut a graph by ``shares``, which sum to 1; ``beta``, the cost of a vertex in edges, matters to ne and metis
-    only."""
+    """Cut a graph by ``shares``, which sum to 1; ``beta``, the cost of a vertex in edges, is for ne and metis."""
     if method not in METHODS:
         raise UnknownNameError("partitioner", method, METHODS)
     return METHODS[method](edges, shares, seed, beta)

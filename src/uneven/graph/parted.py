@@ -39,8 +39,7 @@ class GraphPart:
 
 
 def part_of(edges: EdgeList, holders: Holders, root: Wholes, me: int) -> GraphPart:
-    """Build the part of worker ``me`` from its edges; ``root`` (vertices,) int64 is the worker that roots each
-    vertex."""
+    """Build the part of worker ``me`` from its edges; ``root`` (vertices,) is the worker that roots each one."""
 
     def pair(owner: int, holder: int) -> tuple[Ids, list[int]]:
         """Return roots of ``owner`` with copies on ``holder``, sorted by kind, and the bounds of the kinds."""

@@ -52,8 +52,7 @@ class GraphSource:
         return np.maximum(np.diff(self.store.facts.bounds) + beta * self.rooted, 1e-9)
 
     def faster(self, size: int, own_s: Sequence[float], least: float) -> bool:
-        """Reassign the parts by ``own_s``, each worker's seconds per step; return whether that saves ``least`` of the
-        longest."""
+        """Reassign the parts by each worker's seconds per step; return whether that saves ``least`` of the longest."""
         now = self.groups(size)
         starts = [one.start for one in now]
         edges, roots = (np.add.reduceat(one, starts) for one in (np.diff(self.store.facts.bounds), self.rooted))

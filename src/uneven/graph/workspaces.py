@@ -35,7 +35,7 @@ class Workspaces:
             buffer = free.pop()
         else:  # torch aligns to a cache line, numpy does not
             buffer = torch.empty(size, dtype=torch.float32, device="cpu").numpy()
-        lent = buffer.view()  # a view of its own, deleted with the last tensor on it
+        lent = buffer.view()  # a separate view, deleted with the last tensor on it
         weakref.finalize(lent, free.append, buffer).atexit = False
         return torch.from_numpy(lent).view(rows, width)
 

@@ -39,8 +39,7 @@ class PackedExchanges:
         return total
 
     def among_those_left(self, flat: Tensor) -> Tensor:
-        """Replace ``flat``, of any size, by the sum over the workers that are not lost during the exchange, and return
-        it."""
+        """Replace ``flat``, of any size, by the sum over the workers that survive the exchange, and return it."""
         self._factors.sum(flat).wait()
         return flat
 
@@ -92,7 +91,7 @@ class PackedExchanges:
         if len(layout.ranks) == 1:
             return ()
         mine, nothing = flat[slice(*layout.bound(self.rank))], flat[:0]
-        before = flat.clone() if self.changing else flat  # a lost worker may leave its part half received
+        before = flat.clone() if self.changing else flat  # to restore the parts of lost workers
         outgoing = [mine if one in layout.ranks else nothing for one in line.members]
         incoming = [flat[slice(*layout.bound(one))] if one in layout.ranks else nothing for one in line.members]
         there = line.all_to_all(outgoing, incoming).wait()

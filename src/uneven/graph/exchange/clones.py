@@ -120,7 +120,6 @@ class LateWay:
     def post(self, values: Tensor, other: int, place: int) -> None:
         """Start the exchange of this bin's rows of ``values`` (rows, d) with one worker."""
         line = self.exchange.line
-        # The receive first: its buffer must be there when the peer sends.
         if count := len(self.taken[other][place]):
             room = values.new_empty(count, values.shape[1])
             handle = line.receive(room, other)

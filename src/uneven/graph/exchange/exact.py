@@ -32,8 +32,7 @@ class RowCarrier:
         self.whole = True  # False once an exchange missed one of them (elastic runs): the step is skipped
 
     def swap(self, given: Sequence[Tensor], taken: Sequence[Tensor], weight: float = 1.0) -> None:
-        """Send ``given`` (n, d) per worker times ``weight``, and receive ``taken`` (m, d) over ``weight``; 0 after a
-        loss."""
+        """Send ``given`` (n, d) times ``weight``, and receive ``taken`` (m, d) over ``weight``; 0 after a loss."""
         assert self.line is not None
         if self.whole and self.line.members == self.ranks:
             sent = given if weight == 1.0 else [one * weight for one in given]

@@ -30,8 +30,7 @@ _ELSEWHERE = {
 
 
 def translated(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the method and the sharing options by our names; raise :class:`ConfigError` for unknown names or
-    values."""
+    """Return the method and sharing options by our names; raise :class:`ConfigError` for unknown ones."""
     found = {name: it for name, it in given.items() if name in _OURS}
     for name, it in given.items():
         if name in ("factor_update_steps", "inv_update_steps"):

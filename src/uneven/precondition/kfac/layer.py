@@ -55,8 +55,7 @@ class Layer(ItemWork):
         self.item = Item(name, (a, g), step=(2.0 if numbers.inverse else 4.0) * a * g * (a + g))
 
     def add_inputs(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """Add the second moment of this pass's inputs ``seen`` (samples, ...) to ``flat``, times ``weight`` (x_i /
-        X)."""
+        """Add the second moment of this pass's inputs (samples, ...) to ``flat``, times ``weight`` (x_i / X)."""
         seen = seen.to(self._numbers.kind)
         if isinstance(self.module, nn.Linear):
             rows = seen.reshape(-1, seen.shape[-1])
@@ -120,7 +119,7 @@ class Layer(ItemWork):
         else:
             if self._scale is None or self._scale[0] != numbers.damping:
                 outer = torch.outer(self._values[1], self._values[0]).add_(numbers.damping).reciprocal_()
-                self._scale = numbers.damping, outer  # λ changes rarely, and all steps until a refresh use it
+                self._scale = numbers.damping, outer  # until λ or the bases change
             found = qg @ (qg.t() @ gradient @ qa).mul_(self._scale[1]) @ qa.t()
         wide = self.module.weight.numel() // len(self.module.weight)
         out[: self.module.weight.numel()].view(-1, wide).copy_(found[:, :wide])

@@ -301,8 +301,7 @@ class KFAC(Preconditioner):
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> dict[str, Any]:
-        """Add λ, the identity's coefficient and the running average, which a newcomer needs; pending sums are not
-        saved."""
+        """Add λ, the identity's coefficient and the running average, for newcomers; pending sums are not saved."""
         state, average = super().state_dict(), self._average
         if not state:
             return {}

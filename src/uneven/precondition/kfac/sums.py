@@ -27,8 +27,8 @@ class Sums(Protocol):
     numbers: int  # length of the flat buffer
 
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
-        """Add ``weight`` Σ v vᵀ over all vectors v in ``seen`` (n, ...) to ``flat`` (numbers,); with a bias, append a 1
-        to each."""
+        """Add ``weight`` Σ v vᵀ over all vectors v in ``seen`` (n, ...) to ``flat``; with a bias, append a 1 to
+        each."""
         ...
 
     def square(self, flat: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class AutoSums:
         lines = (seen[:, :, 0], seen[:, :, -1], seen[:, :, :, 0], seen[:, :, :, -1])  # top, bottom, left, right
         corners = torch.stack([seen[:, :, y, x] for y in (0, -1) for x in (0, -1)])  # (4, samples, c)
         parts[0].add_(whole.view(-1), alpha=weight)
-        # Lines of equal length share one call: launches dominate on accelerators.
+        # Lines of equal length share one call.
         square = seen.shape[2] == seen.shape[3]
         for place, group in ((0, lines),) if square else ((0, lines[:2]), (6 * c * c, lines[2:])):
             both = torch.cat(group, 1)[:, :, None]
@@ -159,8 +159,7 @@ class AutoSums:
             parts[6].add_(float(seen.shape[0] * seen.shape[2] * seen.shape[3]), alpha=weight)
 
     def square(self, flat: Tensor) -> Tensor:
-        """Return the matrix (side, side), in the order of ``weight.view(out, -1)``: channel, row, column; then the
-        1."""
+        """Return the matrix (side, side), ordered as ``weight.view(out, -1)``: channel, row, column; then the 1."""
         c, parts = self._channels, flat.split(self._sizes)
         whole, lines = parts[0].view(c, c, 15).permute(2, 0, 1), parts[1].view(4, c, c, 3).transpose(2, 3)
         lines = lines.transpose(1, 2).reshape(12, c, c)
