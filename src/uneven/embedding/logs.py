@@ -1,9 +1,8 @@
 """Click logs in files, read once and row by row, on demand.
 
-Rows are counted when a log is opened, so that workers can lease samples from a common counter and each row is parsed
-once, in the reader processes of one worker. For text, the offset of every 256th line is kept; of Parquet, a worker
-decodes the row groups it needs. Each process unpacks a gzip file from its start, which is slow only if rows are
-requested out of order.
+Rows are counted when a log is opened. Workers lease them from a common counter, so each row is parsed once, in one
+worker's reader processes. For text, the offset of every 256th line is kept; of Parquet, a worker decodes the row groups
+it needs. Each process unpacks a gzip file from its start, which is slow only if rows are requested out of order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Map a batch's ids to requests for each shard, the answers to the batch's numbers, and gradients back. Pure.
 
-All tables of one width that lie whole on a shard are requested with one array of ids, sample by sample, so that the
-answer is a block of the batch's numbers. For a table cut by rows, each shard sums the rows of a bag that it has, and
-the worker adds up these sums.
+One array of ids, sample by sample, requests all tables of one width that are complete on a shard, so the answer is a
+block of the batch's numbers. For a table cut by rows, each shard sums the rows of a bag that it has, and the worker
+adds up these sums.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _SideBySide(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WholeBlock:
-    """The bags of tables that lie whole on a shard, sample by sample."""
+    """The bags of tables that are complete on a shard, sample by sample."""
 
     bags: Bags
     batch: int

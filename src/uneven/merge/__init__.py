@@ -1,7 +1,7 @@
 """Merges: rules that combine the contributions of several workers into one result. Pure.
 
-The conversion of a model to one vector (:mod:`uneven.merge.flat`) and the content of a sum over the members
-(:mod:`uneven.merge.shared`) are for the code that exchanges, and need torch.
+Code that exchanges also needs :mod:`uneven.merge.flat` (a model as one vector) and :mod:`uneven.merge.shared` (the
+content of a sum over the members); both need torch.
 """
 
 from uneven.merge.add import Add

@@ -65,9 +65,8 @@ class Schedule:
 class RunningAverage:
     """F ← α F + (1 − α) new, kept as sums that are only added to: F ← ``kept`` · F + ``fade`` · Σ sums.
 
-    New terms get a growing coefficient instead of decaying all old ones, so a factor step does not touch the whole
-    sums, and a worker without samples does nothing. The sums are linear, so those of all workers can be added at any
-    time.
+    New terms get a growing coefficient instead of decaying all old ones. So a factor step does not touch all sums, and
+    a worker without samples does nothing. The sums are linear, so those of all workers can be added at any time.
     """
 
     decay: Value | str  # α, or "exp" for min(1 − 1/k, 0.95) at the k-th factor step

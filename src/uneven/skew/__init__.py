@@ -1,6 +1,6 @@
 """Skewed data: partitions of samples over sites, measures of their skew, and a search for how tightly sites must agree.
 
-A :class:`Partition` assigns samples to sites, ``label_skew`` measures the difference between sites, and a
+A :class:`Partition` assigns samples to sites, and ``label_skew`` measures the difference between sites. A
 :class:`Tuner` finds the policy setting that sends least while models keep their accuracy at other sites.
 """
 
