@@ -1,1 +1,1 @@
-"""How a session starts: settings, the way to the others, what a checkpoint holds, memory."""
+"""The start of a session: settings, connection to the other workers, checkpoint state and heap memory."""

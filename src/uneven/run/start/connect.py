@@ -1,4 +1,4 @@
-"""Joins the other workers: process group, line for the slow loop, comparison of the ranks at start."""
+"""The connection to the other workers: process group, transport of the slow loop, comparison of the ranks at start."""
 
 from __future__ import annotations
 
@@ -44,43 +44,42 @@ _LINGER_S = 2.0
 
 
 class _OwnGroup:
-    """The default process group where a session made it; the last session that uses it destroys it.
-
-    The store that the ranks met at is kept for the sessions that follow. It may be rank 0 that keeps it for all, and
-    if it ended with the session, who is the first to join again could reach the one that is just ending.
-    """
+    """The default process group, if a session made it; the last session that uses it destroys it."""
 
     def __init__(self) -> None:
         self.users = 0
         self._where: tuple[str, int, int] | None = None
+        # The store outlives its session, because rank 0 may host it. If it ended with the session, the first worker to
+        # join the next session could still connect to the store that is shutting down.
         self._place: MeetingPlace | None = None
         self._meeting = ""
 
     def meet(self, world: World, timeout_s: float) -> c10d.Store:
-        """A part of the store for this meeting: a group is not to be found at the addresses of the one before.
+        """Return this rendezvous' part of the store.
 
         Raises:
             RuntimeError, ValueError, OSError: the store cannot be reached within ``timeout_s``.
         """
         where = (world.meeting, world.port, world.rank)
         if self._place is not None and self._where == where:
-            with contextlib.suppress(RuntimeError):  # it has ended with who kept it, and another may come
+            with contextlib.suppress(RuntimeError):  # its host process has ended, so connect to a new store below
                 return self._enter(self._place, world.rank, timeout_s)
         self._place, self._where = MeetingPlace(within(timeout_s, lambda: _store(world, timeout_s))), where
         return self._enter(self._place, world.rank, timeout_s)
 
     def _enter(self, place: MeetingPlace, rank: int, timeout_s: float) -> c10d.Store:
+        # A new prefix per rendezvous: a new group must not find the addresses that the previous one left in the store.
         self._meeting = f"uneven/{within(timeout_s, lambda: place.store.add(f'uneven/joins/{rank}', 1))}"
         return c10d.PrefixStore(self._meeting, place.store)
 
     def roll(self, world: World, timeout_s: float) -> RollCall:
-        """The roll of those who have met, here or in a group that the user has made."""
+        """Return the roll call of the ranks, for a session's process group or for one that the user made."""
         if self.users and self._place is not None:
             return RollCall(self._place, self._meeting, world.rank, world.size, timeout_s)
         return RollCall(MeetingPlace(c10d._get_default_store()), "uneven", world.rank, world.size, timeout_s)
 
     def forget(self) -> None:
-        """Something has failed: the next to meet do so at a new store."""
+        """Use a new store at the next rendezvous, because something has failed."""
         self._place = None
 
     def enter(self) -> None:
@@ -95,18 +94,23 @@ class _OwnGroup:
 
 
 def _store(world: World, timeout_s: float) -> c10d.Store:
-    """Where the ranks meet; rank 0 keeps it if no launcher does, for this machine alone if that is what it says."""
+    """Connect to the rendezvous store; without a launcher rank 0 hosts it."""
     limit = timedelta(seconds=timeout_s)
     if world.rank == 0 and not world.stored and is_loopback(world.meeting):
-        with contextlib.suppress(OSError):  # the port is in use, perhaps by an earlier store of ours: torch sees to it
+        with contextlib.suppress(OSError):  # the port is in use, perhaps by our earlier store: torch handles that below
             listening = socket.create_server((world.meeting, world.port))  # torch would listen on every interface
             return TCPStore(
-                world.meeting, world.port, is_master=True, wait_for_workers=False, multi_tenant=True,
-                master_listen_fd=listening.detach(), timeout=limit,
-            )  # fmt: skip
-    # Size 1: the store is not to wait for the others, we do, and can say who is missing.
+                world.meeting,
+                world.port,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=listening.detach(),
+                timeout=limit,
+            )
     host = f"[{world.meeting}]" if ":" in world.meeting else world.meeting
-    where = f"tcp://{host}:{world.port}" if world.port else "env://"  # says that MASTER_PORT is missing
+    where = f"tcp://{host}:{world.port}" if world.port else "env://"  # torch's error names the missing MASTER_PORT
+    # Size 1, so that the store does not wait for the other ranks: `_await_all` does, and can name the missing ones.
     store: c10d.Store = next(rendezvous(where, world.rank, 1, timeout=limit))[0]
     return store
 
@@ -116,31 +120,20 @@ _own = _OwnGroup()
 
 @dataclass(slots=True)
 class Connection:
-    """This worker's lines to the others.
+    """This worker's connection to the others."""
 
-    Attributes:
-        transport: for the slow loop.
-        roll: names the missing after a failure; None for a worker that is alone.
-        own_group: the default process group if a session made it, else None.
-        world: this worker.
-        timeout_s: for how long an exchange may wait.
-        traffic: counts what passes between this worker and the others, by line.
-        leaving: called first when this worker leaves, with whether something has failed.
-        dropped: whether it leaves because its session was collected in mid-program, where nobody may be waited for.
-    """
-
-    transport: Transport
-    roll: RollCall | None
-    own_group: _OwnGroup | None
+    transport: Transport  # of the slow loop
+    roll: RollCall | None  # names the missing ranks after a failure; None in a single-process run
+    own_group: _OwnGroup | None  # the default process group if a session made it
     world: World
-    timeout_s: float
-    traffic: TrafficBook = field(default_factory=TrafficBook)
-    leaving: Callable[[bool], None] | None = None
-    dropped: bool = False
+    timeout_s: float  # longest wait in an exchange
+    traffic: TrafficBook = field(default_factory=TrafficBook)  # bytes sent and received, by line
+    leaving: Callable[[bool], None] | None = None  # called first when this worker leaves; True after a failure
+    dropped: bool = False  # the session was garbage-collected mid-program, so leaving must not wait for other workers
 
     @contextlib.contextmanager
     def waiting(self, meter: Meter) -> Iterator[None]:
-        """Inside, this worker waits for others in an exchange of the script's own."""
+        """Count the block as waiting in an exchange that the script makes."""
         with meter.waiting():
             if self.roll is not None:
                 self.roll.place = "an exchange of the script's own"
@@ -149,11 +142,11 @@ class Connection:
                 self.roll.place = ""
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
-        """The door to the others for parts of a step.
+        """Return the factory of lines to the other workers, for the parts of a step.
 
         Args:
-            meter: counts the time in which this worker waits.
-            refusal: why none can be opened, where that is so.
+            meter: counts the time that this worker waits.
+            refusal: the reason if no line can be opened.
         """
         roll = self.roll
         if roll is None:
@@ -166,12 +159,20 @@ class Connection:
 
         everybody, texts = tuple(range(self.world.size)), self.transport.gather_text
         return GroupLines(
-            self.world.rank, everybody, waiting, texts=texts, timeout_s=self.timeout_s, book=self.traffic,
+            self.world.rank,
+            everybody,
+            waiting,
+            texts=texts,
+            timeout_s=self.timeout_s,
+            book=self.traffic,
             refusal=refusal,
-        )  # fmt: skip
+        )
 
     def left_by(self, leave: Callable[[bool], None]) -> None:
-        """Call this, too, when this worker leaves: before all that is called so far, which follows in any case."""
+        """Register a callback for when this worker leaves; it runs before those registered earlier.
+
+        The earlier callbacks run even if this one raises an error.
+        """
         then = self.leaving
 
         def leaving(failed: bool) -> None:
@@ -184,7 +185,7 @@ class Connection:
         self.leaving = leaving
 
     def close(self, failed: bool = False) -> None:
-        """Leave the others. Without a failure rank 0, which may keep the store, lets everybody go."""
+        """Leave the process group. Without a failure rank 0, which may host the store, releases all ranks."""
         leaving, self.leaving = self.leaving, None
         try:
             if leaving is not None:
@@ -201,19 +202,16 @@ class Connection:
 
 
 def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.ProcessGroup | None:
-    """The process group of those whose gradients are averaged with this worker's; None where none are.
-
-    Every rank makes the groups of all, in one order.
-    """
+    """Return the process group that averages this worker's gradients; None if they are not averaged."""
     mine = None
-    for group in out.gradient_groups:
+    for group in out.gradient_groups:  # new_group is collective: every rank makes all groups, in the same order
         made = dist.group.WORLD if group == members else new_group(group)
         mine = made if rank in group else mine
     return mine
 
 
 def joined(world: World) -> World:
-    """The world of a process group that the user made without a launcher's variables, else ``world``."""
+    """Return the world of a process group that the user made without a launcher's variables, else ``world``."""
     if not world.alone or not dist.is_initialized() or dist.get_world_size() == 1:
         return world
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -221,17 +219,17 @@ def joined(world: World) -> World:
 
 
 def connect(world: World, timeout_s: float) -> Connection:
-    """Join the process group, the one that exists (Ray Train, the user) or a new one.
+    """Join the existing process group (of Ray Train or the user), or make a new one.
 
     Raises:
-        PeerError: the others could not be reached in time.
-        ConfigError: the group that exists is not this world.
+        PeerError: the other ranks could not be reached in time.
+        ConfigError: the existing group has another rank or size than ``world``.
     """
     if world.alone:
         return Connection(Hub(1).endpoint(0), None, None, world, timeout_s)
     if not dist.is_initialized():
         _join(world, timeout_s)
-        _own.users = 0
+        _own.users = 0  # a group of ours that the user destroyed would still be counted
         own: _OwnGroup | None = _own
     else:
         own = _own if _own.users else None
@@ -274,7 +272,7 @@ def _join(world: World, timeout_s: float) -> None:
 
 
 def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[str]:
-    """Wait until every rank is there; which GPU each has, by rank."""
+    """Wait until every rank has arrived; return the GPU of each, by rank."""
     keys = [f"here/{rank}" for rank in range(world.size)]
     store.set(keys[world.rank], gpu_of(world))
     try:
@@ -282,7 +280,7 @@ def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[str]:
     except RuntimeError as error:
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         if missing:
-            if world.rank == 0:  # the store may be kept here: the others are to see the same before it ends
+            if world.rank == 0:  # this process may host the store: the other ranks must find the same before it ends
                 time.sleep(_LINGER_S)
             raise PeerError(
                 f"start of the run: rank {', '.join(missing)} of {world.size} did not come within "
@@ -293,15 +291,12 @@ def _await_all(store: c10d.Store, world: World, limit: timedelta) -> list[str]:
 
 
 def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Give ``what`` to everybody and see that all ranks say the same.
+    """Send ``what`` to all ranks, check that it is the same on each, and return each rank's, by rank.
 
-    Keys that begin with an underscore may differ; they are passed on all the same.
-
-    Returns:
-        What each rank said, by rank.
+    Keys that begin with an underscore may differ.
 
     Raises:
-        ConflictError: naming the key, the ranks and both values.
+        ConflictError: a value differs; the message names the key, the ranks and both values.
     """
     said = [json.loads(text) for text in transport.gather_text(json.dumps(what, sort_keys=True))]
     for rank, other in enumerate(said):
@@ -315,13 +310,13 @@ def compare(transport: Transport, what: dict[str, Any], where: str) -> list[dict
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """What must be the same on every rank before anything starts."""
+    """Return the settings, versions and code digest that must be the same on every rank."""
     same = {key: value for key, value in fields(config).items() if key not in OF_ONE_MACHINE}
     return {**same, **versions(), "code": _code_digest()}
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that takes part in a decision."""
+    """Return the versions of all packages that take part in a decision."""
     own = {"uneven": VERSION, "torch": str(torch.__version__), "numpy": np.__version__}
     return own | ({"plug-ins": ", ".join(in_use())} if in_use() else {})
 
@@ -331,21 +326,20 @@ IN_A_RUN = (
     *("frames", "installed", "journal", "loops", "merge", "patience", "plugins", "predict", "registry", "run"),
     *("rundir", "server", "session", "skew", "slurm", "stores", "sync", "tables", "world"),
 )
-"""The packages and modules of uneven that a rank imports: those that ``uneven.session`` reaches.
+"""The packages and modules that ``uneven.session`` imports, directly or not; ranks must have the same code in these.
 
-Ranks must have the same code in these, and may differ in all others, which only look at runs, start them or play them.
-``tests/test_architecture.py`` follows the imports and compares.
+``tests/test_architecture.py`` compares the list with the imports.
 """
 
 
 @functools.cache
 def _code_digest() -> str:
-    """Digest of this package's files when first asked for: editing them later does not change what runs."""
+    # Cached: editing the files later does not change the code that runs.
     return code_digest(FOLDER)
 
 
 def code_digest(root: Path) -> str:
-    """16 hexadecimal digits of the files in ``root``, a copy of this package, that take part in a run."""
+    """Return a digest (16 hexadecimal digits) of the run-time files of ``root``, a copy of this package."""
     digest = hashlib.sha256()
     for name in IN_A_RUN:
         folder = root / name

@@ -1,4 +1,4 @@
-"""Which device belongs to a worker, and what carries tensors between the devices of all of them."""
+"""The device of a worker, and the backend that connects the devices of all workers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from uneven.world import World
 
 
 def device_of(world: World) -> torch.device:
-    """The CUDA device of this worker: as the workers of a machine are counted, so are its GPUs. Else the CPU."""
+    """Return the CUDA device with this worker's local rank (modulo the number of GPUs), or the CPU without CUDA."""
     if torch.cuda.is_available():
         return torch.device("cuda", world.local_rank % torch.cuda.device_count())
     return torch.device("cpu")
 
 
 def gpu_of(world: World) -> str:
-    """Vendor and id of this worker's GPU, "cuda GPU-1f0…"; empty where it has none that NCCL works on."""
+    """Return vendor and id of this worker's GPU, "cuda GPU-1f0…"; empty if it has none that NCCL supports."""
     device = device_of(world)
     if device.type != "cuda" or not dist.is_nccl_available():
         return ""
@@ -26,11 +26,8 @@ def gpu_of(world: World) -> str:
 
 
 def backend_for(gpus: Sequence[str]) -> str:
-    """Return the backend of a process group, from the result of :func:`gpu_of` on each rank.
-
-    NCCL refuses workers that share a GPU, and reaches none without one. AMD's RCCL has the same name in torch, and the
-    two do not talk to each other. gloo carries tensors of all GPUs through host memory, so if one worker has no GPU to
-    itself, or one of the other vendor, all use it.
-    """
+    """Return the backend of a process group, from the result of :func:`gpu_of` on each rank."""
+    # NCCL supports neither two workers on one GPU nor a worker without one. torch also calls AMD's RCCL "nccl", but the
+    # two cannot communicate. In all these cases every worker uses gloo, which copies GPU tensors through host memory.
     own = all(gpus) and len(set(gpus)) == len(gpus) and len({gpu.split()[0] for gpu in gpus}) == 1
     return "cpu:gloo,cuda:nccl" if own else "gloo"

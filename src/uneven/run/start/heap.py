@@ -1,14 +1,9 @@
-"""Keeps the memory that one step frees for the next one.
+"""A setting of glibc's heap that keeps the memory freed by one step for the next one.
 
-A step frees all of its activations. glibc gives free memory at the end of its heap back to the kernel where there is
-more than twice as much of it as the largest block that was freed so far; the next step then gets it again page by page,
-each with a fault. Where activations are many and none of them is large that is most of them: a thousand faults in a
-step of the benches' network. So the end of the heap is kept, and blocks of up to 32 MiB come from there, which is what
-glibc comes to by itself once such a block has been freed; larger ones are mapped and given back, as ever. The largest
-amount of memory that is in use at a time does not change; between steps it is not given back.
-
-It concerns the whole process, so it lasts as long as anybody in it trains. Who has set one of glibc's own settings for
-this in the environment, ``MALLOC_TRIM_THRESHOLD_`` for instance, has decided otherwise.
+A step frees all its activations, and glibc then returns the free end of its heap to the kernel. The next step gets it
+back page by page, with a page fault for each: about a thousand in a step of the benches' network. The setting keeps
+that memory between steps; the peak does not change. If the user has set one of glibc's own variables, for example
+``MALLOC_TRIM_THRESHOLD_``, nothing changes.
 """
 
 from __future__ import annotations
@@ -20,20 +15,20 @@ import weakref
 from collections.abc import Mapping
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
-_LARGEST = 32 << 20
+_LARGEST = 32 << 20  # the size up to which glibc itself raises the threshold; larger blocks are always mapped
 _MOST = 2**31 - 1  # the largest number that mallopt takes
 
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
 _lock = threading.RLock()  # a finalizer may run while its own thread holds it
-_keepers = 0
+_keepers = 0  # the setting concerns the whole process, so it lasts until the last session has released it
 
 
 def keep_freed_memory(owner: object) -> weakref.finalize | None:
-    """From now on, for as long as ``owner`` lives or until what is returned is called. Then what is free is given back.
+    """Keep freed memory until ``owner`` is collected or the returned finalizer is called.
 
     Returns:
-        None where nothing is changed: the C library is not glibc, or the environment says otherwise.
+        None if nothing changes: the C library is not glibc, or the environment sets glibc's allocator.
     """
     global _keepers
     library = None if any(_decides(*pair) for pair in os.environ.items()) else _glibc()
@@ -53,12 +48,12 @@ def _release(library: ctypes.CDLL) -> None:
     with _lock:
         _keepers -= 1
         if not _keepers:
-            library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # what glibc takes for blocks as large as that
+            library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # glibc's own rule: twice the threshold for mapped blocks
             library.malloc_trim(0)
 
 
 def left_to_us(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same without anything that says otherwise."""
+    """Return the environment without variables that set glibc's allocator."""
     return {name: value for name, value in environment.items() if not _decides(name, value)}
 
 
@@ -70,5 +65,5 @@ def _glibc() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(None)
         return library if hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt") else None
-    except (OSError, TypeError):  # the second is what Windows says
+    except (OSError, TypeError):  # Windows raises TypeError
         return None

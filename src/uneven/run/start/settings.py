@@ -1,4 +1,4 @@
-"""Finds out what a run is set to: code, then command line, then file."""
+"""The settings of a run, merged from code, command line and file, in this order of precedence."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from uneven.registry import describe
 from uneven.sync import compatible, threaded, unheeded
 from uneven.world import World
 
-CODE = "Session(...)"
-"""Where it was said, for what the code gives."""
-
-ALONE = "a worker that is alone"
-"""Overrules shares that are for several."""
+CODE = "Session(...)"  # source of the values that the code gives
+ALONE = "a worker that is alone"  # source of the value that replaces a balancer for several workers
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings, what was overruled, plug-ins given as objects, and why the default balancer is not used."""
+    """The merged settings."""
 
     config: RunConfig
-    conflicts: tuple[Conflict, ...]
-    objects: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
+    conflicts: tuple[Conflict, ...]  # values that were overruled
+    objects: dict[str, Any] = field(default_factory=dict)  # plug-ins given as objects, by setting
+    note: str = ""  # why the default balancer is not used
 
 
 def decide_settings(world: World, given: dict[str, Any]) -> Settings:
-    """Merge what the code gives with the run directory's layers, or with ``uneven.toml`` beside the script.
+    """Merge the arguments in code with the run directory's layers, or with the ``uneven.toml`` next to the script.
 
     Raises:
-        ConfigError: a value is wrong or does not fit another, naming where it was said.
+        ConfigError: a value is wrong or does not fit another; the message names its source.
     """
     objects = {key: value for key, value in given.items() if key in ("balance", "sync") and not isinstance(value, str)}
     code = {key: describe(value) if key in objects else value for key, value in given.items()}

@@ -1,8 +1,7 @@
-"""The state of a session as it goes into a checkpoint.
+"""The state of a session in a checkpoint: JSON texts and tensors, so that nothing has to be unpickled.
 
-JSON texts under fixed keys: the same keys on every rank and in every run, whatever the balancer, so that
-``torch.distributed.checkpoint`` can load into the state of a fresh session, and nothing that would have to be
-unpickled to be read. Policies that keep a centre or a momentum add vectors, of the model's size.
+The keys are the same on every rank and with every balancer, because ``torch.distributed.checkpoint`` loads into the
+state of a new session.
 """
 
 from __future__ import annotations
@@ -18,30 +17,24 @@ from uneven.errors import CheckpointError
 
 SCHEMA = 2
 _KEYS = {"schema", "loader", "control"}
-_LATER = {"agreement": "{}", "vectors": {}, "parts": "{}", "tensors": {}}
-"""Keys that older states of this schema lack."""
-
+_LATER = {"agreement": "{}", "vectors": {}, "parts": "{}", "tensors": {}}  # keys that older states of this schema lack
 _TEXTS = ("loader", "control", "agreement", "parts")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Attributes:
-    loader, control: of the loader and of the slow loop.
-    agreement, vectors: what the policy and its merges keep.
-    parts, tensors: what the parts keep that the session was given.
-    """
+    """The state of a session, by the component that keeps it."""
 
     loader: dict[str, Any] = field(default_factory=dict)
-    control: dict[str, Any] = field(default_factory=dict)
-    agreement: dict[str, Any] = field(default_factory=dict)
-    vectors: dict[str, Tensor] = field(default_factory=dict)
-    parts: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    control: dict[str, Any] = field(default_factory=dict)  # of the slow loop
+    agreement: dict[str, Any] = field(default_factory=dict)  # of the policy and its merges
+    vectors: dict[str, Tensor] = field(default_factory=dict)  # of the policy: centre or momentum, flat, of model size
+    parts: dict[str, Any] = field(default_factory=dict)  # of the parts given to the session
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # of the parts
 
 
 def pack(state: State) -> dict[str, Any]:
-    """As plain data and tensors."""
+    """Return the state as plain data and tensors."""
     return {
         "schema": SCHEMA,
         "loader": json.dumps(state.loader),
@@ -54,10 +47,10 @@ def pack(state: State) -> dict[str, Any]:
 
 
 def unpack(state: dict[str, Any]) -> State:
-    """Inverse of :func:`pack`.
+    """Invert :func:`pack`.
 
     Raises:
-        CheckpointError: it is not a session's state, or has another schema.
+        CheckpointError: ``state`` is not a session's state, has another schema, or is damaged.
     """
     if not isinstance(state, dict) or not _KEYS <= set(state) <= _KEYS | set(_LATER):
         keys = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
