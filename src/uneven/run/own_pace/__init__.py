@@ -1,1 +1,1 @@
-"""What workers share that take samples at their own pace: a counter of samples, a barrier, and how they end."""
+"""The state shared by workers that take samples asynchronously: sample counter, evaluation barrier, shutdown."""

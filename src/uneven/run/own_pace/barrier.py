@@ -1,4 +1,4 @@
-"""The barrier before an evaluation, at which each worker leaves word of the samples that it holds."""
+"""The barrier before an evaluation, at which each worker reports the samples that it holds."""
 
 from __future__ import annotations
 
@@ -15,43 +15,41 @@ _LOOK_S = 0.02
 
 
 class EvaluationBarrier:
-    """All workers arrive, read each other's words, and leave; as often as there are evaluations.
+    """The barrier at which all workers arrive, read each other's reports, and leave; once per evaluation.
 
     Every method raises a PeerError if the store does not answer.
 
     Args:
-        counter: of this worker, which says what it holds and hears what all hold.
-        timeout_s: how long others may keep this worker waiting.
-        there: workers that take part.
-
-    Attributes:
-        number: how often this worker has arrived.
+        counter: this worker's; it reports the samples held here and takes in the reports of all workers.
+        timeout_s: longest wait for the other workers.
+        there: returns the workers that take part.
     """
 
     def __init__(
         self, store: SessionStore, counter: StoredSampleCounter, timeout_s: float, there: Callable[[], tuple[int, ...]]
     ) -> None:
-        self.number = 0
+        self.number = 0  # of arrivals of this worker
         self._there = there
         self._store = store
         self._counter = counter
         self._timeout_s = timeout_s
 
     def arrive(self) -> None:
-        """Leave word for the others. This worker takes nothing more until it leaves."""
+        """Report to the other workers. This worker takes no more samples until it leaves."""
         self.number += 1
         self._store.put(self._key(self._store.rank, self.number), json.dumps(self._counter.held()))
-        if self.number > 2:  # all were at the one before, so all have read the words of that before it
+        # All workers have arrived at the previous barrier, so they have read the reports of the one before that.
+        if self.number > 2:
             self._store.delete(self._key(self._store.rank, self.number - 2))
 
     def wait(self) -> None:
-        """Until all have arrived, where nobody may be gone.
+        """Wait until all workers have arrived; for runs whose membership does not change.
 
         Raises:
             PeerError: a worker has not arrived in time.
         """
         limit_s = time.monotonic() + self._timeout_s
-        while not self._store.has(*self._keys()):  # not the store's own wait, which Ctrl-C does not end
+        while not self._store.has(*self._keys()):  # polls, because Ctrl-C does not interrupt the store's own wait
             if time.monotonic() > limit_s:
                 missing = [rank for rank, word in self._words().items() if word is None]
                 raise PeerError(
@@ -62,17 +60,12 @@ class EvaluationBarrier:
             time.sleep(_LOOK_S)
 
     def meet(self) -> list[int]:
-        """Read the words of all, so that the counter knows what everybody holds.
-
-        Returns:
-            Ranks that have left none: they are gone.
-        """
+        """Pass the reports of all workers to the counter; return the ranks without a report, which have failed."""
         words = self._words()
         self._counter.learn([word for word in words.values() if word is not None])
         return [rank for rank, word in words.items() if word is None]
 
     def leave(self) -> None:
-        """The evaluation is over; others take samples again."""
         self._counter.forget()
 
     def _words(self) -> dict[int, dict[str, Any] | None]:

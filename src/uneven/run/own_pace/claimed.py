@@ -1,7 +1,7 @@
-"""Samples taken from one list where workers leave and join: what a lost worker had comes again in the same epoch.
+"""A sample counter for runs whose workers leave and join: the samples of a lost worker are requeued in the same epoch.
 
-Who has what is written in the store that the launcher keeps (:mod:`uneven.data.claims`). To take samples costs a
-question and an answer, beside the training; to note that some are on their way to the others costs a message.
+The launcher's store records the samples of each worker (:mod:`uneven.data.claims`). Taking samples costs a round trip
+in a background thread; recording that some are being sent costs one message.
 """
 
 from __future__ import annotations
@@ -24,52 +24,57 @@ _LOOK_S = 0.005
 
 
 class ClaimedSamples(StoredSampleCounter):
-    """See the module; stands where :class:`StoredSampleCounter` does.
+    """The sample counter of an elastic run.
 
     Args:
-        members: that the run begins with.
-        tend: looks after what has happened to the others; called while this worker waits for them. Says whether nothing
-            of this worker's is under way to them.
-        there: those that take part, as this worker knows it after that.
-
-    Attributes:
-        notes: whether it is written down what each update holds, so that it must hold just that.
+        members: of the first iteration.
+        tend: handles changes of the membership while this worker waits for the others. Returns whether no update of
+            this worker is under way.
+        there: returns the current members; called after ``tend``.
     """
 
-    notes = True
+    notes = True  # the store records the samples in each update, so an update must contain exactly those
 
     def __init__(
-        self, store: SessionStore, timeout_s: float, *, ahead: bool, members: Members, tend: Callable[[], bool],
+        self,
+        store: SessionStore,
+        timeout_s: float,
+        *,
+        ahead: bool,
+        members: Members,
+        tend: Callable[[], bool],
         there: Callable[[], Members],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(store, timeout_s, ahead=ahead)
         self._eras: list[tuple[int, Members]] = [(0, members)]
-        self._tend, self._there = tend, there
-        self._lock = threading.Lock()  # the training, the thread that asks and a shadow all change the next two
+        self._tend = tend
+        self._there = there
+        # The training thread, the thread that asks the store and the background exchange change the next two.
+        self._lock = threading.Lock()
         self._holding = HeldSamples()
         self._learnt: list[Portion] = []  # trained on since the last update
         self._books: dict[str, str] = {}  # as last seen
-        self._gone: dict[int, int] = {}  # worker → its last update that others have
+        self._gone: dict[int, int] = {}  # worker → its last update that arrived
 
-    # ---------------------------------------------------------------- what this worker has
+    # ---------------------------------------------------------------- this worker's samples
     def learnt(self, part: Portion) -> None:
-        """This worker has trained on a batch; its replica has it, and nobody else."""
+        """Record that this worker has trained on a batch, and no other worker has its update yet."""
         with self._lock:
             self._learnt.append(part)
             self._holding = self._holding.since(part.epoch)
 
     @property
     def owes(self) -> bool:
-        """Whether its replica has something that nobody else has, as far as updates have begun."""
+        """True if this replica has trained on samples that are in no update yet."""
         return bool(self._learnt)
 
     @property
     def over(self) -> int:
-        """The epoch that the newest pass is over; −1 before the first."""
+        """The epoch of the newest pass; −1 before the first."""
         return -1 if self.sampler is None else self.sampler.pass_over
 
     def gives(self, update: int) -> None:
-        """An update begins with all that it has learnt."""
+        """Start an update with all batches learnt so far, except those that the sampler counts as unused."""
         with self._lock:
             unused = {(part.epoch, part.start) for part in (self.sampler.unused if self.sampler is not None else ())}
             runs: dict[int, list[Run]] = {}
@@ -78,15 +83,15 @@ class ClaimedSamples(StoredSampleCounter):
                     runs.setdefault(part.epoch, []).append((part.start, part.end))
             self._learnt = [part for part in self._learnt if (part.epoch, part.start) in unused]
             self._holding = self._holding.gives(update, {epoch: merged(those) for epoch, those in runs.items()})
-            self._store.keep(*self._noted())  # before anything of it is sent, or what has arrived could come again
+            # Before the update is sent: if this worker were lost in between, samples that arrived would be requeued.
+            self._store.keep(*self._noted())
 
     def gave(self) -> None:
-        """It has arrived."""
         with self._lock:
             self._holding = self._holding.gave()
 
     def aside(self, flag: bool) -> None:
-        """Nobody waits for what this worker holds as long as it takes no part."""
+        """Record whether this worker has stepped aside, so that no worker waits for the samples it holds."""
         with self._lock:
             self._holding = replace(self._holding, aside=flag)
             self._note()
@@ -99,23 +104,18 @@ class ClaimedSamples(StoredSampleCounter):
 
     # ---------------------------------------------------------------- members
     def members(self, iteration: int) -> Members:
-        """In the order of the shares of one of this worker's iterations."""
         return next(members for first, members in reversed(self._eras) if first <= iteration or first == 0)
 
     def changed(self, border: int, members: Members) -> None:
-        """Others take part; the shares of iterations from ``border`` on are theirs."""
+        """Use the new members for the shares of the iterations from ``border`` on."""
         self._eras = [era for era in self._eras if era[0] < border or era[0] == 0] + [(border, members)]
 
     def counted(self, part: Portion) -> int:
-        """Samples of all in the iteration of this worker's batch."""
+        """Return the samples of all workers in the iteration of this worker's batch."""
         return part.size
 
     def lost(self, worker: int, arrived: int) -> None:
-        """A worker is gone, for ever; what it had and had not given comes again.
-
-        Args:
-            arrived: its last update that others have.
-        """
+        """Requeue the samples of a lost worker that are in no update up to ``arrived``, its last one to arrive."""
         self._gone[worker] = arrived
         holding = self._holding_of(worker)
         now = 0 if self.sampler is None else self.sampler.pass_over
@@ -130,7 +130,7 @@ class ClaimedSamples(StoredSampleCounter):
         self._change(epoch, back)
 
     def leave(self) -> None:
-        """This worker takes no more, and what it has is for the others; all that it has learnt has arrived."""
+        """Take no more samples and requeue the unused ones, after all updates of this worker have arrived."""
         self.stop()
         with self._lock:
             holding = self._holding = self._holding.gave()
@@ -139,10 +139,10 @@ class ClaimedSamples(StoredSampleCounter):
 
     # ---------------------------------------------------------------- the end of an epoch
     def waiting(self, iteration: int) -> int:
-        """Whether something of the epoch comes again, or may: waits until all have given what they hold of it.
+        """Wait for the end of the epoch; return 1 when samples are requeued, 0 when all updates have arrived.
 
         Raises:
-            PeerError: a worker that is alive keeps the others waiting for longer than the time-out.
+            PeerError: a live worker holds samples and makes no progress within the time-out.
         """
         assert self.sampler is not None
         epoch, until_s = self.sampler.pass_over, time.monotonic() + self._timeout_s
@@ -158,12 +158,12 @@ class ClaimedSamples(StoredSampleCounter):
             holdings = {one: self._holding_of(one) for one in self._there() if one != self._store.rank}
             busy = {one for one, it in holdings.items() if not it.aside and it.undone(epoch, one, book, 0)}
             forgotten = [one for one in map(int, book.taken) if one in self._gone and one not in book.gone]
-            for one in forgotten:  # it was taken for gone, and was not quite
+            for one in forgotten:  # declared lost, but it took samples of this epoch after that
                 self._take_back(epoch, one, self._holding_of(one), self._gone[one])
             unknown = [one for one in map(int, book.taken) if one not in (*book.gone, *holdings, self._store.rank)]
             if quiet and not busy and not forgotten and not unknown:
                 return 0
-            if (now := (holdings, book)) != before or not (busy or unknown):
+            if (now := (holdings, book)) != before or not (busy or unknown):  # progress restarts the time-out
                 before, until_s = now, time.monotonic() + self._timeout_s
             if time.monotonic() > until_s:
                 who = ", ".join(map(str, sorted({*busy, *unknown})))
@@ -174,7 +174,7 @@ class ClaimedSamples(StoredSampleCounter):
             time.sleep(_LOOK_S)
 
     def awaited(self) -> bool:
-        """Whether another worker has begun an update that this one has not, where all make the same ones."""
+        """Return whether another worker has started an update that this one has not; for runs with common updates."""
         others = (self._holding_of(one) for one in self._there() if one != self._store.rank)
         return any(it.update > self._holding.update for it in others)
 
@@ -188,7 +188,7 @@ class ClaimedSamples(StoredSampleCounter):
             return after
 
         book = self._change(epoch, take, life)
-        if (run := found[-1]) is not None:
+        if (run := found[-1]) is not None:  # the last one: `take` is called again when the swap fails
             with self._lock:
                 self._holding = self._holding.took(epoch, book.taken[str(self._store.rank)][0], run)
                 self._note()
@@ -202,38 +202,34 @@ class ClaimedSamples(StoredSampleCounter):
         self._holding, self._learnt = HeldSamples(), []
 
     def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
-        """Where the counter of an epoch is, and what is not trained on; exact where nobody trains meanwhile."""
+        """Return the counter of an epoch and the runs not trained on; exact only while no worker trains."""
         book = self._book(epoch)
         those = [int(one) for one in book.taken if int(one) not in book.gone]
         held = [run for one in those for run in self._holding_of(one).undone(epoch, one, book, 0)]
         return book.next, [*book.again, *held]
 
     def held(self) -> dict[str, object]:
-        """Nothing that the store would not say; nobody waits for this worker's samples meanwhile."""
         self.aside(True)
-        return {}
+        return {}  # the store knows the samples already
 
     def forget(self) -> None:
         super().forget()
         self.aside(False)
 
-    def learn(self, words: Iterable[dict[str, object]]) -> None:
-        """There is nothing to be learnt from these."""
+    def learn(self, words: Iterable[dict[str, object]]) -> None: ...
 
     def state(self) -> int:
-        """For a newcomer: states loaded so far."""
         return self._lives
 
     def adopt(self, state: int) -> None:
-        """Inverse of :meth:`state`."""
         self._lives = state
 
     # ---------------------------------------------------------------- the store
     def _change(self, epoch: int, change: Callable[[Book], Book], life: int | None = None) -> Book:
-        """Change the book of an epoch as a whole, however many do so at a time."""
+        """Change the book of an epoch atomically; ``change`` is called again when another worker was faster."""
         key = f"book/{self._lives if life is None else life}/{epoch}"
         before = self._books.get(key, "")
-        while True:
+        while True:  # compare and swap: starts from the text last seen, which saves a read when it is current
             old = book_of(before)
             new = change(old)
             after = before if new == old else new.text()
@@ -257,7 +253,7 @@ class ClaimedSamples(StoredSampleCounter):
 
 
 class Unclaimed:
-    """Where nobody leaves or joins, and so asks who has what; stands where :class:`ClaimedSamples` does."""
+    """The stand-in for :class:`ClaimedSamples` in a run whose membership does not change; records nothing."""
 
     notes = owes = False
     over = -1

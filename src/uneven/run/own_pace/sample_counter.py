@@ -1,7 +1,7 @@
-"""The counters from which workers take their samples.
+"""The counters from which workers take their samples, one an epoch.
 
-They lie in the store that the ranks met at: to add to a number there is one question and one answer. So a shard of the
-parameter server that is started again has nothing of this to lose.
+They are in the rendezvous store, where adding to a number is one round trip. A parameter-server shard that restarts
+therefore loses none of them.
 """
 
 from __future__ import annotations
@@ -24,31 +24,22 @@ _Task = tuple["_AskedRun", Callable[[], Interval | None]]
 
 
 class StoredSampleCounter:
-    """See :class:`uneven.data.supply.SampleCounter`.
-
-    Args:
-        timeout_s: how long an answer may take.
-
-    Attributes:
-        ahead: see there.
-        sampler: of this worker's loader, once there is one.
-        least: see there.
-    """
+    """The counters of one worker; implements :class:`uneven.data.supply.SampleCounter`."""
 
     def __init__(self, store: SessionStore, timeout_s: float, *, ahead: bool) -> None:
         self.ahead = ahead
-        self.sampler: PacedSampler | None = None
+        self.sampler: PacedSampler | None = None  # of this worker's loader
         self.least: int | None = None
         self._store = store
-        self._timeout_s = timeout_s
-        self._lives = 0  # states loaded so far, alike on every worker
-        self._known: dict[int, tuple[int, list[Interval]]] = {}  # epoch → counter, and what is undone of it
+        self._timeout_s = timeout_s  # longest wait for an answer
+        self._lives = 0  # states loaded so far, the same on every worker
+        self._known: dict[int, tuple[int, list[Interval]]] = {}  # epoch → counter, and its runs not trained on
         self._stopped = False
         self._errands: SimpleQueue[_Task | None] | None = None
 
     def take(self, epoch: int, wanted: SamplesWanted) -> PendingRun:
-        """Move the counter of an epoch on; what it has passed. The answer may be a PeerError."""
-        life = self._lives
+        """Advance the counter of an epoch; the pending result is the run it has passed, or a PeerError."""
+        life = self._lives  # now: a state may be loaded before the thread asks
         answer = _AskedRun(self._store.rank, self._timeout_s)
         task = answer, lambda: self._taken(life, epoch, wanted)
         if self._store.size == 1 or self._stopped:
@@ -68,7 +59,7 @@ class StoredSampleCounter:
 
     # ---------------------------------------------------------------- at a barrier of all
     def held(self) -> dict[str, Any]:
-        """What this worker knows of the counters, and has taken and not trained on, as plain JSON-able data.
+        """Return the counters this worker has read and its runs not trained on, as JSON-able data.
 
         Raises:
             PeerError: the store does not answer.
@@ -77,27 +68,28 @@ class StoredSampleCounter:
         epoch = 0
         if (sampler := self.sampler) is not None:
             epoch = sampler.epoch
-            # Also of the epoch before, in which others may be: this worker may have taken the last samples of it.
+            # The previous epoch too: other workers may still be in it, and this one may have taken its last samples.
             for one in range(max(0, epoch - 1), epoch + 1 + EPOCHS):
-                undone = sampler.undone(one)  # first, as it may wait for what moves the counter on
+                undone = sampler.undone(one)  # first, because it may wait for an answer that advances the counter
                 of[str(one)] = self.reached(one), undone
         return {"epoch": epoch, "of": of}
 
     def learn(self, words: Sequence[dict[str, Any]]) -> None:
-        """What all workers hold, who take nothing meanwhile: the last counter that anybody has read is that of now."""
+        """Take in the reports of all workers, which take no samples during the barrier."""
         self.least = min(word["epoch"] for word in words)
         for epoch in set().union(*(word["of"] for word in words)):
             said = [word["of"][epoch] for word in words if epoch in word["of"]]
             undone = [(first, last) for _, runs in said for first, last in runs]
+            # No worker takes samples now, so the greatest counter that any of them has read is the current one.
             self._known[int(epoch)] = max(counter for counter, _ in said), undone
 
     def forget(self) -> None:
-        """Others take again, so what was learnt no longer holds."""
+        """Drop the reports, because workers take samples again."""
         self._known, self.least = {}, None
 
     # ---------------------------------------------------------------- the end
     def stop(self) -> None:
-        """Nothing more will be taken, but for a look at a counter."""
+        """Take no more samples; reading a counter still works."""
         self._stopped = True
         if self._errands is not None:
             self._errands.put(None)
@@ -110,31 +102,33 @@ class StoredSampleCounter:
         return self._store.add(f"taken/{life}/{epoch}", samples)
 
     def _errand(self) -> SimpleQueue[_Task | None]:
-        """To the thread that asks; made when there is a first question."""
+        """Return the queue of the thread that asks the store, which starts with the first question."""
         if self._errands is None:
             self._errands = SimpleQueue()
-            # Left behind where the store hangs; a pool's would keep the process from ending.
+            # A daemon thread, because a pool's thread would keep the process alive if the store hangs.
             threading.Thread(target=_run, args=(self._errands,), name="uneven-sample-counter", daemon=True).start()
             weakref.finalize(self, self._errands.put, None)
         return self._errands
 
 
 class _AskedRun(Future["Interval | None"]):
-    """Waited for no longer than others are."""
+    """The pending answer of the store; waiting for it ends after ``timeout_s``."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
         super().__init__()
-        self._rank, self._timeout_s = rank, timeout_s
-        self._asked_s, self.took_s = time.perf_counter(), 0.0
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._asked_s = time.perf_counter()
+        self.took_s = 0.0
 
     def come(self) -> None:
         self.took_s = time.perf_counter() - self._asked_s
 
     def result(self, timeout: float | None = None) -> Interval | None:
-        """The answer.
+        """Return the run that was taken, None if nothing is left.
 
         Raises:
-            PeerError: there is none, or not in time.
+            PeerError: the store has failed, or has not answered in time.
         """
         try:
             return super().result(min(self._timeout_s, threading.TIMEOUT_MAX) if timeout is None else timeout)
@@ -148,7 +142,7 @@ class _AskedRun(Future["Interval | None"]):
 def _run(tasks: SimpleQueue[_Task | None]) -> None:
     while (task := tasks.get()) is not None:
         _do(task)
-        del task  # it leads to a session, which may be over before there is another
+        del task  # it references a session, which could not be collected until the next task arrives
 
 
 def _do(task: _Task) -> None:

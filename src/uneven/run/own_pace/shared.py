@@ -1,4 +1,4 @@
-"""All that workers share which take samples at their own pace."""
+"""The objects of one worker that takes samples asynchronously."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uneven.run.own_pace.store import SessionStore
 
 @dataclass(frozen=True, slots=True)
 class OwnPace:
-    """What one worker has of it."""
+    """The sample counter, evaluation barrier and shutdown handshake of one worker."""
 
     rank: int
     counter: StoredSampleCounter
@@ -24,14 +24,14 @@ class OwnPace:
     shutdown: ShutdownHandshake
 
     def state(self) -> dict[str, Any]:
-        """For a worker that joins, where workers do; plain data."""
+        """Return the state for a worker that joins an elastic run, as plain data."""
         assert isinstance(self.counter, ClaimedSamples)
         sampler = self.counter.sampler
         left = None if sampler is None else sampler.left()
         return {"met": self.barrier.number, "lives": self.counter.state(), "left": left}
 
     def adopt(self, state: dict[str, Any], members: tuple[int, ...]) -> None:
-        """Inverse of :meth:`state`, on a newcomer that is one of these now."""
+        """Invert :meth:`state` on a worker that has just become a member."""
         assert isinstance(self.counter, ClaimedSamples)
         self.barrier.number = state["met"]
         self.counter.adopt(state["lives"])
@@ -41,13 +41,13 @@ class OwnPace:
 
 
 def make_own_pace(rank: int, size: int, timeout_s: float, *, ahead: bool) -> OwnPace:
-    """For one worker of so many; all ranks make theirs in the same order.
+    """Make the objects of one worker, in a run whose membership does not change.
 
     Args:
-        timeout_s: how long the others may keep this worker waiting.
+        timeout_s: longest wait for the other workers.
         ahead: see :class:`uneven.data.supply.SampleCounter`.
     """
-    store = SessionStore(rank, size)
+    store = SessionStore(rank, size)  # numbered by order, so all ranks make their sessions in the same order
     counter = StoredSampleCounter(store, timeout_s, ahead=ahead)
     return _of(store, counter, timeout_s, lambda: tuple(range(size)))
 
@@ -60,7 +60,7 @@ def _of(
 
 
 def make_changing_pace(elastic: ClaimingElastic, timeout_s: float, *, ahead: bool) -> OwnPace:
-    """The same where workers leave and join."""
+    """Make the objects of one worker of an elastic run."""
     membership, watch = elastic.membership, elastic.membership.watch
     store = SessionStore(membership.worker, membership.bounds[1] + 1, membership.connected())
     claims = ClaimedSamples(

@@ -1,4 +1,4 @@
-"""How workers that may end at different times tell each other that they need nothing more."""
+"""The handshake of workers that may finish at different times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uneven.run.own_pace.store import SessionStore
 
 
 class ShutdownHandshake:
-    """Each worker says that it is done; whoever keeps something for the others asks.
+    """The record of the workers that are done; a worker that serves others reads it before it ends.
 
     Both methods raise a PeerError if the store does not answer.
     """
@@ -16,13 +16,11 @@ class ShutdownHandshake:
 
     @property
     def others(self) -> list[int]:
-        """All ranks but this one."""
         return [rank for rank in range(self._store.size) if rank != self._store.rank]
 
     def done(self) -> None:
-        """This worker needs nothing more of anybody."""
+        """Record that this worker needs no other worker any longer."""
         self._store.put(f"closed/{self._store.rank}", "")
 
     def is_done(self, rank: int) -> bool:
-        """Whether a worker has said so."""
         return self._store.has(f"closed/{rank}")

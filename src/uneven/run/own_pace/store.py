@@ -1,4 +1,4 @@
-"""Numbers and texts in the store that the ranks met at, which the launcher keeps (or rank 0 where there is none)."""
+"""A session's numbers and texts in the rendezvous store, which the launcher hosts (rank 0 without a launcher)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ T = TypeVar("T")
 
 
 class SessionStore:
-    """One session's part of the store. A worker that is alone has one in its own process.
+    """One session's part of the store (by default torch's); a single-process run has an in-memory one.
 
     Every method raises a PeerError if the store does not answer.
-
-    Args:
-        rank, size: this worker, and how many there are.
-        store: a connection to the one that the ranks met at; None where that is torch's own.
     """
 
     def __init__(self, rank: int, size: int, store: c10d.Store | None = None) -> None:
@@ -28,37 +24,36 @@ class SessionStore:
         self.size = size
         if store is None:
             store = c10d._get_default_store() if size > 1 else HashStore()
-        number = store.add(f"uneven/own-paces/{rank}", 1)  # tells apart the sessions that use one store
+        # Sessions on one store are numbered per rank, without a message: all ranks make them in the same order.
+        number = store.add(f"uneven/own-paces/{rank}", 1)
         self._store = c10d.PrefixStore(f"uneven/own-pace/{number}", store)
 
     def add(self, key: str, number: int) -> int:
-        """Add to a number that begins at 0; the sum. One question and one answer."""
+        """Add to a number that starts at 0, and return the sum; one round trip."""
         return int(self._ask(lambda: self._store.add(key, number)))
 
     def swap(self, key: str, before: str, after: str) -> str:
-        """Write ``after`` where ``before`` is, "" for nothing; what is there then. One question and one answer."""
+        """Replace ``before`` ("" if the key is absent) by ``after``, if it is there; return the text now there."""
         return str(self._ask(lambda: self._store.compare_set(key, before, after)).decode())
 
     def put(self, key: str, text: str) -> None:
-        """Write a text."""
         self._ask(lambda: self._store.set(key, text))
 
     def keep(self, key: str, text: str) -> None:
-        """Write a text, and return when it is there: a write alone has no answer, and may still be on its way when this
-        process, or its machine, is lost."""
+        """Write a text and wait until the store has it."""
         self.put(key, text)
-        self.has(key)
+        self.has(key)  # a write has no answer: without this read it could be lost together with this process
 
     def delete(self, key: str) -> None:
-        """Forget a text."""
         self._ask(lambda: self._store.delete_key(key))
 
     def has(self, *keys: str) -> bool:
-        """Whether all of these are there."""
+        """Return whether all keys are there."""
         return bool(self._ask(lambda: self._store.check(list(keys))))
 
     def texts(self, keys: Sequence[str]) -> list[str | None]:
-        """What is there under each key. Two questions where all have a text, also with many ranks."""
+        """Return the text under each key, None if the key is absent."""
+        # Two round trips if all keys are there, for any number of ranks.
         here = [True] * len(keys) if self.has(*keys) else [self.has(key) for key in keys]
         there = [key for key, word in zip(keys, here, strict=True) if word]
         found = iter(self._ask(lambda: self._store.multi_get(there)))
