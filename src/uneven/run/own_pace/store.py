@@ -24,7 +24,7 @@ class SessionStore:
         self.size = size
         if store is None:
             store = c10d._get_default_store() if size > 1 else HashStore()
-        # Sessions on one store are numbered per rank, without a message: all ranks make them in the same order.
+        # Each rank counts its sessions on this store. The numbers agree, because all ranks make them in the same order.
         number = store.add(f"uneven/own-paces/{rank}", 1)
         self._store = c10d.PrefixStore(f"uneven/own-pace/{number}", store)
 

@@ -1,1 +1,1 @@
-"""Several threads of one worker that train one replica."""
+"""Training of one replica by several threads of one worker."""

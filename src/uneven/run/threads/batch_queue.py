@@ -1,11 +1,11 @@
-"""Queues this worker's batches for several threads, one batch to one thread, with a barrier where a step needs it.
+"""The queue that gives each of this worker's batches to one of several threads.
 
-Threads take batches in the order of the samples and finish them in any order. Three things hold everybody up:
+Threads take batches in the order of the samples and finish them in any order. Three things stop all threads:
 
-* an exchange after a step, in which the training waits: nothing is handed out behind that step until all steps before
-  it are over; the thread whose step ends last carries it out, while the others wait;
-* a pause: one thread has the replica to itself, between two steps of each of the others;
-* the end: somebody has failed or interrupted, and everybody leaves at the next batch.
+* an exchange after a step: no further batch is taken until all steps up to it have finished; the thread that finishes
+  last runs the exchange while the others wait;
+* a pause: one thread has the replica to itself while the others are between two steps;
+* the end: a thread has failed or was interrupted, and all threads leave at their next batch.
 """
 
 from __future__ import annotations
@@ -24,41 +24,30 @@ from uneven.run.parameters.agree import Agreement
 
 
 class Stopped(TrainingError):
-    """Raised in a thread's loop when another one has ended the training; ``session.train`` raises the cause."""
+    """The error in a thread's loop after another thread has ended the training; ``session.train`` raises the cause."""
 
 
 class BatchQueue:
-    """One epoch's batches for several threads.
-
-    Args:
-        pairs: parts and this worker's batches, in order.
-        rank: this worker.
-        agreement: counts the steps and exchanges parameters; None where nothing is exchanged.
-
-    Attributes:
-        handed: iterations in the order in which they were handed out; whoever has written one down takes it away.
-        first: the thread that ended the training first, if one did.
-        pauses: how often a thread has had the replica to itself.
-    """
+    """One epoch's batches for several threads."""
 
     def __init__(self, pairs: Iterator[tuple[Portion, Any]], rank: int, agreement: Agreement | Served | None) -> None:
-        self._pairs = pairs
+        self._pairs = pairs  # parts and this worker's batches, in order
         self._rank = rank
-        self._agreement = agreement
+        self._agreement = agreement  # counts the steps and exchanges parameters; None if nothing is exchanged
         self._reading = threading.Lock()  # held while a batch is read, so that batches come in order
-        self._lock = threading.RLock()  # entered itself, as Ctrl-C could leave a condition's own entrance half done
+        self._lock = threading.RLock()  # entered directly: Ctrl-C could interrupt Condition.__enter__ halfway
         self._changed = threading.Condition(self._lock)
-        self._in_hand: dict[int, Portion] = {}  # thread → the batch whose step is not over
-        self._busy: set[int] = set()  # threads that are in a step, or about to be, and not waiting for a pause
+        self._in_hand: dict[int, Portion] = {}  # thread → its batch, until the step has finished
+        self._busy: set[int] = set()  # threads in a step or taking a batch, except those that wait for a pause
         self._due = self._stopped = self._through = False
         self._pausing = 0
         self._alone: int | None = None
-        self.handed: deque[int] = deque()
-        self.first: int | None = None
-        self.pauses = 0
+        self.handed: deque[int] = deque()  # iterations in the order of their batches; the writer of a record pops it
+        self.first: int | None = None  # the thread that ended the training first
+        self.pauses = 0  # begun so far
 
     def take(self, thread: int) -> tuple[Portion, Any] | None:
-        """The next batch, for ``thread``; None at the end of the epoch.
+        """Return the next batch, for ``thread``; None at the end of the epoch.
 
         Raises:
             Stopped: another thread has ended the training.
@@ -75,7 +64,7 @@ class BatchQueue:
             self._check()
             if self._through:
                 return None
-            self._busy.add(thread)
+            self._busy.add(thread)  # before the lock is released, so that no pause starts while this thread reads
         taken = None
         try:
             taken = next(self._pairs, None)
@@ -87,7 +76,7 @@ class BatchQueue:
         return taken
 
     def _enter(self, thread: int, part: Portion) -> bool:
-        """Whether there is something to be done for this worker; a part without a sample of its own is a step too."""
+        """Open the step and return whether this worker has samples in it; a step without any finishes immediately."""
         with self._lock:
             if self._agreement is not None:
                 self._agreement.open()
@@ -101,14 +90,14 @@ class BatchQueue:
             return False
 
     def finish(self, thread: int) -> bool:
-        """The step of ``thread`` is over; waits where all threads do. False where it does not count any more.
+        """Finish the step of ``thread``, wait for an exchange if one is due, and return whether the step counts.
 
         Raises:
-            PeerError: somebody did not take part in the exchange that was due.
-            TrainingError: an exchange beside the training has failed.
+            PeerError: a worker did not take part in the exchange that was due.
+            TrainingError: a background exchange has failed.
         """
         with self._lock:
-            if self._stopped:
+            if self._stopped:  # another thread has ended the training in the middle of this step
                 self.leave(thread)
                 return False
             due = self._due
@@ -122,7 +111,7 @@ class BatchQueue:
             self._agreement.over(self._in_hand[thread])
         del self._in_hand[thread]
         if not self._in_hand:
-            self._due = False  # it was that of the newest step, which has ended last
+            self._due = False  # the exchange was the newest step's, and `over` has run it: all steps have finished
         self._free(thread)
 
     def _free(self, thread: int) -> None:
@@ -131,7 +120,7 @@ class BatchQueue:
 
     @contextmanager
     def paused(self, thread: int) -> Iterator[None]:
-        """Inside, ``thread`` is the only one whose program runs; the others are between two steps, or wait here too.
+        """Run the block while all other threads are between two steps, or wait for a pause too.
 
         Raises:
             Stopped: another thread has ended the training.
@@ -139,7 +128,7 @@ class BatchQueue:
         with self._lock:
             self._pausing += 1
             self.pauses += 1
-            self._free(thread)
+            self._free(thread)  # not busy while it waits: two threads that want a pause would block each other
         try:
             with self._lock:
                 self._changed.wait_for(lambda: self._stopped or (not self._busy and self._alone is None))
@@ -155,12 +144,11 @@ class BatchQueue:
                 self._changed.notify_all()
 
     def in_hand(self, thread: int) -> tuple[Portion, ...] | None:
-        """The batches that were handed out and whose steps the agreement has not counted; None outside a pause."""
+        """Return the batches whose steps are not counted yet; None unless ``thread`` holds the pause."""
         with self._lock:
             return tuple(self._in_hand.values()) if self._alone == thread else None
 
     def stop(self, thread: int) -> None:
-        """End the training of all threads, at the next batch of each."""
         with self._lock:
             self._stopped = True
             if self.first is None:
@@ -168,7 +156,7 @@ class BatchQueue:
             self._changed.notify_all()
 
     def leave(self, thread: int) -> None:
-        """The thread is gone: a step that it has not finished does not count."""
+        """Remove a thread; a step that it has not finished does not count."""
         with self._lock:
             self._in_hand.pop(thread, None)
             self._free(thread)

@@ -1,7 +1,7 @@
-"""Several threads of one worker train one replica without a lock (Hogwild inside a trainer, ShadowSync §1.2).
+"""Lock-free training of one replica by several threads of a worker (Hogwild inside a trainer, ShadowSync §1.2).
 
-Thread 0 is the caller's own, with the model and the optimizers that were given to ``session.setup``; the others have
-copies of them over the same memory. All take batches from one queue, this worker's part of the samples.
+Thread 0 is the caller's, with the model and optimizers given to ``session.setup``. The other threads have copies on the
+same memory. All take this worker's batches from one queue.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from uneven.run.scribe import Scribe
 from uneven.run.threads.batch_queue import BatchQueue, Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
 
-Loop = Callable[..., object]
-"""Called as ``loop(model, *optimizers, batches)``."""
+Loop = Callable[..., object]  # called as ``loop(model, *optimizers, batches)``
 
 
 @dataclass(slots=True)
 class _Seat:
-    """One thread's place: what it trains with, and what is measured of it."""
+    """A thread's model, optimizers and measurements."""
 
     index: int
     model: nn.Module
@@ -47,7 +46,7 @@ class _Seat:
 
 
 class Batches:
-    """What a thread's loop goes through: the batches that nobody else has taken."""
+    """The iterable of a thread's loop: the batches that no other thread has taken."""
 
     def __init__(self, hogwild: Hogwild, seat: _Seat, loader: BalancedLoader) -> None:
         self._hogwild = hogwild
@@ -58,17 +57,12 @@ class Batches:
         return self._hogwild.batches(self._seat)
 
     def __len__(self) -> int:
-        """Batches of this worker in a whole epoch, of all its threads together."""
+        """Return the number of this worker's batches in an epoch, over all its threads."""
         return len(self._loader)
 
 
 class Hogwild:
-    """One epoch of one worker, trained by several threads.
-
-    Args:
-        loop: keeps the agreement and the meter of the machine's load.
-        model, optimizers: the user's own.
-        threads: two or more.
+    """One epoch of one worker, trained by several threads (two or more).
 
     Raises:
         ConfigError: the model or an optimizer cannot be copied.
@@ -98,17 +92,13 @@ class Hogwild:
             self._seats.append(_Seat(index, copied, steppers, Meter(ThreadClock())))
         if agreement is not None:
             agreement.threads = threads
-        self._go = threading.Event()  # who was started before all were, and before Ctrl-C, must not begin
+        self._go = threading.Event()  # set when all threads have started: after Ctrl-C before that none must train
         self._here = threading.local()
         self._writing = threading.Lock()
         self._unwritten: dict[int, StepRecord] = {}
 
     def run(self, loop: Loop) -> None:
-        """All threads go through ``loop``; returns when all are through.
-
-        Raises:
-            Exception: what the loop raised in the thread that failed first.
-        """
+        """Run ``loop`` in all threads until all have finished; raise the error of the thread that failed first."""
         try:
             for one in self._shared:
                 one.open()
@@ -121,10 +111,10 @@ class Hogwild:
         self._raise_first(others)
 
     def _lead(self, loop: Loop, pool: ThreadPoolExecutor) -> list[Future[None]]:
-        """Thread 0, in which Ctrl-C arrives, at any moment; it ends the others too."""
+        """Start the other threads and run thread 0; return the others' futures."""
         others: list[Future[None]] = []
         through = False
-        try:
+        try:  # Ctrl-C arrives in this thread at any moment, so `finally` ends the other threads
             for seat in self._seats[1:]:
                 others.append(pool.submit(self._aside, seat, loop))
             self._go.set()
@@ -168,7 +158,7 @@ class Hogwild:
 
     def _raise_first(self, others: list[Future[None]]) -> None:
         first = self._queue.first
-        if first is None or first == 0:  # what thread 0 has raised is on its way already
+        if first is None or first == 0:  # the error of thread 0 propagates already
             return
         error = others[first - 1].exception()
         if error is not None:
@@ -177,7 +167,6 @@ class Hogwild:
 
     # ---------------------------------------------------------------- around a step, in every thread
     def batches(self, seat: _Seat) -> Generator[Any, None, None]:
-        """Batches for one thread, until nobody has any more."""
         while (taken := self._take(seat)) is not None:
             part, batch = taken
             seat.part = part
@@ -191,12 +180,12 @@ class Hogwild:
     def _take(self, seat: _Seat) -> tuple[Portion, Any] | None:
         pauses = self._queue.pauses
         taken = self._queue.take(seat.index)
-        if self._queue.pauses != pauses:  # what the user did in between was no waiting for data
+        if self._queue.pauses != pauses:  # this thread waited for a pause of the user's, not for data
             seat.meter.pause()
         return taken
 
     def _over(self, seat: _Seat, part: Portion) -> None:
-        seat.meter.ready()  # from here on it waits for the other threads and for the other workers, where it does
+        seat.meter.ready()  # the time until `done` counts as exchange: waiting for other threads and workers
         counts = self._queue.finish(seat.index)
         seat.meter.done()
         seat.meter.end()
@@ -207,7 +196,7 @@ class Hogwild:
         seat.control_s = time.thread_time() - entered_s
 
     def _record(self, seat: _Seat, part: Portion, timing: MeterReading) -> None:
-        """Write steps down in the order in which they were handed out: one when it and all before it are over."""
+        """Write the record of a step when all steps before it have finished too, so that records are in order."""
         with self._writing:
             self._unwritten[part.iteration] = step_record(
                 self._scribe.rank, part, timing, seat.control_s, 0.0, thread=seat.index, threads=self._threads
@@ -216,7 +205,7 @@ class Hogwild:
             while handed and (record := self._unwritten.pop(handed[0], None)) is not None:
                 handed.popleft()
                 self._scribe.write(replace(record, ended_at_s=time.time()))
-            trained_s = timing.whole_s / self._threads
+            trained_s = timing.whole_s / self._threads  # the threads' steps overlap in time
             load = self._loop.reports.books.load.sample(part.iteration, part.batch(self._scribe.rank), trained_s)
             if load is not None:
                 self._scribe.write(load)
@@ -224,7 +213,6 @@ class Hogwild:
     # ---------------------------------------------------------------- asked for in a thread's loop
     @property
     def thread(self) -> int:
-        """Index of the calling thread; 0 in a thread that does not train."""
         return self._here.seat.index if hasattr(self._here, "seat") else 0
 
     @contextmanager
@@ -234,20 +222,19 @@ class Hogwild:
 
     @contextmanager
     def at_own_step(self) -> Iterator[None]:
-        """Inside, what is written down belongs to the step of this thread."""
+        """Write records of the block under the iteration of this thread's step."""
         with self._writing:
             if hasattr(self._here, "seat") and self._here.seat.part is not None:
                 self._scribe.iteration = self._here.seat.part.iteration
             yield
 
     def in_hand(self) -> tuple[Portion, ...] | None:
-        """Batches whose steps are not counted yet, for the thread that has the replica to itself; else None."""
         return self._queue.in_hand(self.thread)
 
 
 @contextmanager
 def _shared_out(threads: int) -> Iterator[None]:
-    """Divide torch's own threads, with which it takes one operation apart, among ours."""
+    """Divide torch's intra-op threads among our threads."""
     before = torch.get_num_threads()
     each = max(1, before // threads)
     if each != before:

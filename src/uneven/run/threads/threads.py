@@ -1,4 +1,4 @@
-"""The front door to training with several threads, as a session has it."""
+"""The interface of a session to training with several threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uneven.run.threads.hogwild import Hogwild, Loop
 
 
 class ThreadedTraining:
-    """The part of a session that the user meets when several threads train; the session says who they are."""
+    """The session's public methods for training with several threads; a base class of ``Session``."""
 
     _threads: Threads
     _loader: BalancedLoader | DrawnSteps | None
@@ -28,7 +28,7 @@ class ThreadedTraining:
     _loop: StepLoop
 
     def train(self, loop: Callable[..., object]) -> None:
-        """One epoch, by all threads: each calls ``loop(model, *optimizers, batches)``, in the order of setup::
+        """Train one epoch in all threads; each calls ``loop(model, *optimizers, batches)``, in the order of setup::
 
             def loop(model, optimizer, batches):
                 for x, y in batches:
@@ -36,16 +36,16 @@ class ThreadedTraining:
                     optimizer.step()
                     optimizer.zero_grad()
 
-            session.train(loop)                # in place of: for x, y in loader
+            session.train(loop)                # instead of: for x, y in loader
 
-        With one thread that is ``loop(model, *optimizers, loader)`` and nothing else. With several, thread 0 is the
-        caller's, with the user's own objects, and each other one has copies over the same memory: what one writes, all
-        read, without a lock. All take batches from one queue, so each sample is used once an epoch; a thread that
-        leaves its loop leaves the rest to the others. Learning rates and the optimizers' state are shared too.
+        With one thread this only calls ``loop(model, *optimizers, loader)``. With several, thread 0 is the caller's and
+        uses the given objects; the others use copies on the same memory, without a lock. Learning rates and the state
+        of the optimizers are shared too. The threads take batches from one queue, so each sample is used once an epoch.
+        If a thread leaves its loop early, the others train on the remaining batches.
 
         Raises:
             ConfigError: called before setup and loader, or the model or an optimizer cannot be copied.
-            Exception: what ``loop`` raised in the thread that failed first; a note names the thread and the step.
+            Exception: the error of the thread that failed first; a note names the thread and the step.
         """
         if not isinstance(self._loader, BalancedLoader) or self._tried is None:
             raise ConfigError("session.train comes after session.setup(model, optimizer) and session.loader(...)")
@@ -56,7 +56,7 @@ class ThreadedTraining:
         self._threads.train(loop, self._loader, *self._given(self._tried, "session.train"))
 
     def paused(self) -> AbstractContextManager[None]:
-        """Inside, in the loop given to :meth:`train`, the other threads stand between two steps; save here::
+        """Pause the other threads between two steps during the block, for example to save a checkpoint in the loop::
 
         with session.paused():             # after optimizer.step()
             torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
@@ -65,7 +65,7 @@ class ThreadedTraining:
 
     @property
     def thread(self) -> int:
-        """Which of this worker's threads calls, 0 … ``threads`` − 1; 0 is the one that called :meth:`train`."""
+        """The index of the calling thread, 0 … ``threads`` − 1; thread 0 called :meth:`train`."""
         return self._threads.thread
 
     def _given(
@@ -81,24 +81,16 @@ class ThreadedTraining:
 
 
 class Threads:
-    """How many threads train this worker's replica, and those that are at it.
-
-    Args:
-        count: of threads, at least 1.
-    """
+    """The threads that train this worker's replica, and the checks of what they support."""
 
     def __init__(self, count: int, loop: StepLoop, scribe: Scribe) -> None:
-        self.count = count
+        self.count = count  # at least 1
         self._loop = loop
         self._scribe = scribe
         self._running: Hogwild | None = None
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model that several threads cannot train.
-
-        Raises:
-            ConfigError: it is on a device whose work is not done by the threads that ask for it.
-        """
+        """Raise ConfigError if several threads would train a model that is not on the CPU."""
         found = {one.device.type for one in model.parameters()} - {"cpu"}
         if self.count > 1 and found:
             raise ConfigError(
@@ -107,20 +99,12 @@ class Threads:
             )
 
     def check_one(self, what: str) -> None:
-        """Refuse what is for one thread only.
-
-        Raises:
-            ConfigError: there are several.
-        """
+        """Raise ConfigError if there are several threads; the error suggests ``what``."""
         if self.count > 1:
             raise ConfigError(f"threads = {self.count}: {what}, or use threads = 1")
 
     def check_outside(self, what: str) -> None:
-        """Refuse what belongs between two calls of ``session.train``.
-
-        Raises:
-            TrainingError: threads are training.
-        """
+        """Raise TrainingError while threads train; ``what`` belongs between two calls of ``session.train``."""
         if self._running is not None:
             raise TrainingError(f"{what} while {self.count} threads train: call it between two session.train(...)")
 
@@ -146,12 +130,11 @@ class Threads:
 
     @contextmanager
     def at_own_step(self) -> Iterator[None]:
-        """Inside, what is written down belongs to the calling thread's step."""
         with self._running.at_own_step() if self._running is not None else nullcontext():
             yield
 
     def in_hand(self) -> tuple[Portion, ...]:
-        """Batches of several threads that count as used in a state that is taken now.
+        """Return the batches of unfinished steps, which count as used in a state saved now.
 
         Raises:
             CheckpointError: other threads are in the middle of a step.

@@ -1,9 +1,4 @@
-"""Copies of a model and its optimizers for further threads, on the same memory (Hogwild; ShadowSync, §1.7).
-
-Autograd counts the writes to each tensor and refuses a backward pass through one that was written to since the
-forward pass. Every copy therefore has parameters of its own, with counts of their own, over the same storage: what one
-thread's optimizer writes, all others read at once, and nobody's backward pass fails of it.
-"""
+"""Copies of a model and its optimizers for additional threads, on the same memory (Hogwild; ShadowSync, §1.7)."""
 
 from __future__ import annotations
 
@@ -19,18 +14,19 @@ from torch import Tensor, nn
 
 from uneven.errors import ConfigError
 
-Aliases = dict[Tensor, Tensor]
-"""Parameter of the model → that of the copy, over the same storage."""
+Aliases = dict[Tensor, Tensor]  # parameter of the model → parameter of the copy, on the same storage
 
 
 def twin(model: nn.Module) -> tuple[nn.Module, Aliases]:
-    """A copy of ``model`` over the same storage: parameters, and buffers such as batch norm's running statistics.
+    """Return a copy of ``model`` whose parameters and buffers share its storage, and the parameters' aliases.
 
-    Everything else (mode, hooks, other attributes) is copied. Gradients are each copy's own.
+    All else (mode, hooks, other attributes) is copied; each copy has its own gradients.
 
     Raises:
         ConfigError: the model cannot be copied.
     """
+    # Autograd counts the writes to a tensor and raises an error in a backward pass through one that was written since
+    # the forward pass. Separate parameters have separate counts, so other threads' writes do not make it fail.
     aliases: Aliases = {one: nn.Parameter(one.data, requires_grad=one.requires_grad) for one in model.parameters()}
     memo: dict[int, Any] = {id(one): alias for one, alias in aliases.items()}
     memo.update((id(one), one.data) for one in model.buffers())
@@ -45,10 +41,11 @@ def twin(model: nn.Module) -> tuple[nn.Module, Aliases]:
 
 
 class _Group(MutableMapping[str, Any]):
-    """A parameter group with parameters of its own; learning rate and the rest are those of the original, both ways."""
+    """A parameter group with its own parameters that reads and writes all else (learning rate, …) in the original."""
 
     def __init__(self, original: dict[str, Any], parameters: list[Tensor]) -> None:
-        self._original, self._parameters = original, parameters
+        self._original = original
+        self._parameters = parameters
 
     def __getitem__(self, key: str) -> Any:
         return self._parameters if key == "params" else self._original[key]
@@ -70,44 +67,42 @@ class _Group(MutableMapping[str, Any]):
 
 
 class SharedOptimizer:
-    """One optimizer, and copies of it for further threads, with one state: momentum, moments and counts of steps.
+    """An optimizer and its copies for additional threads, with one state: momentum, moments and step counts.
 
-    A parameter's state is one dictionary, which all copies read and write without a lock, as they do the parameter
-    itself. Only where an optimizer has yet to fill it in, one of them steps at a time.
-
-    Args:
-        optimizer: the user's own.
+    All copies read and write a parameter's state without a lock, like the parameter.
 
     Raises:
-        ConfigError: it cannot be copied.
+        ConfigError: the optimizer cannot be copied.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigError("threads: LBFGS calls the model several times a step and keeps state beside the "
-                              "parameters: use another optimizer, or threads = 1")  # fmt: skip
+            raise ConfigError(
+                "threads: LBFGS calls the model several times a step and keeps state beside the "
+                "parameters: use another optimizer, or threads = 1"
+            )
         self._first = optimizer
-        self._filling = threading.Lock()
+        self._filling = threading.Lock()  # while an optimizer has state to create, only one of the copies steps
         self._holder: torch.optim.Optimizer | None = None
         self._begun = self._stateless = False
         self._users = dict(optimizer._optimizer_step_pre_hooks), dict(optimizer._optimizer_step_post_hooks)
         self._hooks: list[Any] = []
 
     def open(self) -> None:
-        """From here on the user's own is one of several."""
+        """Register the hooks on the user's optimizer, before the threads start."""
         self._hooks = self._watch(self._first)
 
     def copy(self, aliases: Aliases) -> torch.optim.Optimizer:
-        """A copy that steps on the parameters of a copy of the model.
+        """Return a copy that steps on the parameters of a copy of the model.
 
         Raises:
-            ConfigError: the optimizer has parameters that are not the model's.
+            ConfigError: the optimizer has parameters that are not in the model.
         """
-        made = copy.copy(self._first)  # by its own __getstate__, which leaves hooks out
+        made = copy.copy(self._first)  # through Optimizer.__getstate__, which omits the hooks
         made._optimizer_step_pre_hooks.update(self._users[0])
         made._optimizer_step_post_hooks.update(self._users[1])
         for name, value in vars(self._first).items():
-            if name not in vars(made) and name != "step":  # a scheduler puts a step of its own there
+            if name not in vars(made) and name != "step":  # a scheduler stores a bound `step` of the original there
                 setattr(made, name, value)
         try:
             made.param_groups = [
@@ -129,7 +124,7 @@ class SharedOptimizer:
         return [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._holder is optimizer:  # the step before was broken off by an error that the user has caught
+        if self._holder is optimizer:  # an error, which the user caught, interrupted its previous step
             return
         if not self._begun or (not self._stateless and self._lacks(optimizer)):
             self._filling.acquire()
@@ -145,14 +140,15 @@ class SharedOptimizer:
             self.let_go(optimizer)
 
     def let_go(self, optimizer: torch.optim.Optimizer) -> None:
-        """The thread that steps with this copy is gone, perhaps in the middle of a step."""
+        """Release the lock if this copy holds it; its thread has ended, perhaps in the middle of a step."""
         if self._holder is optimizer:
             self._holder = None
             self._filling.release()
 
     def close(self) -> None:
-        """The user's own optimizer is as before, with the state that all have come to."""
+        """Remove the hooks; the user's optimizer keeps the common state."""
         for hook in self._hooks:
             hook.remove()
+        # `copy` has created an entry for every parameter, also for those that never got a gradient.
         for one in [one for one, state in self._first.state.items() if not state]:
             del self._first.state[one]
