@@ -10,27 +10,26 @@ from uneven.tables import shown
 
 
 def once(what: str, names: Iterable[str]) -> None:
-    """Refuse a name that is there twice."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(f"{what} {twice[0]!r} is there more than once: give each a name of its own")
 
 
 LEAST, MOST = 1e-18, 1e18
-"""What is positive in a description is between these, so that products and quotients are finite."""
+"""The bounds of positive values, so that products and quotients are finite."""
 
 LONGEST_S = 1e9
-"""The longest time in a description, 31 years: added up, times still tell microseconds apart."""
+"""The longest time, 31 years: in sums of such times a float still resolves microseconds."""
 
 
 def positive(where: str, key: str, value: float) -> None:
-    """Refuse zero, negative values, and what no machine has; a ``key`` that ends in ``_s`` is a time."""
+    """Raise `ConfigError` for zero, negative and implausible values; a ``key`` that ends in ``_s`` is a time."""
     if not LEAST <= value <= _most(key):
         raise ConfigError(f"{where}: {key} = {shown(value)}: it must be positive, from {LEAST:g} to {_most(key):g}")
 
 
 def not_negative(where: str, key: str, value: float) -> None:
-    """Refuse negative values, and what no machine has; a ``key`` that ends in ``_s`` is a time."""
+    """Raise `ConfigError` for negative and implausible values; a ``key`` that ends in ``_s`` is a time."""
     if not 0 <= value <= _most(key):
         raise ConfigError(f"{where}: {key} = {shown(value)}: it must be zero or more, and at most {_most(key):g}")
 

@@ -13,12 +13,9 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Saturating:
-    """Γ(x) = max(floor, overhead + x · per_sample): below saturation a smaller batch gains nothing.
+    """The curve Γ(x) = max(floor, overhead + x · per_sample): below saturation a smaller batch takes the same time.
 
-    The curve of LB-BSP's 2018 poster (specification §1.1, §1.8); its fitted form there is ours.
-
-    Raises:
-        ConfigError: a parameter that is negative or not finite.
+    LB-BSP's 2018 poster has this curve (specification §1.1, §1.8); its fitted form is ours.
     """
 
     floor_s: float
@@ -29,24 +26,15 @@ class Saturating:
         _check_parameters("saturating", self.floor_s, self.overhead_s, self.per_sample_s)
 
     def seconds(self, samples: int) -> float:
-        """Local time for a batch of ``samples``."""
         return max(self.floor_s, self.overhead_s + self.per_sample_s * samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Γ through measured points, straight between them and on from the last two; flat before the first.
+    """A curve through measured points: linear between them and beyond the last two, flat before the first."""
 
-    Attributes:
-        samples: batch sizes, ascending, at least two.
-        seconds_each: local time at each of them, not descending.
-
-    Raises:
-        ConfigError: points that make no curve, or a curve that falls.
-    """
-
-    samples: tuple[int, ...]
-    seconds_each: tuple[float, ...]
+    samples: tuple[int, ...]  # batch sizes, ascending, at least two
+    seconds_each: tuple[float, ...]  # local time at each of them, not descending
 
     def __post_init__(self) -> None:
         if len(self.samples) != len(self.seconds_each) or len(self.samples) < 2:
@@ -68,7 +56,6 @@ class Measured:
                 )
 
     def seconds(self, samples: int) -> float:
-        """Local time for a batch of ``samples``."""
         if samples <= self.samples[0]:
             return self.seconds_each[0]
         right = min(bisect_right(self.samples, samples), len(self.samples) - 1)
@@ -78,7 +65,7 @@ class Measured:
 
 
 def check_cost(cost: Cost) -> None:
-    """Refuse a curve that the simulator cannot use.
+    """Check that the simulator can use a curve.
 
     Raises:
         ConfigError: a negative parameter, or a batch that takes no time.

@@ -1,4 +1,4 @@
-"""What happens to the nodes of a cluster, and to the lines between its sites. Pure."""
+"""Events that happen to the nodes of a cluster, and to the links between its sites. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from uneven.errors import ConfigError
 
 
 class Do(Enum):
-    """What can happen to a node; a link can also be cut where it is a line between two sites."""
+    """The kinds of events. ``CUT_LINK`` applies to nodes and to links between sites, the others to nodes."""
 
     SLOW = "slow"  # its share of processor time is multiplied by ``factor``
     CUT_LINK = "cut_link"  # its bandwidth, both ways, is multiplied by ``factor`` or becomes ``bit_per_s``
-    STOP = "stop"  # its worker stands still for a while, and does not know of it
-    KILL = "kill"  # its worker dies without a word
-    LEAVE = "leave"  # its worker goes, and says so
+    STOP = "stop"  # its worker is suspended for a while, and does not know of it
+    KILL = "kill"  # its worker dies without notice
+    LEAVE = "leave"  # its worker leaves, with notice
     JOIN = "join"  # a worker starts there; a node whose first such event is a join is not a member before it
 
 
@@ -28,28 +28,18 @@ COMINGS_AND_GOINGS = frozenset({Do.KILL, Do.LEAVE, Do.JOIN})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happens to one node or one line, at a time or when an iteration starts.
-
-    Attributes:
-        node: its name; "" for a line.
-        between: the sites that the line joins, in any order; None for a node.
-        at_s, at_iteration: one of them.
-        factor: for ``slow`` and ``cut_link``: what is left, at most 1; above 0, but for a link that is cut for a while.
-        bit_per_s: for ``cut_link``: what is left, instead of a factor.
-        for_s: how long a slow-down, a cut or a stop lasts; infinite is for good.
-
-    Raises:
-        ConfigError: values that do not go together.
-    """
+    """An event at one node or one link, at a time or when an iteration starts."""
 
     do: Do
-    node: str = ""
-    between: tuple[str, str] | None = None
+    node: str = ""  # its name; "" for a link
+    between: tuple[str, str] | None = None  # the sites that the link joins, in any order; None for a node
+    # at_s, at_iteration: exactly one of them
     at_s: float | None = None
     at_iteration: int | None = None
+    # for ``slow`` and ``cut_link``: the remaining part, above 0 and at most 1; 0 for a temporary cut
     factor: float | None = None
-    bit_per_s: float | None = None
-    for_s: float = math.inf
+    bit_per_s: float | None = None  # for ``cut_link``: the remaining bandwidth, instead of a factor
+    for_s: float = math.inf  # duration of a slow-down, cut or stop; infinite is permanent
 
     def __post_init__(self) -> None:
         where = f"event {self.do.value!r} of {self.where}"
@@ -66,8 +56,10 @@ class Event:
         if math.isfinite(self.for_s):
             given.add("for_s")
         fits = {
-            Do.SLOW: {"factor", "for_s"}, Do.CUT_LINK: {"factor", "bit_per_s", "for_s"}, Do.STOP: {"for_s"},
-        }.get(self.do, set())  # fmt: skip
+            Do.SLOW: {"factor", "for_s"},
+            Do.CUT_LINK: {"factor", "bit_per_s", "for_s"},
+            Do.STOP: {"for_s"},
+        }.get(self.do, set())
         if given - fits:
             raise ConfigError(f"{where}: {', '.join(sorted(given - fits))} does not go with it: leave it out")
         if self.do is Do.STOP and "for_s" not in given:
@@ -87,22 +79,21 @@ class Event:
 
     @property
     def of(self) -> str | frozenset[str]:
-        """The node, or the sites that the line joins."""
+        """The node, or the sites that the link joins."""
         return self.node if self.between is None else frozenset(self.between)
 
     @property
     def where(self) -> str:
-        """The same in words."""
+        """The same as text."""
         return f"node {self.node!r}" if self.between is None else f"the line between {' and '.join(self.between)}"
 
     @property
     def left(self) -> float:
-        """The factor, which is 1 where there is none."""
         return 1.0 if self.factor is None else self.factor
 
 
 def disorder(events: list[Event]) -> Iterator[str]:
-    """What is wrong with the comings and goings of one node; they are listed as they happen."""
+    """Yield the errors in the joins and leaves of one node, which must be listed in order of time."""
     for before, after in pairwise(events):
         if (before.do is Do.JOIN) == (after.do is Do.JOIN):
             yield f"{after.do.value!r} follows {before.do.value!r}: a node joins and goes by turns"

@@ -1,4 +1,4 @@
-"""Finds cluster descriptions: files, and the ones that come with uneven; and the recorded series that they name."""
+"""The files of cluster descriptions, and of the recorded series that they name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from uneven.errors import UnknownNameError, access
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the descriptions that come with uneven, in alphabetical order."""
+    """Return the names of the descriptions that come with uneven, sorted."""
     names = (entry.name for entry in _folder().iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 def load(name_or_path: str | Path) -> ClusterSpec:
-    """The cluster that a TOML file describes.
+    """Return the cluster that a TOML file describes.
 
     Args:
         name_or_path: path of a file, or the bare name of one that comes with uneven ("demo4").
 
     Raises:
-        ConfigError: a mistake in it, with file, table, key and value; or a file that cannot be read.
+        ConfigError: a mistake in it, with file, table, key and value; or an unreadable file.
         UnknownNameError: a bare name that is not shipped, or a key or name in the file that does not exist.
     """
     name = str(name_or_path)
@@ -41,12 +41,7 @@ def load(name_or_path: str | Path) -> ClusterSpec:
 
 
 def preconditioner(path: Path) -> Preconditioning:
-    """What a file with a table ``[preconditioner]`` describes, as ``KFAC.describe()`` writes it.
-
-    Raises:
-        ConfigError: a mistake in it, or a file that cannot be read.
-        UnknownNameError: a key that does not exist.
-    """
+    """Return the ``[preconditioner]`` table of a file, as ``KFAC.describe()`` writes it; errors as for :func:`load`."""
     with access(f"read {path}"):
         data = path.read_bytes()
     return preconditioner_from_toml(data, str(path), SeriesFiles(path.parent))

@@ -1,7 +1,7 @@
-"""A cluster description as TOML, in and out. Pure: :mod:`uneven.cluster.files` reads the files.
+"""The reader of cluster descriptions in TOML. Pure: :mod:`uneven.cluster.files` reads the files.
 
-The keys of a table are the attributes of the class in :mod:`uneven.cluster.spec` that it becomes; the how-to
-"Describe a cluster" lists them.
+The keys of a table are the attributes of its class in :mod:`uneven.cluster.spec`; the how-to "Describe a cluster" lists
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven.tables import Table, document, integer, items, known, located, number, required, table, text
 
 MOST_NODES = 100_000
-"""Our choice: ten times the workers for which deciding was measured."""
+"""Ten times the number of workers for which decisions were measured. [our choice]"""
 
 _TOP = ("name", "about", "assumptions", "workload", "tables", "preconditioner", "defaults", "nodes", "events", "links")
 
@@ -25,16 +25,16 @@ _Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning, Table
 
 
 def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterSpec:
-    """The cluster that a TOML document describes.
+    """Return the cluster that a TOML document describes.
 
     Args:
         text: the document.
         source: its name, for messages.
-        read_trace: reads the recorded series that it names.
+        read_trace: the reader of the recorded series that it names.
 
     Raises:
-        ConfigError: a mistake, with source, table, key and value; for what is no TOML, the line.
-        UnknownNameError: a key or a name that does not exist, with the nearest one that does.
+        ConfigError: a mistake, with source, table, key and value; for invalid TOML, the line.
+        UnknownNameError: an unknown key or name, with the nearest known one.
     """
     table = document(text, source)
     with located(source):
@@ -42,7 +42,7 @@ def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterS
 
 
 def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
-    """The cluster in a plain mapping, as :func:`from_toml` but without the source in messages."""
+    """Return the cluster in a plain mapping, like :func:`from_toml` but without the source in messages."""
     known(document, _TOP)
     reader = _Reader(read_trace)
     with located("name"):
@@ -67,11 +67,8 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
 
 
 def preconditioner_from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> Preconditioning:
-    """The table ``[preconditioner]`` of a TOML document, which has no other.
-
-    Raises:
-        ConfigError: as :func:`from_toml`.
-    """
+    """Return the table ``[preconditioner]`` of a TOML document without other tables; errors as for
+    :func:`from_toml`."""
     table = document(text, source)
     with located(source):
         known(table, ("preconditioner",))
@@ -89,7 +86,6 @@ def _table(document: Table, key: str) -> Table:
 
 
 def _tables(document: Table, key: str) -> Iterator[tuple[Table, str]]:
-    """The tables of an array of tables, each with its place for messages."""
     value = document.get(key, [])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise ConfigError(f"{key} must be tables, each under a line [[{key}]] in two pairs of brackets")
@@ -98,7 +94,7 @@ def _tables(document: Table, key: str) -> Iterator[tuple[Table, str]]:
 
 
 def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Event]]:
-    """The nodes, and the comings and goings that their key ``present`` makes, in order of time."""
+    """Return the nodes, and the joins and leaves from their key ``present``, in order of time."""
     nodes: list[Node] = []
     events: list[Event] = []
     defaults = _table(document, "defaults")
@@ -114,6 +110,7 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
                 raise ConfigError(
                     f"count = {count}: it must be 1 or more, and a cluster has {MOST_NODES:,} nodes at most"
                 )
+        # A key of the node overrides the same key of the defaults.
         values = {**defaults, **{key: value for key, value in own.items() if key not in ("count", "present")}}
         for copy in range(count):
             values["name"] = f"{name}{copy}" if "count" in own else name
@@ -126,19 +123,20 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
 
 
 class _Reader:
-    """Makes parts of a description from tables, after the declared types of their attributes.
+    """A reader of one table; the declared types of attributes decide the conversion.
 
     Args:
-        read_trace: reads recorded series.
-        copy, copies: which of how many nodes of one table it works for.
+        read_trace: the reader of recorded series.
+        copy, copies: number of this node, and count of nodes, for a table with several.
     """
 
     def __init__(self, read_trace: ReadTrace, copy: int = 0, copies: int = 1) -> None:
         self._read_trace = read_trace
-        self._copy, self._copies = copy, copies
+        self._copy = copy
+        self._copies = copies
 
     def part(self, kind: type[_Part], values: Table, where: str, inherited: Collection[str] = ()) -> _Part:
-        """An object of ``kind``; the ``inherited`` keys stand in the table of defaults."""
+        """Return an object of ``kind``; the ``inherited`` keys come from the table of defaults."""
         with located(where):
             known(values, _keys(kind))
         made = {}
@@ -173,10 +171,15 @@ def _pair(value: Any) -> tuple[str, str]:
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
-    "float": number, "int": integer, "str": text, "Cost": cost, "Do": _do, "tuple[str, str]": _pair,
+    "float": number,
+    "int": integer,
+    "str": text,
+    "Cost": cost,
+    "Do": _do,
+    "tuple[str, str]": _pair,
     "tuple[tuple[int, ...], ...]": lambda value: items(value, lambda one: items(one, integer)),
-}  # fmt: skip
-"""How a TOML value becomes an attribute of the declared type."""
+}
+"""The conversions from a TOML value to the declared type of an attribute."""
 
 
 def _keys(kind: type) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a preconditioner (K-FAC, SOAP) adds to the steps of a described cluster. Pure."""
+"""The work that a preconditioner (K-FAC, SOAP) adds to the steps of a described cluster. Pure."""
 
 from __future__ import annotations
 
@@ -12,29 +12,22 @@ KINDS = ("kfac", "soap")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preconditioning:
-    """A preconditioner; ``KFAC.describe()`` writes one down after a real run.
+    """A preconditioner; ``KFAC.describe()`` writes one after a real run."""
 
-    Attributes:
-        layers: sides of the two squares of each layer: inputs (and 1 where there is a bias) and outputs.
-        kind: "kfac", whose sums travel to owners, or "soap", which makes its squares of the averaged gradients.
-        factor_period, refresh_period: steps from one to the next; the second a multiple of the first.
-        share: f, the share of the workers that hold a layer's bases and turn its gradient; 1 / P, or less, is one.
-        place: rule for owners: "speed", "compute", "memory" or "round-robin".
-        turns: matrix products that turn a gradient: 4 by eigenvectors, 2 by inverses.
-        cost_per_s: of the cost that owners are placed by (9 n³ for a decomposition, turns · a g (a + g) for a
-            gradient), what a core does in a second.
-        factor_core_s: core-seconds that a sample takes in a step in which factors are.
-    """
-
+    # sides of the two square matrices of each layer: inputs (+ 1 with a bias) and outputs
     layers: tuple[tuple[int, ...], ...]
+    # "kfac", whose sums travel to owners, or "soap", which computes its matrices from averaged gradients
     kind: str = "kfac"
+    # factor_period, refresh_period: steps between updates; the second is a multiple of the first
     factor_period: int = 1
     refresh_period: int = 10
+    # f, the part of the workers that hold a layer's bases and transform its gradient; at most 1 / P is one worker
     share: float = 1.0
-    place: str = "speed"
-    turns: float = 4.0
+    place: str = "speed"  # rule for owners: "speed", "compute", "memory" or "round-robin"
+    turns: float = 4.0  # matrix products that transform a gradient: 4 by eigenvectors, 2 by inverses
+    # cost units that a core computes per second; a decomposition costs 9 n³, a gradient turns · a g (a + g)
     cost_per_s: float = 2e10
-    factor_core_s: float = 0.0
+    factor_core_s: float = 0.0  # core-seconds per sample in a step that updates factors
 
     def __post_init__(self) -> None:
         if not self.layers or any(len(one) != 2 or min(one) < 1 for one in self.layers):

@@ -1,4 +1,4 @@
-"""What stands for a quantity or a cost in TOML, as traces and curves. Pure; trace files are read by the caller."""
+"""The conversion of TOML values to traces and cost curves. Pure; the caller reads trace files."""
 
 from __future__ import annotations
 
@@ -20,24 +20,17 @@ RECORDED_KEYS = (
     *("file", "key", "row", "rows", "column", "first", "steps", "scale", "offset", "least", "most"),
     *("step_s", "speedup", "rotate"),
 )
-"""Keys of a quantity over time whose values stand in the description, and of one that was recorded."""
+"""The keys of a quantity over time with values in the description, and of a recorded one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One recorded series in a file.
+    """One recorded series in a file."""
 
-    Attributes:
-        file: path of a ``.npy``, ``.npz`` or ``.csv`` file, as the description names it.
-        key: of the array, in a ``.npz`` file with several.
-        row: of a two-dimensional array.
-        column: number of a column of an array; name or number of a column of a CSV file.
-    """
-
-    file: str
-    key: str | None = None
-    row: int | None = None
-    column: int | str | None = None
+    file: str  # path of a ``.npy``, ``.npz`` or ``.csv`` file, as in the description
+    key: str | None = None  # of the array, in a ``.npz`` file with several
+    row: int | None = None  # of a two-dimensional array
+    column: int | str | None = None  # number of a column of an array; name or number of a column of a CSV file
 
     def __str__(self) -> str:
         parts = {"key": self.key, "row": self.row, "column": self.column}
@@ -45,19 +38,19 @@ class Recorded:
 
 
 ReadTrace = Callable[[Recorded], tuple[float, ...]]
-"""Reads a recorded series, or raises ConfigError."""
+"""The reader of a recorded series; it raises `ConfigError` if it fails."""
 
 
 def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
-    """A number, or a table with ``values`` or ``file``.
+    """Return the trace of a number, or of a table with ``values`` or ``file``.
 
     Args:
-        value: what stands in the TOML document.
-        read: reads recorded series.
-        copy, copies: which of how many nodes of one table it is for.
+        value: the value in the TOML document.
+        read: the reader of recorded series.
+        copy, copies: number of this node, and count of nodes, for a table with several.
 
     Raises:
-        ConfigError: it stands for no quantity.
+        ConfigError: it is not a quantity.
     """
     if not isinstance(value, dict):
         return steady(number(value))
@@ -75,6 +68,7 @@ def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
     if len(values) > 1 and "step_s" not in value:
         raise ConfigError(f"there are {len(values)} values but no step_s: say how many seconds each lasts")
     timing = {key: number(value[key]) for key in ("step_s", "speedup") if key in value}
+    # Each copy of a node starts at another place in the series, so copies do not slow down at the same time.
     turn = integer(value.get("rotate", 0)) * copy % max(len(values), 1)
     return Trace(values=values[turn:] + values[:turn], source=source, **timing)
 
@@ -114,10 +108,10 @@ def _rescaled(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[fl
 
 
 def comings_and_goings(node: str, there: Trace, fewer: int = 0) -> Iterator[Event]:
-    """The joins and leaves of a node that is there while ``there`` is above ``fewer``; the trace is used once.
+    """Yield the joins and leaves of a node that is present while ``there`` is above ``fewer``; the trace plays once.
 
     Raises:
-        ConfigError: it is never there.
+        ConfigError: the node is never present.
     """
     here = [value > fewer for value in there.values]
     if not any(here):
@@ -134,10 +128,10 @@ _COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {
 
 
 def cost(value: Any) -> Cost:
-    """A table with a ``kind``: affine, saturating or measured.
+    """Return the cost curve of a table with a ``kind``: affine, saturating or measured.
 
     Raises:
-        ConfigError: it stands for no cost curve.
+        ConfigError: it is not a cost curve.
     """
     given = dict(table(value))
     kind = text(required(given, "kind"))

@@ -1,4 +1,4 @@
-"""Recorded series in ``.npy``, ``.npz`` and CSV files. Nothing in them is ever unpickled."""
+"""Recorded series in ``.npy``, ``.npz`` and CSV files, read without pickle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from uneven.cluster.quantities import Recorded
 from uneven.errors import ConfigError, UnknownNameError, access, reason
 
 DATA_VARIABLE = "UNEVEN_DATA"
-"""Names a folder of recorded data; series are looked for there if they are not beside the description."""
+"""The environment variable of a folder of recorded data, searched after the folder of the description."""
 
 
 class SeriesFiles:
-    """Reads recorded series; each array only once.
+    """A reader of recorded series; it loads each array once.
 
     Args:
         folder: of the description that names them; None for one that comes with uneven.
@@ -29,10 +29,10 @@ class SeriesFiles:
         self._arrays: dict[tuple[Path, str | None], npt.NDArray[np.generic]] = {}
 
     def __call__(self, recorded: Recorded) -> tuple[float, ...]:
-        """The values of a series.
+        """Return the values of a series.
 
         Raises:
-            ConfigError: the file or the series in it does not exist, or holds something else than finite numbers.
+            ConfigError: no such file or series, or values that are not finite numbers.
         """
         path = self._find(recorded.file)
         if path.suffix == ".csv":
@@ -65,12 +65,13 @@ class SeriesFiles:
 
 def _array(path: Path, key: str | None) -> npt.NDArray[np.generic]:
     try:
-        with path.open("rb") as file:  # not left to NumPy, which does not close a file that it cannot read
+        with path.open("rb") as file:  # opened here, because NumPy does not close a file that it cannot read
             loaded = np.load(file, allow_pickle=False)
             if not isinstance(loaded, np.ndarray):
                 with loaded:
                     return np.asarray(loaded[_key(path, key, loaded.files)])
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        # Errors from `_key` already name the cure; ConfigError is a ValueError.
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"cannot read {path}: {reason(error)}") from error
@@ -90,7 +91,7 @@ def _key(path: Path, key: str | None, names: list[str]) -> str:
 
 
 def _line(array: npt.NDArray[np.generic], recorded: Recorded, path: Path) -> npt.NDArray[np.float64]:
-    """One line of numbers, float64 ``(n,)``."""
+    """Return one row or column as float64, shape (n,)."""
     if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
         raise ConfigError(f"{recorded}: it holds {array.dtype}, not numbers")
     row, column = recorded.row, recorded.column

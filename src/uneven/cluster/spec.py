@@ -1,7 +1,7 @@
-"""A cluster in words: nodes, links, and what happens to them. One description for three worlds. Pure.
+"""A cluster description: nodes, links, events. Pure.
 
 The same object is emulated with real processes (:mod:`uneven.emulate`), simulated in virtual time
-(:mod:`uneven.simulate`) and compared with a real run. Time is counted from the start of the training.
+(:mod:`uneven.simulate`) and compared with a real run. Time starts with the training.
 """
 
 from __future__ import annotations
@@ -25,48 +25,38 @@ from uneven.core.cost import Affine, Cost
 from uneven.errors import ConfigError, UnknownNameError
 
 MOST_BUCKETS = 100_000
-"""Buckets of a model's gradients: each is a transfer of its own. DDP's are of 25 MiB, so these hold 2.6 TB."""
+"""The largest number of gradient buckets, each a separate transfer. With DDP's 25 MiB they hold 2.6 TB."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with one worker on it.
-
-    Attributes:
-        name: letters, digits, ``.``, ``_`` and ``-``.
-        cores: processor capacity that the worker has while nothing else runs; 0.6 is a share of one core.
-        share: part of ``cores`` that is there, over time, 0 … 1.
-        load: competing processes that are always busy, over time; they take their fair part of ``cores``. A fraction
-            is a process that is busy for that part of the time.
-        memory_bytes: limit; None is no limit.
-        up_bit_per_s, down_bit_per_s: of its link, over time; None is not limited.
-        latency_s: one way, between this node and the switch that it hangs on.
-        site: where it is.
-        cost: Γ(x) of this node's device with all of its ``cores``, for the simulator; None derives it from the
-            workload's core-seconds.
-        jitter: relative standard deviation of single compute times, log-normal, for the simulator.
-        memory_samples: largest batch that fits its device; None is no limit.
-        period_s: its processor time is dealt out once in so many seconds, as the quota of a control group is; 0 deals
-            it out evenly. For the simulator; the emulator's control groups have 10 ms.
+    """A machine with one worker.
 
     Raises:
-        ConfigError: a value out of its range, naming node and attribute.
+        ConfigError: a value out of range; the message names node and attribute.
     """
 
-    name: str
-    cores: float = 1.0
-    share: Trace = field(default_factory=lambda: steady(1.0))
+    name: str  # letters, digits, ``.``, ``_`` and ``-``
+    cores: float = 1.0  # processor capacity of the worker on the idle machine; 0.6 is a share of one core
+    share: Trace = field(default_factory=lambda: steady(1.0))  # available part of ``cores``, over time, 0 … 1
+    # busy competing processes, over time; each takes its fair part of ``cores``. A fraction is a process that is
+    # busy for that part of the time.
     load: Trace = field(default_factory=lambda: steady(0.0))
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # limit; None is unlimited
+    # up_bit_per_s, down_bit_per_s: of its link, over time; None is unlimited
     up_bit_per_s: Trace | None = None
     down_bit_per_s: Trace | None = None
-    latency_s: float = 0.0
-    site: str = ""
+    latency_s: float = 0.0  # one way, between this node and its switch
+    site: str = ""  # its location
+    # Γ(x) of this node's device with all ``cores``, for the simulator; None derives it from the workload's
+    # core-seconds
     cost: Cost | None = None
-    jitter: float = 0.0
-    memory_samples: int | None = None
+    jitter: float = 0.0  # relative standard deviation of single compute times, log-normal, for the simulator
+    memory_samples: int | None = None  # largest batch that fits its device; None is unlimited
+    # period of the processor quota, like that of a control group; 0 spreads it evenly. For the simulator; the
+    # emulator's control groups have 10 ms.
     period_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -91,43 +81,34 @@ class Node:
 
     @property
     def threads(self) -> int:
-        """In how many threads its worker is taken to compute: as many as it has cores, rounded up."""
+        """The assumed number of threads of its worker: its cores, rounded up."""
         return math.ceil(self.cores)
 
     def available(self, time_s: float) -> float:
-        """Part of this node's full speed that its worker gets at a time, 0 … 1.
-
-        The scheduler gives every busy thread of the node the same part of the capacity that is there. The worker has
-        ``threads`` of them and each process of the load has one.
-        """
+        """Return the part of this node's full speed that its worker gets at a time, 0 … 1."""
         rivals = self.load.at(time_s)
+        # The scheduler gives every busy thread an equal part: the worker has `threads` of them, each load process one.
         share = self.share.at(time_s)
         return share * (self.threads / (self.threads + rivals))
 
     def link_bit_per_s(self, time_s: float) -> tuple[float | None, float | None]:
-        """What its link carries at a time, up and down; None is not limited."""
+        """Return the capacity of its link at a time, up and down; None is unlimited."""
         up, down = (None if each is None else each.at(time_s) for each in (self.up_bit_per_s, self.down_bit_per_s))
         return up, down
 
     def next_change_s(self, time_s: float) -> float:
-        """When :meth:`available` may change next."""
+        """Return the time at which :meth:`available` may change next."""
         return min(self.share.next_change_s(time_s), self.load.next_change_s(time_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteLink:
-    """The line between two sites, shared by all of their nodes.
-
-    Attributes:
-        bit_per_s: from the first site to the second, over time.
-        back_bit_per_s: from the second to the first; None is the same.
-        latency_s: one way.
-    """
+    """The link between two sites, shared by all their nodes."""
 
     between: tuple[str, str]
-    bit_per_s: Trace
-    back_bit_per_s: Trace | None = None
-    latency_s: float = 0.0
+    bit_per_s: Trace  # from the first site to the second, over time
+    back_bit_per_s: Trace | None = None  # from the second to the first; None is the same
+    latency_s: float = 0.0  # one way
 
     def __post_init__(self) -> None:
         where = f"link between {self.between[0]!r} and {self.between[1]!r}"
@@ -140,49 +121,39 @@ class SiteLink:
 
     @property
     def ends(self) -> frozenset[str]:
-        """Its sites, in no order."""
         return frozenset(self.between)
 
     def toward(self, site: str) -> Trace:
-        """Its capacity on the way to one of its sites."""
         back = self.back_bit_per_s if site == self.between[0] else None
         return self.bit_per_s if back is None else back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one iteration computes and moves; for the simulator, where no script runs.
+    """The computation and traffic of one iteration, for the simulator, which runs no script."""
 
-    Attributes:
-        global_batch: X, samples.
-        gradient_bytes: what an exchange of the whole model moves, before any compression.
-        overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``.
-        exchange_core_s: core-seconds that a worker's own side of an exchange takes.
-        report_core_s: core-seconds that giving a report and deciding on everybody's take; the dearer, the rarer, for
-            the slow loop has a budget. They delay nothing here.
-        backward: part of the compute time that is the backward pass; gradients become ready evenly over it, so an
-            exchange can hide under it. Two thirds is usual: it is about twice the work of the forward pass.
-        first_bucket_bytes, bucket_bytes: gradients travel in buckets, the first of them smaller; the values are those
-            of DistributedDataParallel, 1 MiB and 25 MiB.
-        framing: bytes that a link carries for each byte of a message: the default is that of TCP with time stamps in
-            full Ethernet frames of 1,514 bytes, of which 1,448 are the message's.
-        significant: part of the entries that a filter for significant ones lets through, for as long as no gradients
-            are computed that could tell. Ours.
-        epoch_samples: length of the data set.
-    """
-
-    global_batch: int = 256
-    gradient_bytes: int = 4_000_000
+    global_batch: int = 256  # X, samples
+    gradient_bytes: int = 4_000_000  # traffic of an exchange of the whole model, before compression
+    # overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``
     overhead_core_s: float = 0.005
     per_sample_core_s: float = 0.0005
-    exchange_core_s: float = 0.0
+    exchange_core_s: float = 0.0  # core-seconds of a worker's own side of an exchange
+    # core-seconds of a report and of a decision on all reports. They delay nothing here, but a higher cost makes
+    # reports rarer, because the slow loop has a budget.
     report_core_s: float = 0.0
+    # part of the compute time in the backward pass. Gradients become ready evenly over it, so an exchange can
+    # overlap. 2/3 is usual: the backward pass takes twice the work of the forward pass.
     backward: float = 2 / 3
+    # first_bucket_bytes, bucket_bytes: sizes of the gradient buckets; defaults are those of
+    # DistributedDataParallel, 1 MiB and 25 MiB
     first_bucket_bytes: int = 2**20
     bucket_bytes: int = 25 * 2**20
+    # link bytes per message byte; the default is that of TCP with time stamps in full Ethernet frames: 1,514 bytes
+    # with 1,448 of payload
     framing: float = 1514 / 1448
+    # assumed part of the entries that a significance filter passes, because no gradients exist. [ours]
     significant: float = 0.1
-    epoch_samples: int = 50_000
+    epoch_samples: int = 50_000  # length of the data set
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -208,13 +179,9 @@ class Workload:
 class ClusterSpec:
     """A whole cluster.
 
-    Attributes:
-        assumptions: what in it is not known but taken to be so, in sentences, with where it comes from.
-        preconditioner: what turns gradients before each step, for the simulator; None where nothing does.
-
     Raises:
         ConfigError: parts that do not fit together.
-        UnknownNameError: an event or a link names what does not exist.
+        UnknownNameError: an event or a link names an unknown node or site.
     """
 
     name: str
@@ -223,7 +190,8 @@ class ClusterSpec:
     events: tuple[Event, ...] = ()
     links: tuple[SiteLink, ...] = ()
     workload: Workload = field(default_factory=Workload)
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()  # sentences on assumed values, with their sources
+    # transforms gradients before each step, for the simulator; None for none
     preconditioner: Preconditioning | None = None
     tables: TableWork = field(default_factory=TableWork)
 
@@ -245,7 +213,8 @@ class ClusterSpec:
 
     @property
     def initial_members(self) -> tuple[str, ...]:
-        """Names of the nodes that are there at the start: all but those whose comings and goings begin with a join."""
+        """The names of the nodes that are present at the start: all except those whose first membership event is a
+        join."""
         first: dict[str, Do] = {}
         for event in self.events:
             if event.do in COMINGS_AND_GOINGS:
@@ -253,7 +222,7 @@ class ClusterSpec:
         return tuple(node.name for node in self.nodes if first.get(node.name) is not Do.JOIN)
 
     def cost(self, node: Node) -> Cost:
-        """Γ(x) of a node with all of its cores."""
+        """Return Γ(x) of a node with all its cores."""
         if node.cost is not None:
             return node.cost
         return Affine(self.workload.overhead_core_s / node.cores, self.workload.per_sample_core_s / node.cores)

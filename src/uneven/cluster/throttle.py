@@ -1,8 +1,7 @@
-"""Give a process tree a share of a core, as an ordinary user.
+"""A throttle that gives a process tree a share of a core, without root.
 
-The processes are stopped and continued in short periods, with a memory of what they used too much
-(:mod:`uneven.cluster.throttle_rule`). Works on Linux; on macOS by design, through ``psutil``'s CPU times,
-where it has not been tried.
+It stops and continues the processes in short periods, and remembers their overuse
+(:mod:`uneven.cluster.throttle_rule`). It runs on Linux; the macOS code, on ``psutil``'s CPU times, is untested.
 """
 
 from __future__ import annotations
@@ -25,18 +24,16 @@ _ANSWER_WITHIN_S = 20.0
 
 
 class Throttle:
-    """Keeps process trees to shares of a core, from a small process of its own.
+    """A limiter of process trees to shares of a core, in a small separate process.
 
-    No process is left stopped: not when the throttle is closed, not when this process ends or is killed, and
-    not when the throttle's own process is killed. Use it in a ``with`` block::
+    No process is left stopped: not when the throttle closes, not when this process ends or is killed, and not when the
+    throttle's process is killed. Use it in a ``with`` block::
 
         with Throttle() as throttle:
             throttle.limit(worker.pid, 0.4)
 
-    A share may be changed at any time by another call of :meth:`limit`.
-
     Args:
-        period_s: length of one run-and-stop cycle; shorter is smoother and costs more.
+        period_s: length of one run-and-stop cycle; a shorter one is smoother and costs more.
 
     Raises:
         ConfigError: the period is not a positive number.
@@ -52,7 +49,7 @@ class Throttle:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the user's process; this one ends when that has ended
+            start_new_session=True,  # Ctrl-C is for the user's process; this one ends after it
             env={**os.environ, "PYTHONPATH": import_path()},
         )
         try:
@@ -62,35 +59,35 @@ class Throttle:
             raise
 
     def limit(self, pid: int, share: float) -> None:
-        """Give ``pid`` and its descendants ``share`` of a core from now on.
+        """Give ``pid`` and its descendants ``share`` of a core from now on; a second call changes the share.
 
         Raises:
-            ConfigError: the share is not a positive number; the process is not there or not ours, or the throttle
-                itself descends from it.
-            LaunchError: the throttle has died; nothing is throttled any more.
+            ConfigError: the share is not a positive number; the process does not exist or is not ours, or the throttle
+                descends from it.
+            LaunchError: the throttle has died; all processes run at full speed.
         """
         ShareRule(share=share)
         self._ask(do="limit", pid=pid, share=float(share))
         self._limited.add(pid)
 
     def release(self, pid: int) -> None:
-        """Let ``pid`` and its descendants use what they can get."""
+        """Remove the limit of ``pid`` and its descendants."""
         self._ask(do="release", pid=pid)
         self._limited.discard(pid)
 
     def stats(self) -> dict[str, Any]:
-        """``own_cpu_s``: CPU time of the throttle itself; ``used_s``: of each limited process tree."""
+        """Return ``own_cpu_s``, the CPU time of the throttle, and ``used_s``, that of each limited process tree."""
         answer = self._ask(do="stats")
         answer["used_s"] = {int(pid): used for pid, used in answer["used_s"].items()}
         return answer
 
     @property
     def alive(self) -> bool:
-        """Whether shares are still being kept."""
+        """True while the throttle's process runs."""
         return self._helper.poll() is None
 
     def close(self) -> None:
-        """Let everybody go on and end the throttle. May be called twice."""
+        """Continue all processes and end the throttle. Idempotent."""
         with self._lock:
             for pipe in (self._helper.stdin, self._helper.stdout):
                 if pipe is not None:
@@ -101,7 +98,7 @@ class Throttle:
                 self._helper.kill()
                 code = self._helper.wait()
             if code != 0:
-                # Both of the throttle's processes may have been killed at once; this is the third line.
+                # Both processes of the throttle may have been killed at the same time; this is the third safeguard.
                 for root in self._limited:
                     for pid in (root, *descendants(root)):
                         _continue(pid)
@@ -131,6 +128,7 @@ class Throttle:
     def _read(self) -> dict[str, Any]:
         pipe = self._helper.stdout
         assert pipe is not None
+        # A helper that hangs without closing its pipe would block readline for ever.
         ready, _, _ = select.select([pipe], [], [], _ANSWER_WITHIN_S)
         line = pipe.readline() if ready else b""
         if not line:

@@ -1,15 +1,13 @@
-"""The throttle's own small process, so that no interpreter lock but its own can make it late.
+"""The throttle's own process, so that only its own interpreter lock can delay it.
 
-Two processes, each of which makes good the other's death::
+There are two processes, and each handles the other's death::
 
     user's process ──commands──▶ loop ──names of processes──▶ guard
                    ◀──answers───      ◀────(its end)────────
 
-The loop stops and continues. The guard only waits; when the loop dies, by whatever signal, it lets every
-process go on. When the guard or the user's process dies, the loop lets every process go on and ends. Every
-process is named to the guard before it is stopped for the first time.
-
-Run by :class:`uneven.cluster.throttle.Throttle` as ``python -m uneven.cluster.throttle_loop PERIOD_S``.
+The loop stops and continues processes. The guard only waits: when the loop dies by any signal, it continues every
+process. When the guard or the user's process dies, the loop continues every process and ends.
+:class:`uneven.cluster.throttle.Throttle` runs it as ``python -m uneven.cluster.throttle_loop PERIOD_S``.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _SCAN_EVERY_S = 0.2
 
 
 class _Member:
-    """One process of a tree, with what was read of it last."""
+    """One process of a tree, with its last readings."""
 
     __slots__ = ("cpu_s", "process", "waited_s")
 
@@ -56,7 +54,7 @@ class _Member:
 
 
 class _Tree:
-    """A process and its descendants, on one account."""
+    """A process and its descendants, with one account."""
 
     def __init__(self, rule: ShareRule, now_s: float) -> None:
         self.rule = rule
@@ -91,15 +89,15 @@ def _send(process: HeldProcess, number: int) -> None:
     try:
         process.send(number)
     except ProcessLookupError:
-        return  # it has ended; the next look at the members drops it
+        return  # it has ended; the next scan drops it
 
 
 class Loop:
-    """Keeps every tree to its share until the commands end.
+    """The loop that limits every tree until the commands end.
 
     Args:
         period_s: see :class:`ShareRule`.
-        guard: the guard's end of the line; it becomes readable when the guard dies.
+        guard: the guard's end of the socket; it becomes readable when the guard dies.
     """
 
     def __init__(self, period_s: float, guard: socket.socket) -> None:
@@ -113,7 +111,7 @@ class Loop:
         self._above = {os.getpid(), *ancestors(os.getpid())}
 
     def run(self) -> None:
-        """Serve until the user's process or the guard is gone. Leaves no process stopped."""
+        """Serve until the user's process or the guard has ended. Leave no process stopped."""
         try:
             while self._turn():
                 pass
@@ -199,6 +197,7 @@ class Loop:
 
     def _add(self, tree: _Tree, pid: int, *, from_birth: bool) -> None:
         process = HeldProcess(pid)
+        # Name the process to the guard before the first SIGSTOP, or it stays stopped if this loop is killed.
         self._tell_guard("+", pid)
         tree.members[pid] = _Member(process, from_birth=from_birth)
         if tree.account.stopped:
@@ -208,13 +207,13 @@ class Loop:
         try:
             self._add(tree, pid, from_birth=from_birth)
         except (ProcessLookupError, PermissionError):
-            return  # ended in between, or became somebody else's
+            return  # ended in between, or changed its owner
 
     def _scan(self) -> None:
         if not self._trees:
             return
         if any(process.descriptor < 0 for process in self._processes()):
-            self._bury()  # without descriptors nothing tells us of an end
+            self._bury()  # without descriptors no event reports an end
         parents = self._newborns.parents()
         for tree in self._trees.values():
             for pid in adopted(parents, tree.members):
@@ -237,7 +236,7 @@ class Loop:
 
 
 def guard(line: socket.socket) -> None:
-    """Remember the processes that the loop names; when the loop is gone, let them go on."""
+    """Record the processes that the loop names, and continue them when the loop ends."""
     held: dict[int, HeldProcess] = {}
     with line.makefile("r") as names:
         for name in names:
@@ -254,17 +253,15 @@ def guard(line: socket.socket) -> None:
 
 
 def _hurry() -> None:
-    """Be woken at once on a busy machine, where that is allowed: a late look is a worker's sprint.
-
-    A higher priority does not do: the scheduler still lets a running worker have its slice, several milliseconds.
-    An ordinary user's throttle is woken late now and then; over a second or two it is as accurate.
-    """
+    """Ask for real-time scheduling, so that a busy machine wakes this process on time."""
+    # A late wake-up is a sprint of the worker. A higher priority is not enough: a running worker still keeps its slice
+    # of several milliseconds. Without the permission the throttle is as accurate over a second or two.
     with contextlib.suppress(PermissionError, AttributeError):  # AttributeError: not Linux
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 def main() -> int:
-    """Entry point of the process; returns its exit code."""
+    """Run the two processes; return the exit code."""
     period_s = float(sys.argv[1])
     loop_end, guard_end = socket.socketpair()
     child = os.fork()

@@ -1,17 +1,16 @@
-"""When a throttled process stops and when it goes on. Pure.
+"""The rule for when a throttled process stops and continues. Pure.
 
 The rule keeps an account in seconds of CPU time::
 
     credit += share · elapsed − used
 
-A running process stops when its credit is gone and goes on when it has earned one slice. What it used beyond
-its credit is owed, so that checking late costs accuracy within a period but none over many periods.
+A running process stops when its credit is used up, and continues when it has earned one slice. It owes its overuse, so
+late checks cost accuracy within a period but not over many.
 
-A process that waits for somebody must not save up, or a slow machine would start every iteration with a
-sprint. Its credit grows to one quantum at most, and after a period without work it is set to at most half a
-slice, which is what a busy process has on average. So a job of W seconds of CPU time takes W ÷ share on
-average, whether or not the process waited before it. A process that is ready but gets no core (the machine is
-busy with others) does save up, to a few quanta, so that it comes to its share all the same.
+A process that waits for others must not save up, or a slow machine would start every iteration with a sprint. Its
+credit is at most one quantum, and after a period without work at most half a slice, the average of a busy process. So a
+job of W seconds of CPU time takes W ÷ share on average, with or without a wait before it. A process that is ready but
+gets no core does save up, to a few quanta, so that it still gets its share.
 """
 
 from __future__ import annotations
@@ -21,27 +20,24 @@ from dataclasses import dataclass
 
 from uneven.errors import ConfigError
 
-_IDLE_BELOW = 0.02  # cores; background threads wake up now and then in a process that only waits
-_LONG_IDLE_S = 1.0  # longer than anybody waits within an iteration
+_IDLE_BELOW = 0.02  # cores; background threads wake up now and then in a waiting process
+_LONG_IDLE_S = 1.0  # longer than any wait within an iteration
 _BACKLOG = 5  # quanta that a process without a core may save up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRule:
-    """What a process tree may use.
-
-    Attributes:
-        share: cores; 0.4 is 40 % of one core, 1.5 is a core and a half.
-        period_s: length of one run-and-stop cycle of a busy process. Shorter is smoother and costs more.
-        max_debt_s: CPU time beyond this is forgiven, so that nobody is stopped for minutes because the
-            throttle itself could not run (a laptop that slept).
+    """The limit of a process tree.
 
     Raises:
         ConfigError: a value that is not a positive finite number.
     """
 
-    share: float
+    share: float  # cores; 0.4 is 40 % of one core, 1.5 is a core and a half
+    # length of one run-and-stop cycle of a busy process. A shorter one is smoother and costs more.
     period_s: float = 0.02
+    # largest debt in CPU time; more is forgiven, so that no process stops for minutes after the throttle itself
+    # could not run (a laptop that slept)
     max_debt_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -52,47 +48,37 @@ class ShareRule:
 
     @property
     def quantum_s(self) -> float:
-        """CPU time that one period is worth."""
+        """The CPU time of one period."""
         return self.share * self.period_s
 
     @property
     def slice_s(self) -> float:
-        """Credit with which a stopped process goes on.
-
-        A process on one core burns it in slice ÷ (1 − share) and earns it back in slice ÷ share; the two add
-        up to one period. A share close to or above one core keeps a twentieth of a quantum.
-        """
+        """The credit with which a stopped process continues."""
+        # A process on one core uses it up in slice ÷ (1 − share) and earns it in slice ÷ share; the sum is one period.
+        # A share close to or above one core keeps a twentieth of a quantum.
         return self.quantum_s * max(1.0 - self.share, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where a process tree stands.
+    """The state of a process tree."""
 
-    Attributes:
-        credit_s: CPU time that it may still use; below zero it is owed.
-        stopped: whether it has to be stopped now.
-        check_in_s: nothing can change before so many seconds have passed.
-        burn: cores in use when it last ran.
-        idle_s: how long it has neither worked nor waited for a core although it was allowed to.
-    """
-
-    credit_s: float = 0.0
-    stopped: bool = False
-    check_in_s: float = 0.0
-    burn: float = 1.0
-    idle_s: float = 0.0
+    credit_s: float = 0.0  # CPU time that it may still use; negative values are debt
+    stopped: bool = False  # True if it must be stopped now
+    check_in_s: float = 0.0  # seconds before which nothing can change
+    burn: float = 1.0  # cores in use when it last ran
+    idle_s: float = 0.0  # time in which it was allowed to run, but neither worked nor waited for a core
 
 
 def advance(rule: ShareRule, account: Account, elapsed_s: float, used_s: float, waited_s: float = 0.0) -> Account:
-    """The account after some time has passed.
+    """Return the account after some time has passed.
 
     Args:
-        rule: what the tree may use.
-        account: where it stood.
+        rule: the limit of the tree.
+        account: the state before.
         elapsed_s: time since then.
         used_s: CPU time that the tree used in it.
-        waited_s: time in which it was ready to run and had no core; 0 where that is not known.
+        waited_s: time in which it was ready to run without a core; 0 if unknown.
     """
     earned = account.credit_s + rule.share * elapsed_s - used_s
     saved = min(account.credit_s + rule.share * waited_s, _BACKLOG * rule.quantum_s)
@@ -107,16 +93,13 @@ def advance(rule: ShareRule, account: Account, elapsed_s: float, used_s: float, 
     burn = used_s / elapsed_s if elapsed_s > 0 else account.burn
     if credit <= 0:
         return Account(credit, True, (rule.slice_s - credit) / rule.share, burn)
-    # Looking costs time as well. Who waits is watched closely, since a job that fits between two looks would
-    # be done at full speed and be paid for only afterwards; but not if nothing happens for long.
+    # Checks cost time as well. A waiting tree is checked often, because a job between two checks runs at full speed;
+    # after a long idle time less often.
     least = rule.period_s / (10 if idle < _LONG_IDLE_S else 2)
     return Account(credit, False, max(_earliest_end(rule, credit, burn), least), burn, idle)
 
 
 def _earliest_end(rule: ShareRule, credit_s: float, burn: float) -> float:
-    """Earliest time at which a running tree's credit can be gone.
-
-    A tree that used more than one core is taken to go on so; one that used less may use a core at any moment.
-    """
+    # A tree that used more than one core is assumed to continue so; another one may use a core at any moment.
     drain = max(burn, 1.0) - rule.share
     return min(credit_s / drain, rule.period_s) if drain > 0 else rule.period_s

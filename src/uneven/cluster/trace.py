@@ -9,29 +9,22 @@ from uneven.cluster.checks import LEAST, MOST
 from uneven.errors import ConfigError
 
 SHORTEST_S = 1e-6
-"""What a value lasts at least: nobody feels a change sooner, and the simulator goes from one to the next."""
+"""The shortest duration of a value: shorter changes have no effect, and the simulator visits each one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A quantity over time: one value for each step of time, from the start again when it is over.
-
-    Attributes:
-        values: at least one.
-        step_s: seconds that each value lasts, as recorded; infinite for what never changes.
-        speedup: how many times faster than recorded it is replayed.
-        source: where it comes from, for messages and reports.
-        constant: whether it never changes; follows from the others.
+    """A quantity over time: one value for each time step, repeated from the start at the end.
 
     Raises:
-        ConfigError: no values, or one that is negative or infinite; no positive step or speed-up.
+        ConfigError: no values, a negative or infinite one, or a step or speed-up that is not positive.
     """
 
-    values: tuple[float, ...]
-    step_s: float = math.inf
-    speedup: float = 1.0
-    source: str = ""
-    constant: bool = field(init=False, repr=False, compare=False)
+    values: tuple[float, ...]  # at least one
+    step_s: float = math.inf  # seconds that each value lasts, as recorded; infinite for a constant
+    speedup: float = 1.0  # replay speed, in multiples of the recorded speed
+    source: str = ""  # its origin, for messages and reports
+    constant: bool = field(init=False, repr=False, compare=False)  # True if it never changes; computed from the others
 
     def __post_init__(self) -> None:
         name = f"trace {self.source}: " if self.source else ""
@@ -52,25 +45,22 @@ class Trace:
 
     @property
     def lasts_s(self) -> float:
-        """Seconds that each value lasts when it is replayed."""
         return self.step_s / self.speedup
 
     def at(self, time_s: float) -> float:
-        """The value at a time, in seconds from the start."""
+        """Return the value at a time, in seconds from the start."""
         return self.values[0] if self.constant else self.values[self._steps(time_s) % len(self.values)]
 
     def next_change_s(self, time_s: float) -> float:
-        """The first time after ``time_s`` at which another step begins; infinite for a constant."""
+        """Return the first time after ``time_s`` at which another step begins; infinite for a constant."""
         return math.inf if self.constant else (self._steps(time_s) + 1) * self.lasts_s
 
     def _steps(self, time_s: float) -> int:
-        """How many steps are over: the largest k with k · lasts_s ≤ time_s, in the arithmetic of floats.
-
-        The quotient alone is off by one now and then where a step begins. A simulator that moves on to the next
-        change would then see the old value there.
-        """
+        """Return the largest k with k · lasts_s ≤ time_s, in float arithmetic."""
         lasts_s = self.lasts_s
         steps = math.floor(time_s / lasts_s)
+        # The quotient alone can be off by one at the start of a step. A simulator that advances to the next change
+        # would then still see the old value.
         while steps * lasts_s > time_s:
             steps -= 1
         while (steps + 1) * lasts_s <= time_s:
@@ -79,5 +69,4 @@ class Trace:
 
 
 def steady(value: float) -> Trace:
-    """What never changes."""
     return Trace(values=(value,))

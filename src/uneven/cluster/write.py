@@ -1,4 +1,4 @@
-"""A cluster description as TOML text. Pure."""
+"""The writer of cluster descriptions as TOML text. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from uneven.tables import quoted
 
 
 def to_toml(spec: ClusterSpec) -> str:
-    """Inverse of :func:`uneven.cluster.parse.from_toml`, with recorded series written out.
+    """Return the TOML text of a cluster, the inverse of :func:`uneven.cluster.parse.from_toml`; it omits default
+    values.
 
-    What has its default value is left out.
+    Recorded series become inline values.
 
     Raises:
-        ConfigError: a node has a cost of a kind that TOML cannot say.
+        ConfigError: a node has a cost of a kind that TOML cannot express.
     """
     top = [f"{key} = {_value(getattr(spec, key))}" for key in ("name", "about", "assumptions") if getattr(spec, key)]
     parts = ["\n".join(top)]
@@ -39,7 +40,7 @@ def to_toml(spec: ClusterSpec) -> str:
 
 
 def preconditioner_to_toml(one: Preconditioning) -> str:
-    """Its table alone."""
+    """Return the ``[preconditioner]`` table."""
     return _part("[preconditioner]", one)
 
 

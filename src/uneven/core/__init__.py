@@ -1,5 +1,4 @@
-"""Plain frozen data that every part speaks: records, views, actions, costs. Pure.
+"""Frozen plain data that all packages share: records, views, actions, costs. Pure.
 
-Nothing in this package imports torch, starts a thread, opens a socket or reads a clock
-(``tests/test_architecture.py`` sees to it).
+Nothing here imports torch, starts a thread, opens a socket or reads a clock (``tests/test_architecture.py`` checks it).
 """

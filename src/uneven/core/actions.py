@@ -1,8 +1,8 @@
-"""What deciding code answers: a split of the batch, or a plan of who exchanges what with whom and when. Pure.
+"""The answers of deciding code: a split of the batch, or a plan of exchanges. Pure.
 
-A plan names no tensor and no socket. A carrier turns each :class:`Exchange` into the fastest thing that has
-the same meaning (a gradient mean over everybody becomes the bucketed all-reduce that overlaps the backward
-pass); the simulator turns the same object into transfers and waits in virtual time.
+A plan names no tensor and no socket. A real run turns each :class:`Exchange` into the fastest operation with the same
+meaning: a gradient mean over all workers becomes the bucketed all-reduce that overlaps the backward pass. The simulator
+turns the same object into transfers and waits in virtual time.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How many samples each worker takes, in the order of the view's ``members``, and why."""
+    """The number of samples of each worker, in the order of the view's ``members``, and the reason."""
 
     shares: tuple[int, ...]
     reason: str = ""
 
 
 class Via(Enum):
-    """The shape of the conversation."""
+    """The topology of an exchange."""
 
-    GROUP = "group"  # the members among themselves, all of them at once
-    SERVER = "server"  # each member on its own with the members' parameter server; parties' servers with each other
+    GROUP = "group"  # all members with each other, at the same time
+    SERVER = "server"  # each member separately with the parameter server; servers of several parties with each other
 
 
 class Moment(Enum):
-    """When it moves, and so who waits."""
+    """The time at which data moves; it decides which workers wait."""
 
-    BACKWARD = "backward"  # piece by piece while the backward pass runs; the step waits for the end
-    STEP = "step"  # after the optimizer's step; what comes back is read when the next step starts
-    BACKGROUND = "background"  # beside the training; nobody waits, at most one in flight, progress is kept
+    BACKWARD = "backward"  # piece by piece during the backward pass; the step waits for the end
+    STEP = "step"  # after the optimizer's step; the result is read when the next step starts
+    BACKGROUND = "background"  # in the background; no worker waits, at most one is in flight, local progress is kept
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBack:
-    """How the outcome m of a background exchange enters a replica x that has moved on since it contributed s.
+    """The rule by which the outcome m of a background exchange enters a replica x that has changed since it sent s.
 
-    ``delta``, the default: x + α (m − s), which keeps what was learnt meanwhile. ``lerp``: (1 − α) x + α m, which
-    loses α of it and is what ShadowSync does (recalled). In the foreground nothing is learnt meanwhile.
+    ``delta`` (default): x + α (m − s), which keeps the updates made in between. ``lerp``: (1 − α) x + α m, which loses
+    the part α of them; ShadowSync does this (recalled). In the foreground the two are equal.
     """
 
     alpha: float = 1.0
@@ -73,37 +73,35 @@ class WriteBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One conversation: what, with whom, how it is merged, when, and who may be left behind.
+    """One exchange: payload, members, merge rule, time, and the members that may be left behind.
 
-    Members meet in order: the k-th exchange that one of them starts with the same members and payload meets
-    the k-th of the others. In the background an exchange whose predecessor is still in flight is not started
-    (and not counted), so nothing piles up.
+    Members meet in order: the k-th exchange that one member starts with the same members and payload meets the k-th of
+    the others. A background exchange does not start (and is not counted) while its predecessor is in flight, so they
+    cannot pile up.
 
     Attributes:
-        members: ranks that take part, this one among them.
-        quorum: go on when so many have contributed and drop what comes later; None waits for all. A member
-            that finds its round closed catches up like a newcomer: state and clock of the newest round.
-        grace: how much longer a quorum waits for the others, as a part of the time that its first has waited.
-        select: which entries travel; the rest stays and adds up. None sends everything.
-        parties: ranks that hold one replica together and so contribute once; the first of each speaks and
-            hands on what it hears. They divide ``members``. Empty: every member speaks for itself. Over servers each
-            party has one of its own: what its copy has moved is told when the least of its members' clocks advances,
-            and what others tell is added to it.
-        write_back: how the outcome enters the replica, in the background.
-        lead: steps for which what others have sent of picked entries may be under way, while this worker goes on. The
-            plan has a wait that says the same. 0 waits for all of it.
-        barrier_bytes: of picked entries with a lead: a party to which more is under way, with those of this step, is
-            told their places at once, and reads none of them before they are there. 0 tells nobody.
-        piece: number of a piece of the parameters and into how many they are cut, of nearly equal length; only it is
-            exchanged. None exchanges all of them.
-        groups: of picked entries that are added up, the first of each party, by groups: inside one everybody tells
-            everybody, and the first, its hub, tells the other hubs what it has heard and sent, and its group what they
-            have told it. Empty: all parties tell all.
-        delay: of a piece, or of entries picked of movements: steps that members, all in step, take while it is under
-            way. The step after these waits for it, and its outcome m enters then: x + m − s, where s is the replica
-            as it contributed. 0 waits at once.
-        load: in the background, the part of its time that these exchanges may cost a worker's training; one that would
-            cost more is not started yet. 1 is back to back.
+        members: ranks that take part, including this one.
+        quorum: merge when this number of members have contributed, and drop later contributions; None waits for all. A
+            member whose round is closed catches up like a newcomer: it takes state and clock of the newest round.
+        grace: time that a quorum still waits for the others, as a part of the time that its first member has waited.
+        select: the entries that travel; the others stay and accumulate. None sends all entries.
+        parties: ranks that hold one replica together and contribute once. The first of each sends, and passes on the
+            result. They divide ``members``. Empty: each member is a party. With servers each party has its own server,
+            which sends updates when the least clock of its members advances, and adds the updates of other parties.
+        write_back: how the outcome of a background exchange enters the replica.
+        lead: steps that this worker may take before the selected entries of the others have arrived. The plan has a
+            matching wait. 0 waits for all of them.
+        barrier_bytes: for selected entries with a lead: when more bytes than this are on their way to a party, it gets
+            the positions of the entries immediately and reads none of them before they arrive. 0 turns this off.
+        piece: (number of the piece, number of pieces): only this piece of the parameters is exchanged; pieces have
+            nearly equal lengths. None exchanges all parameters.
+        groups: for sums of selected entries: groups of the first member of each party. Inside a group all send to all.
+            The first of a group, its hub, exchanges sums with the other hubs. Empty: all parties send to all.
+        delay: for a piece, or for selected entries of deltas: steps that all members take while the exchange is in
+            flight. The step after these waits for it, and its outcome m enters then: x + m − s, where s is the replica
+            that was contributed. 0 waits immediately.
+        load: for a background exchange: the largest part of a worker's training time that such exchanges may cost; one
+            that would cost more starts later. 1 runs them back to back.
     """
 
     payload: Payload
@@ -124,11 +122,6 @@ class Exchange:
     load: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what no carrier can give a meaning to.
-
-        Raises:
-            ConfigError: naming the exchange and the contradiction.
-        """
         if (self.payload is Payload.GRADIENT) != (self.moment is Moment.BACKWARD):
             raise ConfigError(
                 f"an exchange of {self.payload.value} cannot take place at the moment {self.moment.value!r}: "
@@ -156,12 +149,11 @@ class Exchange:
 
     @property
     def beside(self) -> bool:
-        """Whether workers go on while it is under way."""
         return self.moment is Moment.BACKGROUND or self.lead > 0 or self.delay > 0
 
 
 def overlapping(one: Exchange) -> ConfigError:
-    """What is raised where an exchange with a delay begins while another one's outcome is still to enter."""
+    """Return the error for an exchange with a delay that starts before the outcome of the one before has entered."""
     return ConfigError(
         f"an exchange with a delay of {one.delay} steps begins before the outcome of the one before has entered, which "
         f"would be lost: let the policy plan the next one at least {one.delay + 1} steps later"
@@ -169,17 +161,16 @@ def overlapping(one: Exchange) -> ConfigError:
 
 
 def span(piece: tuple[int, int] | None, size: int) -> slice:
-    """Where a piece lies in a vector of this length; all of it for None."""
+    """Return the slice of a piece (number, pieces) in a vector of length ``size``; the whole vector for None."""
     number, pieces = piece or (0, 1)
     return slice(size * number // pieces, size * (number + 1) // pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do not start the step before each of ``members`` has finished ``clock`` steps.
+    """The condition that each of ``members`` has finished ``clock`` steps before this step starts.
 
-    A step is finished for others when what it sent to the parameter server, or in the background, has arrived: who
-    has waited sees the updates that it waited for.
+    A step is finished for others when its updates have arrived, so a worker that has waited sees them.
     """
 
     members: tuple[int, ...]
@@ -188,13 +179,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one worker does around its next step.
+    """The exchanges and waits around one worker's next step.
 
     Attributes:
-        exchanges: in the order in which they are started.
-        waits: all of them hold before the step starts; a member that has left is waited for no more.
-        divided: what others move is added to what this worker does, so of K parties each steps with 1 / K of the
-            learning rate, and with its gradient K times as much as the part of all samples that it is the mean over.
+        exchanges: in the order in which they start.
+        waits: all must hold before the step starts; members that have left do not count.
+        divided: updates of other parties are added to this worker's, so each of K parties uses 1 / K of the learning
+            rate, and K times the gradient's weight by samples.
     """
 
     exchanges: tuple[Exchange, ...] = ()

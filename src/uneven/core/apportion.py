@@ -1,10 +1,8 @@
-"""Whole samples for every worker, by proportion. Pure.
+"""Whole numbers of samples for all workers, in proportion to weights. Pure.
 
-The problem is solved in real numbers first. There, the share of rank i grows with a common level until it meets a
-limit, and the level is the one at which the shares add up. Limits on both sides are met at once. Then the shares are
-made whole.
-
-Every machine comes to the same answer: see :mod:`uneven.core.exact`.
+The real-valued problem comes first: the share of rank i grows with a common level until it meets a limit, and the level
+is the one at which the shares add up. Lower and upper limits apply in the same pass. Then the shares are rounded. Every
+machine computes the same answer: see :mod:`uneven.core.exact`.
 """
 
 from __future__ import annotations
@@ -22,31 +20,31 @@ from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
 MOST_SAMPLES = 2**40
-"""Largest total: up to here the rounding of all shares together stays far below one sample."""
+"""The largest total: up to here the rounding of all shares together stays far below one sample."""
 
-_SAME = 1e-6  # samples; remainders that differ by less are equal, so that the last bit decides nothing
-_QUICK_ROUNDS = 8  # of Newton's method; nearly always two to four are enough
-_RANGE = 1e100  # a weight that is so many times smaller than the largest counts as zero
+_SAME = 1e-6  # samples; remainders that differ by less are equal, so the last bit decides nothing
+_QUICK_ROUNDS = 8  # of Newton's method; two to four usually suffice
+_RANGE = 1e100  # a weight smaller than the largest by this factor counts as zero
 
 
 def proportional(weights: Sequence[float], total: int, limits: Limits | None = None) -> tuple[int, ...]:
-    """Shares in proportion to ``weights``, by largest remainder, within limits (LB-BSP's rule on CPU).
+    """Return whole shares in proportion to ``weights`` within limits, by largest remainder (LB-BSP's rule on CPU).
 
-    The real-valued shares are clamp(λ · weight, lower, upper), with the one λ at which they add up to
-    ``total``. Each is rounded down, and the samples left over go one each to the largest remainders; of equal
-    remainders, the lower rank's comes first. O(n log n).
+    The real-valued shares are clamp(λ · weight, lower, upper), with the one λ at which they add up to ``total``. Each
+    is rounded down, and the remaining samples go one each to the largest remainders (on ties, to lower ranks). O(n log
+    n).
 
     Args:
-        weights: one per rank, for instance samples per second. Zero asks for the lower limit only; NaN means
-            unknown and counts as the mean of the known ones. If all are zero or unknown, all count alike.
-        total: samples to hand out.
+        weights: one per rank, for example samples per second. Zero gets the lower limit only; NaN means unknown and
+            counts as the mean of the known ones. If all are zero or unknown, all are equal.
+        total: samples to split.
         limits: least and greatest share of each rank; by default 0 and ``total``.
 
     Returns:
-        One share per rank. They add up to ``total`` exactly.
+        One share per rank; their sum is ``total``.
 
     Raises:
-        ConfigError: limits that cannot be met, a negative or infinite weight, a total out of range.
+        ConfigError: infeasible limits, a negative or infinite weight, or a total out of range.
     """
     lower, upper = bounds(len(weights), total, limits)
     shares = _largest_remainder(_known(column(weights)), total, lower, upper)
@@ -54,11 +52,11 @@ def proportional(weights: Sequence[float], total: int, limits: Limits | None = N
 
 
 class SpeedLines(NamedTuple):
-    """x_i = clamp(level · slope_i − offset_i, lower_i, upper_i), and the total that they should add up to.
+    """The lines x_i = clamp(level · slope_i − offset_i, lower_i, upper_i) and the total of the shares.
 
-    The sum of the shares is a rising chain of straight lines. Newton's method follows the line at the current
-    level to the goal and looks again who is held at a limit there; when nobody new is, the level is exact.
-    Should it not settle, the corners of the chain are sorted and halved, and the last line is followed.
+    The sum of the shares is a rising piecewise linear function of the level. Newton's method follows the line at the
+    current level to the total, then determines again which ranks are at a limit. If this set is unchanged, the level is
+    exact. If the iteration does not settle, :meth:`halve` bisects the sorted corners.
     """
 
     slopes: Floats
@@ -68,7 +66,7 @@ class SpeedLines(NamedTuple):
     total: int
 
     def solve(self) -> tuple[float, Floats]:
-        """The level at which the real-valued shares add up, and these shares, of shape (n,)."""
+        """Return the level at which the real-valued shares add up to the total, and these shares, shape (n,)."""
         level = (self.total + exact_sum(self.offsets)) / exact_sum(self.slopes)
         shares = level * self.slopes - self.offsets
         if (shares >= self.lower).all() and (shares <= self.upper).all():
@@ -78,19 +76,19 @@ class SpeedLines(NamedTuple):
         return level, self.at(level)
 
     def at(self, level: float) -> Floats:
-        """The real-valued shares at this level, of shape (n,)."""
+        """Return the real-valued shares at this level, shape (n,)."""
         shares = level * self.slopes - self.offsets
         return np.where(shares < self.lower, self.lower, np.where(shares <= self.upper, shares, self.upper))
 
     def newton(self, starts: Floats, ends: Floats, level: float) -> float:
-        """The level, searched from a first guess.
+        """Return the level, found by Newton's method from a first guess.
 
         Rank i is between its limits from level ``starts[i]`` to ``ends[i]``, both of shape (n,).
         """
         held = -1, -1
         for _ in range(_QUICK_ROUNDS):
             now, better = self._follow(starts, ends, level)
-            if now == held:  # levels are ordered, so whoever is held nests: equal counts, equal sets
+            if now == held:  # levels are ordered, so the sets of ranks at a limit nest: equal counts, equal sets
                 return level
             if math.isnan(better):
                 break
@@ -98,7 +96,7 @@ class SpeedLines(NamedTuple):
         return self.halve(starts, ends)
 
     def halve(self, starts: Floats, ends: Floats) -> float:
-        """The level, by bisection over the sorted corners ``starts`` and ``ends``, both of shape (n,)."""
+        """Return the level, found by bisection over the sorted corners ``starts`` and ``ends``, both of shape (n,)."""
         corners: list[float] = np.unique(np.concatenate([starts, ends])).tolist()
         first, last = 0, len(corners) - 1
         while last - first > 1:
@@ -110,9 +108,9 @@ class SpeedLines(NamedTuple):
         return between if math.isnan(level) else min(max(level, corners[first]), corners[last])
 
     def _follow(self, starts: Floats, ends: Floats, level: float) -> tuple[tuple[int, int], float]:
-        """How many are held at their limits here, and the level at which the shares add up if just these are.
+        """Return the counts of ranks at their limits, and the level at which the shares add up for these sets.
 
-        NaN if nobody is free.
+        The level is NaN if no rank is free.
         """
         low, high = starts > level, ends < level
         free = ~(low | high)
@@ -134,7 +132,7 @@ def _largest_remainder(slopes: Floats, total: int, lower: Floats, upper: Floats)
 
 
 def _largest(remainders: Floats, count: int) -> npt.NDArray[np.intp]:
-    """The positions of the ``count`` largest; among equals the first."""
+    """Return the positions of the ``count`` largest; on ties the first."""
     place = len(remainders) - count
     edge = np.partition(remainders, place)[place]
     sure = np.flatnonzero(remainders > edge + _SAME)
@@ -143,7 +141,7 @@ def _largest(remainders: Floats, count: int) -> npt.NDArray[np.intp]:
 
 
 def _around_zeros(weights: Floats, total: int, lower: Floats, upper: Floats) -> Wholes:
-    """Ranks of weight zero stay at their lower limit, unless the others cannot take the rest."""
+    """Keep ranks of weight zero at their lower limit, unless the others cannot take the rest."""
     none = weights == 0.0
     some = ~none
     part = int(min(total - exact_sum(lower[none]), exact_sum(upper[some])))
@@ -154,7 +152,7 @@ def _around_zeros(weights: Floats, total: int, lower: Floats, upper: Floats) -> 
 
 
 def _known(weights: Floats) -> Floats:
-    """The weights as numbers that can be reckoned with: the unknown filled in, the negligible made zero."""
+    """Return usable weights: unknown ones filled in, negligible ones zero."""
     top = float(weights.max())  # NaN if one of them is
     if 1 / _RANGE < top < _RANGE and weights.min() > top / _RANGE:
         return weights
@@ -174,10 +172,10 @@ def _known(weights: Floats) -> Floats:
 
 @lru_cache(maxsize=8)
 def bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Floats]:
-    """Least and greatest share of each rank, shape (n,), to be read only: they are the same for a whole run.
+    """Return least and greatest share of each rank, shape (n,). They are cached for the run, so they are read-only.
 
     Raises:
-        ConfigError: limits that cannot be met, a total out of range.
+        ConfigError: infeasible limits, or a total out of range.
     """
     if workers == 0:
         raise ConfigError(f"a batch of {total} samples cannot be split over 0 workers: name at least one")
@@ -193,7 +191,7 @@ def bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Flo
     lower, upper = _kept(column(limits.lower)), _kept(column(limits.upper))
     fit = sum(limits.lower) <= total <= sum(limits.upper)
     if not (fit and lower.min() >= 0.0 and (lower <= upper).all()):
-        limits.check(total)  # says which
+        limits.check(total)  # raises, and names the rank or the sum
     return lower, upper
 
 

@@ -1,7 +1,7 @@
-"""Columns of numbers reckoned with numpy, with the same answer on every machine. Pure.
+"""Columns of numbers whose numpy results are identical on every machine. Pure.
 
-numpy does IEEE arithmetic element by element, compares and sorts: all of that is exact or rounded once. The order
-in which it adds depends on the processor; so sums go through :func:`exact_sum`.
+Element-wise IEEE arithmetic, comparisons and sorting are exact or rounded once. The order of numpy's sums depends on
+the processor, so sums use :func:`exact_sum`.
 """
 
 from __future__ import annotations
@@ -14,35 +14,37 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-"""One number per rank, shape (n,)."""
+"""One number per rank, shape (n,), float64."""
 
 Wholes = npt.NDArray[np.int64]
-"""One share per rank, shape (n,)."""
+"""One share per rank, shape (n,), int64."""
 
-_MANY = 100  # values from which slicing them pays
-_SLICES = 3  # of 30 to 45 bits each: two hold most columns completely
+_MANY = 100  # values from which slices pay off
+_SLICES = 3  # of 30 to 45 bits each; two hold most columns completely
 _LARGE = 1e290  # from here the power of two might overflow
 
 
 def column(values: Sequence[float]) -> Floats:
-    """The values as an array, shape (n,), read-only; by way of bytes, several times as fast as ``numpy.array``."""
+    """Return the values as a read-only array, shape (n,); via bytes, several times as fast as ``numpy.array``."""
     return np.frombuffer(struct.pack(f"{len(values)}d", *values))
 
 
 def exact_sum(values: Floats) -> float:
-    """The sum of ``values``, of shape (n,), rounded once: as ``math.fsum``, several times as fast for thousands.
+    """Return the sum of ``values``, shape (n,), rounded once, like ``math.fsum`` but several times as fast for
+    thousands.
 
-    Adding a power of two and taking it away again leaves the upper bits of every value. With the power far
-    above n times the largest value, these bits add up without rounding, in whichever order the machine adds.
-    Then the same with the bits that remain (Rump, Ogita and Oishi, "Accurate floating-point summation").
+    Method of Rump, Ogita and Oishi, "Accurate floating-point summation".
     """
     slices: list[float] = []
     if len(values) >= _MANY:
         for _ in range(_SLICES):
             largest = float(np.abs(values).max())
-            if not 0.0 < largest < _LARGE:  # nothing is left, or it is no case for slices
+            if not 0.0 < largest < _LARGE:  # nothing is left, or slices would overflow
                 break
             power = math.ldexp(1.0, math.frexp(largest)[1] + len(values).bit_length() + 2)
+            # Adding a power of two and subtracting it again leaves the upper bits of every value. The power is far
+            # above n times the largest value, so these bits add up without rounding in any order. The rest goes to the
+            # next slice.
             upper_bits = (power + values) - power
             slices.append(float(upper_bits.sum()))
             values = values - upper_bits

@@ -1,4 +1,4 @@
-"""Attributes of a wrapper that are those of what it holds. Pure."""
+"""Attributes of a wrapper that are read from the wrapped object. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _Forwarded:
-    """Reads the attribute of its own name from ``inner``, each time anew, since it may change there."""
+    """A descriptor that reads the same attribute from ``inner`` at each access, because it may change there."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -16,5 +16,5 @@ class _Forwarded:
 
 
 def forwarded() -> Any:
-    """For the body of a class whose objects have an attribute ``inner``: ``adapts: bool = forwarded()``."""
+    """Return a descriptor for classes whose objects have an ``inner``: ``adapts: bool = forwarded()``."""
     return _Forwarded()

@@ -1,14 +1,14 @@
-"""Who takes part from which exchange on, as the members of an elastic run agree on it. Pure.
+"""The agreement of an elastic run's members on each change of membership. Pure.
 
-The life of a run is a row of generations. The members of one average their gradients on process groups of their own.
-When a member dies, leaves or joins, every member of the old generation makes a statement. The next generation follows
-from the statements of those that are still there, by :func:`successor`, whoever works it out.
+A run is a sequence of generations. The members of one average their gradients on their own process groups. When a
+member dies, leaves or joins, every member of the old generation makes a statement. :func:`successor` computes the next
+generation from the statements of the remaining members, with the same result on each.
 
-Exchanges are counted over the whole run, and members are at most one apart: nobody completes an exchange that somebody
-has not entered. When a member dies inside of one, some may have completed it and others not:
+Exchanges are counted over the whole run, and members differ by at most one: no member completes an exchange that
+another has not entered. When a member dies during one, there are two cases:
 
-* nobody has: the members of the next generation add their gradients up anew, without the dead one's;
-* somebody has: it gives its sum to the others, and the dead one's gradient counts in it.
+* no member has completed it: the members of the next generation add up their gradients again, without the dead one's; *
+a member has completed it: it sends its sum to the others, and the dead member's gradient counts.
 """
 
 from __future__ import annotations
@@ -22,89 +22,67 @@ from uneven.core.plain import Count, Range, read
 
 Members = tuple[int, ...]
 Meeting = Callable[[int, Members], tuple[Members, ...]]
-"""From a generation's number and its members: the groups in which these meet, each of them in one."""
+"""The function from a generation's number and members to the groups in which they meet, each member in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What a member says when its generation ends.
+    """A member's statement at the end of its generation."""
 
-    Attributes:
-        exchanges: that it has completed, over the whole run.
-        by: number of the generation among whose members the newest of these was worked out.
-        drawn: the last iteration whose samples its loader has drawn; −1 before the first.
-        leaving: it takes no part in the next generation.
-        between: it is between two steps, where newcomers can come.
-        new: it has joined, but has not been given the state of the run yet.
-    """
-
-    exchanges: Count
-    by: Count = 0
-    drawn: Annotated[int, Range(-1)]
-    leaving: bool = False
-    between: bool = False
-    new: bool = False
+    exchanges: Count  # completed over the whole run
+    by: Count = 0  # number of the generation whose members computed the newest of these
+    drawn: Annotated[int, Range(-1)]  # the last iteration whose samples its loader has drawn; −1 before the first
+    leaving: bool = False  # it takes no part in the next generation
+    between: bool = False  # it is between two steps, where newcomers can join
+    new: bool = False  # it has joined but has not received the state of the run
 
     def text(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Those that average their gradients, from one change of members to the next.
+    """The workers that average their gradients, from one change of membership to the next."""
 
-    Attributes:
-        number: 0 for the workers that the run begins with.
-        members: workers, ascending. A worker keeps its number for life, and nobody else ever gets it.
-        border: the first iteration whose samples are split among these members; nobody has drawn it yet.
-        exchange: the first exchange that is worked out among these members.
-        donor: the member that gives the sum of the exchange before that to those that lack it; None if nobody does.
-        by: number of the generation among whose members that sum was worked out.
-        came: newcomer → how it has introduced itself.
-        left: who is not there any more.
-        why: of these, why.
-    """
-
-    number: Count
-    members: tuple[int, ...]
-    border: Count = 0
-    exchange: Count = 0
+    number: Count  # 0 for the workers at the start of the run
+    members: tuple[int, ...]  # workers, ascending. A worker keeps its number for life, and no other worker reuses it.
+    border: Count = 0  # the first iteration whose samples are split among these members; no worker has drawn it yet
+    exchange: Count = 0  # the first exchange that these members compute
+    # the member that sends the sum of the exchange before that to those that lack it; None if none lacks it
     donor: int | None = None
-    by: Count = 0
-    came: dict[str, dict[str, Any]]
-    left: tuple[int, ...] = ()
-    why: dict[str, str]
+    by: Count = 0  # number of the generation whose members computed that sum
+    came: dict[str, dict[str, Any]]  # newcomer → its introduction
+    left: tuple[int, ...] = ()  # members of the generation before that are not in this one
+    why: dict[str, str]  # the reason for each of these
 
     def place(self, worker: int) -> int:
-        """Position of a worker among the members: what sessions call its rank."""
+        """Return a worker's position among the members, which sessions call its rank."""
         return self.members.index(worker)
 
     def text(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
 
 def statement_of(text: str) -> Statement:
-    """Inverse of :meth:`Statement.text`.
+    """Return the inverse of :meth:`Statement.text`.
 
     Raises:
-        ValueError: it is no statement.
+        ValueError: not a statement.
     """
     return read(Statement, json.loads(text))
 
 
 def generation_of(text: str) -> Generation:
-    """Inverse of :meth:`Generation.text`.
+    """Return the inverse of :meth:`Generation.text`.
 
     Raises:
-        ValueError: it is no generation.
+        ValueError: not a generation.
     """
     return read(Generation, json.loads(text))
 
 
 def first_generation(size: int) -> Generation:
-    """The workers that a run begins with."""
+    """Return the generation at the start of a run."""
     return Generation(number=0, members=tuple(range(size)), came={}, why={})
 
 
@@ -115,13 +93,13 @@ def successor(
     asking: Mapping[int, dict[str, Any]],
     most: int,
 ) -> Generation:
-    """The generation after ``old``.
+    """Return the generation after ``old``.
 
     Args:
         said: the statement of every member that is not gone.
-        gone: members that are not there any more → why.
-        asking: workers that want to join, in the order in which they asked → how they introduced themselves.
-        most: members that a run may have.
+        gone: members that have failed → reason.
+        asking: workers that want to join → their introductions, in the order of their requests.
+        most: the largest number of members.
     """
     there = [one for one in old.members if one in said and one not in gone and not said[one].leaving]
     stay = [one for one in there if not said[one].new]
@@ -129,7 +107,7 @@ def successor(
     lacking = any(said[one].exchanges < furthest for one in stay)
     donor = next(one for one in stay if said[one].exchanges == furthest) if lacking else None
     came: dict[int, dict[str, Any]] = {}
-    if all(said[one].between for one in stay) and not lacking:  # else they would have no place in what is owed
+    if all(said[one].between for one in stay) and not lacking:  # newcomers cannot take part in an exchange that is owed
         earlier = {one: old.came[str(one)] for one in there if said[one].new}
         came = dict(list({**earlier, **asking}.items())[: max(0, most - len(stay))])
     members = tuple(sorted((*stay, *came)))
@@ -156,15 +134,15 @@ def replaced(
     leaving: Members = (),
     lacking: Members = (),
 ) -> Generation | None:
-    """The generation after ``old`` where members owe each other nothing, so that nobody has to make a statement.
+    """Return the generation after ``old`` if members owe each other no exchange, so no statements are needed.
 
     Args:
-        gone, asking, most: as of :func:`successor`.
+        gone, asking, most: see :func:`successor`.
         leaving: members that take no part in the next one.
-        lacking: newcomers of ``old`` that have not been given the state of the run yet.
+        lacking: newcomers of ``old`` that have not received the state of the run.
 
     Returns:
-        None where nobody comes or goes.
+        None if the membership does not change.
     """
     stay = [one for one in old.members if one not in gone and one not in leaving]
     room = max(0, most - len(stay))
@@ -189,6 +167,6 @@ _TOO_EARLY = "members changed before it had the state of the run; it asks again"
 
 
 def told(generation: Generation) -> str:
-    """Who came and went with it, in words."""
+    """Return a text that names the workers that joined and left."""
     said = [f"worker {one} is gone: {generation.why.get(str(one), '')}" for one in generation.left]
     return "; ".join([*said, *(f"worker {one} has joined" for one in generation.came)]) or "nobody came or went"

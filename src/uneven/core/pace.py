@@ -1,28 +1,28 @@
-"""Whom the workers of a run wait for. Pure."""
+"""The waiting rules between the workers of a run. Pure."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 PACE = "pace"
-"""Among the settings of a run record: the value of the :class:`Pace` at which this run's workers go."""
+"""The key, among the settings of a run record, of the value of the run's :class:`Pace`."""
 
 
 class Pace(Enum):
-    """Whom a worker waits for, and so what sets its speed."""
+    """The workers that a worker waits for, which determine its speed."""
 
-    TOGETHER = "together"  # for all, whenever they meet: the slowest sets the pace
+    TOGETHER = "together"  # for all, at each exchange: the slowest sets the pace
     GROUPS = "groups"  # for its group of the moment: a delay spreads from group to group
-    QUORUM = "quorum"  # for the first so many; the rest is left behind
-    BOUNDED = "bounded"  # for nobody until it leads by a bound
-    OWN = "own"  # for nobody
+    QUORUM = "quorum"  # for the first N; the others are left behind
+    BOUNDED = "bounded"  # for none until its lead reaches a bound
+    OWN = "own"  # for none
 
     @property
     def waits(self) -> bool:
-        """Whether anybody ever waits for others."""
+        """Return whether a worker ever waits for others."""
         return self is not Pace.OWN
 
     @property
     def apart(self) -> bool:
-        """Whether each worker takes steps of its own, so that the k-th steps of all are no iteration."""
+        """Return whether workers count steps independently, so the k-th steps of all are not one iteration."""
         return self in (Pace.QUORUM, Pace.BOUNDED, Pace.OWN)

@@ -1,12 +1,11 @@
-"""Plain data from outside (JSON, a checkpoint) read as what annotations say it is. Pure.
+"""A reader of plain data from outside (JSON, a checkpoint) that checks it against type hints. Pure.
 
-A shape is a type hint: ``int``, ``float``, ``str``, ``bool``, ``X | None``, ``list[X]``, ``tuple[X, ...]``,
-``tuple[X, Y]``, ``dict[str, X]``, ``Literal[...]``, ``Any``, a dataclass or a ``TypedDict`` of these, any of them
-``Annotated`` with a :class:`Range` or, inside of a dataclass or ``TypedDict``, with :class:`Along`. So what is written
-down and what is accepted are declared once, in the same place.
+A shape is a type hint: ``int``, ``float``, ``str``, ``bool``, ``X | None``, ``list[X]``, ``tuple[X, ...]``, ``tuple[X,
+Y]``, ``dict[str, X]``, ``Literal[...]``, ``Any``, a dataclass or a ``TypedDict`` of these. Each may be ``Annotated``
+with a :class:`Range` or, inside a dataclass or ``TypedDict``, with :class:`Along`.
 
-A whole number is never taken for a bool nor a bool for a number, lies within 2⁵³ of 0, where a float holds it exactly,
-and may stand where a float is expected. Non-finite floats may be spelled as the strings that JSON has to make of them.
+A bool is not a number. A whole number must lie within ±2⁵³, where floats are exact, and is accepted as a float.
+Non-finite floats may be strings, because JSON has no numbers for them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SHOWN = 60
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """A number lies in it, ends included; so it is no NaN."""
+    """The bounds of a number, both included; they exclude NaN."""
 
     least: float = float("-inf")
     most: float = _MOST
@@ -54,7 +53,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Along:
-    """A list is as long as that other field: one entry for each of its entries."""
+    """A constraint: a list has one entry for each entry of another field."""
 
     field: str
 
@@ -62,7 +61,7 @@ class Along:
 Count = Annotated[int, Range(0)]
 Several = Annotated[int, Range(1)]
 Amount = Annotated[float, Range(0.0)]
-"""Finite, 0 or more."""
+"""A finite number, 0 or more."""
 
 
 Positive = Annotated[float, Range(1e-300)]
@@ -71,7 +70,7 @@ PerMember = Annotated[list[float], Along("members")]
 
 
 class Misfit(ValueError):
-    """What was read has another shape. The message names the field, its value and what was expected."""
+    """Data does not have the expected shape. The message names the field, its value and the expectation."""
 
     def __init__(self, value: Any, expected: str, path: str = "") -> None:
         self.value = value
@@ -80,7 +79,7 @@ class Misfit(ValueError):
         super().__init__()
 
     def within(self, step: str) -> Misfit:
-        """The same, as seen from the container."""
+        """Prefix the path with ``step``, the position in the container."""
         joint = "" if not self.path or self.path.startswith("[") else "."
         self.path = f"{step}{joint}{self.path}"
         return self
@@ -91,17 +90,17 @@ class Misfit(ValueError):
 
 
 class Missing(Misfit):
-    """A required field is missing from plain data that is read."""
+    """A required field is missing."""
 
     def __str__(self) -> str:
         return f"{self.path} is missing, expected {self.expected}"
 
 
 def whole_key(text: str, path: str) -> int:
-    """A rank as a JSON object has it for a key.
+    """Return a rank from a key of a JSON object.
 
     Raises:
-        Misfit: it is no number.
+        Misfit: it is not a number.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= 7):
         raise Misfit(text, "a rank", path)
@@ -109,10 +108,10 @@ def whole_key(text: str, path: str) -> int:
 
 
 def as_many(values: list[float], count: int, path: str) -> list[float]:
-    """The same.
+    """Return ``values`` if there are ``count`` of them.
 
     Raises:
-        Misfit: there are more, or fewer, or one is so large that its products overflow.
+        Misfit: another count, or a number so large that products overflow.
     """
     if len(values) != count or not all(abs(one) <= _LARGEST for one in values):
         raise Misfit(values, f"{count} numbers within {_LARGEST:g} of 0", path)
@@ -121,10 +120,10 @@ def as_many(values: list[float], count: int, path: str) -> list[float]:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Inside, a state is tried: a fault is reported with its field, also where a plug-in did not look.
+    """Turn any error of loading a state into a :class:`CheckpointError` that names the field.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the state is damaged.
     """
     try:
         yield
@@ -138,7 +137,7 @@ def loading(what: str) -> Iterator[None]:
 
 @contextmanager
 def inside(step: str) -> Iterator[None]:
-    """What is read in here is a part of something else."""
+    """Prefix the path of a :class:`Misfit` from inside the block with ``step``."""
     try:
         yield
     except Misfit as error:
@@ -146,16 +145,16 @@ def inside(step: str) -> Iterator[None]:
 
 
 def read(shape: type[T], value: Any) -> T:
-    """``value`` as ``shape``; lists become tuples and dicts dataclasses where the shape says so.
+    """Return ``value`` as ``shape``; lists become tuples and dicts dataclasses if the shape asks for it.
 
     Raises:
-        Misfit: it is something else.
+        Misfit: it has another shape.
     """
     return cast(T, reader(shape)(value))
 
 
 def reader(shape: Any) -> Reader:
-    """The function that :func:`read` calls, made once for each shape."""
+    """Return the function that :func:`read` calls, cached for each shape."""
     return _made(shape)
 
 
@@ -228,7 +227,6 @@ def _annotated(shape: Any, *notes: Any) -> Reader:
 
 
 def _either(shapes: tuple[Any, ...]) -> Reader:
-    """Reads None or the one other shape; an error names that shape."""
     (shape,) = [one for one in shapes if one is not NoneType]
     inner = reader(shape)
     return lambda value: None if value is None else inner(value)
@@ -256,7 +254,7 @@ def _container(kind: Any, inside: tuple[Any, ...]) -> Reader:
         found = _list(value)
         try:
             return made(map(of, found))
-        except Misfit:  # where, is asked only now
+        except Misfit:  # the position is searched only after a failure
             raise _first_misfit(of, found) from None
 
     return take
@@ -312,14 +310,16 @@ def _dict(value: Any) -> Any:
 
 
 def _fields(cls: Any) -> Reader:
-    """Fields that the class does not know are left out, so that an older version reads what a newer one has added.
-
-    Which keys a ``TypedDict`` requires is seen in its hints: it cannot tell itself where annotations are strings.
-    """
+    """Return the reader of a class. It skips unknown fields, so an older version can read what a newer one has
+    added."""
+    # The hints decide which keys a TypedDict requires: its own __required_keys__ fails if annotations are strings.
     hints = get_type_hints(cls, include_extras=True)
-    own = {one.name: _optional(one) for one in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {
-        name: get_origin(hint) is NotRequired for name, hint in hints.items()
-    }  # fmt: skip
+    own = (
+        {one.name: _optional(one) for one in dataclasses.fields(cls)}
+        if dataclasses.is_dataclass(cls)
+        else {name: get_origin(hint) is NotRequired for name, hint in hints.items()}
+    )
+    # Exact floats and texts need no further check: most of a journal is read that way.
     # What is exactly a float or a text needs no further look: most of a journal is read that way.
     plan = [(name, {float: float, str: str}.get(hints[name]), reader(hints[name]), own[name]) for name in own]
     along = {name: note.field for name in own for note in _notes(hints[name]) if isinstance(note, Along)}

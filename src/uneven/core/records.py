@@ -1,8 +1,7 @@
-"""What is written down: one line of the journal per record. Pure.
+"""The records of the journal, one JSON line each. Pure.
 
-A record is frozen plain data. ``to_json`` and ``from_json`` are exact inverses; an unknown kind, a missing field or
-one of another type or range than its annotation says is refused, an unknown field is ignored, so that a newer journal
-can be read by older code as long as the schema number is the same.
+``to_json`` and ``from_json`` are exact inverses. Reading raises an error for an unknown kind, a missing field, or a
+value outside its annotated type or range. It ignores unknown fields, so older code reads newer journals of one schema.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from uneven.core.plain import Along, Count, Range, Reader, reader
 from uneven.errors import JournalError
 
 SCHEMA = 1
-"""Version of the journal. Raised when a field changes its meaning or disappears."""
+"""The version of the journal, raised when a field changes its meaning or disappears."""
 
 SHARE = "share"
-"""Among the settings of a run record: the cores that the launcher held this worker to, if it did."""
+"""The key, among the settings of a run record, of the cores that the launcher limited this worker to."""
 
 Rank = Annotated[int, Range(0, 2**20)]
-"""Readers make lists that are as long as the greatest rank."""
+"""A rank; it is bounded because readers make lists as long as the greatest rank."""
 Several = Annotated[int, Range(1, 2**20)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """First line of every rank's journal: what this run is."""
+    """The first record of every rank's journal: the description of the run."""
 
     kind: ClassVar[str] = "run"
     schema: int = SCHEMA
@@ -49,37 +48,36 @@ class RunRecord:
 class StepRecord:
     """One iteration of one worker.
 
-    ``exchange_s`` is the part of the exchange that the backward pass did not hide. A worker alone cannot
-    tell how much of it was waiting for others and how much was communication: the worker that arrived last
-    waited for nobody, so ``journal.metrics`` takes the least ``exchange_s`` of an iteration as its
-    communication time and the rest of each worker's as its wait.
+    ``exchange_s`` is the part of the exchange that the backward pass did not hide. One worker cannot separate waiting
+    from communication. The worker that arrived last waited for no other, so ``journal.metrics`` takes the least
+    ``exchange_s`` of an iteration as communication time, and the rest of each worker's as its wait.
     """
 
     kind: ClassVar[str] = "step"
     rank: Rank
     iteration: Count  # counted over the whole run, from 0
     epoch: Count
-    batch: Count  # samples of this worker that count; 0 if it only took part
-    global_batch: Count  # samples of everybody together
+    batch: Count  # samples of this worker that count; 0 if it only took part in the exchange
+    global_batch: Count  # samples of all workers
     data_s: float  # waiting for the loader
-    compute_s: float  # forward, backward up to the last bucket, optimizer, everything else local
-    exchange_s: float  # from the last bucket being ready until the exchange was over
+    compute_s: float  # forward, backward until the last bucket is ready, optimizer, all other local work
+    exchange_s: float  # from the last bucket being ready to the end of the exchange
     control_s: float  # part of compute_s and data_s spent on measuring and deciding
     ended_at_s: float  # Unix time
-    transfer_s: float = 0.0  # part of exchange_s that its own side takes; what no link hides counts into its speed
+    transfer_s: float = 0.0  # part of exchange_s for its own side; the part that no link hides counts in its speed
     local_cpu_s: float = 0.0  # processor time of the process, all threads, in data_s and compute_s; 0 if unknown
-    exchange_cpu_s: float = 0.0  # and in exchange_s
-    others: float | None = None  # part of the node's processors that others took, as read right after the iteration
+    exchange_cpu_s: float = 0.0  # the same in exchange_s
+    others: float | None = None  # part of the node's processors that others used, read right after the iteration
     memory: float | None = None  # part of the node's memory in use, as last read; both 0 … 1, None if unknown
-    thread: Count = 0  # of this worker, which trained it
-    threads: Several = 1  # of this worker side by side; seconds, and with several processor time, are this thread's
-    passes: Several = 1  # forward and backward passes over its batch, where that is larger than what fits
-    cost: Count | None = None  # of its samples, in those of a mean one, where batches are divided by it
+    thread: Count = 0  # number of this worker's thread that trained it
+    threads: Several = 1  # parallel threads of this worker; seconds, and if several processor time, are this thread's
+    passes: Several = 1  # forward and backward passes over its batch, if the batch does not fit in memory
+    cost: Count | None = None  # of its samples, in units of a mean sample, if batches are split by cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRecord:
-    """A split of the global batch, as decided by every rank alike; written by rank 0."""
+    """A split of the global batch, decided identically on every rank; rank 0 writes it."""
 
     kind: ClassVar[str] = "split"
     decided_at: Annotated[int, Range(-1)]  # iteration after which it was decided
@@ -92,7 +90,7 @@ class SplitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRecord:
-    """Use of the machine and of this process, sampled now and then."""
+    """A sample of the use of the machine and of this process."""
 
     kind: ClassVar[str] = "load"
     rank: Rank
@@ -116,12 +114,12 @@ class ScalarRecord:
     at_s: float  # Unix time
     name: str
     value: float
-    weight: Annotated[float, Range(0.0)] = 1.0  # in the mean over all workers: what this one's batch counted
+    weight: Annotated[float, Range(0.0)] = 1.0  # in the mean over all workers: the weight of this worker's batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """Something worth telling: a report that was not believed, a failure, the end of the run."""
+    """A notable event: a rejected report, a failure, the end of the run."""
 
     kind: ClassVar[str] = "event"
     rank: Rank
@@ -133,28 +131,28 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeRecord:
-    """One exchange of parameters, as this worker saw it; gradients under the backward pass write none."""
+    """One exchange of parameters, as seen by this worker; gradient exchanges in the backward pass write none."""
 
     kind: ClassVar[str] = "exchange"
     rank: Rank
-    iteration: Count  # the last one that it holds
+    iteration: Count  # the last iteration that it includes
     at_s: float  # Unix time of its end
     moment: str  # "step" or "background"
-    members: Count  # how many took part
-    samples: Count  # that this worker took since its last exchange
+    members: Count  # number that took part
+    samples: Count  # taken by this worker since its last exchange
     gap: Count  # steps of this worker, all threads, since its last exchange: the sync gap times threads
-    late: Count = 0  # steps that it took while the exchange was under way: how stale the outcome is
+    late: Count = 0  # steps taken while the exchange was in flight: the staleness of the outcome
     took_s: float = 0.0
-    sent_bytes: Count = 0  # by this worker, as counted from the shape of the exchange
-    distance: float = 0.0  # root mean square of its parameters' distance from the mean, before
-    picked: float = 1.0  # part of the entries that it sent, where some are picked; distance is that of the others then
-    dropped: Count = 0  # exchanges not begun, as one was under way, since the last one; or 1: it came too late
-    threads: Several = 1  # of this worker side by side
+    sent_bytes: Count = 0  # by this worker, computed from the shape of the exchange
+    distance: float = 0.0  # root mean square distance of its parameters from the mean, before
+    picked: float = 1.0  # part of the entries that it sent; if below 1, distance is that of the other entries
+    dropped: Count = 0  # exchanges skipped since the last one because one was in flight; or 1: this one came too late
+    threads: Several = 1  # parallel threads of this worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipRecord:
-    """Workers have come or gone, as a worker saw it that is there."""
+    """A change of membership, as seen by one of the remaining workers."""
 
     kind: ClassVar[str] = "membership"
     rank: Rank
@@ -165,13 +163,13 @@ class MembershipRecord:
     came: tuple[Rank, ...] = ()
     left: tuple[Rank, ...] = ()
     border: Count = 0  # the first iteration that is split among these members
-    pause_s: float = 0.0  # from when this worker knew of it until the new members had met
+    pause_s: float = 0.0  # from this worker's notice of the change until the new members have met
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineRecord:
-    """What has passed on one line since its last record."""
+    """The traffic of one connection since its last record."""
 
     kind: ClassVar[str] = "line"
     rank: Rank
@@ -180,39 +178,48 @@ class LineRecord:
     line: str
     exchanges: Count
     sent_bytes: Count  # by this worker, as counted from the shapes of the exchanges
-    waited_s: float  # by the thread that called
+    waited_s: float  # by the calling thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastRecord:
-    """A worker's forecast of its own speed, as sent with a report; it holds until the next."""
+    """A worker's forecast of its speed, sent with a report; it holds until the next."""
 
     kind: ClassVar[str] = "forecast"
     rank: Rank
-    iteration: Count  # the first that it is about
+    iteration: Count  # the first iteration that it applies to
     predicted_per_s: float
     doubt: float  # relative standard error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRecord:
-    """What a worker measured of itself before the first iteration."""
+    """A worker's measurement of itself before the first iteration."""
 
     kind: ClassVar[str] = "profile"
     rank: Rank
     at_s: float  # Unix time
     sizes: tuple[Count, ...]  # samples, ascending
     seconds: Annotated[tuple[Annotated[float, Range(1e-9)], ...], Along("sizes")]  # of a step at each size
-    saturation: Count  # samples, below which fewer gain nothing
-    most: Count  # samples that it can be given at most
-    failed: Count | None = None  # samples at which its memory did not suffice
+    saturation: Count  # samples; smaller batches take the same time
+    most: Count  # samples; the largest batch that it can take
+    failed: Count | None = None  # samples at which memory did not suffice
     took_s: float = 0.0
 
 
 Record = (
-    RunRecord | ProfileRecord | StepRecord | SplitRecord | ForecastRecord | LoadRecord | ScalarRecord | EventRecord
-    | ExchangeRecord | LineRecord | MembershipRecord
-)  # fmt: skip
+    RunRecord
+    | ProfileRecord
+    | StepRecord
+    | SplitRecord
+    | ForecastRecord
+    | LoadRecord
+    | ScalarRecord
+    | EventRecord
+    | ExchangeRecord
+    | LineRecord
+    | MembershipRecord
+)
 
 _KINDS: dict[str, type[Record]] = {
     cls.kind: cls
@@ -234,18 +241,19 @@ _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _KINDS
 _READERS: dict[str, Reader] = {kind: reader(cls) for kind, cls in _KINDS.items()}
 _VALUES = {cls: attrgetter(*names) for cls, names in _FIELDS.items()}
 _NOT_NUMBERS = ("str", "tuple", "dict")
-# A record of nothing but numbers, of which one is written in every iteration, takes a third of the encoder's time so.
+# Each iteration writes a record that holds only numbers. A template takes a third of the encoder's time.
 _TEMPLATES = {
     cls: "{" + "".join(f'"{name}":%s,' for name in names) + f'"kind":"{kind}"}}'
     for kind, cls in _KINDS.items()
     if (names := _FIELDS[cls]) and not any(str(f.type).startswith(_NOT_NUMBERS) for f in dataclasses.fields(cls))
 }
-# json.dumps would make an encoder per call
+# json.dumps would make an encoder per call.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(record: Record) -> str:
-    """One line, without the line break. Non-finite floats are written as strings, as JSON has none."""
+    """Return the record as one line, without line break. Non-finite floats become strings: JSON has no numbers for
+    them."""
     cls = type(record)
     if (template := _TEMPLATES.get(cls)) is not None:
         line = template % _VALUES[cls](record)
@@ -255,7 +263,7 @@ def to_json(record: Record) -> str:
     row["kind"] = record.kind
     try:
         return _encode(row)
-    except ValueError:  # it holds a NaN or an infinity; rare, so looking for them is not done on every step
+    except ValueError:  # it holds a NaN or an infinity; rare, so steps do not check for them in advance
         return _encode({name: _spelled(value) for name, value in row.items()})
 
 
@@ -266,11 +274,10 @@ def _spelled(value: Any) -> Any:
 
 
 def from_json(line: str) -> Record:
-    """Inverse of :func:`to_json`.
+    """Return the inverse of :func:`to_json`.
 
     Raises:
-        JournalError: not JSON, an unknown kind, a field that is missing or of another type or range (it is named), or
-            another schema.
+        JournalError: not JSON, an unknown kind, another schema, or a field that is missing or out of range.
     """
     try:
         row = json.loads(line)

@@ -1,7 +1,7 @@
-"""Text from elsewhere (a journal, a cluster file, a script's error), made safe to show. Pure.
+"""Text from outside (a journal, a cluster file, a script's error), made safe to show. Pure.
 
-Whoever writes to a terminal sends it through :func:`printable`; ``uneven.report.console`` does so with all that is
-printed by its ``Console``, and ``uneven.report.page`` with all that goes into a page, where it escapes HTML as well.
+``uneven.report.console`` passes all that its ``Console`` prints through :func:`printable`; ``uneven.report.page``
+passes all text of a page, and escapes HTML as well.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but line breaks and tabs, and those that turn the direction of writing."""
+"""Control characters except line breaks and tabs, and those that change the direction of writing."""
 _HALVES = re.compile("[\ud800-\udfff]")
-"""What is left of bytes that were no UTF-8, or of half a character: no file and no terminal takes it."""
+"""Surrogates, left from bytes that are not UTF-8 or from half a character: files and terminals reject them."""
 
 
 def printable(text: str) -> str:
-    """Without what would command a terminal or fail to be encoded; what is left of an escape sequence can be read."""
+    """Return the text without terminal commands and without characters that cannot be encoded."""
     return _HALVES.sub("\ufffd", _COMMANDS.sub("", text))

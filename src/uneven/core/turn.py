@@ -1,4 +1,4 @@
-"""What a batch of one worker counts."""
+"""The weight of one worker's batch."""
 
 from __future__ import annotations
 
@@ -7,31 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a batch of this worker counts in the gradient.
+    """The weight of this worker's batch in the gradient."""
 
-    Attributes:
-        iteration, epoch: when it was handed out; the same on all ranks whose gradients are added up.
-        samples: in the batch, also where it only fills up a last part and so counts nothing.
-        weight: x_i / X.
-        exchanging: whether gradients are exchanged in this iteration.
-    """
-
+    # iteration, epoch: when it was handed out; equal on all ranks whose gradients are added up
     iteration: int
     epoch: int
-    samples: int
-    weight: float
-    exchanging: bool = True
+    samples: int  # in the batch, including those that only fill up a last part and have no weight
+    weight: float  # x_i / X
+    exchanging: bool = True  # whether gradients are exchanged in this iteration
 
     @property
     def in_gradient(self) -> float:
-        """What this worker's gradient counts in everybody's."""
+        """The weight of this worker's gradient in the sum over workers."""
         return self.weight
 
     def there(self, members: tuple[int, ...]) -> float | None:
-        """Which part of what the batches of all workers count is that of these members, where some are lost before the
-        gradients are added up; None where that is a matter of samples alone."""
+        """Return the part of the total weight that these members hold, if others are lost before the gradients are
+        added up. None if sample counts alone decide it."""
         return None
 
     def counts_like(self, other: Turn) -> bool:
-        """Whether a pass counts the same on either batch: equal weights, and both or neither exchange."""
+        """Return whether both batches have equal weights, and both or neither exchange."""
         return (self.weight, self.exchanging) == (other.weight, other.exchanging)

@@ -1,7 +1,7 @@
-"""What deciding code is shown: frozen, plain, complete. Pure.
+"""The frozen inputs of deciding code. Pure.
 
-Columns rather than lists of objects, so that a view of ten thousand workers is cheap to make and to read.
-Position i of every column belongs to ``members[i]``, the i-th worker by rank.
+They hold columns instead of lists of objects, so a view of ten thousand workers is cheap. Position i of every column
+belongs to ``members[i]``, the i-th worker by rank.
 """
 
 from __future__ import annotations
@@ -16,49 +16,50 @@ from uneven.errors import ConfigError
 
 
 class Observation(NamedTuple):
-    """What one worker reported about the iterations since its last report; a tuple, as one is made on every step."""
+    """One worker's report on the iterations since its last one; a tuple, because each step makes one."""
 
     iteration: int  # the last iteration that it covers
     samples: int
     local_s: float  # data and compute time, without the exchange
-    iterations: int = 1  # that samples and times are sums over
+    iterations: int = 1  # number of iterations that samples and times are summed over
     exchange_s: float = 0.0
-    transfer_s: float = 0.0  # part of exchange_s in which its own bytes moved, where the carrier can tell
-    cpu: float = float("nan")  # part of the node's processor time that others took just now, 0 … 1; NaN where unknown
-    memory: float = float("nan")  # use of the memory that a larger batch would fill, 0 … 1; NaN where unknown
+    transfer_s: float = 0.0  # part of exchange_s in which its own bytes moved, if known
+    cpu: float = float("nan")  # part of the node's processor time that others use now, 0 … 1; NaN if unknown
+    memory: float = float("nan")  # use of the memory that a larger batch would fill, 0 … 1; NaN if unknown
 
     @property
     def speed_per_s(self) -> float:
-        """Samples per second of the time that this worker needs by itself, its side of the exchange included.
+        """The samples per second of this worker's own time, including its side of the exchange.
 
-        LB-BSP's rule for CPU clusters neglects communication (specification §1.5); but moving bytes is work too,
-        and a slow worker is slow at it. NaN where there is nothing to divide.
+        LB-BSP's rule for CPU clusters neglects communication (specification §1.5); but a slow worker also moves bytes
+        slowly, so they count here. NaN if no time was measured.
         """
         return self.samples / (self.local_s + self.transfer_s) if self.local_s > 0 else float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Least and greatest number of samples per iteration, for each worker."""
+    """The least and the greatest number of samples per iteration, for each worker."""
 
     lower: tuple[int, ...]
     upper: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):  # a list would do, but what has been reckoned from limits is looked up by them
+        # A list must become a tuple: results computed from limits are cached with the limits as key.
+        for name in ("lower", "upper"):
             if not isinstance(given := getattr(self, name), tuple):
                 object.__setattr__(self, name, tuple(given))
 
     @classmethod
     def uniform(cls, workers: int, total: int, lower: int = 1, upper: int | None = None) -> Limits:
-        """The same limits for all; without an upper one, nobody is held back."""
+        """Return equal limits for all workers; without ``upper`` the greatest share is ``total``."""
         return cls(lower=(lower,) * workers, upper=(total if upper is None else upper,) * workers)
 
     def check(self, total: int) -> None:
-        """Refuse limits that no split of ``total`` can meet.
+        """Check that a split of ``total`` can meet these limits.
 
         Raises:
-            ConfigError: naming the limits, the total and the way out.
+            ConfigError: it cannot; the message names the limits and the total.
         """
         for rank, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
             if not 0 <= low <= high:
@@ -77,33 +78,33 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceView:
-    """What a balancer sees between two iterations."""
+    """The input of a balancer, between two iterations."""
 
     iteration: int  # iterations finished so far
     global_batch: int
     members: tuple[int, ...]  # ranks, ascending
-    shares: tuple[int, ...]  # the split now in force
-    observed: Sequence[Observation | None]  # newest believed report of each; None before the first
-    predicted_per_s: tuple[float, ...]  # the predictor's word for the next iteration; NaN before the first
+    shares: tuple[int, ...]  # the current split
+    observed: Sequence[Observation | None]  # newest accepted report of each; None before the first
+    predicted_per_s: tuple[float, ...]  # predictions for the next iteration; NaN before the first
     limits: Limits
-    doubts: tuple[float, ...] = ()  # relative standard errors of the predictions; empty where nobody can tell
+    doubts: tuple[float, ...] = ()  # relative standard errors of the predictions; empty if unknown
 
     @property
     def ready(self) -> bool:
-        """Whether every worker's speed is known: it has reported, or was profiled before the start."""
+        """Return whether every worker's speed is known: it has reported, or was profiled before the start."""
         # A NaN can slip past min(), but not out of a sum.
         return min(self.predicted_per_s, default=1.0) > 0 and not math.isnan(sum(self.predicted_per_s))
 
 
 class SyncView(NamedTuple):
-    """What a synchronisation policy sees when a worker is about to take a step; a tuple, as one is made on each.
+    """The input of a synchronisation policy before a worker's step; a tuple, because each step makes one.
 
-    The simulator and a real run fill in every field, with the same values. So there is nothing in it that a worker of
-    a real run cannot know, such as how far the others are at this moment: a plan says so with a ``Wait``.
+    The simulator and a real run fill in every field with the same values. So it holds nothing that a worker of a real
+    run cannot know, such as the present clocks of the others: for that, a plan returns a ``Wait``.
     """
 
     rank: int
     clock: int  # this worker's finished steps
-    members: tuple[int, ...]  # ranks that are alive, ascending
-    generation: int = 0  # raised by one whenever somebody leaves or joins
-    sites: Mapping[int, str] = MappingProxyType({})  # where each rank is
+    members: tuple[int, ...]  # ranks in the run, ascending
+    generation: int = 0  # increases by one at each change of membership
+    sites: Mapping[int, str] = MappingProxyType({})  # location of each rank

@@ -1,8 +1,8 @@
-"""A parameter server in shards: workers push to it and pull from it, each at its own pace.
+"""A sharded parameter server: workers push to it and pull from it asynchronously.
 
-``Client`` is a worker's end, ``ShardHost`` a shard in a thread, ``python -m uneven.server`` a shard in a process of its
-own. What a shard and a client decide is pure (``shard``, ``link``); ``host`` and ``line`` carry it over ZeroMQ. Nothing
-here imports torch, but for ``tensors``. How they talk and what is lost when: docs/ideas/server.md.
+``Client`` is a worker's end. A shard is a ``ShardHost`` in a thread or ``python -m uneven.server`` in its own process.
+The decisions of both ends are pure (``shard``, ``link``); ``host`` and ``line`` transport messages over ZeroMQ. Only
+``tensors`` imports torch. The protocol and its losses: docs/ideas/server.md.
 """
 
 from uneven.server.client import Client, Reply

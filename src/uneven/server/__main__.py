@@ -1,4 +1,4 @@
-"""``python -m uneven.server DIRECTORY SHARD MEMBERS``: one shard in a process of its own, until SIGTERM."""
+"""The command ``python -m uneven.server DIRECTORY SHARD MEMBERS``: one shard in its own process, until SIGTERM."""
 
 from functools import partial
 

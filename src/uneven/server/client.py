@@ -1,14 +1,14 @@
-"""A worker's end of the parameter server: push to it, pull from it, exchange with it.
+"""A worker's end of the parameter server.
 
 ::
 
     client = Client(rank, table, arrays, ZmqLine(directory, shards))
-    client.push(step, movement, scale=1 / workers)       # returns at once
-    client.pull(step - staleness).into(arrays)           # waits until every worker has finished so many steps
+    client.push(step, movement, scale=1 / workers)       # returns immediately
+    client.pull(step - staleness).into(arrays)           # waits until every worker has finished this number of steps
 
-Every request returns a :class:`Reply` at once; only asking it for its outcome waits. Any thread may make requests, one
-after the other; a thread of the line carries them, gives signs of life, and brings a shard that has been started again
-back to where it was, even while the worker computes.
+Every request returns a :class:`Reply` immediately; only asking for its result waits. Any thread may send requests, one
+at a time. A background thread transports them, sends heartbeats, and restores the state of a restarted shard, also
+while the worker computes.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from uneven.server.partition import PartitionTable
 from uneven.server.wire import DTYPES, Array, Kind, Message, Refusal, Vector, piece_lengths
 
 _GRACE_S = 2.0
-"""A shard tells by itself who is missing; so much later, or twice as late, it is the shard that is missing."""
+"""A shard reports missing workers itself; after this additional time, at most double, the shard counts as missing."""
 
 
 class Client:
-    """See the module.
+    """One worker's connection to all shards of the parameter server.
 
     Args:
         rank: this worker, 0 to workers − 1.
-        table: how the tensors are divided among the shards.
-        arrays: the tensors, flat, as they are at the start. The lowest rank's become the server's parameters.
-        line: to the shards; the client closes it, also when it raises.
-        clock: steps that this worker has finished already, in a run that goes on from a checkpoint.
-        timeout_s: how long an outcome is waited for.
-        most_kept: updates that may be under way, or on the server but in nothing that this worker has pulled since;
-            then a push waits for the oldest. They are what a shard that is started again gets its state back from.
+        table: the sharding of the tensors.
+        arrays: the initial tensors, flat, one array each. The lowest rank's become the server's parameters.
+        line: the connection to the shards; the client closes it, also if the constructor raises.
+        clock: steps that this worker has finished, in a run that resumes from a checkpoint.
+        timeout_s: longest wait for a result.
+        most_kept: largest number of updates that are in flight, or on the server but not in this worker's newest copy;
+            a push beyond it waits for the oldest. A restarted shard gets its state from them.
 
     Raises:
-        ConfigError: the arrays are not those of the table.
+        ConfigError: the arrays do not fit the table.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class Client:
         line.open(self)
 
     def push(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0) -> Reply:
-        """Add ``scale`` times the arrays to the parameter server, and say that this worker has finished ``step``.
+        """Add ``scale`` times the arrays (flat, one per tensor) to the parameters, and report ``step`` as finished.
 
         The arrays are copied before this returns. The reply is done when every shard has the update in its copy.
 
         Raises:
             PeerError: too many updates are kept and the shards do not answer.
-            ConfigError: the arrays are not those of the table, or a scale that is not above 0.
+            ConfigError: the arrays do not fit the table, or the scale is not above 0.
         """
         if not scale > 0:
             raise ConfigError(f"a scale of {scale} is not above 0")
         return self._update(Kind.PUSH, step + 1, scale, arrays)
 
     def push_pull(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0, clock: int = 0) -> Reply:
-        """:meth:`push` and :meth:`pull` in one: all who wait for one ``clock`` in this way get the very same copy.
+        """Combine :meth:`push` and :meth:`pull`: all workers that wait for one ``clock`` this way get the same copy.
 
         Raises:
             ConfigError, PeerError: as :meth:`push`.
@@ -109,66 +109,69 @@ class Client:
         return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
 
     def pull(self, clock: int = 0) -> Reply:
-        """The server's parameters once every worker has finished ``clock`` steps, with this worker's pushes so far."""
+        """Request the parameters as of when every worker has finished ``clock`` steps, with this worker's pushes so
+        far."""
         return self._ask(Kind.PULL, clock, self.timeout_s)
 
     def meet(self, count: int) -> Reply:
-        """The server's parameters, the same for all, once every worker here has come to meeting ``count``, from 1.
+        """Request the parameters, the same for all, as of when every worker has come to meeting ``count``, from 1.
 
-        It holds all that anybody had asked for before it came. Who has left (:meth:`leave`) and still gives signs of
-        life is waited for too, and has left as before; who waits here keeps no pull of the others waiting.
+        They include every earlier request. Workers that have left (:meth:`leave`) but still send heartbeats are waited
+        for too, and remain left. A worker that waits here does not delay the pulls of others.
         """
         return self._ask(Kind.MEET, count, self.timeout_s)
 
     def bury(self, rank: int) -> Reply:
-        """Say that a worker is gone: nobody waits for it, and nothing is taken from it any more.
+        """Declare a worker failed: no worker waits for it, and the server accepts no more from it.
 
-        The reply's ``clock`` says how many of its steps are in the server's parameters, for ever.
+        The reply's ``clock`` is the final number of its steps in the server's parameters.
         """
         return self._start(Kind.BURY, 0, 0.0, dict.fromkeys(self._used, ()), extra=rank)
 
     def through(self, epochs: int) -> None:
-        """This worker is through with so many epochs (who is in one waits for it no more), fewer if in one again."""
+        """Report that this worker has finished ``epochs`` epochs, so workers in an earlier one do not wait for it."""
         with self._changed:
             for shard in [one for one, link in self._links.items() if link.through != epochs]:
                 self._links[shard].through = epochs
                 self.line.post(shard, [self._links[shard].beat()])
 
     def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
-        """EASGD's elastic exchange: the copy goes by d = α (x − x̃), where x are the arrays, which stay as they are.
+        """Do EASGD's elastic exchange: the copy moves by d = α (x − x̃); the arrays x, flat, do not change.
 
         ``reply.into(arrays)`` moves a replica by −d.
 
         Raises:
-            ConfigError, PeerError: as :meth:`push`; α lies above 0 and at most at 1.
+            ConfigError, PeerError: as :meth:`push`; α must be above 0 and at most 1.
         """
         if not 0 < alpha <= 1:
             raise ConfigError(f"alpha of {alpha} is not above 0 and at most 1")
         return self._update(Kind.EXCHANGE, step + 1, alpha, arrays)
 
     def gradient(self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int) -> Reply:
-        """Contribute to the mean of ``step``, which is complete with ``quorum`` contributions. Later ones are dropped.
+        """Contribute to the mean of ``step``, which closes after ``quorum`` contributions. Later ones are dropped.
 
         Raises:
             ConfigError, PeerError: as :meth:`push`.
         """
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
-        with self._changed:  # a refusal takes back what was asked for after it: if it came in between, not the mean
+        # A rejected update also cancels the requests after it. The lock keeps the two together, or only the gradient
+        # would be cancelled.
+        with self._changed:
             self._start(Kind.GRADIENT, step, weight, packed, quorum)
             return self.mean(step)
 
     def movement(
         self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int, momentum: float, grace: float
     ) -> Reply:
-        """Contribute to the merge that is open, which is over when ``quorum`` have; the reply is the copy after it.
+        """Contribute to the open merge, which closes after ``quorum`` contributions; the reply is the copy after it.
 
-        The copy takes an outer step with Nesterov momentum on the mean of the movements, by weight. Nobody comes too
-        late: what does not count in one merge counts in the next. However long that takes, it is waited for as long as
-        the shards give signs of life; but see :meth:`hurry`.
+        The copy takes an outer step with Nesterov momentum on the weighted mean of the movements. A movement that
+        misses one merge counts in the next. The wait lasts as long as the shards send heartbeats; but see
+        :meth:`hurry`.
 
         Args:
-            grace: how much longer a quorum waits for others, as a part of the time that its first has waited.
+            grace: time that a quorum waits for others, as a part of the time that its first member has waited.
 
         Raises:
             ConfigError, PeerError: as :meth:`push`; a weight that is not above 0.
@@ -178,34 +181,34 @@ class Client:
         return self._update(Kind.MOVEMENT, step + 1, weight, arrays, quorum, momentum=momentum, grace=grace)
 
     def kept(self, wanted: Sequence[Array] = ()) -> Reply:
-        """What outer steps keep: their velocity, shaped as the copy.
+        """Request the velocity of the outer steps, shaped like the copy.
 
         Args:
-            wanted: what they are to go on from, where none has been taken; as many arrays as the copy, or none.
+            wanted: the velocity to start with if no outer step has been taken; as many arrays as the copy, or none.
 
         Raises:
-            ConfigError: the arrays are not those of the table.
+            ConfigError: the arrays do not fit the table.
         """
         if not wanted:
             return self._ask(Kind.ASK, 0, 0.0)
         return self._start(Kind.KEEP, 0, 0.0, {shard: self._packed(shard, wanted) for shard in self._used})
 
     def mean(self, step: int) -> Reply:
-        """The mean of ``step``, without contributing; a shard keeps the last few."""
+        """Request the mean of ``step`` without contributing; a shard keeps the last few."""
         return self._ask(Kind.RESULT, step, self.timeout_s)
 
     def close(self, *, leave: bool = True) -> None:
-        """End; the others no longer wait for this worker. Pushes whose replies nobody has waited for may be lost.
+        """Close the connection. Pushes without a result so far may be lost.
 
         Args:
-            leave: say so. Otherwise the shards find out by the silence.
+            leave: notify the shards. Otherwise they detect the silence.
         """
         if leave:
             self.leave()
         self.line.close()
 
     def leave(self) -> None:
-        """Say that the others shall no longer wait for this worker. A later request is answered and takes it back."""
+        """Tell the shards not to wait for this worker. A later request makes it a member again."""
         with self._changed:
             for shard, link in self._links.items():
                 self.line.post(shard, [link.leave()])
@@ -227,7 +230,7 @@ class Client:
     def beat(self, shard: int) -> None:
         if shard not in self._links:
             return
-        with self._changed:  # posted in the order of its number, as all the others
+        with self._changed:  # under the lock: messages are posted in the order of their numbers
             self.line.post(shard, [self._links[shard].beat()])
 
     def broken(self, error: Exception) -> None:
@@ -237,7 +240,7 @@ class Client:
 
     @contextmanager
     def hurry(self) -> Iterator[None]:
-        """Inside, a movement is waited for no longer than anything else, however alive the shards are."""
+        """Apply the normal time limit to movements inside the block, even if the shards are alive."""
         self._hurried_s = time.monotonic()
         with self._changed:
             self._changed.notify_all()
@@ -249,13 +252,13 @@ class Client:
     def wait(
         self, done: Callable[[], bool], missing: Callable[[], list[int]], what: str, *, patient: bool = False
     ) -> None:
-        """Until ``done``.
+        """Wait until ``done``.
 
         Args:
-            patient: for as long as the missing shards give signs of life, unless it is in a hurry.
+            patient: wait as long as the missing shards send heartbeats, except inside :meth:`hurry`.
 
         Raises:
-            PeerError: the line has ended, or the time is over; naming the ``missing`` shards.
+            PeerError: the connection has ended, or the time is over; the message names the ``missing`` shards.
         """
         limit_s, began_s = self.timeout_s + min(_GRACE_S, self.timeout_s), time.monotonic()
         with self._changed:
@@ -273,9 +276,16 @@ class Client:
                 raise PeerError(f"rank {self.rank}: the line to the shards has ended: {self._error}") from self._error
 
     def _update(
-        self, kind: Kind, clock: int, value: float, arrays: Sequence[Array], extra: int = 0, wait_ms: int = 0,
-        momentum: float = 0.0, grace: float = 0.0,
-    ) -> Reply:  # fmt: skip
+        self,
+        kind: Kind,
+        clock: int,
+        value: float,
+        arrays: Sequence[Array],
+        extra: int = 0,
+        wait_ms: int = 0,
+        momentum: float = 0.0,
+        grace: float = 0.0,
+    ) -> Reply:
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
         return self._start(kind, clock, value, packed, extra, wait_ms, momentum, grace)
@@ -284,17 +294,30 @@ class Client:
         return self._start(kind, clock, value, dict.fromkeys(self._used, ()))
 
     def _start(
-        self, kind: Kind, clock: int, value: float, packed: dict[int, Vector], extra: int = 0, wait_ms: int = 0,
-        momentum: float = 0.0, grace: float = 0.0,
-    ) -> Reply:  # fmt: skip
+        self,
+        kind: Kind,
+        clock: int,
+        value: float,
+        packed: dict[int, Vector],
+        extra: int = 0,
+        wait_ms: int = 0,
+        momentum: float = 0.0,
+        grace: float = 0.0,
+    ) -> Reply:
         reply = Reply(self, kind, clock, packed, value)
         with self._changed:
             for shard, link in self._links.items():
                 vector = packed[shard]
                 number, out = link.request(
-                    kind, clock=clock, value=value, extra=extra, version=wait_ms, vector=vector, momentum=momentum,
+                    kind,
+                    clock=clock,
+                    value=value,
+                    extra=extra,
+                    version=wait_ms,
+                    vector=vector,
+                    momentum=momentum,
                     grace=grace,
-                )  # fmt: skip
+                )
                 self._replies[shard, number] = reply
                 reply.numbers[shard] = number
                 self.line.post(shard, out)
@@ -307,10 +330,10 @@ class Client:
         with self._changed:
             full = kept() >= self.most_kept
         if full:
-            self.pull().result()  # what it holds need not be kept
+            self.pull().result()  # updates in the pulled copy need not be kept
 
     def _packed(self, shard: int, arrays: Sequence[Array]) -> Vector:
-        """The part of ``arrays`` that lies on a shard, in new memory."""
+        """Return the part of ``arrays`` (flat, one per tensor) that a shard holds, copied into pieces."""
         dtype = DTYPES[self.table.dtype]
         if tuple(array.size for array in arrays) != self.table.sizes or any(a.dtype != dtype for a in arrays):
             found = [f"{array.size} of {array.dtype}" for array in arrays]
@@ -321,7 +344,7 @@ class Client:
         return tuple(pieces)
 
     def forget(self, numbers: dict[int, int]) -> None:
-        """Wait no more for these requests, by shard."""
+        """Cancel the wait for these requests, by shard."""
         with self._changed:
             for shard, number in numbers.items():
                 self._links[shard].forget(number)
@@ -329,7 +352,7 @@ class Client:
 
 
 class Reply:
-    """What becomes of a request.
+    """The future result of a request.
 
     Attributes:
         answers: of the shards that have answered.
@@ -346,19 +369,16 @@ class Reply:
 
     @property
     def done(self) -> bool:
-        """Whether every shard has answered."""
+        """True when every shard has answered."""
         return len(self.answers) == len(self._sent)
 
     def result(self) -> Reply:
-        """Wait for all shards.
-
-        Returns:
-            Itself.
+        """Wait for all shards and return this reply.
 
         Raises:
-            PeerError: a shard has not answered, or waited in vain for workers that the message names; or it refused
-                the request, with the reason.
-            NonFiniteError: it was an update with a NaN or an infinity in it, or would have led to one.
+            PeerError: a shard has not answered, has rejected the request, or has waited too long for workers; the
+                message names them.
+            NonFiniteError: the update holds or would produce a NaN or an infinity.
         """
         self._wait()
         what, client = self._what, self._client
@@ -391,10 +411,10 @@ class Reply:
             raise
 
     def left_out(self) -> bool:
-        """Wait for a mean; whether some shard's is without this worker's contribution, or is no longer kept.
+        """Wait for a mean; return whether a shard's mean lacks this worker's contribution or is no longer kept.
 
         Raises:
-            PeerError, NonFiniteError: as :meth:`result`, but where the mean is no longer kept.
+            PeerError, NonFiniteError: as :meth:`result`.
         """
         self._wait()
         if any(answer.kind is Kind.GONE for answer in self.answers.values()):
@@ -402,7 +422,7 @@ class Reply:
         return self.result().late
 
     def into(self, arrays: Sequence[Array]) -> Reply:
-        """Wait, and write the copy (or the mean) into ``arrays``; after an exchange, move them by −d.
+        """Wait, and write the copy (or the mean) into ``arrays``, flat; after an exchange, move them by −d.
 
         Raises:
             PeerError, NonFiniteError: as :meth:`result`.
@@ -422,23 +442,23 @@ class Reply:
 
     @property
     def version(self) -> int:
-        """Updates in the copy that came, the least of all shards. Only after :meth:`result`."""
+        """The number of updates in the received copy, the least of all shards. Only after :meth:`result`."""
         return min(answer.version for answer in self.answers.values())
 
     @property
     def clock(self) -> int:
-        """Steps that all shards have of a worker that was buried. Only after :meth:`result`."""
+        """The steps of a failed worker that all shards have. Only after :meth:`result` of :meth:`Client.bury`."""
         return min(entry.clock for answer in self.answers.values() for entry in answer.entries)
 
     @property
     def least(self) -> int:
-        """Steps that everybody who is counted had finished in the copy that came. Only after :meth:`result`."""
+        """The steps that every counted worker had finished in the received copy. Only after :meth:`result`."""
         counted = [one.clock for answer in self.answers.values() for one in answer.entries if one.here]
         return min(counted, default=0)
 
     @property
     def late(self) -> bool:
-        """Whether some shard's mean of the step is without this worker's gradient. Only after :meth:`result`."""
+        """True if a shard's mean of the step lacks this worker's gradient. Only after :meth:`result`."""
         return any(answer.kind is Kind.MEAN and not answer.value for answer in self.answers.values())
 
     @property

@@ -1,4 +1,4 @@
-"""The member of a shard that takes no steps, but follows the clock of those who do."""
+"""The member of a shard that takes no steps, but follows the clock of the workers."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from uneven.server.wire import Array, Kind
 
 
 class SiteNews(NamedTuple):
-    """How far the others are.
+    """The progress of the other members."""
 
-    Attributes:
-        clock: the least of those in the first epoch that anybody is in.
-        epochs: 1 + that epoch; 0 where nobody moves, as all others wait in a meeting or have left.
-        left: whether all have.
-    """
-
-    clock: int
-    epochs: int
-    left: bool
+    clock: int  # the least one among those in the earliest current epoch
+    epochs: int  # 1 + that epoch; 0 if all others wait in a meeting or have left
+    left: bool  # True if all have
 
 
 class ClockFollower(Client):
-    """See the module; its rank is ``known.FOLLOWER``. The others wait for its clock, too, which its pushes advance."""
+    """A client with rank ``known.FOLLOWER``. The other members also wait for its clock, which its pushes advance."""
 
     def follow(self, clock: int, epochs: int, into: Array) -> SiteNews:
-        """Wait until the others' clock has come so far, or they are in another epoch than was said.
+        """Wait until the others' clock reaches ``clock``, or their epoch differs from ``epochs``.
 
         Args:
-            epochs: as it was said last.
-            into: for the copy as it is then, shape (size,); it holds all that this member has pushed.
+            epochs: as last reported.
+            into: shape (size,); receives the copy, with all that this member has pushed.
 
         Raises:
             PeerError: as :meth:`Client.pull`.

@@ -1,4 +1,4 @@
-"""A shard on a ZeroMQ socket: in a thread (``ShardHost``) or in a process of its own (``python -m uneven.server``)."""
+"""A shard on a ZeroMQ socket: in a thread (``ShardHost``) or in its own process (``python -m uneven.server``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LOOPBACK", "ShardHost", "Stored", "serve"]
 
 
 class Stored(NamedTuple):
-    """The state of a shard, for tests and people: nothing in it changes any more."""
+    """A snapshot of a shard, for tests and inspection."""
 
     version: int
     vector: Vector
@@ -28,14 +28,14 @@ class ShardHost(ShardThread):
     """A shard in a thread of this process.
 
     Args:
-        directory: that of :func:`uneven.server.keys.make_keys`; the shard's address is put there.
+        directory: that of :func:`uneven.server.keys.make_keys`; the shard writes its address there.
         shard: number of this shard, from 0.
         members: number of workers.
-        ranks: theirs; 0 to members − 1 if None.
-        bind: where to listen; the loopback unless told otherwise, as ``tcp://ADDRESS`` that the workers can reach.
+        ranks: of the workers; 0 to members − 1 if None.
+        bind: address to listen on, ``tcp://ADDRESS`` of this machine; by default the loopback.
 
     Raises:
-        ConfigError: there are no keys, others may read them, or ``bind`` is no address of this machine.
+        ConfigError: no keys, keys that others may read, or ``bind`` is not an address of this machine.
     """
 
     def __init__(
@@ -52,20 +52,26 @@ class ShardHost(ShardThread):
         super().__init__(ShardSockets(directory, shard, bind, self._shard, encode), f"uneven-shard-{shard}")
 
     def stored(self) -> Stored:
-        """Its state now. The vector is the shard's own and never changed in place."""
+        """Return its present state. The vector is the shard's own; a shard never changes a vector in place."""
         shard = self._shard
         return Stored(shard.version, shard.vector, shard.least_clock, dict(shard.counts))
 
     def here(self, rank: int) -> bool | None:
-        """Whether a worker has been heard lately; None before it has come at all."""
+        """Return whether a worker has been heard from recently; None before its first message."""
         return self._shard.here(rank)
 
 
 def serve(
-    directory: Path, shard: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool], *,
+    directory: Path,
+    shard: int,
+    members: int,
+    bind: str,
+    patience: Patience,
+    ended: Callable[[], bool],
+    *,
     growing: bool = False,
-) -> None:  # fmt: skip
-    """Be a shard until ``ended`` says so. Arguments and errors as of :class:`ShardHost`.
+) -> None:
+    """Run a shard until ``ended`` returns True. Arguments and errors as of :class:`ShardHost`.
 
     Args:
         growing: see :class:`uneven.server.shard.Shard`.

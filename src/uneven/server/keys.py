@@ -1,8 +1,8 @@
-"""Keys of a run and addresses of its shards, in a directory that only their owner can enter.
+"""The keys of a run and the addresses of its shards, in a directory that only its owner can enter.
 
-``server.key`` is for shards: their own key pair and the workers' public key. ``client.key`` is for workers: theirs and
-the shards' public key. CurveZMQ encrypts with them and lets nobody else in. Workers on a shard's own machine talk to it
-through a socket in the directory instead, which the kernel keeps for its owner and which needs no encryption.
+``server.key`` has the shards' key pair and the workers' public key; ``client.key`` has the workers' key pair and the
+shards' public key. CurveZMQ encrypts and authenticates with them. Workers on a shard's own machine use a socket in the
+directory instead: file permissions protect it, and it needs no encryption.
 """
 
 from __future__ import annotations
@@ -19,27 +19,21 @@ import zmq
 from uneven.errors import ConfigError
 
 SERVER = "server"
-"""Folder of a run directory for all this."""
+"""The folder of a run directory for keys and addresses."""
 
 SERVER_KEY = "server.key"
 CLIENT_KEY = "client.key"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_PATH = 107
-"""Longest path of a socket in the file system, in bytes, on Linux."""
+"""The longest path of a Unix socket on Linux, in bytes."""
 
 
 class Address(NamedTuple):
-    """Where a shard is.
+    """The address of a shard."""
 
-    Attributes:
-        remote: for everybody, encrypted.
-        local: for processes on the same machine, in the directory; None on other machines.
-        pid: of its process, which is another one after each start.
-    """
-
-    remote: str
-    local: str | None
-    pid: int = 0
+    remote: str  # for all machines, encrypted
+    local: str | None  # for processes on the same machine, in the directory; None on other machines
+    pid: int = 0  # of its process, which changes with each start
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +45,18 @@ class Keys:
     other: str
 
     def join(self, socket: Any) -> None:
-        """Make ``socket`` a worker's, before it connects."""
+        """Configure ``socket`` as a worker's, before it connects."""
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
         socket.curve_serverkey = self.other.encode()
 
     def serve(self, socket: Any, domain: bytes) -> None:
-        """Make ``socket`` a shard's, before it binds."""
+        """Configure ``socket`` as a shard's, before it binds."""
         socket.curve_publickey, socket.curve_secretkey = self.public.encode(), self.secret.encode()
         socket.curve_server, socket.zap_domain = True, domain
 
 
 def make_keys(directory: Path) -> None:
-    """Make the directory and new keys in it, for one run.
+    """Create the directory with new keys for one run.
 
     Raises:
         ConfigError: ``directory`` has keys already.
@@ -85,12 +79,12 @@ def make_keys(directory: Path) -> None:
 
 
 def server_keys(directory: Path) -> Keys:
-    """For a shard. Raises as :func:`client_keys`."""
+    """Return a shard's keys; raises as :func:`client_keys`."""
     return _read(directory / SERVER_KEY)
 
 
 def client_keys(directory: Path) -> Keys:
-    """For a worker.
+    """Return a worker's keys.
 
     Raises:
         ConfigError: there are none, they are damaged, or others may read them.
@@ -99,13 +93,13 @@ def client_keys(directory: Path) -> Keys:
 
 
 def local_target(directory: Path, shard: int) -> str | None:
-    """Where a shard may listen for its own machine; None where that is not possible."""
+    """Return the local socket address of a shard; None if this machine cannot have one."""
     path = str(directory.resolve() / f"shard-{shard}.socket")
     return f"ipc://{path}" if _BOOT.exists() and len(path.encode()) <= _LONGEST_PATH else None
 
 
 def publish(directory: Path, shard: int, remote: str, local: str | None = None) -> None:
-    """Tell workers where a shard is, all at once or not at all."""
+    """Write the address of a shard, atomically."""
     path = directory / f"shard-{shard}.address"
     new = path.with_suffix(".new")
     new.write_text(
@@ -115,7 +109,7 @@ def publish(directory: Path, shard: int, remote: str, local: str | None = None) 
 
 
 def address(directory: Path, shard: int) -> Address | None:
-    """Where a shard is or was last; None where it has not announced itself yet."""
+    """Return the present or last address of a shard; None before its first start."""
     try:
         found = json.loads((directory / f"shard-{shard}.address").read_bytes())
     except FileNotFoundError:
@@ -124,12 +118,12 @@ def address(directory: Path, shard: int) -> Address | None:
 
 
 def shards_in(directory: Path) -> int:
-    """How many shards have announced their addresses so far."""
+    """Return the number of shards with an address."""
     return len(list(directory.glob("shard-*.address")))
 
 
 def _boot() -> str:
-    """Tells machines apart, and one machine before and after it was started."""
+    """Return an identifier of this machine since its last boot."""
     return _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
 
 

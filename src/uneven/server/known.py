@@ -1,4 +1,4 @@
-"""What a shard knows of each worker, and how long it waits for one. Pure."""
+"""A shard's record of each worker, and the limits of its waits. Pure."""
 
 from __future__ import annotations
 
@@ -9,76 +9,58 @@ from dataclasses import dataclass
 from uneven.server.wire import Kind, Message
 
 FOLLOWER = 1 << 31
-"""Rank of the one member that may be no worker; see ``follower``."""
+"""The rank of the one member that may not be a worker; see ``follower``."""
 
 
 def called(rank: int) -> str:
-    """A member, for messages."""
+    """Return the name of a member, for messages."""
     return "what other sites have to send" if rank == FOLLOWER else f"rank {rank}"
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a shard waits at most, in seconds.
+    """The longest waits of a shard, in seconds.
 
-    Those that greet it say how long they wait themselves for an answer. It waits for a silent one at most half of
-    the shortest of these times, so that the other half is left to answer in.
-
-    Attributes:
-        join_s: at the start of a run, after the first greeting, for the others' greetings.
-        silence_s: without a sign of life, before a member is no longer counted.
+    Workers report in their greeting how long they wait for an answer. The shard waits for a silent worker at most half
+    of the shortest such time, so the other half remains for the answer.
     """
 
-    join_s: float = 60.0
-    silence_s: float = 10.0
+    join_s: float = 60.0  # at the start of a run, after the first greeting, for the others' greetings
+    silence_s: float = 10.0  # without a heartbeat, before a member is no longer counted
 
 
 @dataclass(slots=True)
 class KnownWorker:
-    """A worker as the shard knows it.
+    """A shard's record of a worker."""
 
-    Attributes:
-        here: has been heard lately; None before it has greeted.
-        left: has said that nobody shall wait for it, and asked for nothing since.
-        buried: others have said that it is gone: nothing more is taken from it.
-        waits_s: how long it waits for an answer, as it has said.
-        sequence: of its last update in the copy.
-        clock: steps that it has finished, as its updates say.
-        met: how often it has come to a meeting.
-        through: epochs that it is through with; who is still in one of these does not wait for it.
-        heard_s: when it was last heard.
-        parked: its request that waits, and until when.
-        answer: to its last exchange, kept until its next update shows that it has come.
-    """
-
-    here: bool | None = None
-    left: bool = False
-    buried: bool = False
-    waits_s: float = math.inf
-    sequence: int = 0
-    clock: int = 0
-    met: int = 0
-    through: int = 0
-    heard_s: float = 0.0
-    parked: tuple[Message, float] | None = None
-    answer: Message | None = None
+    here: bool | None = None  # True if it was heard from recently; None before its greeting
+    left: bool = False  # it has asked that no worker waits for it, and has sent no request since
+    buried: bool = False  # other workers have declared it failed; the shard accepts no more from it
+    waits_s: float = math.inf  # how long it waits for an answer
+    sequence: int = 0  # of its last update in the copy
+    clock: int = 0  # steps that it has finished, according to its updates
+    met: int = 0  # number of meetings that it has come to
+    through: int = 0  # epochs that it has finished; workers in one of these do not wait for it
+    heard_s: float = 0.0  # time of its last message
+    parked: tuple[Message, float] | None = None  # its waiting request, and the time limit
+    answer: Message | None = None  # to its last exchange, kept until its next update proves its arrival
 
     @property
     def counted(self) -> bool:
-        """Whether others wait for it."""
+        """True if others wait for it."""
         return self.here is not False and not self.left
 
     @property
     def meeting(self) -> bool:
-        """Whether it waits for all others to meet, so that its clock stands."""
+        """True if it waits in a meeting, so that its clock stands still."""
         return self.parked is not None and self.parked[0].kind is Kind.MEET
 
 
 def least_clock_for(rank: int, crew: Mapping[int, KnownWorker]) -> float:
-    """Least clock of the other counted workers that neither wait in a meeting nor have finished the epoch of this one.
+    """Return the least clock that ``rank`` must wait for; infinite without any.
 
-    That of the follower, if there is one, counts once it has said to be through with all epochs up to this one.
-    Infinite without any.
+    It counts workers that neither wait in a meeting nor have finished this one's epoch, and the follower once it has
+    finished all epochs up to this one.
     """
     through, far = crew[rank].through, crew.get(FOLLOWER)
     others = (one for other, one in crew.items() if other not in (rank, FOLLOWER))
@@ -89,9 +71,9 @@ def least_clock_for(rank: int, crew: Mapping[int, KnownWorker]) -> float:
 
 
 def followed(rank: int, crew: Mapping[int, KnownWorker]) -> tuple[int, int]:
-    """The least clock of the others that are in the first epoch which anybody is in, and 1 + that epoch.
+    """Return the least clock of the other members in the earliest current epoch, and 1 + that epoch.
 
-    Both 0 where all others wait in a meeting or have left.
+    Both are 0 if all others wait in a meeting or have left.
     """
     moving = [one for other, one in crew.items() if other != rank and _moves(one)]
     through = min((one.through for one in moving), default=-1)

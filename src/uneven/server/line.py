@@ -1,4 +1,4 @@
-"""Between a client and its shards: one thread for all of a worker's conversations over ZeroMQ."""
+"""The background thread that transports all of a worker's messages to its shards over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -19,74 +19,74 @@ from uneven.server.wire import Refused
 
 _WAKE = "inproc://wake"
 _LINGER_MS = 500
-"""How long the end may take for messages that nobody takes any more; see the same in host.py for why it is not 0."""
+"""The longest delay of the end by undelivered messages; host.py explains why it is not 0."""
 
 _DEAD_S = 60.0
-"""Silence after which a connection is made anew though the shard is where it was: its machine may have gone without
-a word. A piece of a message takes so long at half a megabit a second."""
+"""The silence after which a connection is replaced although the shard's address is the same: its machine may have
+failed silently. A piece of a message takes as long at half a megabit per second."""
 
 _QUEUE = 64
-"""Messages that may wait in a socket. Lost ones are sent again, so a full queue delays and does no more."""
+"""The messages that may wait in a socket. Lost ones are sent again, so a full queue only causes a delay."""
 
 
 class Codec(Protocol):
-    """How messages become frames, and back: a module with these two functions."""
+    """A module with functions that turn messages into frames and back."""
 
     def encode(self, message: Any, /) -> list[Any]: ...
     def decode(self, frames: Sequence[Any], /) -> Any: ...
 
 
 class Ear(Protocol):
-    """What a line tells: a client. What it wants to send then, it posts."""
+    """The receiver of a line's events, a client. It posts its answers."""
 
     def received(self, shard: int, message: Any) -> None:
-        """A message has come."""
+        """Take a message."""
         ...
 
     def beat(self, shard: int) -> None:
-        """It is time for a sign of life."""
+        """Send a heartbeat."""
         ...
 
     def broken(self, error: Exception) -> None:
-        """The line has ended by itself."""
+        """Take the error that has ended the line."""
         ...
 
 
 class ShardLine(Protocol):
-    """Carries messages to shards and back, in the order of each shard. Nothing here waits for a shard."""
+    """The transport of messages to shards and back, in order for each shard. No method waits for a shard."""
 
     shards: int
 
     def open(self, ear: Ear) -> None:
-        """Start; from now on the ear hears, in a thread of the line's own."""
+        """Start; a thread of the line calls ``ear`` from now on."""
         ...
 
     def post(self, shard: int, messages: Sequence[Any]) -> None:
-        """Send, later."""
+        """Queue messages."""
         ...
 
     def where(self, shard: int) -> str:
-        """For messages to people."""
+        """Return the address, for error messages."""
         ...
 
     def close(self) -> None:
-        """Send what has been posted, and end. Calling it twice is fine."""
+        """Send the queued messages, and end. Idempotent."""
         ...
 
 
 class ZmqLine:
-    """A :class:`ShardLine` to shards that have put their addresses into a directory.
+    """A :class:`ShardLine` to shards whose addresses are in a directory.
 
     Args:
         directory: that of :func:`uneven.server.keys.make_keys`.
-        beat_s: seconds between two signs of life.
-        refresh_s: after a shard has been silent for so many seconds, its address is read again; where that has
-            changed, or the shard has never answered, a new connection is made.
-        local: use a shard's socket in the directory where it is on this machine, instead of encrypted TCP.
-        codec: of the messages; those of the parameter server unless told otherwise.
+        beat_s: seconds between two heartbeats.
+        refresh_s: silence in seconds after which a shard's address is read again; a changed address, or a shard that
+            has never answered, gets a new connection.
+        local: use a shard's socket in the directory on this machine, instead of encrypted TCP.
+        codec: of the messages; by default that of the parameter server.
 
     Raises:
-        ConfigError: there are no keys, or others may read them.
+        ConfigError: no keys, or keys that others may read.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ZmqLine:
 
     @classmethod
     def of_run(cls, run_directory: Path) -> ZmqLine:
-        """To the shards that ``uneven run --servers`` has started.
+        """Return a line to the shards that ``uneven run --servers`` has started.
 
         Raises:
             ConfigError: there are none.
@@ -137,7 +137,6 @@ class ZmqLine:
         self._wake()
 
     def where(self, shard: int) -> str:
-        """The address, if the shard has announced one."""
         found = address(self._directory, shard)
         return f"no address in {self._directory} yet" if found is None else found.remote
 
@@ -153,11 +152,11 @@ class ZmqLine:
         self._context.destroy()
 
     def _wake(self) -> None:
-        with self._waking:  # a socket belongs to one thread at a time
+        with self._waking:  # a ZeroMQ socket must not be used by two threads at the same time
             if self._wakeup.closed:
                 return
-            # Asking first whether it takes one would not do: the thread may end in between.
-            with contextlib.suppress(zmq.Again):  # it has not begun, or has ended, or has calls enough to wake by
+            # A check in advance would not do: the thread may end in between.
+            with contextlib.suppress(zmq.Again):  # not started, ended, or enough wake-ups are queued
                 self._wakeup.send(b"", zmq.NOBLOCK)
 
     def _find(self, shard: int) -> Callable[[], Address | None]:
@@ -192,7 +191,7 @@ class ZmqLine:
                         ear.beat(shard)
                 while wakeup.poll(0):
                     wakeup.recv()
-                ended = self._ended.is_set()  # before the last look at what has been posted
+                ended = self._ended.is_set()  # read before the last drain of the queue, so no posted message is missed
                 while self._posted:
                     shard, message = self._posted.popleft()
                     lines[shard].send(message)
@@ -206,29 +205,27 @@ class ZmqLine:
 
 
 class _Connection:
-    """One socket to one shard, replaced when the shard has been silent for too long.
-
-    Signs of life wait behind what is on its way, for seconds where a large message passes a slow link. To begin anew
-    then would throw away what has come through, again and again. So where the shard has been heard on this socket, and
-    the same process is still where it was, the connection is kept; should it break, ZeroMQ makes it again by itself.
-    """
+    """One socket to one shard, replaced after a long silence."""
 
     def __init__(self, context: Any, keys: Keys, find: Callable[[], Address | None], codec: Codec) -> None:
         self._codec = codec
         self._context = context
         self._keys = keys
         self._find = find
-        self._in_vain = False  # the local address was tried last, and nothing came
+        self._in_vain = False  # the local address was tried last, without success
         self._socket: Any = None
         self._heard_s = self._looked_s = 0.0
         self._target: Address | None = None
-        self._found: Address | None = None  # where the socket leads to, once the shard has been heard on it
+        self._found: Address | None = None  # address of the peer, once the shard has answered on this socket
 
     def refresh(self, poller: Any, now_s: float, limit_s: float) -> None:
-        """Connect, first or again, where there is an address; not more often than once in ``limit_s``."""
+        """Connect or reconnect if there is an address; at most once in ``limit_s``."""
         silent_s = now_s - self._heard_s
         if silent_s < limit_s if self._socket is not None else silent_s < min(limit_s, 0.05):
             return
+        # Heartbeats queue behind data, for seconds if a large message passes a slow link. A new connection would
+        # discard what has arrived, again and again. So a connection that has worked stays while the address is the
+        # same; ZeroMQ repairs it automatically if it breaks.
         kept = self._found is not None and silent_s < _DEAD_S
         if kept and now_s - self._looked_s < limit_s:
             return
@@ -253,19 +250,19 @@ class _Connection:
         poller.register(self._socket, zmq.POLLIN)
 
     def messages(self) -> list[Any]:
-        """What has come. What is no message is passed over: only the shard has the keys for this connection."""
+        """Return the received messages. Invalid ones are skipped: only the shard has the keys for this connection."""
         found: list[Any] = []
         while self._socket is not None and self._socket.poll(0):
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             try:
                 found.append(self._codec.decode([frame.buffer for frame in frames]))
                 self._heard_s, self._in_vain, self._found = time.monotonic(), False, self._target
-            except Refused:  # the shard speaks another version; its silence is reported as such
+            except Refused:  # the shard has another version; its silence is reported
                 continue
         return found
 
     def send(self, message: Any) -> None:
-        """Give a message to the socket, if it takes any; otherwise the answer to a later ping shows that it is lost."""
+        """Send a message if the socket accepts it; otherwise the answer to a later ping reveals the loss."""
         if self._socket is not None:
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK, copy=False)

@@ -1,12 +1,10 @@
-"""A worker's end of its conversation with one shard. Pure: what to send, what to keep, what has been answered.
+"""A worker's conversation with one shard. Pure: messages to send, updates to keep, answers.
 
-Nothing here waits for a time to pass. A connection keeps the order of messages, so the answer to a ping shows what
-has become of everything sent before it: what it does not name as parked, and has not been answered, was lost and is
-sent again. Repeating is harmless, since updates are numbered.
+There are no timers. A connection keeps the order of messages, so the answer to a ping covers everything sent before it:
+what is neither parked nor answered was lost, and is sent again. Repetition is harmless, because updates are numbered.
 
-The worker keeps the newest copy that it has received, and each of its updates that this copy does not hold. When a
-shard has lost its state, the newest of these copies becomes the state again, and everybody sends the updates that it
-does not hold: those are exactly the ones that somebody still keeps.
+The worker keeps the newest copy that it has received, and each of its updates that this copy lacks. If a shard has lost
+its state, the newest of these copies becomes the state again, and the workers send the updates that it lacks.
 """
 
 from __future__ import annotations
@@ -21,78 +19,68 @@ _TABLE = list(Refusal).index(Refusal.TABLE)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The newest copy that this worker has.
-
-    Attributes:
-        exchange: after an exchange, what it sent; the copy follows from it and from ``base``, the copy before.
-        mean: whether it is the mean of a step.
-    """
+    """The newest copy that this worker has."""
 
     version: int
     base: Vector
     entries: tuple[Entry, ...] = ()
+    # after an exchange, the message sent; it and ``base``, the copy before, determine the copy
     exchange: Message | None = None
-    mean: bool = False
+    mean: bool = False  # True if it is the mean of a step
 
     def vector(self) -> Vector:
-        """The copy; shape (numbers of this shard,)."""
+        """Return the copy; shape (numbers of this shard,)."""
         if self.exchange is None:
             return self.base
         change = vectors.difference(self.exchange.vector, self.base, self.exchange.value)
         copy = vectors.add(self.base, 1.0, change)
-        assert copy is not None  # the shard has reckoned the same and found it finite
+        assert copy is not None  # the shard has computed the same and found it finite
         return copy
 
 
 @dataclass(slots=True)
 class Link:
-    """The state of one conversation.
+    """The state of one conversation."""
 
-    Args:
-        rank: this worker.
-        table, dtype: as in ``wire.Message``.
-        elements: of this shard's vector.
-        held: the copy to offer: at first the parameters that the worker starts with, version 0.
-        waits_s: how long it waits for an answer, sent along to the shard; 0 leaves that open.
-
-    Attributes:
-        life: of the shard that has welcomed this worker; 0 while none has.
-        clock: steps that this worker has finished and ``held`` holds, or that it had finished before it began here.
-        left: whether it has said that nobody shall wait for it, and asked for nothing since.
-        gone: members that are, as this worker has said; told again where a shard is started again.
-        met, through: meetings that it has come to, and epochs that it is through with; signs of life tell them.
-        kept: updates that ``held`` does not hold, by sequence number.
-        waiting: requests that have not been answered, by number.
-    """
-
-    rank: int
+    rank: int  # this worker
+    # table, dtype: as in ``wire.Message``
     table: int
     dtype: int
-    elements: int
-    held: Held
-    waits_s: float = 0.0
-    life: int = 0
-    clock: int = 0
-    left: bool = False
+    elements: int  # of this shard's vector
+    held: Held  # the copy to offer: at first the worker's initial parameters, version 0
+    waits_s: float = 0.0  # how long it waits for an answer, reported to the shard; 0 leaves that open
+    life: int = 0  # of the shard that has welcomed this worker; 0 before
+    clock: int = 0  # steps of this worker that ``held`` includes, or that were finished before it joined
+    left: bool = False  # it has asked that no worker waits for it, and has sent no request since
+    # members that this worker has declared failed; reported again to a restarted shard
     gone: set[int] = field(default_factory=set)
+    # met, through: meetings that it has come to, and epochs that it has finished; heartbeats report them
     met: int = 0
     through: int = 0
-    kept: dict[int, Message] = field(default_factory=dict)
-    waiting: dict[int, Message] = field(default_factory=dict)
+    kept: dict[int, Message] = field(default_factory=dict)  # updates that ``held`` lacks, by sequence number
+    waiting: dict[int, Message] = field(default_factory=dict)  # requests without an answer, by number
     _numbers: int = 0
     _sequence: int = 0
-    _mine: int = 0  # own updates that ``held`` holds
+    _mine: int = 0  # own updates that ``held`` includes
     _held_life: int = 0
-    _known: bool = False  # whether a shard has ever welcomed it
+    _known: bool = False  # True once a shard has welcomed it
 
     def request(
-        self, kind: Kind, *, clock: int, value: float, extra: int = 0, version: int = 0, vector: Vector = (),
-        momentum: float = 0.0, grace: float = 0.0,
-    ) -> tuple[int, list[Message]]:  # fmt: skip
-        """A new request.
+        self,
+        kind: Kind,
+        *,
+        clock: int,
+        value: float,
+        extra: int = 0,
+        version: int = 0,
+        vector: Vector = (),
+        momentum: float = 0.0,
+        grace: float = 0.0,
+    ) -> tuple[int, list[Message]]:
+        """Create a request.
 
         Returns:
-            Its number, and what to send now: nothing while no shard has welcomed this worker.
+            Its number, and the messages to send now: none before a shard has welcomed this worker.
         """
         self._numbers += 1
         if kind is Kind.MEET:
@@ -126,7 +114,7 @@ class Link:
         return self._numbers, [message] if self.life else []
 
     def beat(self) -> Message:
-        """To be sent from time to time: a sign of life, whose answer shows what has been lost."""
+        """Return the next heartbeat; its answer reveals lost messages."""
         if not self.life:
             return self._hello()
         self._numbers += 1
@@ -140,12 +128,12 @@ class Link:
         )
 
     def leave(self) -> Message:
-        """Nobody shall wait for this worker, until it asks for something again."""
+        """Return a message that asks other workers not to wait for this one until its next request."""
         self.left = True
         return Message(kind=Kind.LEAVE, rank=self.rank, life=self.life)
 
     def forget(self, number: int) -> None:
-        """Wait no more for the answer to a request. An update is still sent until it has arrived."""
+        """Cancel the wait for an answer. An update is still sent until it has arrived."""
         message = self.waiting.get(number)
         if message is not None and message.kind not in CHANGING:
             del self.waiting[number]
@@ -154,18 +142,18 @@ class Link:
         """Take a shard's message.
 
         Returns:
-            What to send, and answers: the number of a request and the message that answers it.
+            Messages to send, and answers: the number of a request and its answer.
         """
         if m.kind is Kind.WHO:
             if m.life == self.life:
-                return [], []  # to something sent before the shard had welcomed this worker
+                return [], []  # an answer to a message from before the welcome
             self.life = 0
             return [self._hello()], []
         if m.kind is Kind.WANT:
             return [self._offer(m.life)], []
         if m.kind is Kind.WELCOME:
             self.life = m.life
-            if m.extra:  # others went on without the copy that is held here, which so must not be taken for the newest
+            if m.extra:  # others continued without the copy held here, so it must not count as the newest
                 self.held = replace(self.held, version=0)
             if not self._known:
                 self._count_from(m.sequence)
@@ -193,13 +181,13 @@ class Link:
         return [(m.number, m)]
 
     def _undo(self, request: Message, refusal: Message) -> list[tuple[int, Message]]:
-        """A refused update is taken back, and with it all that was asked for after it."""
+        """Cancel a rejected update and all requests after it."""
         self._sequence = request.sequence - 1
         self.kept = {sequence: one for sequence, one in self.kept.items() if sequence < request.sequence}
         return self._all(refusal, after=request.number)
 
     def _all(self, answer: Message, after: int = 0) -> list[tuple[int, Message]]:
-        """One answer for all that was asked for after a request: a greeting, or an update, was refused."""
+        """Return one answer for all requests after a rejected greeting or update."""
         found = [number for number in self.waiting if number > after]
         for number in found:
             del self.waiting[number]
@@ -218,7 +206,7 @@ class Link:
         self.kept = {sequence: one for sequence, one in self.kept.items() if sequence > self._mine}
 
     def _arrived(self, sequence: int) -> list[tuple[int, Message]]:
-        """Answers for the pushes and gradients up to this one, which are in the shard's copy."""
+        """Return answers for the pushes and gradients up to this one, which are in the shard's copy."""
         done = [
             number
             for number, one in self.waiting.items()
@@ -230,14 +218,15 @@ class Link:
         return [(number, answer) for number in done]
 
     def _count_from(self, sequence: int) -> None:
-        """Go on where an earlier process of this rank ended, whose updates the shard has counted."""
+        """Continue the numbers of an earlier process of this rank, whose updates the shard has counted."""
         self._known, self._mine = True, sequence
         self._sequence += sequence
         self.kept = {seq + sequence: replace(one, sequence=seq + sequence) for seq, one in self.kept.items()}
         self.waiting = {number: replace(one, sequence=one.sequence + sequence) for number, one in self.waiting.items()}
 
     def _lost_after(self, sequence: int, before: int, parked: int) -> tuple[list[Message], list[tuple[int, Message]]]:
-        """Send again what was sent before the message ``before``, is neither in the copy nor parked nor answered."""
+        """Send again what was sent before the message ``before``, and is neither in the copy nor parked nor
+        answered."""
         answers = self._arrived(sequence)
         kept = {one.number: one for seq, one in self.kept.items() if seq > sequence}
         again = {number: one for number, one in (kept | self.waiting).items() if number < before and number != parked}

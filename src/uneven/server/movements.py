@@ -1,7 +1,7 @@
-"""Outer steps on the mean of what the first so many have moved, and who comes soon after. Pure.
+"""Outer steps on the mean of the movements of a quorum, plus a grace period. Pure.
 
-A movement counts in the merge that is open when it comes, so nothing is lost and nobody is too late. A merge is over
-when its quorum is there and has waited a part of the time longer that its first had waited for its last::
+A movement counts in the merge that is open on arrival, so none is lost or late. A merge closes when its quorum has
+arrived and the grace has passed, a part of the time from the first to the last arrival of the quorum::
 
     V ← μ V + G,  x̃ ← x̃ + G + μ V      G the mean of the movements, by weight
 """
@@ -17,21 +17,17 @@ from uneven.server.wire import Message, Refusal, Refused, Vector
 
 @dataclass(slots=True)
 class MovementMerges:
-    """The merge that is open, and what all before it have left.
+    """The open merge, and the velocity that the earlier ones have left."""
 
-    Attributes:
-        open: rank → its movement, with its weight, the quorum, momentum and grace.
-        merged: how many merges are over.
-    """
-
+    # rank → its movement, with weight, quorum, momentum and grace
     open: dict[int, Message] = field(default_factory=dict)
-    merged: int = 0
+    merged: int = 0  # number of closed merges
     _velocity: Vector = ()
     _opened_s: float = 0.0
     _due_s: float = math.nan
 
     def add(self, m: Message, now_s: float) -> None:
-        """Take one in; one that is here already stays as it is.
+        """Add a movement; a second one of the same rank is ignored.
 
         Raises:
             Refused: it has a number that is not finite.
@@ -43,13 +39,13 @@ class MovementMerges:
         self.open.setdefault(m.rank, m)
 
     def kept(self, copy: Vector, wanted: Vector = ()) -> Vector:
-        """V, of the copy's shape.
+        """Return V, shaped like the copy.
 
         Args:
-            wanted: what it is to be, where no merge is over yet.
+            wanted: the initial V, used if no merge has closed yet.
 
         Raises:
-            Refused: that has a number that is not finite.
+            Refused: it has a number that is not finite.
         """
         if wanted and not self.merged and not self._velocity:
             taken = vectors.add(vectors.zeros(copy), 1.0, wanted)
@@ -59,10 +55,10 @@ class MovementMerges:
         return self._velocity or vectors.zeros(copy)
 
     def ready(self, now_s: float, *, all_here: bool) -> bool:
-        """Whether the merge is to be closed now.
+        """Return whether the merge must be closed now.
 
         Args:
-            all_here: nobody else can come.
+            all_here: no other member can contribute.
         """
         if not self.open or all_here:
             return bool(self.open)
@@ -74,7 +70,7 @@ class MovementMerges:
         return now_s >= self._due_s
 
     def close(self, copy: Vector) -> tuple[list[Message], Vector | None]:
-        """The movements of the merge, and the copy after it; None where that would hold a number that is not finite."""
+        """Return the movements of the merge, and the copy after it; None if that has a number that is not finite."""
         given, self.open = [self.open[rank] for rank in sorted(self.open)], {}
         momentum = given[0].momentum
         weight = sum(one.value for one in given)

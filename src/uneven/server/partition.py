@@ -1,4 +1,4 @@
-"""Which shard holds which part of which tensor. Pure; every worker computes the same from the same shapes."""
+"""The division of tensors among shards. Pure; every worker computes the same division from the same shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uneven.server.wire import DTYPES, PIECE_BYTES
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """Elements ``start`` to ``stop`` of a tensor laid out flat."""
+    """Elements ``start`` to ``stop`` of a flat tensor."""
 
     tensor: int
     start: int
@@ -22,26 +22,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PartitionTable:
-    """How tensors are divided among shards.
+    """The parts of tensors that each shard holds."""
 
-    Attributes:
-        sizes: elements of each tensor.
-        dtype: place in ``wire.DTYPES``; one for all tensors.
-        shards: pieces of each shard, in the order in which its vector holds them.
-        fingerprint: the same for the same division of tensors of the same shapes.
-    """
-
-    sizes: tuple[int, ...]
-    dtype: int
-    shards: tuple[tuple[Piece, ...], ...]
-    fingerprint: int
+    sizes: tuple[int, ...]  # elements of each tensor
+    dtype: int  # index in ``wire.DTYPES``; one for all tensors
+    shards: tuple[tuple[Piece, ...], ...]  # pieces of each shard, in the order of its vector
+    fingerprint: int  # equal for equal divisions of tensors of equal shapes
 
     def elements(self, shard: int) -> int:
-        """Length of the vector of a shard; 0 where there were fewer elements than shards."""
+        """Return the length of a shard's vector; 0 if there were fewer elements than shards."""
         return sum(piece.stop - piece.start for piece in self.shards[shard])
 
     def moves(self, shard: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """How the tensors lie in a shard's vector: tensor, first and last element there, piece of it, first element."""
+        """Yield the places of tensors in a shard's vector: (tensor, first element, end, piece, offset in the piece)."""
         each = PIECE_BYTES // DTYPES[self.dtype].itemsize
         at = 0
         for piece in self.shards[shard]:
@@ -54,7 +47,7 @@ class PartitionTable:
 
 
 def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> PartitionTable:
-    """Divide tensors among shards by bytes: the largest first, each to the shard that has least so far.
+    """Divide tensors among shards by bytes: the largest first, each to the shard with the least so far.
 
     A tensor with more than a shard's fair part is cut into parts of that size first. (Largest first onto the least
     loaded is the usual greedy rule for tables in parameter servers; cutting is ours.)
@@ -63,7 +56,7 @@ def table_of(shapes: Sequence[tuple[int, ...]], dtype: str, shards: int) -> Part
         dtype: ``float32`` or ``float64``, the same for all.
 
     Raises:
-        ConfigError: no elements, no shards, or numbers of another kind.
+        ConfigError: no elements, no shards, or another dtype.
     """
     names = [known.name for known in DTYPES]
     if dtype not in names:

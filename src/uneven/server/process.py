@@ -1,4 +1,4 @@
-"""Shards in processes of their own: one, or those of a run, started again when they die."""
+"""Shards in their own processes: one, or those of a run, restarted when they die."""
 
 from __future__ import annotations
 
@@ -21,26 +21,21 @@ from uneven.server.keys import address, make_keys
 _BEGIN_WITHIN_S = 60.0
 
 _ENVIRONMENT = {
-    # Its arithmetic waits for memory, not for processors.
+    # The arithmetic is limited by memory, not by processors.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    # Pieces of vectors come and go. By its defaults glibc gives the memory of each back to the kernel, and gets it page
-    # by page for the next. Older ones refuse more than 32 MiB here.
+    # Vector pieces come and go. By default glibc returns the memory of each to the kernel, and gets it page by page
+    # for the next. Older versions accept at most 32 MiB here.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
 }
 
 
 class ShardProgram(NamedTuple):
-    """What runs in the process of a shard.
+    """The program of a shard's process."""
 
-    Attributes:
-        module: run as ``python -m module DIRECTORY SHARD MEMBERS``.
-        whole: what it is a shard of, for messages.
-    """
-
-    module: str
-    whole: str
+    module: str  # run as ``python -m module DIRECTORY SHARD MEMBERS``
+    whole: str  # the service that it is a shard of, for messages
 
 
 PARAMETER_SERVER = ShardProgram("uneven.server", "the parameter server")
@@ -55,33 +50,31 @@ def shard_process(
     events: Events | None = None,
     ended: Callable[[Command], None] = lambda process: None,
 ) -> Command:
-    """A shard in a process of its own. It has the keys of ``directory``, and leaves there where it listens.
-
-    It does not hear Ctrl-C, for workers still need it when they hear it.
+    """Start a shard in its own process. It uses the keys of ``directory``, and writes its address there.
 
     Args:
         events, ended: see :class:`uneven.jobs.Command`.
     """
-    # This very copy of uneven, and nothing from the working directory: a queue.py there is the user's.
+    # -P: exactly this copy of uneven, and nothing from the working directory, where a queue.py may be the user's.
     line = [sys.executable, "-P", "-m", program.module, str(directory), str(shard), str(members), *options]
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": import_path()}
     return Command(f"shard {shard} of {program.whole}", line, env=environment, events=events, ended=ended)
 
 
 class ShardKeeper:
-    """The shards of a run. One that dies is started again, and has its state back from the workers.
+    """The shards of a run. One that dies is restarted, and gets its state from the workers.
 
     Args:
-        directory: for keys and addresses; made, with new keys.
-        shards: how many.
+        directory: for keys and addresses; created, with new keys.
+        shards: number of shards.
         members: number of workers.
-        bind: where they listen, see :class:`uneven.server.host.ShardHost`.
-        program: what they are.
-        growing: whether workers may leave and join.
+        bind: address to listen on, see :class:`uneven.server.host.ShardHost`.
+        program: of the shards.
+        growing: workers may leave and join.
 
     Raises:
         ConfigError: no shards, or the directory has keys of another run.
-        LaunchError: a shard cannot be started; its own message stands above.
+        LaunchError: a shard cannot be started; it prints its own message before.
     """
 
     def __init__(
@@ -118,15 +111,15 @@ class ShardKeeper:
 
     @property
     def deaths(self) -> int:
-        """How often a shard has died."""
+        """The number of deaths of shards."""
         return sum(shard.ends for shard in self._shards)
 
     def pids(self) -> list[int]:
-        """Process ids of the running shards, in the order of shards."""
+        """Return the process ids of the running shards, in the order of shards."""
         return [shard.process.pid for shard in self._shards]
 
     def close(self) -> None:
-        """End them all. Calling it twice is fine."""
+        """End all shards. Idempotent."""
         if self._over:
             return
         self._over = True
@@ -146,9 +139,16 @@ class ShardKeeper:
 
     def _start(self, directory: Path, shard: int, members: int, bind: str, ended: Callable[[Command], None]) -> Command:
         return shard_process(
-            directory, shard, members, "--bind", bind, *self._options, program=self._program, events=self._events,
+            directory,
+            shard,
+            members,
+            "--bind",
+            bind,
+            *self._options,
+            program=self._program,
+            events=self._events,
             ended=ended,
-        )  # fmt: skip
+        )
 
     def _wait(self, directory: Path) -> None:
         limit_s = time.monotonic() + _BEGIN_WITHIN_S
@@ -160,7 +160,7 @@ class ShardKeeper:
     def _keep(self) -> None:
         while not self._over:
             self._events.wait(None)
-        self._end()  # here: those that this thread has started do not outlive it
+        self._end()  # here, so that shards which this thread has started do not outlive it
 
     def _end(self) -> None:
         end_all([shard.process for shard in self._shards])

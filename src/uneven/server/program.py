@@ -12,14 +12,14 @@ from uneven.server.known import Patience
 from uneven.server.sockets import LOOPBACK
 
 Serve = Callable[[Path, int, int, str, Patience, Callable[[], bool]], None]
-"""Directory, number of the shard, workers, where to listen, patience, and whether it is over."""
+"""The arguments: directory, number of the shard, workers, address to listen on, patience, and the end condition."""
 
 
 def run_shard(module: str, serve: Serve, growing: Serve | None = None) -> None:
     """Read the command line and serve.
 
     Args:
-        growing: what serves workers that may leave and join; None where nothing does.
+        growing: serves workers that may leave and join; None if not supported.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("directory", type=Path)

@@ -9,12 +9,12 @@ from uneven.server import vectors
 from uneven.server.wire import Entry, Refusal, Refused, Vector
 
 KEPT = 4
-"""Steps whose means are kept for those who come late."""
+"""The number of steps whose means are kept for late workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The mean of a step, who is in it, and what was known of the members when it was complete."""
+    """The mean of a step, its contributors, and the members' state at its completion."""
 
     step: int
     mean: Vector
@@ -24,24 +24,17 @@ class Done:
 
 @dataclass(slots=True)
 class Rounds:
-    """One open step and the last few that are complete.
+    """One open step and the last few complete ones."""
 
-    Attributes:
-        newest: the last complete step; −1 before the first. The open one follows it.
-        given: ranks that have contributed to the open one.
-    """
-
-    newest: int = -1
-    given: set[int] = field(default_factory=set)
+    newest: int = -1  # the last complete step; −1 before the first. The open one follows it.
+    given: set[int] = field(default_factory=set)  # ranks that have contributed to the open one
     _sum: Vector | None = None
     _weight: float = 0.0
     _done: OrderedDict[int, Done] = field(default_factory=OrderedDict)
 
     def add(self, rank: int, weight: float, gradient: Vector, quorum: int) -> bool:
-        """Contribute to the open step; ``gradient`` has shape (numbers of this shard,).
-
-        Returns:
-            Whether it is complete now.
+        """Contribute to the open step, and return whether it is complete; ``gradient`` has shape (numbers of this
+        shard,).
 
         Raises:
             Refused: the sum would hold a NaN or an infinity; nothing has changed.
@@ -56,18 +49,19 @@ class Rounds:
         return len(self.given) >= quorum
 
     def close(self, entries: tuple[Entry, ...]) -> Vector:
-        """The mean of the open step, Σ w_i g_i / Σ w_i (zero without any weight), in their shapes. Opens the next."""
-        assert self._sum is not None  # add has said that it is complete
+        """Return the mean of the open step, Σ w_i g_i / Σ w_i (zero without any weight), in their shapes. Open the
+        next."""
+        assert self._sum is not None  # add has reported that it is complete
         mean = tuple(piece / self._weight if self._weight else piece for piece in self._sum)
         self._keep(Done(self.newest + 1, mean, entries, frozenset(self.given)))
         return mean
 
     def restore(self, done: Done) -> None:
-        """Go on after this one."""
+        """Continue after this step."""
         self._keep(done)
 
     def find(self, step: int) -> Done | None:
-        """A complete step, if it is still kept."""
+        """Return a complete step; None if it is not kept."""
         return self._done.get(step)
 
     def _keep(self, done: Done) -> None:

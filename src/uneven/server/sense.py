@@ -1,17 +1,18 @@
-"""Refuses messages whose numbers make no sense, before anything has changed. Pure."""
+"""A check of the numbers in a message, before anything changes. Pure."""
 
 from __future__ import annotations
 
 from uneven.server.wire import CHANGING, Kind, Message, Refusal, Refused
 
 MOST_STEPS = 1 << 48
-"""A clock beyond is no clock."""
+"""The largest valid clock."""
 
 
 def check_numbers(m: Message, members: int) -> None:
-    """
+    """Check the numbers of a message.
+
     Args:
-        members: that the shard knows of.
+        members: number of members that the shard knows.
 
     Raises:
         Refused: with the reason.

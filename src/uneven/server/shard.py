@@ -1,11 +1,11 @@
-"""One shard of the parameter server: what it answers to each message. Pure: ``host`` has sockets and clocks.
+"""One shard of the parameter server: the answers to messages. Pure: ``host`` has sockets and clocks.
 
-A shard that starts knows nothing. It asks for the copy of the member that holds the newest one (at first all hold the
-parameters that they start with, and the lowest rank is asked) and serves from then on::
+A new shard has no state. It asks the member with the newest copy for it, and then serves. (At first all members hold
+their initial parameters, and it asks the lowest rank.) ::
 
-    GATHERING ── everybody has greeted, left or stayed away ──► SEEDING ── the offer has come ──► SERVING
+    GATHERING ── all have greeted, left or stayed away ──► SEEDING ── the offer has come ──► SERVING
 
-Every change makes a new vector, so that a reply is a reference and a refused message has changed nothing.
+Every change makes a new vector, so a reply is a reference and a rejected message has changed nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from uneven.server.sense import check_numbers
 from uneven.server.wire import CHANGING, MOST_ENTRIES, Entry, Kind, Message, Refusal, Refused, Vector, decode
 
 _LEAVING = frozenset({Kind.PING, Kind.MEET, Kind.BURY})
-"""What a member may say without being waited for again."""
+"""The messages after which a left member stays left."""
 
 
 _CLOCKED = frozenset({Kind.PULL, Kind.FOLLOW})
-"""What waits for clocks."""
+"""The requests that wait for clocks."""
 
 
 def _asks(m: Message) -> bool:
@@ -37,22 +37,14 @@ def _asks(m: Message) -> bool:
 
 @dataclass(slots=True)
 class Shard:
-    """The state of one shard.
+    """The state of one shard."""
 
-    Args:
-        life: distinguishes this start of the shard from every other; not 0.
-        members: ranks of the workers that the run begins with.
-        growing: whether others may come later, with ranks of their own.
-
-    Attributes:
-        counts: applied, repeated, late, gaps, left, returned, lost, restored (1 if a worker's copy from an earlier life
-            was taken), and one count for each reason of a refusal.
-    """
-
-    life: int
-    members: Collection[int]
+    life: int  # a number other than 0 that identifies this start of the shard
+    members: Collection[int]  # ranks of the workers at the start of the run
     patience: Patience = field(default_factory=Patience)
-    growing: bool = False
+    growing: bool = False  # others with new ranks may come later
+    # applied, repeated, late, gaps, left, returned, lost, restored (1 if a worker's copy from an earlier life was
+    # taken), and one count for each reason of a rejection
     counts: Counter[str] = field(default_factory=Counter)
     vector: Vector = ()
     version: int = 0
@@ -61,7 +53,7 @@ class Shard:
     _table: tuple[int, int, int] | None = None
     _asked: int | None = None
     _greetings: dict[int, Message] = field(default_factory=dict)
-    _line: frozenset[int] = frozenset()  # who had greeted when this life began
+    _line: frozenset[int] = frozenset()  # members that had greeted when this life began
     _began_s: float | None = None
     _now_s: float = 0.0
     _crew: dict[int, KnownWorker] = field(init=False)
@@ -71,25 +63,25 @@ class Shard:
 
     @property
     def serving(self) -> bool:
-        """Whether it has a copy."""
+        """True if it has a copy."""
         return bool(self.vector)
 
-    busy: ClassVar[bool] = False  # all that it does is an answer
+    busy: ClassVar[bool] = False  # all its work is answers
 
     @property
     def least_clock(self) -> int:
-        """Least clock of the counted workers; 0 without any."""
+        """The least clock of the counted workers; 0 without any."""
         return min((one.clock for one in self._crew.values() if one.counted), default=0)
 
     def here(self, rank: int) -> bool | None:
-        """Whether a member has been heard lately; None before it has greeted."""
+        """Return whether a member has been heard from recently; None before its greeting."""
         return self._crew[rank].here
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[Message]]:
         """Answer one message.
 
         Returns:
-            The member that sent it (None if it was none), and messages to the members that their ``rank`` names.
+            The member that sent it (None if unknown), and messages to the members that their ``rank`` names.
         """
         rank: int | None = None
         number, self._now_s = 0, now_s
@@ -109,7 +101,7 @@ class Shard:
             return rank, [Message(kind=Kind.REFUSED, rank=rank, number=number, life=self.life, extra=reason)]
 
     def tick(self, now_s: float) -> list[Message]:
-        """What the passing of time brings: members fall silent, waits end. Call it a few times a second."""
+        """Return the messages due by time: members fall silent, waits end. Call it a few times per second."""
         out: list[Message] = []
         self._now_s = now_s
         silence_s = self._bounded(self.patience.silence_s)
@@ -132,13 +124,13 @@ class Shard:
         return out + self._wake()
 
     def _enlist(self, m: Message) -> None:
-        """Somebody greets whom the run has not begun with."""
+        """Add a worker that joins after the start of the run."""
         if not self.growing or m.kind is not Kind.HELLO or m.rank >= MOST_ENTRIES:
             raise Refused(Refusal.RANK)
         self._crew[m.rank] = KnownWorker()
 
     def _bury(self, rank: int) -> list[Message]:
-        """Nobody waits for a member any more, and what of it may still be under way is not taken."""
+        """Mark a member as failed: no worker waits for it, and its messages in flight are not accepted."""
         if rank not in self._crew and not (self.growing and rank < MOST_ENTRIES):
             raise Refused(Refusal.RANK)
         member = self._crew.setdefault(rank, KnownWorker())
@@ -146,7 +138,7 @@ class Shard:
         return [] if already else self._leave(rank)
 
     def _bounded(self, most_s: float) -> float:
-        """For how long to wait for a silent member, so that nobody's own patience ends before it is answered."""
+        """Return the longest wait for a silent member, so that no waiting worker times out before its answer."""
         return min([most_s, *(one.waits_s / 2 for one in self._crew.values() if one.here)])
 
     def _answer(self, m: Message, now_s: float) -> list[Message]:
@@ -189,7 +181,6 @@ class Shard:
         return self._wake()
 
     def _check(self, m: Message) -> None:
-        """Refuse what does not belong here, before anything has changed."""
         about = (m.table, m.dtype, m.elements)
         if (m.kind is Kind.HELLO or m.vector) and self._table is not None and about != self._table:
             raise Refused(Refusal.TABLE)
@@ -213,7 +204,7 @@ class Shard:
         return [*gone, *([self._to(m, Kind.WANT)] if self._asked == m.rank else self._ask())]
 
     def _ask(self) -> list[Message]:
-        """Want the newest copy, once nobody is awaited any more."""
+        """Ask for the newest copy, once all members have greeted or are given up."""
         if self._asked is not None or any(one.here is None for one in self._crew.values()):
             return []
         present = [one for rank, one in self._greetings.items() if self._crew[rank].here]
@@ -229,11 +220,11 @@ class Shard:
             raise Refused(Refusal.UNASKED)
         self.vector, self.version = m.vector, m.version
         for entry in m.entries:
-            if entry.rank not in self._crew:  # it may be gone; if not, it greets
+            if entry.rank not in self._crew:  # it may have failed; if not, it greets
                 self._crew[entry.rank] = KnownWorker(here=False)
             self._crew[entry.rank].sequence = entry.sequence
             self._crew[entry.rank].clock = max(self._crew[entry.rank].clock, entry.clock)
-        if m.extra and m.version:  # it is the mean of a step
+        if m.extra and m.version:  # the copy is the mean of a step
             self.rounds.restore(Done(m.version - 1, m.vector, m.entries))
         self.counts["restored"] = int(m.version > 0)
         greeted, self._greetings = self._greetings, {}
@@ -241,9 +232,9 @@ class Shard:
         return [self._welcome(greeted[rank]) for rank in self._line]
 
     def _welcome(self, m: Message) -> Message:
-        """Say which of its updates are in the copy, and whether its own copy is one of those that this one follows."""
+        """Report which of its updates are in the copy, and whether its own copy is not an ancestor of this one."""
         member = self._crew[m.rank]
-        if member.sequence < m.sequence:  # the copy with the rest was away when the state was restored
+        if member.sequence < m.sequence:  # the copy with the rest was absent when the state was restored
             self.counts["lost"] += m.sequence - member.sequence
             member.sequence = m.sequence
         stray = m.rank not in self._line and m.version > 0
@@ -259,7 +250,7 @@ class Shard:
         if m.kind is Kind.GRADIENT:
             return self._contribute(m, member)
         if m.kind is Kind.MOVEMENT:
-            self.movements.add(m, now_s)  # counted as applied when its merge is over: until then the worker keeps it
+            self.movements.add(m, now_s)  # counted as applied when its merge closes: until then the worker keeps it
             return self._wake()
         before = self.vector
         change = m.vector if m.kind is Kind.PUSH else vectors.difference(m.vector, before, m.value)
@@ -278,16 +269,14 @@ class Shard:
         return [reply, *self._wake()]
 
     def _then_pull(self, m: Message, member: KnownWorker, now_s: float) -> list[Message]:
-        """Park the pull that came with a push, before anybody is woken by it.
-
-        So all who wait for one clock get one copy, and no update of a later step can come in between.
-        """
+        # Park the pull before the push wakes others: then all that wait for one clock get the same copy, and no update
+        # of a later step comes in between.
         pull = replace(m, kind=Kind.PULL, clock=m.extra - 1, vector=(), elements=0)
         member.parked = (pull, now_s + m.version / 1e3)
         return self._wake()
 
     def _again(self, m: Message, member: KnownWorker, now_s: float) -> list[Message]:
-        """An update that is in the copy already; its answer was lost."""
+        """Answer an update that is in the copy already, because its answer was lost."""
         if _asks(m):
             return self._then_pull(m, member, now_s)
         if m.kind is Kind.MOVEMENT:
@@ -311,7 +300,6 @@ class Shard:
         return [self._to(m, Kind.APPLIED, sequence=m.sequence), *self._wake()]
 
     def _close(self) -> None:
-        """The open step has a mean, which is the copy from now on."""
         self.vector = self.rounds.close(self._entries())
         self.version = self.rounds.newest + 1
 
@@ -329,7 +317,7 @@ class Shard:
         return [self._copy(one, Kind.COPY, self.vector) for one in given]
 
     def _nobody_comes(self, given: set[int]) -> bool:
-        """Whether there are contributions, and no quorum of them can be: the rest is gone or through."""
+        """Return whether there are contributions, but a quorum cannot come: the other members have left or finished."""
         if not given:
             return False
         epochs = max(self._crew[rank].through for rank in given)
@@ -355,8 +343,8 @@ class Shard:
         return out
 
     def _now(self, m: Message, member: KnownWorker) -> Message | None:
-        waits = self.movements.open.get(m.rank)  # it is here, and in no copy yet
-        if max(member.sequence, waits.sequence if waits else 0) < m.sequence:  # what it sent before has been lost
+        waits = self.movements.open.get(m.rank)  # it is here, but in no copy yet
+        if max(member.sequence, waits.sequence if waits else 0) < m.sequence:  # an earlier message of it was lost
             return self._to(m, Kind.GAP, sequence=member.sequence + 1)
         if m.kind is Kind.PULL:
             least = least_clock_for(m.rank, self._crew)
@@ -403,14 +391,14 @@ class Shard:
 
     @property
     def _known(self) -> tuple[int, int, int]:
-        assert self._table is not None  # there is a vector, so somebody has greeted
+        assert self._table is not None  # there is a vector, so a member has greeted
         return self._table
 
     def _entries(self) -> tuple[Entry, ...]:
         return tuple(Entry(rank, one.counted, one.sequence, one.clock) for rank, one in self._crew.items())
 
     def _missing(self, rank: int, m: Message) -> Message:
-        """Who has kept ``rank`` waiting: with a lower clock, not at the meeting, or without a gradient in the step."""
+        """Name the members that ``rank`` waits for: a lower clock, not at the meeting, or no gradient in the step."""
         behind = [entry for entry in self._entries() if self._behind(entry, m)]
         return Message(
             kind=Kind.MISSING, rank=rank, number=m.number, clock=m.clock, life=self.life, entries=tuple(behind)

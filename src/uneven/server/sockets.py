@@ -1,6 +1,6 @@
-"""The sockets of one shard, whatever it holds: encrypted for other machines, open to its owner on this one.
+"""The sockets of one shard: encrypted for other machines, protected by file permissions on this one.
 
-What a shard answers is its own affair (:class:`Answering`); here are the keys, the addresses and the waiting.
+This module has keys, addresses and the wait for messages; an :class:`Answering` decides the answers.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ LOOPBACK = "tcp://127.0.0.1"
 _DOMAIN = b"uneven"
 _TICK_S = 0.05
 _QUEUE = 64
-"""Messages that may wait for one worker. Lost replies are asked for again."""
+"""The messages that may wait for one worker. It asks again for lost replies."""
 
 _LINGER_MS = 1000
-"""How long replies are kept for a worker that does not take them. Neither 0 nor for ever, which is the default: libzmq
-4.3.5 aborts the process where it drops the rest of a reply in the moment in which the worker goes (``clean_pipes`` in
-session_base.cpp), and a connection that broke with replies in it keeps the end waiting, for ever."""
+"""The time for which replies are kept for a worker that does not take them. 0 and infinity (the default) do not work:
+libzmq 4.3.5 aborts the process if it drops the rest of a reply while the worker leaves (``clean_pipes`` in
+session_base.cpp), and a broken connection with replies in it blocks the end for ever."""
 
 
 class Answering(Protocol):
-    """What a shard decides. It is asked by one thread.
+    """The decisions of a shard, called from one thread.
 
     Attributes:
-        counts: of what has happened, for people.
-        busy: whether it has work of its own, so that nobody waits for messages before the next tick.
+        counts: of events, for reports.
+        busy: it has background work, so the loop must not wait for messages.
     """
 
     counts: Counter[str]
@@ -48,11 +48,11 @@ class Answering(Protocol):
     def busy(self) -> bool: ...
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, Sequence[Any]]:
-        """Answer one message: the member that sent it, None if it was none, and messages, each with its ``rank``."""
+        """Answer one message: return its sender, None if unknown, and messages, each with its ``rank``."""
         ...
 
     def tick(self, now_s: float) -> Sequence[Any]:
-        """What the passing of time brings; a few times a second, and at once again while it is busy."""
+        """Return messages due by time. Called a few times per second, and immediately again while busy."""
         ...
 
 
@@ -60,30 +60,32 @@ class ShardSockets:
     """The sockets of one shard; used by one thread.
 
     Args:
-        directory: that of :func:`uneven.server.keys.make_keys`; the shard's address is put there.
+        directory: that of :func:`uneven.server.keys.make_keys`; the shard writes its address there.
         number: of this shard, from 0.
-        bind: where to listen.
-        shard: what it answers.
-        encode: the frames of one of its messages.
+        bind: address to listen on.
+        shard: decides the answers.
+        encode: returns the frames of a message.
 
     Raises:
-        ConfigError: there are no keys, others may read them, or ``bind`` is no address of this machine.
+        ConfigError: no keys, keys that others may read, or ``bind`` is not an address of this machine.
     """
 
     def __init__(
         self, directory: Path, number: int, bind: str, shard: Answering, encode: Callable[[Any], list[Any]]
     ) -> None:
         keys = server_keys(directory)
-        self.shard, self._encode = shard, encode
+        self.shard = shard
+        self._encode = encode
         self._worker_key = z85.decode(keys.other)
         self._routes: dict[int, tuple[Any, bytes]] = {}
         self._context = zmq.Context()
-        self._context.setsockopt(zmq.LINGER, _LINGER_MS)  # before there is a socket: connections take it from theirs
+        self._context.setsockopt(zmq.LINGER, _LINGER_MS)  # before the sockets, which take it from the context
         self._guard = self._context.socket(zmq.REP)
         self._guard.bind("inproc://zeromq.zap.01")
         self._socket, self._near = (self._router() for _ in range(2))
         self._monitor: Any = None
-        before, local = address(directory, number), local_target(directory, number)
+        before = address(directory, number)
+        local = local_target(directory, number)
         try:
             self._secure(keys)
             self.endpoint = _bind(self._socket, bind, None if before is None else before.remote)
@@ -99,7 +101,7 @@ class ShardSockets:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, _QUEUE)
         socket.setsockopt(zmq.RCVHWM, _QUEUE)
-        socket.setsockopt(zmq.MAXMSGSIZE, 2 * PIECE_BYTES)  # of a frame, with what encryption adds
+        socket.setsockopt(zmq.MAXMSGSIZE, 2 * PIECE_BYTES)  # of a frame, including the overhead of encryption
         socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
         return socket
 
@@ -109,7 +111,6 @@ class ShardSockets:
         self._monitor = self._socket.get_monitor_socket(refused | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 
     def serve(self, ended: Callable[[], bool]) -> None:
-        """Answer, until ``ended``."""
         poller = zmq.Poller()
         for socket in (self._socket, self._near, self._guard, self._monitor):
             poller.register(socket, zmq.POLLIN)
@@ -129,7 +130,6 @@ class ShardSockets:
                 self._send(self.shard.tick(time.monotonic()))
 
     def close(self) -> None:
-        """Let go of the sockets."""
         if self._monitor is not None:
             self._socket.disable_monitor()
         for socket in (self._guard, self._socket, self._near):
@@ -137,7 +137,7 @@ class ShardSockets:
         self._context.destroy()
 
     def _admit(self) -> None:
-        """Answer ZeroMQ's question whether a key may come in (ZAP, https://rfc.zeromq.org/spec/27/)."""
+        """Answer ZeroMQ's question whether to admit a key (ZAP, https://rfc.zeromq.org/spec/27/)."""
         version, request, domain, _, _, mechanism, *credentials = self._guard.recv_multipart()
         known = (version, domain, mechanism, credentials) == (b"1.0", _DOMAIN, b"CURVE", [self._worker_key])
         status, text = (b"200", b"") if known else (b"400", b"not a key of this run")
@@ -160,7 +160,7 @@ class ShardSockets:
             except zmq.ZMQError as error:
                 if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                     raise
-                self.shard.counts["unsent"] += 1  # it is gone, or reads too slowly, and asks again when it is back
+                self.shard.counts["unsent"] += 1  # it has failed, or reads too slowly, and asks again later
 
 
 class ShardThread:
@@ -175,14 +175,13 @@ class ShardThread:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens."""
         return self._server.endpoint
 
     def close(self) -> None:
-        """End it; what it holds is gone. Calling it twice is fine.
+        """End the shard and drop its state. Idempotent.
 
         Raises:
-            PeerError: it had ended by itself before, with an error.
+            PeerError: it had ended before, with an error.
         """
         self._ended.set()
         self._thread.join()
@@ -208,7 +207,7 @@ class ShardThread:
 
 
 def _bind(socket: Any, target: str, before: str | None) -> str:
-    """Bind to the address of an earlier life if it was there and is free, else to any free port of ``target``."""
+    """Bind to the address of an earlier life if possible, otherwise to any free port of ``target``."""
     if before is not None and before.rpartition(":")[0] == target:
         with contextlib.suppress(zmq.error.ZMQBindError, zmq.ZMQError):
             socket.bind(before)

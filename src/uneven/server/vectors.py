@@ -1,4 +1,4 @@
-"""Arithmetic on vectors in pieces; nothing is changed in place. Pure."""
+"""Arithmetic on vectors in pieces; no vector is changed in place. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from uneven.merge.elastic import pull
 from uneven.server.wire import Array, Vector
 
 _BLOCK = 1 << 15
-"""Elements that are worked on together, so that what lies between two operations stays in the processor's cache."""
+"""The elements of a block, small enough that intermediate results stay in the processor's cache."""
 
 
 def add(vector: Vector, scale: float, other: Vector) -> Vector | None:
-    """vector + scale · other, piece by piece (same shapes); None if an entry of it is NaN or infinite."""
+    """Return vector + scale · other, piece by piece (same shapes); None if an entry of it is NaN or infinite."""
     found = []
     with np.errstate(over="ignore", invalid="ignore"):
         for one, more in zip(vector, other, strict=True):
@@ -36,11 +36,11 @@ def _sum(one: Array, scale: float, more: Array) -> Array | None:
 
 
 def difference(replica: Vector, centre: Vector, alpha: float) -> Vector:
-    """EASGD's d = α (x − x̃), of shape and kind of the vectors."""
+    """Return EASGD's d = α (x − x̃), with shapes and dtype of the vectors."""
     with np.errstate(over="ignore", invalid="ignore"):
         return tuple(pull(x, c, alpha) for x, c in zip(replica, centre, strict=True))
 
 
 def zeros(like: Vector) -> Vector:
-    """Zeros, piece by piece in the same shapes."""
+    """Return zeros in the same shapes, piece by piece."""
     return tuple(np.zeros_like(piece) for piece in like)

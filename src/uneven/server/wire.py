@@ -1,13 +1,13 @@
-"""What travels between a worker and a shard: frames of fixed layout, raw numbers, nothing pickled. Pure.
+"""The wire format between a worker and a shard: frames of fixed layout, raw numbers, no pickle. Pure.
 
 ::
 
     frame 0      header, 112 bytes, little-endian (below)
-    frame 1      one entry of 24 bytes for each member that the header announces; empty where it announces none
+    frame 1      one entry of 24 bytes for each member that the header announces; empty without any
     frame 2 …    the vector, in pieces of exactly PIECE_BYTES; the last one may be shorter
 
-Pieces are encrypted, sent and decrypted one after the other, so that both ends work at the same time. Every length in a
-message follows from its header, and a message in which one does not is refused as a whole, with the reason.
+Pieces are encrypted, sent and decrypted one after the other, so both ends work at the same time. The header determines
+every length, and a message with any other length is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 Vector: TypeAlias = tuple[Array, ...]
-"""Numbers of one kind in pieces, none of which is ever changed in place: a reply needs no copy of its own."""
+"""Numbers of one dtype in pieces that are never changed in place, so a reply needs no copy."""
 
 MAGIC = b"UNEV"
 VERSION = 1
 PIECE_BYTES = 4 << 20
-"""Small enough for both ends to work at once, large enough for what each piece costs (measured by bench server)."""
+"""Small enough that both ends work at the same time, large enough for the cost per piece (measured by bench server)."""
 MOST_BYTES = 1 << 36
-"""The largest size of one vector. A header that announces more is not believed."""
+"""The largest size of one vector. A header that announces more is rejected."""
 MOST_ENTRIES = 1 << 16
 
 DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f4"), np.dtype("<f8"))
@@ -43,52 +43,52 @@ ENTRY_BYTES = _ENTRY.size
 
 
 class Kind(IntEnum):
-    """What a message is. Below 32 a worker says it, above a shard."""
+    """The kinds of messages. A worker sends those below 32, a shard the others."""
 
-    HELLO = 1  # who I am, which table I have, the version of the copy that I hold
+    HELLO = 1  # my identity, my table, the version of the copy that I hold
     OFFER = 2  # the copy that I hold
-    PUSH = 3  # add this, scaled, to the copy; with ``extra`` − 1 as the clock of a pull that follows at once
-    PULL = 4  # give me the copy when the least clock has come so far
+    PUSH = 3  # add this, scaled, to the copy; with ``extra`` − 1 as the clock of a pull that follows immediately
+    PULL = 4  # send the copy when the least clock has reached this one
     EXCHANGE = 5  # pull copy and replica towards each other
     GRADIENT = 6  # one contribution to the mean of a step
-    RESULT = 7  # give me the mean of a step
+    RESULT = 7  # send the mean of a step
     PING = 8
     LEAVE = 9
-    MEET = 10  # give everybody the copy when all who are here have met so often; who waits here keeps nobody waiting
-    BURY = 11  # the member named by ``extra`` is gone: take nothing more from it, and say what of it is in the copy
-    MOVEMENT = 12  # what I have moved, for the merge that is open; answered with the copy when that is over
-    ASK = 13  # what do outer steps keep?
-    KEEP = 14  # let them go on from that, if there has been none yet
-    FOLLOW = 15  # give me the copy when the others' least clock has come so far, or they are in another epoch
-    WELCOME = 33  # you are known; your updates up to this number are in the copy; with ``extra`` yours is a stray
-    WANT = 34  # offer me your copy
-    WHO = 35  # I have been started again since: greet me
+    MEET = 10  # send all the copy when all present have come to this meeting; waiting here delays no other worker
+    BURY = 11  # the member ``extra`` has failed: accept no more from it, and report its updates in the copy
+    MOVEMENT = 12  # my movement, for the open merge; answered with the copy when that closes
+    ASK = 13  # send the velocity of the outer steps
+    KEEP = 14  # start outer steps with this velocity, if there has been none yet
+    FOLLOW = 15  # send the copy when the others' least clock has reached this one, or their epoch differs
+    WELCOME = 33  # you are known; the copy has your updates up to this number; with ``extra`` your own copy is a stray
+    WANT = 34  # send me your copy
+    WHO = 35  # I have been restarted: greet me
     APPLIED = 36
     COPY = 37  # the copy as it is
-    BEFORE = 38  # the copy as it was before your exchange, from which the difference follows
+    BEFORE = 38  # the copy before your exchange, which determines the difference
     MEAN = 39  # of a step
     GONE = 40  # that step's mean is no longer kept
-    GAP = 41  # an earlier update of yours has not arrived: go on from this sequence number
+    GAP = 41  # an earlier update of yours is missing: continue from this sequence number
     PONG = 42
-    MISSING = 43  # I waited as long as you asked; these members are behind
+    MISSING = 43  # the wait timed out; these members are behind
     REFUSED = 44
-    KEPT = 46  # what outer steps keep
-    BURIED = 45  # with the entry of the member that was buried, which stays as it is
-    FOLLOWED = 47  # the copy, with that clock, and 1 + that epoch; 0 where all others wait in a meeting or have left
+    KEPT = 46  # the velocity of the outer steps
+    BURIED = 45  # with the final entry of the failed member
+    FOLLOWED = 47  # the copy, with that clock, and 1 + that epoch; 0 if all others wait in a meeting or have left
 
 
 CARRYING = frozenset(
     {Kind.OFFER, Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT, Kind.KEEP, Kind.COPY, Kind.BEFORE, Kind.MEAN,
      Kind.KEPT, Kind.FOLLOWED}
 )  # fmt: skip
-"""Messages with a vector. The others carry none, though HELLO says how long the sender's is."""
+"""The messages with a vector. HELLO has none, but announces the length of the sender's."""
 
 CHANGING = frozenset({Kind.PUSH, Kind.EXCHANGE, Kind.GRADIENT, Kind.MOVEMENT})
-"""Messages that change the shard's state, each with a sequence number."""
+"""The messages that change the shard's state, each with a sequence number."""
 
 
 class Refusal(Enum):
-    """Why a message was not taken."""
+    """The reasons to reject a message."""
 
     FRAMES = "number of frames"
     HEADER = "length of the header"
@@ -113,10 +113,10 @@ class Refusal(Enum):
 
 
 class Refused(ValueError):
-    """A message that is not taken.
+    """The message is rejected.
 
     Attributes:
-        reason: counted by this.
+        reason: the key of its count.
     """
 
     def __init__(self, reason: Refusal) -> None:
@@ -126,7 +126,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a copy holds of one member: updates up to ``sequence``, the last of which ended its step ``clock`` − 1."""
+    """A copy's state of one member: it has updates up to ``sequence``, the last of which ended step ``clock`` − 1."""
 
     rank: int
     here: bool
@@ -136,51 +136,37 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message; which field means what is said where it is made (``shard``, ``link``).
-
-    Attributes:
-        rank: the worker that it is from or for.
-        number: of the request, counted by the worker; a reply has that of its request.
-        sequence: of the sender's updates.
-        clock: finished steps, or a step.
-        version: updates in the copy; of a push that pulls, how long the pull may wait, in ms.
-        life: of the shard; another one after each start.
-        value: scale, α, weight or seconds; of HELLO, how long the sender waits for an answer.
-        momentum, grace: of a movement: μ of the outer step, and how much longer a quorum waits for others, as a part of
-            the time that its first has waited; 0 in all other messages.
-        extra: quorum, the number of what is parked, the newest step, 1 + the clock of a push's pull, or 1 + an epoch.
-        table: fingerprint of the tensors and how they are divided.
-        dtype: place in ``DTYPES``.
-        elements: of the vector; of HELLO, what the sender's has.
-    """
+    """One message; ``shard`` and ``link`` define the fields of each kind."""
 
     kind: Kind
-    rank: int = 0
-    number: int = 0
-    sequence: int = 0
-    clock: int = 0
-    version: int = 0
-    life: int = 0
-    value: float = 0.0
-    extra: int = 0
+    rank: int = 0  # the worker that it is from or for
+    number: int = 0  # of the request, counted by the worker; a reply has that of its request
+    sequence: int = 0  # of the sender's updates
+    clock: int = 0  # finished steps, or a step
+    version: int = 0  # updates in the copy; for a push with a pull, the longest wait of the pull, in ms
+    life: int = 0  # of the shard; it changes with each start
+    value: float = 0.0  # scale, α, weight or seconds; for HELLO, how long the sender waits for an answer
+    extra: int = 0  # quorum, number of the parked request, newest step, 1 + the clock of a push's pull, or 1 + an epoch
+    # momentum, grace: for a movement: μ of the outer step, and the additional wait of a quorum, as a part of the
+    # time that its first member has waited; 0 in all other messages
     momentum: float = 0.0
     grace: float = 0.0
-    table: int = 0
-    dtype: int = 0
-    elements: int = 0
+    table: int = 0  # fingerprint of the tensors and their division
+    dtype: int = 0  # index in ``DTYPES``
+    elements: int = 0  # of the vector; for HELLO, of the sender's
     entries: tuple[Entry, ...] = ()
     vector: Vector = ()
 
 
 def piece_lengths(elements: int, itemsize: int) -> list[int]:
-    """Elements of each piece of a vector."""
+    """Return the number of elements in each piece of a vector."""
     each = PIECE_BYTES // itemsize
     whole, rest = divmod(elements, each)
     return [each] * whole + ([rest] if rest else [])
 
 
 def encode(message: Message) -> list[Any]:
-    """Frames of a message; those of the vector are its own memory."""
+    """Return the frames of a message; those of the vector share its memory."""
     size = sum(piece.nbytes for piece in message.vector)
     header = _HEADER.pack(
         MAGIC,
@@ -208,13 +194,13 @@ def encode(message: Message) -> list[Any]:
 
 
 def decode(frames: Sequence[Any]) -> Message:
-    """The message in some frames, whose vector is a view of them.
+    """Return the message in some frames; its vector is a view of them.
 
     Args:
-        frames: bytes or anything with a buffer.
+        frames: bytes or other buffers.
 
     Raises:
-        Refused: it is malformed; nothing of it has been believed.
+        Refused: it is malformed.
     """
     if len(frames) < 2:
         raise Refused(Refusal.FRAMES)
