@@ -99,11 +99,7 @@ class Client:
         return self._update(Kind.PUSH, step + 1, scale, arrays)
 
     def push_pull(self, step: int, arrays: Sequence[Array], *, scale: float = 1.0, clock: int = 0) -> Reply:
-        """Combine :meth:`push` and :meth:`pull`: all workers that wait for one ``clock`` this way get the same copy.
-
-        Raises:
-            ConfigError, PeerError: as :meth:`push`.
-        """
+        """Combine :meth:`push` and :meth:`pull`: all workers that wait for one ``clock`` this way get the same copy."""
         if not scale > 0:
             raise ConfigError(f"a scale of {scale} is not above 0")
         return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
@@ -138,21 +134,14 @@ class Client:
     def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
         """Do EASGD's elastic exchange: the copy moves by d = α (x − x̃); the arrays x, flat, do not change.
 
-        ``reply.into(arrays)`` moves a replica by −d.
-
-        Raises:
-            ConfigError, PeerError: as :meth:`push`; α must be above 0 and at most 1.
+        ``reply.into(arrays)`` moves a replica by −d. Errors as of :meth:`push`; α must be above 0 and at most 1.
         """
         if not 0 < alpha <= 1:
             raise ConfigError(f"alpha of {alpha} is not above 0 and at most 1")
         return self._update(Kind.EXCHANGE, step + 1, alpha, arrays)
 
     def gradient(self, step: int, arrays: Sequence[Array], *, weight: float, quorum: int) -> Reply:
-        """Contribute to the mean of ``step``, which closes after ``quorum`` contributions. Later ones are dropped.
-
-        Raises:
-            ConfigError, PeerError: as :meth:`push`.
-        """
+        """Contribute to the mean of ``step``, which closes after ``quorum`` contributions. Later ones are dropped."""
         self._make_room()
         packed = {shard: self._packed(shard, arrays) for shard in self._used}
         # A rejected update also cancels the requests after it. The lock keeps the two together, or only the gradient
@@ -411,22 +400,14 @@ class Reply:
             raise
 
     def left_out(self) -> bool:
-        """Wait for a mean; return whether a shard's mean lacks this worker's contribution or is no longer kept.
-
-        Raises:
-            PeerError, NonFiniteError: as :meth:`result`.
-        """
+        """Wait for a mean; return whether a shard's mean lacks this worker's contribution or is no longer kept."""
         self._wait()
         if any(answer.kind is Kind.GONE for answer in self.answers.values()):
             return True
         return self.result().late
 
     def into(self, arrays: Sequence[Array]) -> Reply:
-        """Wait, and write the copy (or the mean) into ``arrays``, flat; after an exchange, move them by −d.
-
-        Raises:
-            PeerError, NonFiniteError: as :meth:`result`.
-        """
+        """Wait, and write the copy (or the mean) into ``arrays``, flat; after an exchange, move them by −d."""
         self.result()
         for shard, answer in self.answers.items():
             pieces, exchanged = answer.vector, self._kind is Kind.EXCHANGE
