@@ -2,17 +2,17 @@
 
 ::
 
-    files.load("demo4") ──► ClusterSpec ──► checks: can this machine do that?
+    files.load("demo4") ──► ClusterSpec ──► checks: can this machine emulate it?
                                 │
-                             Replay (pure): what is set on which node, when
+                             Replay (pure): settings of each node over time
                                 │
-                             Emulation: waits for the training to start, carries out, looks after the workers
+                             Emulation: waits for the training to start, applies settings, supervises workers
                                 │
                  ┌──────────────┴───────────────┐
-             Isolated (root)                Throttled (anybody)
+             Isolated (root)                Throttled (any user)
              namespaces, token buckets,     workers stopped and continued
              control groups, busy rivals
 
-:func:`uneven.emulate.run.emulate` runs a script. Nothing is imported here, for a process passes through this package
-on its way into each node.
+:func:`uneven.emulate.run.emulate` runs a script. This file imports nothing, because a process imports this package on
+its way into each node.
 """

@@ -1,7 +1,7 @@
-"""Control groups of version 1 and 2: a quota of processor time and a limit on memory for each node.
+"""Control groups of version 1 and 2: a quota of processor time and a memory limit for each node.
 
-Version 1 as in the kernel's ``scheduler/sched-bwc`` and ``cgroup-v1/memory``, version 2 as in ``cgroup-v2``. Version
-1 keeps each controller in a tree of its own; a node then has one group in each.
+Version 1 as in the kernel's ``scheduler/sched-bwc`` and ``cgroup-v1/memory``, version 2 as in ``cgroup-v2``. Version 1
+has one tree per controller, so a node has one group in each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uneven.errors import LaunchError
 
 PERIOD_S = 0.01
 LEAST_QUOTA_S = 0.001
-"""The kernel's least; a smaller share has a longer period."""
+"""The kernel's minimum; a smaller share has a longer period."""
 _LONGEST_PERIOD_S = 1.0
 _END_WITHIN_S = 10.0
 _SHARES, _MOST_SHARES = 1024, 262_144  # of version 1
@@ -27,24 +27,18 @@ _WEIGHT, _MOST_WEIGHT = 100, 10_000  # of version 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trees:
-    """Where this machine lets groups be made.
-
-    Attributes:
-        version: 1 or 2.
-        cpu: group under which new ones are made.
-        memory: the same for memory; None where that controller is missing.
-        accounts: the same for counting used processor time, where version 1 keeps that in a tree of its own.
-    """
+    """The places in which this machine lets groups be made."""
 
     version: int
-    cpu: Path
-    memory: Path | None
+    cpu: Path  # group for new ones
+    memory: Path | None  # the same for memory; None without that controller
+    # the same for the accounting of processor time, if version 1 has a separate tree for it
     accounts: Path | None = None
 
     def groups(self, run: str, *, memory: bool) -> tuple[Path, ...]:
-        """The groups of an emulation, all of which are to be removed afterwards."""
+        """Return the groups of an emulation, which must be removed after it."""
         trees = [self.cpu]
-        if self.accounts is not None:  # limits nothing, but lets a node's worker see what others use there
+        if self.accounts is not None:  # no limit, but lets a node's worker see the use by other processes
             trees.append(self.accounts)
         if memory and self.memory is not None and self.memory != self.cpu:
             trees.append(self.memory)
@@ -52,12 +46,9 @@ class Trees:
 
 
 def find(mounts: Path = Path("/proc/self/mountinfo"), own: Path = Path("/proc/self/cgroup")) -> Trees | str:
-    """The trees of this machine, or why there are none.
-
-    Version 2 is taken where it has the cpu controller, else version 1. Version 1's groups are made below this
-    process's own, so that its limits go on to hold. Version 2 allows no processes beside groups with controllers
-    except at the top, so there they are made below the top of what is mounted.
-    """
+    """Return the trees of this machine, or the reason why there are none."""
+    # Prefer version 2 if it has the cpu controller. Version 1 groups go below this process's own group, so its limits
+    # still hold. Version 2 allows no processes next to groups with controllers except at the top, so groups go there.
     paths = _own_paths(own)
     v1: dict[str, Path] = {}
     for line in mounts.read_text().splitlines() if mounts.is_file() else []:
@@ -86,7 +77,7 @@ def _own_paths(own: Path) -> dict[str, str]:
 
 
 def _below(place: Path, root: str, path: str) -> Path:
-    """This process's group as seen at the place where the tree (or its part ``root``) is mounted."""
+    """Return this process's group below the mount point of the tree (or of its part ``root``)."""
     inside = Path("/" + os.path.relpath(path, root)) if Path(path).is_relative_to(root) else Path("/")
     here = place.joinpath(*inside.parts[1:])
     return here if here.is_dir() else place
@@ -99,7 +90,7 @@ def _unescaped(text: str) -> str:
 
 
 def quota_us(cores: float) -> tuple[int, int]:
-    """Quota and period in microseconds that give a number of cores: 10 ms periods, longer ones below 0.1 core."""
+    """Return quota and period in microseconds for a number of cores: 10 ms periods, longer ones below 0.1 core."""
     least = LEAST_QUOTA_S / _LONGEST_PERIOD_S
     period_s = max(PERIOD_S, LEAST_QUOTA_S / max(cores, least))
     return round(max(cores, least) * period_s * 1e6), round(period_s * 1e6)
@@ -109,13 +100,12 @@ class ControlGroups:
     """The groups of one emulation.
 
     Args:
-        trees: where.
         run: its id.
         count: number of nodes.
-        memory: whether a node's memory is to be limited.
+        memory: limit the nodes' memory.
 
     Raises:
-        LaunchError: the kernel refuses, naming the file.
+        LaunchError: the kernel rejects a write; the message names the file.
     """
 
     def __init__(self, trees: Trees, run: str, count: int, *, memory: bool) -> None:
@@ -128,7 +118,7 @@ class ControlGroups:
             _make(top)
         if self._v2:
             self._delegate(self._tops[0], memory)
-        # Every node weighs as much against the rest of the machine as a process or group of its own would.
+        # Each node has the same weight against the rest of the machine as a separate process or group.
         if self._v2:
             _write(self._tops[0] / "cpu.weight", str(min(_WEIGHT * count, _MOST_WEIGHT)))
         else:
@@ -138,11 +128,11 @@ class ControlGroups:
                 _make(group)
 
     def of(self, index: int) -> tuple[Path, ...]:
-        """A node's groups; whoever is to belong to it writes itself into ``cgroup.procs`` of each."""
+        """Return a node's groups; its processes write themselves into ``cgroup.procs`` of each."""
         return tuple(top / names.node_group(index) for top in self._tops)
 
     def limit_cores(self, index: int, cores: float | None) -> None:
-        """Give a node that many cores from now on; None takes the limit away."""
+        """Limit a node to a number of cores; None removes the limit."""
         group = self.of(index)[0]
         quota, period = quota_us(1.0 if cores is None else cores)
         if self._v2:
@@ -154,7 +144,7 @@ class ControlGroups:
             _write(group / "cpu.cfs_quota_us", str(quota))
 
     def limit_memory(self, index: int, limit_bytes: int) -> None:
-        """Let a node have so much memory and no swap space; the kernel kills a process that needs more."""
+        """Limit a node's memory, without swap space; the kernel kills a process that needs more."""
         assert self._memory_top is not None
         group = self._memory_top / names.node_group(index)
         if self._v2:
@@ -165,7 +155,7 @@ class ControlGroups:
             _write(group / "memory.limit_in_bytes", str(limit_bytes))
 
     def killed_for_memory(self, index: int) -> bool:
-        """Whether the kernel has killed a process of this node for its memory."""
+        """Return whether the kernel has killed a process of this node for its memory."""
         if self._memory_top is None:
             return False
         group = self._memory_top / names.node_group(index)
@@ -173,7 +163,6 @@ class ControlGroups:
         return any(line.split()[0] == "oom_kill" and line.split()[1] != "0" for line in text.splitlines())
 
     def kill(self, index: int) -> None:
-        """Kill everything inside a node."""
         kill(self.of(index)[0])
 
     def _delegate(self, group: Path, memory: bool) -> None:
@@ -184,7 +173,6 @@ class ControlGroups:
 
 
 def processes(group: Path) -> list[int]:
-    """Processes in a group and in those below it; empty if there is none."""
     files = [group / "cgroup.procs", *group.glob("*/cgroup.procs")]
     return [int(line) for file in files for line in _read(file).split()]
 
@@ -197,7 +185,7 @@ def kill(group: Path) -> None:
     """
     deadline_s = time.monotonic() + _END_WITHIN_S
     if processes(group):
-        _write_if_there(group / "cgroup.kill", "1")  # version 2, of Linux 5.14 and later: all at once
+        _write_if_there(group / "cgroup.kill", "1")  # version 2, since Linux 5.14: all at the same time
     while left := processes(group):
         if time.monotonic() > deadline_s:
             raise LaunchError(f"processes {', '.join(map(str, left))} in {group} do not end, though they were killed")
@@ -207,13 +195,10 @@ def kill(group: Path) -> None:
 
 
 def remove(group: Path) -> int:
-    """Kill what is in a group, then remove it and what is below it.
-
-    Returns:
-        How many processes were killed.
+    """Kill the processes in a group, remove it and those below it; return the number of killed processes.
 
     Raises:
-        LaunchError: processes do not end or the kernel refuses.
+        LaunchError: processes do not end, or the kernel rejects the removal.
     """
     if not group.is_dir():
         return 0
@@ -225,8 +210,8 @@ def remove(group: Path) -> int:
 
 
 def _kill_if_in(pid: int, group: Path) -> None:
-    """Send SIGKILL by a descriptor, after another look: the number may have been given to somebody else."""
     try:
+        # Check again after the descriptor is open: the kernel may have reused the process id.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return

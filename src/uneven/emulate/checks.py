@@ -1,4 +1,4 @@
-"""What of a description this machine can emulate: refusals by name, before anything starts. Pure."""
+"""Checks that this machine can emulate a description, before anything starts. Pure."""
 
 from __future__ import annotations
 
@@ -23,28 +23,20 @@ _LEFT_OUT: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Able:
-    """Why something cannot be emulated here; an empty text says that it can.
+    """The reason per feature why it cannot be emulated here; an empty text means that it can."""
 
-    Attributes:
-        load: competing processes inside a node, which need a control group.
-        memory: a limit on a node's memory.
-        links: bandwidth of a node's link, or of a line between sites.
-        latency: delay of either.
-        changes: workers that leave and join.
-    """
-
-    load: str = ""
-    memory: str = ""
-    links: str = ""
-    latency: str = ""
-    changes: str = ""
+    load: str = ""  # competing processes inside a node, which need a control group
+    memory: str = ""  # a limit on a node's memory
+    links: str = ""  # bandwidth of a node's link, or of a link between sites
+    latency: str = ""  # delay of either
+    changes: str = ""  # workers that leave and join
 
 
 def check(spec: ClusterSpec, able: Able) -> None:
-    """See that everything in ``spec`` can be emulated here.
+    """Check that everything in ``spec`` can be emulated here.
 
     Raises:
-        ConfigError: naming each node and key that cannot, why, and what to do instead.
+        ConfigError: it cannot; the message names each node and key, the reason, and an alternative.
     """
     wrong = [*_nodes(spec, able), *_events(spec, able), *_lines(spec, able)]
     if wrong:
@@ -52,9 +44,9 @@ def check(spec: ClusterSpec, able: Able) -> None:
 
 
 def without(spec: ClusterSpec, keys: Iterable[str]) -> ClusterSpec:
-    """The same cluster with a key of every node (and line) left out, or with its ``links`` or ``events``.
+    """Return the cluster without a key of every node (and link), or without its ``links`` or ``events``.
 
-    Events that cut a line go with the lines.
+    Events that cut a link are removed with the links.
 
     Raises:
         UnknownNameError: a key that cannot be left out.
@@ -117,11 +109,7 @@ def _lines(spec: ClusterSpec, able: Able) -> Iterator[str]:
 
 
 def notes(spec: ClusterSpec, cores: int) -> list[str]:
-    """What a user should know of a description that can be emulated.
-
-    Args:
-        cores: that this machine has for it.
-    """
+    """Return remarks for the user on a description that can be emulated; ``cores`` are this machine's."""
     said = []
     described = [node.name for node in spec.nodes if node.cost is not None]
     if described:

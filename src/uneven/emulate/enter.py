@@ -1,6 +1,6 @@
-"""Goes into a node and becomes what is to run there: ``python -m uneven.emulate.enter TASK``, TASK in JSON.
+"""The entry of a program into a node: ``python -m uneven.emulate.enter TASK``, TASK in JSON.
 
-Limits and namespaces are this process's own before the first line of the program runs.
+Limits and namespaces apply to this process before the first line of the program runs.
 """
 
 from __future__ import annotations
@@ -17,28 +17,22 @@ from uneven.emulate import kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to become, and inside of what.
+    """A program to run, and its surroundings."""
 
-    Attributes:
-        program: with its arguments.
-        groups: control groups.
-        network: descriptor of a network namespace; with one, /dev/shm is its own too, as on a machine.
-        hosts: then, the lines of /etc/hosts there.
-    """
-
-    program: tuple[str, ...]
-    groups: tuple[str, ...] = ()
+    program: tuple[str, ...]  # with its arguments
+    groups: tuple[str, ...] = ()  # control groups
+    # descriptor of a network namespace; with one, /dev/shm is private too, as on a real machine
     network: int | None = None
-    hosts: str = ""
+    hosts: str = ""  # with a network, the lines of its /etc/hosts
 
 
 def command(task: Task) -> list[str]:
-    """What to start so that ``task`` is carried out."""
+    """Return the command that runs ``task``."""
     return [sys.executable, "-P", "-m", "uneven.emulate.enter", json.dumps(asdict(task))]
 
 
 def main(text: str) -> None:
-    """Carry out a task; does not come back."""
+    """Run a task; does not return."""
     values = json.loads(text)
     groups: Sequence[str] = values["groups"]
     for group in groups:

@@ -1,4 +1,4 @@
-"""Nodes as root makes them: a network namespace and control groups for each."""
+"""Nodes of an emulation by root: a network namespace and control groups for each."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from uneven.emulate.replay import Direction, Quantity, Setting
 from uneven.emulate.wiring import Wiring
 from uneven.jobs import Command, Events
 
-MASTER_PORT = 29500  # torchrun's; free in a network of one's own
+MASTER_PORT = 29500  # torchrun's; always free in a private network
 
 
 class Isolated:
-    """See :class:`uneven.emulate.machines.Machines`.
+    """The :class:`uneven.emulate.machines.Machines` of root.
 
     Args:
         spec: the description.
         trees: the machine's control groups.
-        netem: whether the kernel can delay packets.
+        netem: the kernel can delay packets.
 
     Raises:
-        LaunchError: the kernel or a tool refuses; nothing is left then.
+        LaunchError: the kernel or a tool fails; everything is removed.
     """
 
     def __init__(self, spec: ClusterSpec, trees: Trees, *, netem: bool) -> None:
@@ -45,7 +45,7 @@ class Isolated:
             "GLOO_SOCKET_IFNAME": names.INTERFACE,
             "NCCL_SOCKET_IFNAME": names.INTERFACE,
         }
-        # Without names for the addresses, torch would ask a name server for them, and complain. It asks in IPv6.
+        # Without names for the addresses, torch asks a name server for them, and warns. It asks in IPv6.
         lines = [f"{form}{names.address(i)} {node.name}" for i, node in enumerate(nodes) for form in ("", "::ffff:")]
         self._hosts = "\n".join(["127.0.0.1 localhost", *lines, ""])
         memory = any(node.memory_bytes is not None for node in nodes)
@@ -67,15 +67,14 @@ class Isolated:
             self._stack.callback(rivals.close)
 
     def address(self, index: int) -> str:
-        """Where the others reach a node."""
         return names.address(index)
 
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
-        """Call ``keep`` in the first node's network; what it opens stays there, and is used from here."""
+        """Call ``keep`` in the first node's network; the sockets that it opens stay there, and this process uses
+        them."""
         return inside(self._network.namespace(self._wiring.node(0)), lambda: keep(names.address(0), MASTER_PORT))
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
-        """Start a worker inside a node."""
         network = self._network.namespace(self._wiring.node(index))
         line = command(self._task(index, program, network))
         worker = Command(f"worker {index}", line, env=env, events=events, files=[network])
@@ -99,7 +98,6 @@ class Isolated:
                 stop(self._workers[index], setting.value > 0)
 
     def apply_between(self, direction: Direction, setting: Setting) -> None:
-        """Let a setting of a line hold from now on."""
         line = self._wiring.line(*direction)
         if setting.quantity is Quantity.ALONG:
             self._network.limit(line, setting.value)
@@ -107,7 +105,6 @@ class Isolated:
             self._network.delay(line, setting.value)
 
     def lift(self, index: int) -> None:
-        """Let a node's worker use what it can get of the processor."""
         stop(self._workers[index], False)
         self._groups.limit_cores(index, None)
         self._rivals[index].set(0.0)
@@ -116,15 +113,12 @@ class Isolated:
         self._groups.kill(index)
 
     def why_killed(self, index: int) -> str:
-        """Why a worker was killed, where the kernel says so."""
         return "it needed more memory than its node's memory_bytes" if self._groups.killed_for_memory(index) else ""
 
     def broken(self) -> str:
-        """Why nobody can go on; "" while they can."""
         return self._network.broken()
 
     def close(self) -> None:
-        """Kill what is left, remove the groups, let go of the network."""
         self._stack.close()
 
     def _start_rival(self, index: int) -> Command:

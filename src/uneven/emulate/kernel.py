@@ -1,4 +1,4 @@
-"""The few system calls that Python 3.11 does not offer. Linux only."""
+"""System calls that Python 3.11 does not offer. Linux only. All raise OSError if the kernel rejects them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,17 @@ _PRIVATE = 0x4000 | 0x40000  # MS_REC | MS_PRIVATE
 
 
 def unshare(kind: int) -> None:
-    """Give the calling thread a new namespace of a kind.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Give the calling thread a new namespace of a kind."""
     _checked(_libc().unshare(kind), "unshare")
 
 
 def enter(namespace: int, kind: int) -> None:
-    """Bring the calling thread into the namespace of an open descriptor.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Move the calling thread into the namespace of an open descriptor."""
     _checked(_libc().setns(namespace, kind), "setns")
 
 
 def own_shared_memory() -> None:
-    """Give this process mounts of its own and an empty /dev/shm among them; others notice nothing.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Give this process private mounts with an empty /dev/shm; other processes are unaffected."""
     unshare(NEW_MOUNTS)
     libc = _libc()
     _checked(libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE), None), "mount --make-rprivate /")
@@ -43,11 +31,7 @@ def own_shared_memory() -> None:
 
 
 def own_hosts(text: str) -> None:
-    """Put a file with this text in the place of /etc/hosts, after :func:`own_shared_memory` and for it alone.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Replace /etc/hosts for this process only, after :func:`own_shared_memory`."""
     hosts, new = Path("/etc/hosts"), Path("/dev/shm/hosts")
     if hosts.is_file():
         new.write_text(text)

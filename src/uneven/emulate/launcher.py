@@ -1,4 +1,4 @@
-"""What a launcher does in an emulation: it keeps the store, and where workers come and go it says who has died."""
+"""The launcher's part in an emulation: it has the store and, in elastic runs, reports deaths of workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from uneven.world import ELASTIC_VARIABLE, Elastic
 
 
 def meeting_store(machines: Machines) -> Any:
-    """The store in which workers meet, on the link of the description's first node, whoever runs there.
+    """Return the rendezvous store, on the link of the description's first node.
 
-    As under ``uneven run`` it is the launcher's: what others ask it does not wait until the first worker, which may be
-    stopped most of the time, is let go on.
+    The launcher has it, as under ``uneven run``: the first worker may be stopped most of the time, and would delay
+    requests.
     """
     from uneven.launch.here import keep_store  # it imports torch
 
@@ -23,15 +23,15 @@ def meeting_store(machines: Machines) -> Any:
 
 
 class EmulatedLauncher:
-    """See the module.
+    """The launcher of an elastic run.
 
     Args:
-        elastic: how many workers may take part at a time.
-        founders: how many the run begins with.
+        elastic: the limits on the number of workers.
+        founders: number of workers at the start.
 
     Attributes:
-        store: in which they meet.
-        ended: workers that have come to their end, or have left when they were told to → which of them.
+        store: for rendezvous.
+        ended: workers that have finished, or left on request → which of the two.
     """
 
     def __init__(self, machines: Machines, elastic: Elastic, founders: int) -> None:
@@ -44,21 +44,21 @@ class EmulatedLauncher:
 
     @property
     def through(self) -> bool:
-        """Whether somebody has come to the end of the script."""
+        """True if a worker has finished the script."""
         return THROUGH in self.ended.values()
 
     def variables(self, node: int) -> dict[str, str]:
-        """What a worker finds in its environment beside the rest."""
+        """Return the additional environment variables of a worker."""
         bounds = f"{self._elastic.least}:{self._elastic.most}:{self._elastic.silence_s:g}"
         address = self._machines.address(node)
         return {ELASTIC_VARIABLE: bounds if address is None else f"{bounds}:{address}"}
 
     def next_worker(self) -> int:
-        """The number of one more worker."""
+        """Return the number of a new worker."""
         return self._board.count(WORKERS, 1) - 1
 
     def settle(self, worker: int, ending: Ending) -> bool:
-        """Let the others know that a worker has ended; whether it has ended well."""
+        """Report to the others that a worker has ended; return whether it has ended well."""
         if end := settled(self._board, worker, ending):
             self.ended[worker] = end
         return bool(end)

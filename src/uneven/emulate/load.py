@@ -9,10 +9,10 @@ from uneven.jobs import Command
 
 
 def duties(load: float, threads: int) -> tuple[float, ...]:
-    """How busy each competing process is, so that a worker with T threads gets T / (T + ``load``) of what is there.
+    """Return the busy part of each competing process, so that a worker with T threads gets T / (T + ``load``).
 
-    All but the last are always busy. The last stands for the fraction: with n others and a duty d the worker gets
-    d · T / (T + n + 1) + (1 − d) · T / (T + n), which is to be T / (T + n + fraction).
+    All but the last are always busy. The last makes up the fraction: with n others and a duty d the worker gets d · T /
+    (T + n + 1) + (1 − d) · T / (T + n), which must equal T / (T + n + fraction).
     """
     whole = math.floor(load)
     fraction = load - whole
@@ -24,8 +24,8 @@ class Rivals:
     """The competing processes of one node.
 
     Args:
-        start: starts one inside the node, with a pipe for its standard input.
-        threads: in how many the worker computes.
+        start: starts one inside the node, with a pipe as its standard input.
+        threads: of the worker.
     """
 
     def __init__(self, start: Callable[[], Command], threads: int) -> None:
@@ -34,7 +34,7 @@ class Rivals:
         self._running: list[Command] = []
 
     def set(self, load: float) -> None:
-        """From now on, so many processes compete; those that are not needed sleep."""
+        """Set the number of busy processes; those that are not needed sleep."""
         wanted = duties(load, self._threads)
         for gone in [one for one in self._running if one.wait(0.0) is not None]:  # killed with the node
             gone.kill()
@@ -49,7 +49,6 @@ class Rivals:
                 continue  # killed just now
 
     def close(self) -> None:
-        """End them."""
         for process in self._running:
             process.kill()
         self._running.clear()

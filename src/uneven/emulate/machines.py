@@ -1,4 +1,4 @@
-"""What carries an emulation: one machine for each node of the description, in whichever way they are made."""
+"""The interface of the machines of an emulation: one for each node of the description."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ from uneven.jobs import Command, Events
 
 
 class Machines(Protocol):
-    """Nodes that workers can be started on. Nodes are known by their place in the description, from 0."""
+    """Nodes that can run workers. A node is identified by its index in the description."""
 
     @property
     def how(self) -> str:
-        """In words, for the terminal."""
+        """A description for the terminal."""
         ...
 
     @property
     def network(self) -> Mapping[str, str]:
-        """Variables that tell a worker how to reach the others."""
+        """The environment variables with which workers find each other."""
         ...
 
     def address(self, index: int) -> str | None:
-        """Where the others reach a node; None where all are on this machine's loopback."""
+        """Return a node's address; None if all are on this machine's loopback."""
         ...
 
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
-        """What ``keep`` makes of the address and the port where workers meet, called on the first node's link."""
+        """Return ``keep(address, port)`` of the rendezvous, called on the first node's link."""
         ...
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
-        """Start a worker on a node. Call it in the thread that stays until the end: the worker dies with it."""
+        """Start a worker on a node. The calling thread must live until the end: the worker dies with it."""
         ...
 
     def apply(self, index: int, setting: Setting) -> None:
-        """Let a setting of a node hold from now on."""
+        """Apply a setting of a node."""
         ...
 
     def apply_between(self, direction: Direction, setting: Setting) -> None:
-        """Let a setting of one direction of a line between sites hold from now on."""
+        """Apply a setting of one direction of a link between sites."""
         ...
 
     def lift(self, index: int) -> None:
-        """Let a node's worker use what it can get, whatever was set."""
+        """Remove the limits of a node's processor time."""
         ...
 
     def kill(self, index: int) -> None:
-        """Kill everything on a node."""
+        """Kill all processes of a node."""
         ...
 
     def why_killed(self, index: int) -> str:
-        """Why a worker was killed, where the machine knows; else ""."""
+        """Return why a worker was killed, if the machine knows; otherwise ""."""
         ...
 
     def broken(self) -> str:
-        """Why the machines carry nobody any more; "" while they do."""
+        """Return why the machines no longer work; "" while they do."""
         ...
 
     def close(self) -> None:
-        """End and remove everything. Twice is fine."""
+        """End and remove everything. Idempotent."""
         ...
 
 
 def stop(worker: Command, stopped: bool) -> None:
-    """Stop a worker and its descendants, or let them go on; one that has ended is no matter."""
+    """Stop or continue a worker and its descendants; no effect if it has ended."""
     worker.signal(signal.SIGSTOP if stopped else signal.SIGCONT, group=True)

@@ -1,4 +1,4 @@
-"""A network of its own for every emulation: a namespace for each node and each switch, and cables between them.
+"""A private network for each emulation: a namespace for each node and each switch, and cables between them.
 
 ::
 
@@ -6,13 +6,12 @@
     eth0 ══════════ port0 ──bridge── port1 ══════════ eth0
      └ token bucket: up    └ token bucket: down
 
-A cable is a pair of devices of the kernel (veth), with netem behind the buckets where it has a latency. Where the
-kernel has no netem, a cable with a latency is two devices of a process of ours, which hands frames on after that time
-(:mod:`uneven.emulate.relay`); the buckets are the same. :mod:`uneven.emulate.wiring` says what there is.
+A cable is a pair of kernel devices (veth), with netem behind the buckets if it has a latency. If the kernel lacks
+netem, a cable with a latency is two devices of our own process, which delays frames (:mod:`uneven.emulate.relay`); the
+buckets are the same. :mod:`uneven.emulate.wiring` defines the layout.
 
-No namespace has a name. This process holds them by descriptors, so that the kernel removes them, links and all,
-when this process and the workers have ended, in whatever way. Nothing appears among the machine's own interfaces
-and nobody else's addresses matter.
+Namespaces have no names. This process holds their descriptors, so the kernel removes them with all links when this
+process and the workers end in any way. The machine's own interfaces and addresses are unaffected.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _Found = TypeVar("_Found")
 
 
 def new_namespace() -> int:
-    """A descriptor of a new network namespace, which lives as long as somebody holds or inhabits it.
+    """Return a descriptor of a new network namespace; it lives while a process has it open or is inside.
 
     Raises:
-        OSError: the kernel refuses, as it does for an ordinary user.
+        OSError: the kernel rejects it, as it does for an ordinary user.
     """
 
     def make() -> int:
@@ -51,10 +50,10 @@ def new_namespace() -> int:
 
 
 def inside(namespace: int, action: Callable[[], _Found]) -> _Found:
-    """What ``action`` finds inside a network namespace.
+    """Return the result of ``action`` inside a network namespace.
 
     Raises:
-        OSError: the kernel refuses, or ``action`` raises it.
+        OSError: the kernel rejects it, or ``action`` raises it.
     """
 
     def enter() -> _Found:
@@ -65,7 +64,7 @@ def inside(namespace: int, action: Callable[[], _Found]) -> _Found:
 
 
 def _elsewhere(action: Callable[[], _Found]) -> _Found:
-    """In a thread that ends right after, for it never comes back from where it has gone."""
+    # A new thread enters the namespace and then ends, because it cannot return to its old one.
     found: list[_Found] = []
     refused: list[OSError] = []
 
@@ -87,11 +86,11 @@ class EmulatedNetwork:
     """Namespaces, switches and cables of one emulation.
 
     Args:
-        wiring: what there is.
-        netem: whether the kernel can delay packets.
+        wiring: the layout.
+        netem: the kernel can delay packets.
 
     Raises:
-        LaunchError: ``ip`` refuses, with what it said.
+        LaunchError: ``ip`` fails; with its message.
         OSError: no namespace or no device can be made.
     """
 
@@ -115,23 +114,22 @@ class EmulatedNetwork:
             raise
 
     def namespace(self, place: int) -> int:
-        """Descriptor of a namespace."""
         return self._held[place]
 
     def limit(self, device: CableEnd, bit_per_s: float) -> None:
-        """Let so much leave through a device from now on; infinite is not limited, zero is nothing at all.
+        """Limit the bandwidth out of a device; infinite is unlimited, zero blocks all.
 
         Raises:
-            LaunchError: ``tc`` refuses, with what it said.
+            LaunchError: ``tc`` fails; with its message.
         """
         before_bit_per_s, latency_s = self._set.get(device, (math.inf, 0.0))
         self._shape(device, bit_per_s, latency_s, before_bit_per_s)
 
     def delay(self, device: CableEnd, latency_s: float) -> None:
-        """Let what leaves through a device arrive so much later from now on.
+        """Set the latency of packets out of a device.
 
         Raises:
-            LaunchError: ``tc`` refuses, with what it said; or the process that delays packets has ended.
+            LaunchError: ``tc`` fails; with its message; or the process that delays packets has ended.
         """
         number = self._delayed.get(device)
         if number is None:
@@ -146,13 +144,13 @@ class EmulatedNetwork:
             raise LaunchError(self.broken()) from None
 
     def broken(self) -> str:
-        """Why the network carries nothing any more; "" while it does."""
+        """Return why the network no longer works; "" while it does."""
         if self._relay is None or self._relay.poll() is None:
             return ""
         return f"the process that delays packets has ended with {self._relay.returncode}; nothing reaches the nodes"
 
     def close(self) -> None:
-        """Let go of the namespaces. Twice is fine."""
+        """Close the namespaces. Idempotent."""
         if self._relay is not None:
             assert self._relay.stdin is not None
             self._relay.stdin.close()
@@ -180,7 +178,7 @@ class EmulatedNetwork:
                 start_new_session=True,  # Ctrl-C is for this process, which cleans up
             )
         finally:
-            for descriptor in taps:  # the relay's alone: the devices go with it
+            for descriptor in taps:  # only the relay keeps them, so the devices vanish with it
                 os.close(descriptor)
 
     def _shape(self, device: CableEnd, bit_per_s: float, latency_s: float, before_bit_per_s: float) -> None:
@@ -189,13 +187,13 @@ class EmulatedNetwork:
         if lines:
             run("tc", namespace, lines)
         if lines and bit_per_s > 0 and device.name == names.INTERFACE:
-            # connections keep what they once heard of a link until they have to look again
+            # Connections cache the properties of a link until their route is looked up again.
             at_once = f"link set {device.name} gso_max_size {self._at_once_bytes(device, bit_per_s)}"
             run("ip", namespace, [at_once, "route flush cache"])
         self._set[device] = bit_per_s, latency_s
 
     def _at_once_bytes(self, device: CableEnd, bit_per_s: float) -> int:
-        """What a node hands over at once: so little that its site's fastest line need not cut it into packets."""
+        # The size of segments must fit the site's fastest line, or each node's bucket cuts them into packets.
         lines = [self._set.get(line, (math.inf, 0.0))[0] for line in self._wiring.lines_of(device)]
         return shape.at_once_bytes(min(bit_per_s, max(lines, default=math.inf)))
 
@@ -206,7 +204,7 @@ def _become_router() -> None:
 
 
 def run(tool: str, namespace: int, lines: Sequence[str], others: Sequence[int] = ()) -> None:
-    """Give ``ip`` or ``tc`` lines to carry out inside a namespace."""
+    """Run ``ip`` or ``tc`` with these lines inside a namespace."""
     done = subprocess.run(
         ["nsenter", f"--net=/proc/self/fd/{namespace}", tool, "-batch", "-"],
         input="\n".join(lines) + "\n",

@@ -1,4 +1,4 @@
-"""Ports for processes that are told where to meet before one of them listens there."""
+"""Ports for processes that must know the port before one of them listens there."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from pathlib import Path
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LEAST = 1024
-"""Below it only root may listen."""
+"""Below this only root may listen."""
 
 _FIRST_GIVEN = 32768
-"""Where the system does not say which ports it gives away: Linux's first one, below that of the others."""
+"""Linux's first ephemeral port, below those of other systems; used if the system does not report its range."""
 
 
 def quiet_ports(count: int) -> tuple[int, ...]:
-    """Ports at which nobody listens, and which the system gives to nobody who leaves the choice to it.
+    """Return ports that are free, and outside of the range from which the system assigns ports automatically.
 
-    One of the system's choosing, let go of again, may be another program's a moment later, or a connection's: then some
-    of the processes meet a stranger.
-
-    Where it gives nearly all of them away, these are of its choosing after all.
+    If that range covers nearly all ports, they are assigned ones after all.
     """
+    # A port assigned by the system and released may go to another program or connection a moment later. Then some of
+    # the processes would connect to a stranger.
     first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else _FIRST_GIVEN
     below = range(max(first // 2, _LEAST), first)
     found: list[int] = []

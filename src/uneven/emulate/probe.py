@@ -1,4 +1,4 @@
-"""What this machine lets an emulation do, found out by trying."""
+"""Tests of what this machine lets an emulation do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUCKET = "qdisc replace dev lo root tbf rate 1mbit burst 4000 limit 100000"
 
 
 def why_not_isolated() -> str:
-    """Why nodes cannot have namespaces and control groups of their own; "" if they can."""
+    """Return why nodes cannot have their own namespaces and control groups; "" if they can."""
     if sys.platform != "linux":
         return "only Linux has namespaces and control groups"
     if os.geteuid() != 0:
@@ -40,14 +40,14 @@ def why_not_isolated() -> str:
 
 
 def trees() -> Trees:
-    """The control groups of a machine on which nodes can be isolated."""
+    """Return the control groups of a machine that can isolate nodes."""
     found = cgroup.find()
     assert isinstance(found, Trees)
     return found
 
 
 def why_no_discipline(line: str) -> str:
-    """Why ``tc`` cannot set something on an interface, tried in a namespace of its own; "" if it can."""
+    """Return why ``tc`` cannot set something on an interface, tested in a new namespace; "" if it can."""
     try:
         namespace = netns.new_namespace()
     except OSError as error:
@@ -64,13 +64,13 @@ def why_no_discipline(line: str) -> str:
 
 
 def why_no_netem() -> str:
-    """Why the kernel cannot delay packets; "" if it can."""
+    """Return why the kernel cannot delay packets; "" if it can."""
     problem = why_no_discipline(_NETEM)
     return f"this kernel has no netem, which delays packets ({problem})" if problem else ""
 
 
 def why_no_latency() -> str:
-    """Why packets cannot be delayed here, neither by the kernel nor by a process; "" if they can."""
+    """Return why neither the kernel nor a process can delay packets here; "" if one can."""
     no_netem = why_no_netem()
     if not no_netem:
         return ""
@@ -88,17 +88,13 @@ def why_no_latency() -> str:
 
 
 def why_no_bandwidth() -> str:
-    """Why bandwidth cannot be limited here; "" if it can."""
+    """Return why bandwidth cannot be limited here; "" if it can."""
     problem = why_no_discipline(_BUCKET)
     return f"this kernel has no tbf, which limits bandwidth ({problem})" if problem else ""
 
 
 def able(*, isolated: str) -> Able:
-    """What can be emulated here.
-
-    Args:
-        isolated: why nodes cannot be isolated, or "".
-    """
+    """Return the features that can be emulated here; ``isolated`` is why nodes cannot be isolated, or ""."""
     if isolated:
         return Able(load=isolated, memory=isolated, links=isolated, latency=isolated)
     memory = "" if trees().memory is not None else "no control group with the memory controller is mounted"

@@ -1,8 +1,8 @@
-"""Hands frames on from one device to another after a while: ``python -m uneven.emulate.relay DESCRIPTORS``.
+"""A process that forwards frames between two devices with a delay: ``python -m uneven.emulate.relay DESCRIPTORS``.
 
-Where the kernel cannot delay packets (netem), this process does. DESCRIPTORS are pairs in JSON, one for each cable. A
-line on standard input, as ``2 0.04``, gives a direction its latency in seconds; before, it has none. Direction 2 k
-leads from the first to the second device of pair k, 2 k + 1 back. The process ends with its standard input.
+It is for kernels that cannot delay packets (without netem). DESCRIPTORS are pairs in JSON, one for each cable. A line
+on standard input such as ``2 0.04`` sets the latency of a direction in seconds, initially 0. Direction 2 k leads from
+the first to the second device of pair k, 2 k + 1 back. The process ends with its standard input.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from collections.abc import Sequence
 from uneven.jobs.bound import bound
 
 _LARGEST_BYTES = 70_000
-"""A frame of 64 KiB and its headers."""
+"""The size of a frame of 64 KiB with its headers."""
 
 _AT_A_TIME = 64
-"""Frames that one direction may read before another has its turn."""
+"""The frames that one direction may read before the next one."""
 
 _TIMER_SLACK = 29  # PR_SET_TIMERSLACK
 _PRIORITY = 10
 
 
 def command(pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """What to start; it ends with the thread that starts it. Its standard input is to be a pipe."""
+    """Return the command; its process ends with the thread that starts it, and needs a pipe as standard input."""
     return bound([sys.executable, "-P", "-m", "uneven.emulate.relay", json.dumps(pairs)])
 
 
 class DelayLine:
-    """One direction of a cable: frames come out in the order in which they went in, each after the latency.
+    """One direction of a cable: frames leave in their order of arrival, each after the latency.
 
     Attributes:
-        latency_s: from now on; one that is shortened does not let a frame overtake another.
-        next_s: when a frame is due; infinite while there is none.
+        latency_s: from now on; after a decrease frames still keep their order.
+        next_s: time at which a frame is due; infinite without any.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,12 @@ class DelayLine:
         self._last_s = 0.0
 
     def put(self, frame: bytes, now_s: float) -> None:
-        """A frame goes in."""
         self._last_s = max(now_s + self.latency_s, self._last_s)
         self._under_way.append((self._last_s, frame))
         self.next_s = self._under_way[0][0]
 
     def get(self, now_s: float) -> bytes | None:
-        """A frame that is due; None if there is none."""
+        """Return a frame that is due; None if there is none."""
         if self.next_s > now_s:
             return None
         frame = self._under_way.popleft()[1]
@@ -63,11 +62,11 @@ class DelayLine:
 
 
 class Relay:
-    """All cables.
+    """The forwarder of all cables.
 
     Args:
-        pairs: descriptors of each cable's ends, which do not block.
-        orders: descriptor at which the latencies come.
+        pairs: non-blocking descriptors of each cable's ends.
+        orders: descriptor for latency commands.
     """
 
     def __init__(self, pairs: Sequence[tuple[int, int]], orders: int) -> None:
@@ -78,7 +77,7 @@ class Relay:
         self._half = b""
 
     def run(self) -> None:
-        """Hand on until nobody orders anything any more."""
+        """Forward until the commands end."""
         clock = time.monotonic
         watched = [self._orders, *self._into]
         while True:
@@ -106,7 +105,7 @@ class Relay:
             direction.put(frame, now_s)
 
     def _obey(self) -> bool:
-        """Take new orders; whether there may be more."""
+        """Read commands; return whether more can follow."""
         text = os.read(self._orders, 4096)
         *lines, self._half = (self._half + text).split(b"\n")
         for line in lines:
@@ -118,12 +117,12 @@ class Relay:
 def _write(descriptor: int, frame: bytes) -> None:
     try:
         os.write(descriptor, frame)
-    except OSError:  # what the other end cannot take is lost, as on a cable
+    except OSError:  # a frame that the other end cannot take is lost, as on a cable
         return
 
 
 def be_punctual() -> None:
-    """Run before others, where the kernel lets this process, and be woken when it was asked for."""
+    """Ask for real-time priority and exact timers, as far as the kernel permits."""
     ctypes.CDLL(None).prctl(_TIMER_SLACK, ctypes.c_ulong(1), 0, 0, 0)
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))

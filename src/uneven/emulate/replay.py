@@ -35,13 +35,9 @@ Direction = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A quantity has this value from now on; an infinite bandwidth is not limited, and one of 0 carries nothing.
+    """A quantity has this value from now on; an infinite bandwidth is not limited, and one of 0 carries nothing."""
 
-    Attributes:
-        of: a node, by its name, or a direction of a line.
-    """
-
-    of: str | Direction
+    of: str | Direction  # a node, by its name, or a direction of a line
     quantity: Quantity
     value: float
 

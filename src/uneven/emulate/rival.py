@@ -1,7 +1,7 @@
 """A process that competes for processor time: ``python -m uneven.emulate.rival``.
 
-Standard input has the part of the time in which it is to be busy, 0 … 1, one number a line, the newest counts. It
-ends with its standard input.
+It reads the busy part of its time, 0 … 1, from standard input, one number per line; the newest counts. It ends with its
+standard input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ _CYCLE_S = 0.05
 
 
 def main() -> None:
-    """Compete until nobody wants it any more."""
     duty = 0.0
     while True:
         began_s = time.monotonic()

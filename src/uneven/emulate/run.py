@@ -1,4 +1,4 @@
-"""Runs a script on an emulated cluster."""
+"""The run of a script on an emulated cluster."""
 
 from __future__ import annotations
 
@@ -45,18 +45,16 @@ def emulate(
     """Run ``program`` on every node of ``spec`` until it ends. Call it in the main thread.
 
     Args:
-        run_directory: told to the workers, for settings and journal; it must exist.
-        unprivileged: use only what an ordinary user can, also as root.
-        ready_within_s: the description holds from when every worker's training has started, and after this time
-            in any case.
-        elastic: with it, workers leave, join and are killed as the description says, and the others go on.
+        run_directory: for settings and journal of the workers; it must exist.
+        unprivileged: use only the means of an ordinary user, also as root.
+        ready_within_s: the description applies when every worker's training has started, or after this time.
+        elastic: workers leave, join and die as in the description, and the others continue.
 
     Raises:
         ConfigError: something in ``spec`` cannot be emulated here; nothing has been started.
-        LaunchError: a worker died, naming it; or the run was interrupted; or the machine refuses. Everything has
-            ended and been removed by then.
+        LaunchError: a worker died, the run was interrupted, or the machine fails. Everything has ended and is removed.
     """
-    run_directory = run_directory.absolute()  # a worker may change its working directory
+    run_directory = run_directory.absolute()  # because a worker may change its working directory
     isolated = check(spec, unprivileged=unprivileged, elastic=elastic is not None)
     for note in checks.notes(spec, usable_cores()):
         say(note)
@@ -75,16 +73,16 @@ def emulate(
 
 
 def check(spec: ClusterSpec, *, unprivileged: bool = False, elastic: bool = False) -> str:
-    """See that this machine can emulate ``spec``.
+    """Check that this machine can emulate ``spec``.
 
     Args:
-        elastic: whether workers may come and go.
+        elastic: workers may leave and join.
 
     Returns:
-        Why the nodes are not isolated from each other; "" if they are.
+        The reason why the nodes are not isolated from each other; "" if they are.
 
     Raises:
-        ConfigError: it cannot, naming nodes and keys.
+        ConfigError: it cannot; the message names nodes and keys.
     """
     isolated = "only the means of an ordinary user were asked for" if unprivileged else probe.why_not_isolated()
     checks.check(spec, replace(probe.able(isolated=isolated), changes="" if elastic else _ELASTIC))
@@ -100,7 +98,7 @@ def _machines(spec: ClusterSpec, isolated: str) -> Machines:
 
 
 class Emulation:
-    """Carries a description out while the workers train."""
+    """The control loop of an emulation while the workers train."""
 
     def __init__(
         self, spec: ClusterSpec, machines: Machines, workers: Workers, run_directory: Path, events: Events
@@ -115,16 +113,16 @@ class Emulation:
         self._follower = Follower(run_directory)
         self._finished = dict.fromkeys(self._places, 0)
         self._read_at_s = 0.0
-        self._to_come: list[int] = []  # nodes whose former worker has not ended yet
-        self._coming: set[EmulatedWorker] = set()  # not limited yet
+        self._to_come: list[int] = []  # nodes that wait for the end of their former worker
+        self._coming: set[EmulatedWorker] = set()  # workers without limits so far
         self._begun: set[EmulatedWorker] = set()
         self._through: set[EmulatedWorker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
-        """Stay until every worker has ended.
+        """Supervise until every worker has ended.
 
         Raises:
-            LaunchError: a worker died that the others cannot do without, or a request to stop came.
+            LaunchError: an indispensable worker died, or a request to stop came.
         """
         ready = self._wait(stop, lambda: self._all_ready, ready_within_s)
         if not self._workers.running:
@@ -161,7 +159,7 @@ class Emulation:
         )
 
     def _wait(self, stop: Stop, done: Callable[[], bool], limit_s: float) -> bool:
-        """Look after the workers until something is done, all have ended, or the time is over."""
+        """Supervise the workers until ``done``, all have ended, or the time is over."""
         end_s = time.monotonic() + limit_s
         while True:
             if stop.requests:
@@ -211,7 +209,7 @@ class Emulation:
             self._workers.leave(node)
 
     def _let_in(self) -> None:
-        """Start who is to join, and let the description hold for those whose training has begun."""
+        """Start pending workers, and apply the description to those whose training has started."""
         for node in [one for one in self._to_come if self._workers.on(one) is None]:
             self._to_come.remove(node)
             worker = self._workers.join(node)
@@ -225,8 +223,8 @@ class Emulation:
                 self._machines.apply(worker.node, setting)
 
     def _record(self, node: int, event: str, message: str) -> None:
-        """Write into the worker's own journal, if it keeps one; records are single lines at the end of the file."""
         worker = self._workers.on(node)
+        # Appending to the worker's own journal is safe: records are single lines at the end of the file.
         path = None if worker is None else rank_path(self._run_directory, worker.number)
         if worker is None or path is None or not path.is_file():
             return
@@ -248,15 +246,15 @@ class Emulation:
                 self._finished[self._spec.nodes[self._workers[number].node].name] = record.iteration + 1
 
     def _let_go(self) -> None:
-        """A worker that says it is through may use what it can get, see ``rundir.mark_through``."""
         for worker in self._workers.running:
             if is_ready(self._run_directory, worker.number):
                 self._begun.add(worker)
             elif worker in self._begun - self._through:
+                # A worker that has finished training needs no limits; see rundir.mark_through.
                 self._through.add(worker)
                 self._machines.lift(worker.node)
 
 
 def say(text: str) -> None:
-    """A line for the user, on standard error as all of uneven's own."""
+    """Print a line for the user on standard error."""
     print(f"uneven: {printable(text)}", file=sys.stderr)

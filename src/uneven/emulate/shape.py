@@ -1,47 +1,47 @@
-"""Token buckets: the words that make ``tc`` keep a link to a bandwidth."""
+"""Token buckets: the ``tc`` commands that limit a link's bandwidth."""
 
 from __future__ import annotations
 
 import math
 
 BURST_S = 0.002
-"""Time at the full rate that a rested bucket lets through at once. It adds that much to each transfer, so it is
-kept short; much shorter, and a timer of the kernel that comes late costs bandwidth."""
+"""The time at the full rate that a full bucket passes immediately. It adds as much to each transfer, so it is short. If
+it is much shorter, late kernel timers cost bandwidth."""
 
 LEAST_BURST_BYTES = 4000
-"""A bucket must hold the largest packet, 1514 bytes, with something to spare."""
+"""A bucket must hold the largest packet, 1514 bytes, plus some margin."""
 
 _ANY_BIT_PER_S = 1e15
-"""More than any link has, where a number is needed for none."""
+"""Above the bandwidth of any link; stands for infinity in arithmetic."""
 
 QUEUE_S = 0.5
 LEAST_QUEUE_BYTES = 1_000_000
-"""The queue is long: a full one drops packets, and TCP then waits 0.2 s and more, which says nothing about
+"""The queue is long: a full one drops packets, and TCP then waits 0.2 s or more, which has nothing to do with
 bandwidth."""
 
 
 _LARGEST_BYTES = 65_536
-"""What the kernel hands to a link at once where nothing limits it, and lets the network card cut into packets."""
+"""The largest segment that the kernel gives to an unlimited link; the network card cuts it into packets."""
 
 _ROOM = 15 / 16
-"""The part of a bucket that is left for what is sent when the headers of its packets are counted too."""
+"""The usable part of a bucket after the headers of its packets."""
 
 
 def burst_bytes(bit_per_s: float) -> int:
-    """Size of the bucket."""
+    """Return the size of the bucket."""
     return max(math.ceil(bit_per_s / 8 * BURST_S), LEAST_BURST_BYTES)
 
 
 def queue_bytes(bit_per_s: float) -> int:
-    """What may wait for the bucket."""
+    """Return the size of the queue before the bucket."""
     return max(math.ceil(bit_per_s / 8 * QUEUE_S), LEAST_QUEUE_BYTES)
 
 
 def at_once_bytes(bit_per_s: float) -> int:
-    """What the kernel may hand to a link at once, so that it fits the bucket.
+    """Return the largest segment for a link that still fits the bucket.
 
-    A bucket cuts what is larger into packets of 1.5 kB, and each is then handled on its own on the way to the other
-    node: that costs the nodes' processors what no network card would cost them.
+    A bucket cuts a larger one into packets of 1.5 kB, and the nodes' processors then handle each separately on the way.
+    A network card would not cost them that.
     """
     if math.isinf(bit_per_s):
         return _LARGEST_BYTES
@@ -49,17 +49,17 @@ def at_once_bytes(bit_per_s: float) -> int:
 
 
 def commands(device: str, bit_per_s: float, latency_s: float, *, before_bit_per_s: float = math.inf) -> list[str]:
-    """Lines for ``tc -batch`` that set what leaves through ``device`` from now on.
+    """Return the ``tc -batch`` lines that shape the traffic out of ``device``.
 
     Args:
-        bit_per_s: infinite is not limited; 0 drops everything.
+        bit_per_s: infinite is unlimited; 0 drops everything.
         latency_s: added to every packet; needs netem.
-        before_bit_per_s: what was set there before. A smaller bucket takes the place of an empty queue: what is already
-            queued was let in for holding the larger bucket's largest packet, the smaller one never has enough for
-            that, and the link would stand still for ever. TCP sends again what is lost with the queue.
+        before_bit_per_s: the setting before.
     """
     if bit_per_s == 0:
         return [f"qdisc replace dev {device} root handle 2: pfifo limit 0"]
+    # A smaller bucket needs an empty queue: a packet queued under the larger bucket may never fit, and would block the
+    # link for ever. TCP sends the lost packets again.
     shrinks = math.isinf(bit_per_s) or burst_bytes(bit_per_s) < burst_bytes(min(before_bit_per_s, _ANY_BIT_PER_S))
     dropped = before_bit_per_s == 0
     lines = [f"qdisc del dev {device} root"] if math.isfinite(before_bit_per_s) and (shrinks or dropped) else []

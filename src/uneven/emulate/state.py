@@ -28,17 +28,13 @@ FOLDER = Path("/run/uneven")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """One emulation.
-
-    Attributes:
-        started: when its process started, in the kernel's ticks since boot; tells it from a later one with its number.
-        groups: control groups that it makes, one for each tree.
-    """
+    """One emulation."""
 
     id: str
     pid: int
+    # when its process started, in the kernel's ticks since boot; tells it from a later one with its number
     started: int
-    groups: tuple[str, ...]
+    groups: tuple[str, ...]  # control groups that it makes, one for each tree
 
     @property
     def alive(self) -> bool:

@@ -1,7 +1,7 @@
-"""Network devices that a process reads and writes: every frame that leaves through one comes to the process.
+"""Network devices whose frames a process reads and writes. Linux only.
 
-After the kernel's ``Documentation/networking/tuntap.rst``. Frames come with a header of virtio that says what of them
-the network card would do (checksums, cutting into packets), so that large ones stay whole on their way. Linux only.
+After the kernel's ``Documentation/networking/tuntap.rst``. Frames have a virtio header with the work left to the
+network card (checksums, segmentation), so large ones stay whole.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _CARD_DOES = 0x01 | 0x02 | 0x04 | 0x08  # TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 |
 
 
 def open_tap(name: str) -> int:
-    """A descriptor of a new device in the calling thread's network namespace; the device goes when it is closed.
+    """Return a descriptor of a new device in the calling thread's network namespace; closing it removes the device.
 
     Raises:
-        OSError: the kernel refuses, or there is no such door.
+        OSError: the kernel rejects it, or ``/dev/net/tun`` is missing.
     """
     descriptor = os.open(DOOR, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

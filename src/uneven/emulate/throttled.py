@@ -1,4 +1,4 @@
-"""Nodes as an ordinary user makes them: workers of this machine that are stopped and continued."""
+"""Nodes of an emulation by an ordinary user: workers on this machine that are stopped and continued."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from uneven.errors import ConfigError
 from uneven.jobs import Command, Events
 
 LEAST_CORES = 0.01
-"""The throttle knows no share of nothing."""
+"""The throttle does not support a share of 0."""
 
 
 class Throttled:
-    """See :class:`uneven.emulate.machines.Machines`. Carries shares of processor time and their traces, no more.
+    """The :class:`uneven.emulate.machines.Machines` of an ordinary user; supports shares of processor time only.
 
     Raises:
         LaunchError: the throttle could not be started.
@@ -39,19 +39,17 @@ class Throttled:
         self._stopped: dict[int, bool] = {}
 
     def address(self, index: int) -> None:
-        """All are on the loopback."""
+        """Return None: all are on the loopback."""
 
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
-        """Call ``keep`` with an address and a port of this machine."""
         return keep(self.network["MASTER_ADDR"], int(self.network["MASTER_PORT"]))
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:
-        """Start a worker."""
         self._workers[index] = Command(f"worker {index}", program, env=env, events=events)
         return self._workers[index]
 
     def apply(self, index: int, setting: Setting) -> None:
-        """Let a share or a stop hold from now on. Other settings were refused before unless they change nothing."""
+        """Apply a share or a stop. Other settings have been rejected before, unless they change nothing."""
         worker = self._workers[index]
         if worker.wait(0.0) is not None:
             return
@@ -62,7 +60,7 @@ class Throttled:
         else:
             return
         try:
-            if self._stopped.get(index):  # the throttle would let it go on again and again
+            if self._stopped.get(index):  # the throttle would continue it again and again
                 self._throttle.release(worker.pid)
                 stop(worker, True)
             else:
@@ -73,28 +71,23 @@ class Throttled:
                 raise
 
     def apply_between(self, direction: Direction, setting: Setting) -> None:
-        """Lines between sites were refused before the start."""
+        """Raise an error; links between sites have been rejected before the start."""
         raise AssertionError(f"{setting} of the line {direction} has reached a machine without lines")
 
     def lift(self, index: int) -> None:
-        """Let a worker use what it can get."""
         self._throttle.release(self._workers[index].pid)
         stop(self._workers[index], False)
 
     def kill(self, index: int) -> None:
-        """Kill a worker and its descendants."""
         self._workers[index].kill()
 
     def why_killed(self, index: int) -> str:
-        """Nobody knows."""
         return ""
 
     def broken(self) -> str:
-        """Nothing carries the workers but this machine."""
         return ""
 
     def close(self) -> None:
-        """Kill what is left and end the throttle."""
         for index in self._workers:
             self.kill(index)
         self._throttle.close()

@@ -1,7 +1,7 @@
-"""Which namespaces, cables and routes an emulated network has. Pure.
+"""The namespaces, cables and routes of an emulated network. Pure.
 
-Without lines between sites, all nodes hang on one switch. With them, every site has a switch of its own, and there is a
-cable between each two of those; a switch is its site's router as well::
+Without links between sites, all nodes have one switch. With them, each site has its own switch, with a cable to every
+other one; a switch is also its site's router::
 
     node 0      node 1               node 2
     eth0        eth0                 eth0
@@ -10,8 +10,8 @@ cable between each two of those; a switch is its site's router as well::
     └── switch of site 0 ──┐      ┌── switch of site 1 ──┘
                          line1 ══ line0
 
-What leaves through a device has that device's bandwidth and latency: a node's way up at its ``eth0``, its way down at
-its port, each direction of a line at the end where it begins.
+A device has the bandwidth and latency of the traffic out of it: a node's uplink at its ``eth0``, its downlink at its
+port, each direction of a link at the end where it starts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ from uneven.cluster.spec import Node, SiteLink
 from uneven.emulate import names
 
 _QUEUED_FRAMES = 10_000
-"""What may wait between the kernel and a process that delays packets; full, it drops them."""
+"""The length of the queue between the kernel and a process that delays packets; a full one drops them."""
 
 
 class CableEnd(NamedTuple):
-    """An end of a cable.
-
-    Attributes:
-        place: number of the namespace that it is in.
-    """
+    """An end of a cable, in the namespace with number ``place``."""
 
     place: int
     name: str
@@ -40,14 +36,10 @@ class CableEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """Two devices; what leaves through one arrives at the other.
-
-    Attributes:
-        latency_s: one way, the same in both directions.
-    """
+    """Two devices; frames out of one arrive at the other."""
 
     ends: tuple[CableEnd, CableEnd]
-    latency_s: float
+    latency_s: float  # one way, the same in both directions
 
 
 class Wiring:
@@ -55,7 +47,7 @@ class Wiring:
 
     Args:
         nodes: in the order of the description.
-        links: the lines between sites.
+        links: between sites.
 
     Attributes:
         cables: of the nodes, in their order, then those between sites.
@@ -77,41 +69,41 @@ class Wiring:
 
     @property
     def places(self) -> range:
-        """Numbers of the namespaces: first the switches, then the nodes."""
+        """The numbers of the namespaces: first the switches, then the nodes."""
         return range(len(self._sites) + len(self._site_of))
 
     @property
     def routers(self) -> range:
-        """Numbers of the namespaces that hand packets on from site to site."""
+        """The numbers of the namespaces that forward packets between sites."""
         return range(len(self._sites) if len(self._sites) > 1 else 0)
 
     def node(self, index: int) -> int:
-        """A node's namespace."""
+        """Return the number of a node's namespace."""
         return len(self._sites) + index
 
     def up(self, index: int) -> CableEnd:
-        """Where a node's way up begins."""
+        """Return the start of a node's uplink."""
         return CableEnd(self.node(index), names.INTERFACE)
 
     def down(self, index: int) -> CableEnd:
-        """Where a node's way down begins."""
+        """Return the start of a node's downlink."""
         return CableEnd(self._site_of[index], names.port(index))
 
     def line(self, here: str, there: str) -> CableEnd:
-        """Where the line from one site to another begins."""
+        """Return the start of the link from one site to another."""
         return CableEnd(self._sites[here], names.line(self._sites[there]))
 
     def lines_of(self, device: CableEnd) -> list[CableEnd]:
-        """Where the lines begin that lead away from the site of a node, by a device of this node."""
+        """Return the starts of the links that lead away from a node's site, given a device of this node."""
         site = self._site_of[device.place - len(self._sites)]
         return [CableEnd(site, names.line(other)) for other in self.routers if other != site]
 
     def set_up(self, place: int, held: Sequence[int], made: Collection[CableEnd] = ()) -> list[str]:
-        """Lines for ``ip -batch`` that set a namespace up; those of the switches, which come first, lay the cables.
+        """Return ``ip -batch`` lines that set a namespace up; the switches come first and make the cables.
 
         Args:
             held: the namespaces' descriptors, by number.
-            made: devices that are there already.
+            made: existing devices.
         """
         lines = ["link set lo up"]
         if place in range(len(self._sites)):
@@ -123,7 +115,7 @@ class Wiring:
         if self.up(index) in made:
             lines.append(f"link set {link} txqueuelen {_QUEUED_FRAMES}")
         address = f"addr add {names.address(index)}/{names.PREFIX_LENGTH} dev {link}"
-        # No IPv6 address: a library that takes an interface's first address is to find the one that is routed.
+        # No IPv6 address: a library that takes an interface's first address must find the one that is routed.
         lines += [f"link set {link} addrgenmode none", address, f"link set {link} up"]
         site = self._site_of[index]
         return lines + [f"route add {names.address(far)} via {names.gateway(site)}" for far in self._elsewhere(site)]
@@ -134,13 +126,13 @@ class Wiring:
                 continue
             if end in made:
                 yield f"link set {end.name} txqueuelen {_QUEUED_FRAMES}"
-            elif other.place > place:  # else the other one's namespace has laid it
+            elif other.place > place:  # otherwise the other namespace has made it
                 yield f"link add {end.name} type veth peer name {other.name} netns /proc/self/fd/{held[other.place]}"
             is_port = other.place >= len(self._sites)
             yield f"link set {end.name} master {names.SWITCH} up" if is_port else f"link set {end.name} up"
 
     def _router(self, site: int) -> Iterator[str]:
-        """Address of a switch that is a router too, and its routes to the nodes of other sites."""
+        """Yield the lines for the address of a switch that is a router, and its routes to the nodes of other sites."""
         if site in self.routers:
             yield f"addr add {names.gateway(site)}/{names.PREFIX_LENGTH} dev {names.SWITCH}"
             for far in self._elsewhere(site):

@@ -1,4 +1,4 @@
-"""The workers of an emulation: started as torch's launcher would, watched, ended."""
+"""The workers of an emulation: started as by torch's launcher, supervised, ended."""
 
 from __future__ import annotations
 
@@ -31,31 +31,26 @@ from uneven.world import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What runs on every node.
-
-    Attributes:
-        target: script (or module) and its arguments.
-        module: the target is a module, as with ``python -m``.
+    """The program of every node.
 
     Raises:
         ConfigError: no target.
         UnknownNameError: the script does not exist.
     """
 
-    target: tuple[str, ...]
-    module: bool = False
+    target: tuple[str, ...]  # script (or module) and its arguments
+    module: bool = False  # the target is a module, as with ``python -m``
 
     def __post_init__(self) -> None:
-        Launch(target=self.target, module=self.module)  # refuses what `uneven run` refuses
+        Launch(target=self.target, module=self.module)  # raises the same errors as `uneven run`
 
     @property
     def line(self) -> tuple[str, ...]:
-        """The command."""
         return (sys.executable, "-u", *(["-m"] if self.module else []), *self.target)
 
 
 def bounds(elastic: str | None, silence_s: float, founders: int) -> Elastic | None:
-    """What ``--elastic`` and ``--silence`` mean for a run that begins with so many workers.
+    """Return the meaning of ``--elastic`` and ``--silence`` for a run that starts with ``founders`` workers.
 
     Raises:
         ConfigError: as of `uneven run`.
@@ -69,12 +64,12 @@ def bounds(elastic: str | None, silence_s: float, founders: int) -> Elastic | No
 def environment(
     spec: ClusterSpec, node: int, worker: int, machines: Machines, run_directory: Path, size: int
 ) -> dict[str, str]:
-    """What a worker finds in its environment: the user's own, what torch's launcher sets, what uneven sets.
+    """Return the environment of a worker: the user's, the variables of torch's launcher, those of uneven.
 
     Args:
-        node: where it runs, by place in the description.
-        worker: its number: the same, but where workers come and go.
-        size: how many the run begins with.
+        node: index of its node in the description.
+        worker: its number: the same, except in elastic runs.
+        size: number of workers at the start.
     """
     its = spec.nodes[node]
     threads = {"OMP_NUM_THREADS": str(its.threads)} if "OMP_NUM_THREADS" not in os.environ else {}
@@ -106,50 +101,49 @@ def environment(
 
 
 def error_file(run_directory: Path, worker: int) -> Path:
-    """Where a worker writes about its end, see :func:`uneven.world.report_failures`."""
+    """Return the path of a worker's report about its end, see :func:`uneven.world.report_failures`."""
     return run_directory / f"error-{worker}.json"
 
 
 @dataclass(slots=True, eq=False)
 class EmulatedWorker:
-    """One worker, from its start on.
+    """One worker, from its start."""
 
-    Attributes:
-        number: its rank; where workers come and go, its number for life.
-        node: where it runs, by place in the description.
-        killed_by: why the description kills it.
-        settled: its end has been told to the others.
-    """
-
-    number: int
-    node: int
+    number: int  # its rank; in elastic runs, its number for life
+    node: int  # index of its node in the description
     process: Command
-    killed_by: str = ""
-    settled: bool = False
+    killed_by: str = ""  # the reason why the description kills it
+    settled: bool = False  # its end has been reported to the others
 
     @property
     def running(self) -> bool:
-        """Whether its end has not been heard of."""
+        """True until its end is known."""
         return self.process.ending is None
 
 
 class Workers:
-    """The workers of an emulation: one on every node, or on those where one is now.
+    """The workers of an emulation: one on every node; in elastic runs, on the nodes that have one now.
 
     Args:
-        machines: where they run; they are started in the thread that calls this.
-        events: where their ends are heard of.
-        launcher: of a run whose workers come and go; the nodes that are there at the start get one.
+        machines: of the nodes; the calling thread starts the workers.
+        events: the notifications of their ends.
+        launcher: of an elastic run; the nodes present at the start get a worker.
 
     Attributes:
-        founders: those that the run has begun with.
+        founders: the workers at the start of the run.
     """
 
     def __init__(
-        self, spec: ClusterSpec, program: Program, machines: Machines, run_directory: Path, events: Events,
+        self,
+        spec: ClusterSpec,
+        program: Program,
+        machines: Machines,
+        run_directory: Path,
+        events: Events,
         launcher: EmulatedLauncher | None = None,
-    ) -> None:  # fmt: skip
-        self._spec, self._program = spec, program
+    ) -> None:
+        self._spec = spec
+        self._program = program
         self._machines = machines
         self._run_directory = run_directory
         self._events = events
@@ -165,7 +159,6 @@ class Workers:
         self.founders = tuple(self._all)
 
     def on(self, node: int) -> EmulatedWorker | None:
-        """The worker that runs on a node."""
         worker = self._on.get(node)
         return worker if worker is not None and worker.running else None
 
@@ -174,23 +167,23 @@ class Workers:
 
     @property
     def running(self) -> list[EmulatedWorker]:
-        """Those whose end has not been heard of."""
+        """The workers whose end is not known."""
         return [one for one in self._all if one.running]
 
     @property
     def lost(self) -> list[EmulatedWorker]:
-        """Those that have ended badly, or without a word."""
+        """The workers that have failed or vanished."""
         return [one for one in self._all if not one.running and not self._well(one)]
 
     @property
     def failed(self) -> bool:
-        """Whether the run has: somebody has ended badly, and nobody has gone on to the end."""
+        """True if the run has failed: a worker has failed, and no other one finishes the script."""
         if self._launcher is None:
             return bool(self.lost)
         return not self.running and bool(self.lost) and not self._launcher.through
 
     def look(self) -> None:
-        """Tell the others of those that have ended, where others go on."""
+        """Report ended workers to the others, in an elastic run."""
         for one in self._all if self._launcher is not None else ():
             ending = one.process.ending
             if ending is None or one.settled:
@@ -201,7 +194,7 @@ class Workers:
                 print(f"uneven: {gone(self._death(one))}", file=sys.stderr)
 
     def join(self, node: int) -> EmulatedWorker:
-        """Start a worker on a node where none runs, in a run that goes on; nothing is limited until it trains."""
+        """Start a worker on an empty node of a running emulation, without limits until it trains."""
         assert self._launcher is not None
         worker = self._start(node, self._launcher.next_worker())
         self._machines.lift(node)
@@ -214,15 +207,15 @@ class Workers:
             self._machines.kill(node)
 
     def leave(self, node: int) -> None:
-        """Tell a worker to leave after its step."""
+        """Ask a worker to leave after its step."""
         if (worker := self.on(node)) is not None:
             worker.process.ask_to_end()
 
     def end(self, in_a_hurry: Callable[[], bool]) -> None:
-        """Ask everybody to end and wait for it, ten seconds at most; the machines kill what is left.
+        """Ask all workers to end and wait for at most ten seconds; then kill the rest.
 
         Args:
-            in_a_hurry: whether to wait no longer.
+            in_a_hurry: returns True to stop waiting.
         """
         for one in self.running:
             self._machines.lift(one.node)
@@ -236,13 +229,12 @@ class Workers:
             one.process.wait()
 
     def failure(self) -> LaunchError:
-        """Why the run has ended; one worker at least has failed, and all have ended."""
+        """Return the reason of the end; at least one worker has failed, and all have ended."""
         first_s = min(one.process.ending.at_s for one in self._all if one.process.ending is not None)
         deaths = [self._death(one) for one in self.lost]
         return blame(deaths, first_s=first_s, shutdown_within_s=self._end_within_s)
 
     def forget_errors(self) -> None:
-        """Remove what the workers wrote about their ends; it has been told."""
         for path in self._run_directory.glob("error-*"):
             path.unlink()
 
