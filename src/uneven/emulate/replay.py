@@ -1,7 +1,6 @@
-"""What happens to nodes and lines of a cluster, and when: from the description to settings in time. Pure.
+"""The replay of a cluster's traces and events as settings over time. Pure.
 
-Whoever carries the settings out asks :meth:`Replay.advance` for what is new at a time, and may sleep until
-:meth:`Replay.next_s`.
+The caller asks :meth:`Replay.advance` for changes at a time, and may sleep until :meth:`Replay.next_s`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace
 
 
 class Quantity(Enum):
-    """What can be set on a node, or on one direction of a line between sites; the values are the units."""
+    """The settings of a node, or of one direction of a link between sites; the values are the units."""
 
     CORES = "cores"
     LOAD = "busy processes"
@@ -27,7 +26,7 @@ class Quantity(Enum):
 
 
 ON_LINKS = frozenset({Quantity.UP, Quantity.DOWN, Quantity.LATENCY})
-"""What holds for a node's link, whatever its worker does."""
+"""The settings of a node's link, independent of its worker."""
 
 Direction = tuple[str, str]
 """From one site to another."""
@@ -35,16 +34,16 @@ Direction = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A quantity has this value from now on; an infinite bandwidth is not limited, and one of 0 carries nothing."""
+    """A new value of a quantity; an infinite bandwidth is unlimited, and one of 0 blocks all."""
 
-    of: str | Direction  # a node, by its name, or a direction of a line
+    of: str | Direction  # a node, by its name, or a direction of a link
     quantity: Quantity
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """The beginning of an event. The caller carries out who comes and goes; the rest is already in the settings."""
+    """The start of an event. The caller starts and ends workers; the settings include the rest."""
 
     event: Event
     at_s: float
@@ -54,10 +53,10 @@ Change = Setting | Happening
 
 
 class Replay:
-    """Goes through a description once, forwards in time.
+    """A single pass through a description, forward in time.
 
     Args:
-        spec: traces and events of its nodes are replayed; time 0 is the start of the training.
+        spec: the description; time 0 is the start of the training.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
@@ -66,7 +65,7 @@ class Replay:
         self._settings: dict[tuple[str | Direction, Quantity], float] = {}
 
     def advance(self, time_s: float, finished: Mapping[str, int]) -> list[Change]:
-        """What has changed since the last call; at the first call, everything. Events come first, then lines.
+        """Return the changes since the last call; at the first call, everything. Events come first, then links.
 
         Args:
             time_s: not before that of the last call.
@@ -80,11 +79,11 @@ class Replay:
         return changes
 
     def now(self, of: str) -> list[Setting]:
-        """What holds for a node since the last :meth:`advance`."""
+        """Return the settings of a node at the last :meth:`advance`."""
         return [Setting(name, quantity, value) for (name, quantity), value in self._settings.items() if name == of]
 
     def next_s(self, time_s: float) -> float:
-        """First time after ``time_s`` at which something changes by the clock; infinite if nothing will."""
+        """Return the first time after ``time_s`` at which something changes by the clock; infinite if nothing will."""
         parts: tuple[Node | SiteLink, ...] = (*self._spec.nodes, *self._spec.links)
         times = [trace.next_change_s(time_s) for part in parts for trace in _traces(part)]
         for index, event in enumerate(self._spec.events):
@@ -96,11 +95,10 @@ class Replay:
 
     @property
     def awaits_iterations(self) -> bool:
-        """Whether an event that has not begun waits for an iteration."""
+        """True if an event that has not started waits for an iteration."""
         return any(event.at_iteration is not None for event in self.pending())
 
     def pending(self) -> list[Event]:
-        """Events that have not begun."""
         return [event for index, event in enumerate(self._spec.events) if index not in self._begun_s]
 
     def _begin(self, time_s: float, finished: Mapping[str, int]) -> Iterator[Happening]:
@@ -117,7 +115,8 @@ class Replay:
 
     @staticmethod
     def _finished(event: Event, finished: Mapping[str, int]) -> int:
-        """Iterations that the node of an event has finished; for a line and a newcomer, the node that has most."""
+        """Return the iterations that an event's node has finished; for a link or a newcomer, the largest of all
+        nodes."""
         own = event.node and event.do is not Do.JOIN
         return finished.get(event.node, 0) if own else max(finished.values(), default=0)
 
@@ -153,7 +152,8 @@ def _left(trace: Trace | None, time_s: float, active: list[Event]) -> float:
     bandwidth = math.inf if trace is None else trace.at(time_s)
     for event in active:
         if event.do is Do.CUT_LINK:
-            rest = bandwidth * event.left if event.left else 0.0  # of an infinite one nothing is nothing, too
+            # A cut to 0 is 0 also if the bandwidth is infinite, because ∞ · 0 is NaN.
+            rest = bandwidth * event.left if event.left else 0.0
             bandwidth = rest if event.bit_per_s is None else event.bit_per_s
     return bandwidth
 
@@ -164,7 +164,7 @@ def _traces(part: Node | SiteLink) -> Iterator[Trace]:
 
 
 def in_words(event: Event) -> str:
-    """An event for the terminal and the journal: "node3: link cut to 10 Mbit/s for 5 s"."""
+    """Return an event as text for the terminal and the journal: "node3: link cut to 10 Mbit/s for 5 s"."""
     left = "nothing" if not event.left else f"{event.left:g} of its bandwidth"
     how = {
         Do.SLOW: f"slowed down to {event.left:g} of its processor time",

@@ -1,12 +1,12 @@
-"""What emulations have made outside of their own processes, so that it can be removed after any end.
+"""The record of what emulations make outside their own processes, so that it can be removed after any end.
 
 ::
 
     /run/uneven/ID.json     {"id", "pid", "started", "groups"}   of one emulation, for root only
-    /run/uneven/lock        held while this folder is looked through
+    /run/uneven/lock        held while this folder is read
 
-The file is there before the first object is made, and goes after the last one. Namespaces, links and mounts are not
-in it: the kernel removes them with the processes that hold them.
+The file is written before the first object is made, and removed after the last one. Namespaces, links and mounts are
+not in it: the kernel removes them with the processes that hold them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Owner:
 
     id: str
     pid: int
-    # when its process started, in the kernel's ticks since boot; tells it from a later one with its number
+    # start time of its process, in kernel ticks since boot; distinguishes it from a later one with the same id
     started: int
     groups: tuple[str, ...]  # control groups that it makes, one for each tree
 
     @property
     def alive(self) -> bool:
-        """Whether its process still runs."""
+        """True if its process still runs."""
         return started_ticks(self.pid) == self.started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What was left of an emulation and has been removed."""
+    """The removed remains of an emulation."""
 
     id: str
     groups: int
@@ -55,25 +55,25 @@ class Removed:
 
 
 def new_id() -> str:
-    """A name for one emulation that no other one has."""
+    """Return a new unique name for an emulation."""
     return secrets.token_hex(4)
 
 
 def started_ticks(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks since boot; None when there is none."""
+    """Return the start time of a process, in kernel ticks since boot; None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     state, *rest = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(rest[18])  # field 22 of 52; a name with spaces stands before
+    return None if state in "ZX" else int(rest[18])  # field 22 of 52, counted after the name, which may have spaces
 
 
 def begin(run: str, groups: Sequence[Path], folder: Path = FOLDER) -> Owner:
-    """Write down what this process is about to make.
+    """Record the groups that this process will make.
 
     Raises:
-        LaunchError: the folder is not root's own, or cannot be written.
+        LaunchError: the folder does not belong to root, or cannot be written.
     """
     started = started_ticks(os.getpid())
     assert started is not None
@@ -86,12 +86,12 @@ def begin(run: str, groups: Sequence[Path], folder: Path = FOLDER) -> Owner:
 
 
 def end(owner: Owner, folder: Path = FOLDER) -> None:
-    """Remove the groups of an emulation, with what still runs in them, and then its file."""
+    """Remove the groups of an emulation with their processes, and then its file."""
     _remove(owner, folder)
 
 
 def clean(folder: Path = FOLDER) -> list[Removed]:
-    """Remove what emulations have left whose process has ended, and only that.
+    """Remove the remains of emulations whose process has ended, and no others.
 
     Raises:
         LaunchError: something cannot be removed; its file stays for the next time.
