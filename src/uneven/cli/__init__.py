@@ -1,7 +1,7 @@
 """The command line ``uneven``.
 
-Only the command that was typed is imported, the others are a name and a line of help, so ``uneven --help``
-does not wait for torch.
+It imports only the typed command; the others are a name and a line of help, so ``uneven --help`` does not wait for
+torch.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameErro
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TORCHRUN: dict[str, Any] = {"token_normalize_func": lambda word: word.replace("_", "-")}
-"""Its options may be written either way: --nproc-per-node, --nproc_per_node."""
+"""torchrun's options accept both spellings: --nproc-per-node, --nproc_per_node."""
 USAGE_EXIT_CODE = 2
-"""For everything that is wrong before training starts, as is usual for a wrong flag."""
+"""The exit code for all errors before training starts, as is usual for a wrong flag."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
     Args:
-        arguments: without the program's name; by default those that the process was started with.
+        arguments: without the program's name; by default those of the process.
 
     Raises:
-        SystemExit: always; 0 if all went well, a LaunchError's ``exit_code``, else 2 for what uneven refused.
+        SystemExit: always; 0 on success, a LaunchError's ``exit_code``, 2 for other errors of uneven.
     """
     typed = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8, and may be printed
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8, and may be printed
     try:
         application(typed)(typed, prog_name="uneven")
     except UnevenError as error:
@@ -47,21 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def application(typed: Sequence[str]) -> typer.Typer:
-    """The typer application that understands these arguments.
+    """Return the typer application for these arguments.
 
     Raises:
-        UnknownNameError: the first argument is no command, offering the nearest one.
-        ConfigError: the package that brings the command is not installed.
+        UnknownNameError: the first argument is not a command; the message offers the nearest one.
+        ConfigError: the package of the command is not installed.
     """
     asked = typed[0] if typed and not typed[0].startswith("-") else None
     ours = asked in COMMANDS and COMMANDS[asked].package is None
-    commands = COMMANDS if ours else found()  # to look for packages takes longer than all else that is done here
+    commands = COMMANDS if ours else found()  # the search for packages takes longer than everything else here
     if asked is not None and asked not in commands:
         raise UnknownNameError("command", asked, commands)
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
-        # Rich's markup would swallow "[default: …]" in a help text, and Markdown the line breaks of examples.
+        # Rich's markup would drop "[default: …]" in a help text, and Markdown the line breaks of examples.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         help=uneven.__doc__.splitlines()[0] if uneven.__doc__ else None,
@@ -96,6 +96,7 @@ def _load(command: CliCommand) -> Callable[..., Any] | typer.Typer:
     return what
 
 
+# Stands for commands that were not typed, whose modules are not imported.
 def _absent() -> None:
     raise AssertionError("this stands for a command that was not typed")
 
@@ -115,6 +116,7 @@ def _top(
 
 
 def _complain(error: UnevenError) -> None:
+    # Imported here, so that commands that succeed do not load rich.
     from uneven.report.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)

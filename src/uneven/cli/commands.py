@@ -1,4 +1,4 @@
-"""The commands by name. Nothing is imported before it is asked for."""
+"""The commands by name. Their modules are imported on demand."""
 
 from __future__ import annotations
 
@@ -8,21 +8,14 @@ from importlib.metadata import entry_points
 
 @dataclass(frozen=True, slots=True)
 class CliCommand:
-    """One line of ``uneven --help``.
-
-    Attributes:
-        where: "module:name" of a function or of a ``typer.Typer`` with commands of its own; the module is imported when
-            this command is the one that was typed. None if a package that would bring it is not installed.
-        short: what it does, for the list of commands.
-        passes_on: everything after the first plain argument belongs to the user's script, untouched.
-        package: the one that brings it, where that is not uneven itself.
-    """
+    """One line of ``uneven --help``."""
 
     name: str
+    # "module:name" of a function or of a ``typer.Typer`` with subcommands; None if its package is not installed
     where: str | None
-    short: str
-    passes_on: bool = False
-    package: str | None = None
+    short: str  # description in the list of commands
+    passes_on: bool = False  # all arguments after the first plain one go to the user's script
+    package: str | None = None  # the one that provides it, if it is not uneven itself
 
 
 COMMANDS: dict[str, CliCommand] = {
@@ -46,11 +39,11 @@ COMMANDS: dict[str, CliCommand] = {
 }
 
 GROUP = "uneven.commands"
-"""The entry points with which other packages add commands."""
+"""The group of entry points with which other packages add commands."""
 
 
 def found() -> dict[str, CliCommand]:
-    """Uneven's commands, and those of other packages; none of these takes the place of one of uneven's own."""
+    """Return uneven's commands and those of other packages, which cannot replace one of uneven's own."""
     commands = dict(COMMANDS)
     for entry in entry_points(group=GROUP):
         own = commands.get(entry.name)

@@ -16,10 +16,10 @@ def demo(
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data, each way.")] = 12,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the two runs are kept.")] = Path("runs"),
 ) -> None:
-    """See it work: four workers of unequal speed, first under DDP with equal batches, then balanced.
+    """Train on four workers of unequal speed, first with DDP and equal batches, then balanced.
 
-    The workers are processes of this machine that get 0.6, 0.4, 0.2 and 0.1 of a core. The live view shows where
-    each one's time goes; at the end come a table and an HTML report. Takes one to two minutes on two cores.
+    The workers are processes on this machine with 0.6, 0.4, 0.2 and 0.1 of a core. The live view shows how each worker
+    spends its time; a table and an HTML report follow. The demo takes one to two minutes on two cores.
 
     \b
     Examples:
@@ -31,7 +31,7 @@ def demo(
     from uneven.errors import access
     from uneven.report.console import Console
 
-    check(images(data), epochs)  # said here, not by a worker
+    check(images(data), epochs)  # raise errors here, not in a worker
     console = Console()
     stem = f"{datetime.now():%Y-%m-%d-%H%M%S}-demo"
     phases = []

@@ -1,4 +1,4 @@
-"""``uneven doctor``: what this machine can and cannot do, each line with its consequence or cure."""
+"""The command ``uneven doctor``: the abilities of this machine, each with its consequence or cure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from uneven.report.console import Console
 
 
 class Level(Enum):
-    """How much a finding matters."""
+    """The importance of a finding."""
 
     GOOD = "ok"
     NOTE = "note"  # something does less than it could
@@ -41,7 +41,7 @@ _STYLES = {Level.GOOD: "green", Level.NOTE: "yellow", Level.MISSING: "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of ``uneven doctor``: what was found, and what follows from it or cures it."""
+    """One line of ``uneven doctor``: a finding, and its consequence or cure."""
 
     topic: str
     level: Level
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """What a fresh process found out about torch by using it; ``error`` is empty if all went well."""
+    """The results of a test of torch in a new process; ``error`` is empty if it passed."""
 
     version: str = ""
     build: str = ""
@@ -67,10 +67,10 @@ def doctor(
         False, "--clean", help="Only remove what `uneven emulate` left when it was killed, and say what that was."
     ),
 ) -> None:
-    """Report what this machine can and cannot do.
+    """Report the abilities and limits of this machine.
 
-    Each line is a finding, and what follows from it or cures it. The exit code is 0 if training on several workers
-    works here, else 1. Two small processes start for a moment to try torch and gloo.
+    Each line is a finding with its consequence or cure. The exit code is 0 if training on several workers works here,
+    otherwise 1. The command starts two small processes for a moment to test torch and gloo.
     """
     if clean:
         _clean()
@@ -87,7 +87,6 @@ def doctor(
 
 
 def _clean() -> None:
-    """Remove what is left of emulations whose process has ended; those that run are not touched."""
     if os.geteuid() != 0:
         raise ConfigError("doctor --clean: only root can have left something, and only root can remove it; use sudo")
     removed = state.clean()
@@ -98,7 +97,7 @@ def _clean() -> None:
 
 
 def show(found: list[Finding], console: Console) -> None:
-    """Print the findings, one to two lines each, and a verdict."""
+    """Print the findings, one or two lines each, and a verdict."""
     table = Table.grid(padding=(0, 2))
     for finding in found:
         words = Text.assemble(finding.found, "\n", (f"→ {finding.consequence}", "dim"))
@@ -110,7 +109,7 @@ def show(found: list[Finding], console: Console) -> None:
 
 
 def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Try everything, which takes some seconds, and return one finding per topic."""
+    """Run all tests, which takes some seconds, and return one finding per topic."""
     torch = try_torch(environment)
     return [
         on_torch(torch),
@@ -122,7 +121,8 @@ def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
 
 
 def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
-    """Run :mod:`uneven.cli.trial`, which ends itself at the time limit, and read its report."""
+    """Run :mod:`uneven.cli.trial`, which ends at the time limit, and read its report."""
+    # A separate process, because a broken torch may hang or crash its process.
     command = [sys.executable, "-P", "-m", "uneven.cli.trial", str(limit_s)]
     trial = subprocess.run(command, capture_output=True, text=True, errors="replace", env=dict(environment))
     values: dict[str, Any] = {}
@@ -139,7 +139,7 @@ def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
 
 
 def driver_gpus() -> tuple[list[str], str]:
-    """Return the names of the GPUs that NVML knows, or why it knows none."""
+    """Return the names of the GPUs that NVML finds, or the reason why it finds none."""
     if find_spec("pynvml") is None:
         return [], f"NVML is not asked: {install_hint('.[gpu]')}"
     import pynvml
@@ -153,7 +153,7 @@ def driver_gpus() -> tuple[list[str], str]:
 
 
 def extras(requirements: Sequence[str]) -> dict[str, list[str]]:
-    """Return, for each extra, its packages that are not installed.
+    """Return, for each extra, its missing packages.
 
     Args:
         requirements: as in the metadata of a package: ``ray[train]>=2.50; extra == 'ray'``.
@@ -170,7 +170,6 @@ def extras(requirements: Sequence[str]) -> dict[str, list[str]]:
 
 
 def on_torch(torch: TorchFacts) -> Finding:
-    """Judge whether torch can be imported."""
     if not torch.version:
         return Finding("torch", MISSING, torch.error, "nothing trains: pip install --force-reinstall torch")
     python = f"Python {platform.python_version()} on {platform.system()}, uneven {uneven.__version__}"
@@ -178,7 +177,6 @@ def on_torch(torch: TorchFacts) -> Finding:
 
 
 def on_gloo(torch: TorchFacts) -> Finding:
-    """Judge whether two processes can exchange tensors."""
     if torch.gloo:
         return Finding("gloo", GOOD, "two processes added up over 127.0.0.1", "several workers train on this machine")
     cure = "workers cannot exchange: unset GLOO_SOCKET_IFNAME or correct it, and let the firewall pass the loopback"
@@ -186,7 +184,6 @@ def on_gloo(torch: TorchFacts) -> Finding:
 
 
 def on_gpus(torch: TorchFacts, known: Sequence[str], error: str = "") -> Finding:
-    """Judge whether torch can use the GPUs that the driver knows."""
     if torch.devices == 0 and not known:
         return Finding("gpus", GOOD, f"none ({error})" if error else "none", "workers train on CPU")
     found = f"{', '.join(known) or torch.build}; torch sees {torch.devices}"
@@ -201,7 +198,6 @@ def on_gpus(torch: TorchFacts, known: Sequence[str], error: str = "") -> Finding
 
 
 def on_emulation(able: Able) -> Finding:
-    """Judge what ``uneven emulate`` can carry."""
     if able.load:
         cure = "`uneven emulate` gives shares of cores only; for links, memory and load run it as root on Linux"
         return Finding("emulation", NOTE, able.load, cure)
@@ -212,7 +208,6 @@ def on_emulation(able: Able) -> Finding:
 
 
 def on_extras(absent: Mapping[str, Sequence[str]]) -> Finding:
-    """Judge which extras are installed."""
     found = f"installed: {', '.join(name for name, packages in absent.items() if not packages) or 'none'}"
     if lacking := [name for name, packages in absent.items() if packages]:
         cure = f"for {', '.join(lacking)}: {install_hint('.[NAME]')}"

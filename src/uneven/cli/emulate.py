@@ -1,4 +1,4 @@
-"""``uneven emulate``: train a script on a described cluster, on this machine."""
+"""The command ``uneven emulate``: train a script on a described cluster, on this machine."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def command(
 ) -> None:
     """Train SCRIPT on a described cluster, on this machine: real processes, real PyTorch, real sockets.
 
-    One worker runs on every node. As root on Linux a node has a network namespace, a link with its bandwidth, a
-    quota of processor time, a limit on memory and busy rivals, as the description says. An ordinary user gets
-    shares of processor time; what else the description wants is refused by name.
+    Each node runs one worker. As root on Linux, each node has a network namespace, a link with limited bandwidth, a
+    quota of processor time, a memory limit and competing processes, as described. An ordinary user gets shares of
+    processor time only; other keys raise an error.
 
-    Time counts from when every worker's training has started. SCRIPT is any script that runs under `uneven run`.
+    Time starts when the training of every worker has started. SCRIPT is any script that runs under `uneven run`.
 
     \b
     Examples:
@@ -75,9 +75,16 @@ def command(
     spec = without(files.load(cluster), leave_out or ())
     program = Program(target=tuple(target), module=module)
     changing = bounds(elastic, silence, len(spec.initial_members))
-    check(spec, unprivileged=unprivileged, elastic=changing is not None)  # before there is a run directory
-    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads,
-             "keep_freed_memory": keep_freed_memory}  # fmt: skip
+    check(spec, unprivileged=unprivileged, elastic=changing is not None)  # before a run directory is made
+    asked = {
+        "balance": balance,
+        "sync": sync,
+        "seed": seed,
+        "budget": budget,
+        "timeout_s": timeout,
+        "threads": threads,
+        "keep_freed_memory": keep_freed_memory,
+    }
     layers = layers_of(asked, config_file)
     refuse_misfits(layers, len(spec.nodes) if changing is None else None)
     directory = run_directory(run_dir, program.target[0], layers)
@@ -85,6 +92,10 @@ def command(
         (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
     with ends_with_a_line(directory):
         emulate(
-            spec, program, run_directory=directory, unprivileged=unprivileged, ready_within_s=ready_within,
+            spec,
+            program,
+            run_directory=directory,
+            unprivileged=unprivileged,
+            ready_within_s=ready_within,
             elastic=changing,
-        )  # fmt: skip
+        )

@@ -1,4 +1,4 @@
-"""``uneven fleet``: many models on shared data."""
+"""The command ``uneven fleet``: train many models on shared data."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def command(
 ) -> None:
     """Train every member of ENSEMBLE, several at a time on shared data.
 
-    Stopped at any moment, the same command goes on where it was, and trains no member twice.
+    After an interruption, the same command continues the work and trains no member twice.
 
-    A member that fails, diverges (its loss is NaN) or hangs does not hold up the others: they are trained, and the
-    exit code is 1. The next start tries it again. A sample that cannot be read or hangs ends the run.
+    If a member fails, diverges (its loss is NaN) or hangs, the others are still trained, and the exit code is 1. The
+    next start tries it again. A sample that cannot be read or hangs ends the run.
 
     \b
     Exit code:
       0    every member is trained
-      1    some have failed; the table says which and why, the rest is trained
-      2    refused, or ended by an error of the data, the checkpoints or the devices
+      1    some have failed; the table gives the reasons, the others are trained
+      2    a wrong setting, or an error of the data, the checkpoints or the devices
       130  stopped with Ctrl-C
 
     \b
@@ -67,11 +67,12 @@ def command(
       uneven fleet ensemble.toml --log-to tensorboard:curves
       uneven fleet ensemble.toml --timeout 1800        # samples or steps that take minutes
     """
+    # The file names factories of the user's modules, which are in the working directory.
     sys.path.insert(0, str(Path.cwd()))
     from uneven import fleet
     from uneven.fleet import ensemble_file
 
-    tools = trackers(log_to)  # one that is missing is said now
+    tools = trackers(log_to)  # a missing tool raises before the training
     asked = ensemble_file.read(ensemble)
     where = DefaultFolder(f"runs/{ensemble.stem}") if directory is None else directory
     options = fleet.Options(batch_rule=batch_rule, timeout_s=timeout)

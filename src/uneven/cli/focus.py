@@ -1,4 +1,4 @@
-"""``uneven focus``: find things in recorded video."""
+"""The command ``uneven focus``: find objects in recorded video."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def ingest(
         int | None, typer.Option(help="Cores that take videos in. [default: all]", show_default=False)
     ] = None,
 ) -> None:
-    """Take videos in, so that they can be asked for what they show.
+    """Index videos, so that they can be searched for objects.
 
-    A sample is labelled by the expensive network; cheap ones are trained on it; the cheapest setting that reaches the
-    targets takes the video in. Stopped at any moment, the same command goes on.
+    The expensive network labels a sample; cheap networks are trained on it; the cheapest setting that reaches the
+    targets indexes the video. After an interruption, the same command continues.
 
     \b
     Examples:
@@ -77,9 +77,16 @@ def ingest(
     options = focus.IngestOptions(per_s=per_s, same=same)
     try:
         index = focus.ingest(
-            sources, made, into=into, starts=starts, wanted=wanted, options=options, show=_show(), engine=engine,
+            sources,
+            made,
+            into=into,
+            starts=starts,
+            wanted=wanted,
+            options=options,
+            show=_show(),
+            engine=engine,
             devices=devices,
-        )  # fmt: skip
+        )
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; the same command goes on with what is kept in {into}", err=True)
         raise typer.Exit(130) from None
@@ -99,12 +106,12 @@ def query(
     most: Annotated[int, typer.Option(min=1, help="With --words: so many groups of objects, the nearest first.")] = 20,
     side: Side = 64,
 ) -> None:
-    """Say where a class is, as soon as each place is known.
+    """Print the places of a class as they are found.
 
     \b
     Examples:
       uneven focus query monday car --truth mymodels:detector --between 08:00-09:00
-      uneven focus query monday car        what earlier queries have settled
+      uneven focus query monday car        from the results of earlier queries
       uneven focus query monday "a red car" --words mymodels:clip
     """
     from uneven import focus
@@ -126,8 +133,9 @@ def query(
         return
     typer.echo(
         f"{count} objects; {cost.candidates} clusters could hold it: {cost.checked} checked by the truth network, "
-        f"{cost.alike} like one of these, {cost.known} known, {cost.sure} sure", err=True,
-    )  # fmt: skip
+        f"{cost.alike} like one of these, {cost.known} known, {cost.sure} sure",
+        err=True,
+    )
 
 
 @app.command("tune")
@@ -139,7 +147,7 @@ def tune(
     check: Annotated[bool, typer.Option("--check", help="Only say whether the targets still hold.")] = False,
     side: Side = 64,
 ) -> None:
-    """Check a stream's settings on fresh video, and choose them anew where a target is missed; nothing is rebuilt."""
+    """Check a stream's settings on fresh video, and choose new ones if a target is missed; nothing is rebuilt."""
     from uneven import focus
 
     opened = focus.open(index, _truth(truth, side))
@@ -156,7 +164,7 @@ def watch(
     index: Folder,
     every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks.")] = 1.0,
 ) -> None:
-    """Look at streams that are taken in: backlog, objects per second, clusters, cost so far. Ctrl-C ends the view."""
+    """Show the progress of ingest: backlog, objects per second, clusters, cost so far. Ctrl-C ends the view."""
     from rich.live import Live
 
     from uneven import focus
@@ -166,7 +174,7 @@ def watch(
     with Live(table(opened), refresh_per_second=10) as live:
         try:
             while not over(opened):
-                time.sleep(every)  # nothing tells when an index has grown
+                time.sleep(every)  # an index sends no event when it grows
                 live.update(table(opened))
         except KeyboardInterrupt:
             pass
@@ -179,7 +187,7 @@ def report(
     stream: Annotated[str | None, typer.Option(help="Which one. [default: the first]", show_default=False)] = None,
     name: Annotated[list[str] | None, typer.Option("--class", help="Show only this class.", show_default=False)] = None,
 ) -> None:
-    """Write what was chosen among what, what each step cost, and pictures of what was found."""
+    """Write a report on the choice of settings, the cost of each step, and pictures of the found objects."""
     from uneven import focus
     from uneven.focus.report import page
 
@@ -190,6 +198,7 @@ def report(
 
 
 def _named(name: str, option: str) -> Any:
+    # Names refer to the user's modules, which are in the working directory.
     from uneven.fleet.ensemble_file import named
 
     sys.path.insert(0, str(Path.cwd()))
@@ -242,7 +251,7 @@ def _moment(text: str) -> float | str:
 
 
 def _show() -> Callable[[Update], None]:
-    """A line for each step, and one for each stream every few seconds."""
+    """Return a function that prints a line for each step, and one for each stream every few seconds."""
     last_s: dict[str, float] = {}
 
     def show(update: Update) -> None:
@@ -250,8 +259,9 @@ def _show() -> Callable[[Update], None]:
             point = update.tuned.point
             typer.echo(
                 f"{update.stream}: {point.setting.network}, K={point.setting.k}; {1 / point.ingest:.0f} x less work "
-                f"than the truth network at ingest, {1 / max(point.query, 1e-9):.0f} x at query", err=True,
-            )  # fmt: skip
+                f"than the truth network at ingest, {1 / max(point.query, 1e-9):.0f} x at query",
+                err=True,
+            )
         elif update.reason:
             typer.echo(f"failed: {printable(update.reason)}; the others continue", err=True)
         elif update.counts is None:
@@ -262,8 +272,9 @@ def _show() -> Callable[[Update], None]:
             dropped = f", {counts.dropped} frames dropped" if counts.dropped else ""
             typer.echo(
                 f"{update.stream}: {counts.time_s:.0f} s of video, {counts.objects} objects in "
-                f"{counts.clusters} clusters{dropped}", err=True,
-            )  # fmt: skip
+                f"{counts.clusters} clusters{dropped}",
+                err=True,
+            )
 
     return show
 

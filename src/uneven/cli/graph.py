@@ -1,4 +1,4 @@
-"""``uneven graph``: cut a graph for several workers, look at what was cut, and forecast its epochs."""
+"""The command ``uneven graph``: partition a graph for several workers, inspect it, and forecast its epochs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def partition(
     features: Annotated[int | None, typer.Option(help="Keep only so many features, the commonest.")] = None,
     seed: Annotated[int, typer.Option(help="Decides where parts begin, or the order of the stream.")] = 0,
 ) -> None:
-    """Cut a graph into parts, one for each worker, by what each can do.
+    """Partition a graph, one part for each worker, by their capacities.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def partition(
 
 @app.command("inspect")
 def inspect(directory: Annotated[Path, typer.Argument(help="A folder that was written by partition.")]) -> None:
-    """Say how a graph was cut: copies, balance, and what each exchange of a layer moves."""
+    """Print how a graph was partitioned: copies, balance, and the traffic of each exchange of a layer."""
     from uneven.cli.graph_page import described
     from uneven.graph.store import GraphStore
 
@@ -78,7 +78,7 @@ def forecast(
         ),
     ] = None,
 ) -> None:
-    """Say how long an epoch takes under each exchange on the nodes of a cluster, a part on each, in virtual time.
+    """Print the time of an epoch under each exchange on the nodes of a cluster, one part each, in virtual time.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Graphs in files of NumPy and SciPy, and lists of edges: what ``uneven graph partition`` reads."""
+"""The reader of ``uneven graph partition``: graphs in files of NumPy and SciPy, and lists of edges."""
 
 from __future__ import annotations
 
@@ -29,46 +29,41 @@ _DAMAGED = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, MemoryError, ArithmeticError, SyntaxError),
     *(TokenError, zipfile.BadZipFile, zlib.error),
 )
-"""What NumPy, SciPy and gzip raise for damaged files."""
+"""The errors of NumPy, SciPy and gzip for damaged files."""
 
 _PLACES = {b"source": 0, b"src": 0, b"from": 0, b"target": 1, b"dst": 1, b"to": 1}
 
 
 @dataclass
 class GraphFile:
-    """A graph as it was read; takes the place of PyG's ``Data``.
+    """A graph as read; has the interface of PyG's ``Data``."""
 
-    Attributes:
-        edge_index: int64 [2, edges].
-        tensors: name → a row for each vertex.
-    """
-
-    edge_index: Tensor
+    edge_index: Tensor  # int64 [2, edges]
     num_nodes: int
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # name → a row for each vertex
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it by name, as PyG's ``Data`` gives it."""
+        """Return all fields by name, like PyG's ``Data``."""
         return {"edge_index": self.edge_index, "num_nodes": self.num_nodes, **self.tensors}
 
 
 def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFile:
-    """A graph in an ``.npz``, its edge_index in an ``.npy``, or a list of edges as text, which may be gzipped.
+    """Read a graph from an ``.npz``, from an ``.npy`` with edge_index, or from a list of edges as text, also gzipped.
 
-    An ``.npz`` has ``edge_index`` [2, edges] or a matrix in compressed rows, ``indptr`` and ``indices``, row v the
-    vertices that lead to v; or SciPy wrote it, and a row is a source. Every other array with a row for each vertex
-    comes along. Features may be in compressed rows, too: ``x_indptr``, ``x_indices``, ``x_dim``, and ``x_data`` unless
-    all are ones. ``split`` holds 0 for vertices to train on, 1 to validate, 2 to test; labels below 0 are unknown and
-    in no mask.
+    An ``.npz`` has either ``edge_index`` [2, edges]; or a matrix in compressed rows, ``indptr`` and ``indices``, in
+    which row v holds the sources of v; or SciPy's format, in which a row is a source. All other arrays with a row for
+    each vertex are kept. Features may be in compressed rows too: ``x_indptr``, ``x_indices``, ``x_dim``, and ``x_data``
+    unless all are ones. ``split`` is 0 for training vertices, 1 for validation, 2 for test; labels below 0 are unknown
+    and in no mask.
 
-    Text has a line for each edge: source, target, with a comma, semicolon, tab or blanks between them. ``#`` begins a
-    comment, as ``%`` does above the first edge, where a line of names may be.
+    Text has a line for each edge: source, target, separated by comma, semicolon, tab or blanks. ``#`` starts a comment,
+    and so does ``%`` above the first edge, where a line of names may be.
 
     Args:
-        most_features: keep only the features that most vertices have.
+        most_features: keep only this number of features, those that most vertices have.
 
     Raises:
-        DataError: it cannot be read, or holds no graph, or values of edges other than 1.
+        DataError: it cannot be read, holds no graph, or has edge weights other than 1.
     """
     path = Path(path)
     try:
@@ -91,7 +86,7 @@ def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFi
 
 
 def _held(path: Path, most_features: int | None) -> Any:
-    """What NumPy or SciPy wrote, as :func:`graph_of` takes it."""
+    """Return the content of a NumPy or SciPy file, as :func:`graph_of` takes it."""
     need("graph", "scipy")
     from scipy.sparse import csr_matrix, load_npz
 
@@ -126,7 +121,7 @@ def _commonest(x: Any, counts: npt.NDArray[Any], most: int | None) -> Any:
 
 
 def _listed(path: Path, magic: bytes) -> npt.NDArray[np.int64]:
-    """edge_index of a list of edges."""
+    """Return the edge_index, int64 [2, edges], of a list of edges."""
     text = path.read_bytes()
     if magic.startswith(b"\x1f\x8b"):
         text = gzip.decompress(text)

@@ -1,4 +1,4 @@
-"""``uneven graph forecast PARTS CLUSTER``: how long an epoch of a cut graph takes on described machines."""
+"""The command ``uneven graph forecast PARTS CLUSTER``: the time of an epoch on described machines."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from uneven.report.text import seconds
 from uneven.simulate.graph_steps import EXCHANGES, CutLoad, Rows, phases
 from uneven.simulate.phases import play
 
-_STEPS = 20  # played of each exchange
+_STEPS = 20  # simulated of each exchange
 
 
 def show(parts: Path, cluster: str, layers: Sequence[int] | None, core: Sequence[float] | None) -> None:
-    """Print how long an epoch takes under each exchange, and which is advised.
+    """Print the time of an epoch under each exchange, and advice.
 
     Args:
         layers: features, hidden and classes; None for the graph's features, 64, its classes.
@@ -62,21 +62,26 @@ def show(parts: Path, cluster: str, layers: Sequence[int] | None, core: Sequence
 
 
 def load_of(source: GraphSource, size: int) -> CutLoad:
-    """What each of ``size`` workers has of a cut graph."""
+    """Return the load of each of ``size`` workers with a partitioned graph."""
     groups, bounds = source.groups(size), source.store.facts.bounds
     holders, root = source.store.holders(groups), source.root(size)
     rooted = np.bincount(root, minlength=size)
 
     def rows(flags: npt.NDArray[np.bool_]) -> Rows:
         found = np.stack([np.bincount(root[one], minlength=size) for one in flags]).astype(np.int64)
+        # A worker's own rows need no transfer.
         np.fill_diagonal(found, 0)
         return found
 
     every = rows(holders.held)
     return CutLoad(
-        tuple(bounds[one.stop] - bounds[one.start] for one in groups), tuple(rooted.tolist()),
-        tuple((rooted + every.sum(axis=1)).tolist()), rows(holders.sends), rows(holders.takes), every,
-    )  # fmt: skip
+        tuple(bounds[one.stop] - bounds[one.start] for one in groups),
+        tuple(rooted.tolist()),
+        tuple((rooted + every.sum(axis=1)).tolist()),
+        rows(holders.sends),
+        rows(holders.takes),
+        every,
+    )
 
 
 def _widths(store: GraphStore) -> tuple[int, ...]:
@@ -86,13 +91,14 @@ def _widths(store: GraphStore) -> tuple[int, ...]:
 
 
 def _rates(core: Sequence[float] | None) -> GraphRates:
-    """What one core does: as given, or measured here."""
+    """Return the rates of one core: as given, or measured here."""
     if core is None:
         import torch
 
         from uneven.graph.probe import measured
 
         before = torch.get_num_threads()
+        # The rates are per core, so measure with one thread.
         torch.set_num_threads(1)
         try:
             return measured()

@@ -1,4 +1,4 @@
-"""A cut graph in words and a table."""
+"""A partitioned graph as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uneven.graph.store import GraphStore
 
 
 def described(store: GraphStore) -> str:
-    """For ``uneven graph inspect``."""
+    """Return the text of ``uneven graph inspect``."""
     facts, found = store.facts, store.figures()
     rooted = np.bincount(store.array("roots"), minlength=facts.parts).tolist()
     total = facts.edges + facts.beta * facts.vertices

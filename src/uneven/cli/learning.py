@@ -1,4 +1,4 @@
-"""What ``--train`` means on the command line, and how what was learnt is shown."""
+"""The ``--train`` option of the command line, and the display of its result."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _WIDTH = 40
 
 
 class LearningGoal(NamedTuple):
-    """What is to be learnt; nothing without a task."""
+    """The task and the accuracy to reach; both None without ``--train``."""
 
     task: LearningTask | None
     goal: Goal | None
 
 
 def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
-    """The task and the goal, as typed.
+    """Return the task and the goal from the typed options.
 
     Args:
-        key: how the accuracy's option is written, for the message.
+        key: name of the accuracy's option, for the message.
 
     Raises:
-        ConfigError: an accuracy without a task, or one that cannot be.
+        ConfigError: an accuracy without a task, or an impossible one.
         UnknownNameError: no such task, or no such option of it.
         DataError: the task's data is not on this machine.
     """
@@ -43,7 +43,7 @@ def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
 
 
 def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:
-    """Accuracy over virtual time as a row of bars, from 0 to 1; evenly spaced in time."""
+    """Return accuracy over virtual time as a row of bars, from 0 to 1, evenly spaced in time."""
     if not points:
         return ""
     end_s, bars, place = points[-1].at_s, "", 0
@@ -56,7 +56,7 @@ def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:
 
 
 def lines(learnt: Learnt, goal: Goal | None, global_batch: int) -> list[str]:
-    """What a training came to, in one or two lines."""
+    """Return the result of a training in one or two lines."""
     if not learnt.points:
         return ["nothing was evaluated: give more --iterations"]
     last, best = learnt.points[-1], max(learnt.points, key=lambda point: point.accuracy)

@@ -1,4 +1,4 @@
-"""Options of uneven that stand after the script, where they are the script's."""
+"""A check for options of uneven after the script, where they go to the script."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 
 
 def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> list[str]:
-    """Those of a script's arguments that are named like options of uneven and that the script does not seem to know.
+    """Return the script's arguments that are options of uneven, and that the script does not seem to know.
 
     Args:
-        arguments: of the script; nothing behind ``--`` is looked at.
+        arguments: of the script; those after ``--`` are ignored.
         ours: names of options, with both dashes.
-        script: its text; a script that has the word in it knows the option.
+        script: its text; if it contains the word, the script knows the option.
     """
     found = []
     for argument in arguments:
@@ -28,7 +28,7 @@ def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> l
 
 
 def hint(names: Sequence[str], script: str) -> str:
-    """What to say of them."""
+    """Return the warning about them."""
     several = len(names) > 1
     return (
         f"{', '.join(names)} after {script} {'go' if several else 'goes'} to the script; if uneven is meant, put "

@@ -1,4 +1,4 @@
-"""Lists of names in help texts, made when a help is printed, since installed plug-ins are looked up for them."""
+"""Lists of names in help texts, made when help is printed, because they need a search for installed plug-ins."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _WHERE = {
 
 
 class Naming(TyperCommand):
-    """A command whose help lists plug-ins by name, where an option's text says :data:`BALANCERS` or the like."""
+    """A command whose help lists plug-ins by name in the place of :data:`BALANCERS` and the like."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Fill in the names, then go on as ever."""
         parameter: Any
         for parameter in self.params:
             for place, (module, name) in _WHERE.items():
@@ -37,5 +36,5 @@ class Naming(TyperCommand):
 def _names(registry: Any) -> str:
     try:
         return ", ".join(registry.listed())
-    except ConfigError as error:  # a help is no place to fail in
+    except ConfigError as error:  # never fail while printing help
         return f"{', '.join(registry)} (and {error})"

@@ -1,4 +1,4 @@
-"""``uneven run --ray N``: workers of an elastic run on machines that Ray gives, and again when one is lost."""
+"""The option ``uneven run --ray N``: workers of an elastic run on a Ray cluster, restarted when lost."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CORES = 1.0
 
 @contextmanager
 def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping[str, Any]) -> Iterator[None]:
-    """Beside the workers here, so many more that join, each a task of Ray's; 0 is none.
+    """Run ``count`` additional workers that join, each a task of Ray; 0 is none.
 
     Args:
-        directory: of the run; the journals of these workers lie below it, where its disk is shared.
-        said: option → value, of the settings that were named.
+        directory: of the run; the journals of these workers are below it, if they share its disk.
+        said: option → value, for the options that were given.
 
     Raises:
-        ConfigError: the run is not elastic, or has no address that others reach; or Ray is missing.
+        ConfigError: the run is not elastic, or has no address for others; or Ray is missing.
     """
     if count == 0:
         yield

@@ -1,6 +1,6 @@
-"""Options that several commands have, each written once, and all of ``uneven run``'s, which are torchrun's.
+"""Options of several commands, each defined once, and all options of ``uneven run``, which are torchrun's.
 
-A command says ``balance: Balance = None``. Where two commands mean different things by one option, the text is theirs:
+A command declares ``balance: Balance = None``. If commands mean different things by one option, each has its own text:
 ``Annotated[int, played("Steps of each worker.")]``.
 """
 
@@ -26,16 +26,11 @@ DESCRIBED = "A TOML file, or the name of one that comes with uneven: demo4."
 
 
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    """One option, for ``Annotated``.
-
-    Args:
-        panel: heading that it belongs under.
-        text: its help.
-    """
+    """Return an option for ``Annotated``, under the heading ``panel``, with the help ``text``."""
     return typer.Option(*names, rich_help_panel=panel, help=text, **more)
 
 
-# Of commands that train a script: run and emulate.
+# Options of commands that train a script: run and emulate.
 
 _FORECASTS = f"Options follow a colon, for instance :predictor=NAME, one of {PREDICTORS}."
 
@@ -65,7 +60,7 @@ Timeout = Annotated[
 ConfigFile = Annotated[Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")]
 RunDir = Annotated[Path | None, option(_TRAINING, "Journal. [default: runs/TIME-SCRIPT]", metavar="DIR")]
 
-# Of run: workers here, and on several machines.
+# Options of run: workers here, and on several machines.
 
 Servers = Annotated[
     int,
@@ -172,20 +167,20 @@ RdzvId = Annotated[str, option(_MACHINES, "Name under which they meet.")]
 LocalAddr = Annotated[str | None, option(_MACHINES, "Address of this machine for the others.")]
 Standalone = Annotated[bool, option(_MACHINES, "One machine, any free port (the default).", "--standalone")]
 
-# Of commands that train many models: fleet and search.
+# Options of commands that train many models: fleet and search.
 
 Devices = Annotated[str, typer.Option(help="auto, a number of CPU slots, or names: cuda:0,cuda:1.")]
 Engine = Annotated[str, typer.Option(help="local, or ray for the devices of a Ray cluster (the extra ray).")]
 
 
 def devices_named(text: str) -> str | int | list[str]:
-    """What ``--devices`` names: auto, a number of slots, or devices."""
+    """Return the value of ``--devices``: auto, a number of slots, or devices."""
     if text.isdecimal():
         return int(text)
     return text if text == "auto" else text.split(",")
 
 
-# Of commands that have curves: watch, report, fleet and search.
+# Options of commands that have curves: watch, report, fleet and search.
 
 LogTo = Annotated[
     list[str] | None,
@@ -199,18 +194,18 @@ LogTo = Annotated[
 
 
 def trackers(log_to: list[str] | None, tensorboard: Path | None = None) -> list[Tracker]:
-    """The tools that ``--log-to`` names, and ``--tensorboard DIR``, which is short for one of them."""
+    """Return the tools named by ``--log-to``, and the one of ``--tensorboard DIR``, a short form."""
     from uneven.report.track import tracker
 
     named = [*([] if tensorboard is None else [f"tensorboard:{tensorboard}"]), *(log_to or [])]
     return [tracker(one) for one in named]
 
 
-# Of commands that simulate: simulate and plan. They say these of different things, so the text is a command's own.
+# Options of commands that simulate: simulate and plan. Their meanings differ, so each command has its own text.
 
 
 def played(text: str, **more: Any) -> Any:
-    """What is simulated."""
+    """Return an option in the panel of the simulation."""
     return option(_PLAYED, text, **more)
 
 
@@ -225,10 +220,10 @@ Preconditioner = Annotated[
 
 
 def task(text: str, panel: str = _PLAYED) -> Any:
-    """``--train``."""
+    """Return the option ``--train``."""
     return option(panel, text, metavar="TASK", show_default=False)
 
 
 def accuracy(text: str, panel: str = _PLAYED) -> Any:
-    """The goal of ``--train``."""
+    """Return the option for the goal of ``--train``."""
     return option(panel, text, metavar="SHARE", show_default=False)

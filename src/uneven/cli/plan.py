@@ -1,4 +1,4 @@
-"""``uneven plan``: which balancer and which policy fit a cluster, and why."""
+"""The command ``uneven plan``: recommend a balancer and a policy for a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from uneven.plan import Choice, CombinationResult, LeftOut
     from uneven.simulate import Scenario
 
-_REASONS = 3  # as many are read; a cluster that is off by a unit gives one for each combination
+_REASONS = 3  # number of reasons shown; a wrong unit in a cluster gives one for each combination
 
 
 def command(
@@ -66,18 +66,18 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object too, as the last line.")] = False,
 ) -> None:
-    """Play every combination of balancer and policy that applies on CLUSTER, rank them, and say why.
+    """Simulate every combination of balancer and policy on CLUSTER, rank them, and explain the ranking.
 
-    All of it happens in virtual time, in seconds. The limit is what the nodes could do together if everybody computed
-    all the time and communication were free. Samples/s says nothing about what a sample teaches: policies that do not
-    wait are fast, and their gradients stale. With --train the ranking is by the time to an accuracy instead.
-    The best balancer of each policy is shown; --balance shows all that it names.
+    The simulation runs in virtual time and takes seconds. The limit is the throughput of all nodes if they always
+    computed and communication were free. Samples/s does not show how much the model learns from a sample: policies
+    without waits are fast, but their gradients are stale. With --train, the ranking is by the time to an accuracy
+    instead. The table has the best balancer of each policy; --balance shows all that it names.
 
     \b
     Examples:
       uneven plan demo4
       uneven plan cluster.toml --train digits --accuracy 0.9
-      uneven plan runs/NAME                              a recorded run: what else it could have done
+      uneven plan runs/NAME                              a recorded run, with other settings
       uneven plan demo4 --balance even,lb-bsp --sync bsp,ssp:staleness=3,local:every=4
       uneven plan cluster.toml --preconditioner kfac.toml
       uneven plan runs/NAME --what-if "without the straggler" --what-if "with shadow:ma" --report what-if.html
@@ -113,7 +113,7 @@ def command(
 
 
 def _reasons(left: Sequence[LeftOut]) -> str:
-    """Why nothing could be played: the first reasons, each once, and with the first combination that it ended."""
+    """Return the first reasons why no combination could be simulated, each once with its first combination."""
     whose: dict[str, str] = {}
     for one in left:
         whose.setdefault(one.why, " under ".join(word for word in (one.balance, one.sync) if word))
@@ -124,7 +124,7 @@ def _reasons(left: Sequence[LeftOut]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What all combinations have in common."""
+    """The common settings of all combinations."""
 
     spec: ClusterSpec
     exchange_s: Mapping[int, float]
@@ -133,11 +133,11 @@ class _Case:
     preconditioned: bool = False
 
     def scenario(self, choice: Choice) -> Scenario:
-        """Balancers and policies learn, so each combination gets its own."""
         from uneven.balance import balancers
         from uneven.simulate import Scenario
         from uneven.sync import policies
 
+        # Balancers and policies learn, so each combination gets new ones.
         return Scenario(
             spec=self.spec,
             balancer=balancers.resolve(choice.balance),
@@ -165,7 +165,7 @@ def _case(cluster: str, iterations: int, seed: int, preconditioner: Path | None)
 
 
 def _recorded(run: Path, iterations: int, seed: int) -> _Case:
-    """A run with the description that lies beside its journal, or with one that is made from it."""
+    """Return a run with the description next to its journal, or with one made from it."""
     from uneven.cli.simulate import recorded_costs
     from uneven.cluster import files
     from uneven.simulate import described, with_costs
@@ -180,7 +180,7 @@ def _recorded(run: Path, iterations: int, seed: int) -> _Case:
 
 
 def split(text: str | None) -> tuple[str, ...]:
-    """``"bsp,bmuf:every=4,nesterov=true"`` → ``("bsp", "bmuf:every=4,nesterov=true")``: an option follows its name."""
+    """Split at commas, but keep options with their name: "bsp,bmuf:every=4,nesterov=true" → "bsp", "bmuf:every=4,…"."""
     found: list[str] = []
     for piece in (piece.strip() for piece in (text or "").split(",")):
         before, equals, _ = piece.partition("=")
@@ -205,6 +205,7 @@ def _play(
             moved(place, f"{choice.balance} under {choice.sync}")
             try:
                 results.append(_one(case, choice, lesson, lambda done, place=place: moved(place + done)))  # type: ignore[misc]
+            # A combination that fails must not end the ranking of the others.
             except (ConfigError, TrainingError) as error:
                 failed.append(LeftOut(choice.balance, choice.sync, str(error)))
     return results, failed

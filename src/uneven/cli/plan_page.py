@@ -1,4 +1,4 @@
-"""What ``uneven plan`` shows: the ranking, the reasons, what was left out, and what to do."""
+"""The output of ``uneven plan``: advice, ranking, reasons, and combinations that were left out."""
 
 from __future__ import annotations
 
@@ -31,24 +31,20 @@ _EXACT = ("bsp", "hierarchical")  # every step takes the gradient of one process
 
 @dataclass(frozen=True, slots=True)
 class PlanPage:
-    """Everything that is printed.
-
-    Attributes:
-        took_s: wall time.
-        every: show each row of the ranking, because balancers were named; by default the best of each policy.
-    """
+    """The data of the page."""
 
     spec: ClusterSpec
     plan: Plan
     left: tuple[LeftOut, ...]
     iterations: int
     goal: Goal | None
-    took_s: float
+    took_s: float  # wall time
+    # show each row of the ranking, because balancers were named; by default the best of each policy
     every: bool = False
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What is shown of the ranking; the baseline and the best that a real run supports are always in it."""
+        """The rows shown; always with the baseline and the best one that a real run supports."""
         plan = self.plan
         best = {row.result.choice.sync: row for row in reversed(plan.shown)}
         kept = [*best.values(), plan.best_carried]
@@ -57,7 +53,6 @@ class PlanPage:
 
 
 def show(page: PlanPage, console: Console | None = None) -> None:
-    """Print it."""
     console = console or Console(highlight=False)
     console.width = min(console.width, _WIDEST)
     spec, plan = page.spec, page.plan
@@ -82,7 +77,7 @@ def show(page: PlanPage, console: Console | None = None) -> None:
 
 
 def _show_table_servers(found: TablePlanned, console: Console) -> None:
-    """How many table servers, how far ahead, and where the limit is."""
+    """Print the number of table servers, the lookahead, and the bottleneck."""
     console.print(Text("\nTable servers", style="bold"))
     shown = Table(box=SIMPLE_HEAD)
     for heading in ("servers", "samples/s", "of their time", "limit"):
@@ -109,7 +104,7 @@ def _scene(page: PlanPage) -> str:
 
 
 def _say(console: Console, text: str, *, head: str = " ", style: str = "") -> None:
-    """A paragraph that is indented below its head."""
+    """Print a paragraph, indented below its head."""
     kept = re.sub(r"(?<=\d) (?=[%×]|m?s\b)", _HELD, text)  # a number stays with its unit
     lines = textwrap.wrap(kept, max(20, console.width - len(head) - 1), break_long_words=False)
     for place, line in enumerate(lines):
@@ -136,7 +131,7 @@ def _table(page: PlanPage) -> Table:
     if page.goal is not None:
         table.add_column(f"to {percent(page.goal.accuracy)}", justify="right", no_wrap=True)
         table.add_column("samples", justify="right", no_wrap=True)
-    # With a goal it is the goal that counts; what else there is would not fit a narrow terminal.
+    # With a goal, the other columns would not fit a narrow terminal.
     for name in ("samples/s", *(() if page.goal else ("of limit", "waiting")), "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("real run", no_wrap=True)
@@ -169,7 +164,8 @@ def _learnt(row: Row) -> tuple[str, str]:
 
 
 def speed_up(row: Row, page: PlanPage) -> float | None:
-    """Over the baseline: of the time to the goal if there is one, else of samples/s; None if it is unknown."""
+    """Return the speed-up over the baseline: in time to the goal if there is one, otherwise in samples/s; None if
+    unknown."""
     base = page.plan.baseline.result
     if page.goal is None:
         below = base.figures.samples_per_s
@@ -186,7 +182,7 @@ def _speed_up(row: Row, page: PlanPage) -> str:
 
 
 def _whys(page: PlanPage) -> Iterator[tuple[str, str]]:
-    """Number and reason of the best of each policy, and of the baseline; one line for those of the same reason."""
+    """Yield number and reason of the best of each policy and of the baseline; one line for equal reasons."""
     places_of: dict[str, list[int]] = {}
     syncs: set[str] = set()
     plan, rows = page.plan, page.rows
@@ -204,7 +200,7 @@ def _whys(page: PlanPage) -> Iterator[tuple[str, str]]:
 
 
 def _left(left: tuple[LeftOut, ...]) -> list[str]:
-    """One line for each reason."""
+    """Return one line for each reason."""
     text_lines = []
     ordered = sorted(left, key=lambda one: one.why)
     for why, group in groupby(ordered, key=lambda one: one.why):
@@ -217,7 +213,7 @@ def _left(left: tuple[LeftOut, ...]) -> list[str]:
 
 
 def advice(page: PlanPage) -> list[str]:
-    """What to do with it."""
+    """Return the recommended commands."""
     best, carried = page.plan.best, page.plan.best_carried
     text_lines = []
     if carried is None:
@@ -251,7 +247,7 @@ def advice(page: PlanPage) -> list[str]:
 
 
 def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
-    """All of it, for machines."""
+    """Return everything as JSON."""
     plan, best = page.plan, page.plan.best_carried
     return {
         "cluster": page.spec.name,

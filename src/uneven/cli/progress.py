@@ -1,4 +1,4 @@
-"""How far a command has come: a bar on the terminal, or lines where nobody looks at one."""
+"""The progress of a command: a bar on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Report = Callable[[str, str, float], None]
 
 @contextmanager
 def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
-    """Yields ``moved(done, name=None)``. It is drawn about twenty times a second at most, and whenever a name comes.
+    """Yield ``moved(done, name=None)``, which draws at most about twenty times per second, and for each new name.
 
     Args:
-        total: what ``done`` goes up to.
+        total: the final value of ``done``.
         named: show the name, not the number.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -44,7 +44,8 @@ def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def phases() -> Iterator[Report]:
-    """Yields ``progress(phase, state, done)``, which moves a bar for each phase, or see :func:`lines`."""
+    """Yield ``progress(phase, state, done)``, which moves a bar for each phase; without a terminal see
+    :func:`lines`."""
     from rich import progress as rich_progress
 
     from uneven.report.console import Console
@@ -69,8 +70,8 @@ def phases() -> Iterator[Report]:
 
 
 def lines(file: TextIO, clock: Callable[[], float] = monotonic) -> Report:
-    """``progress(phase, state, done)`` for where no bar can be drawn, as in a log: it writes a line every ten seconds
-    if something has changed, and one at the end of a phase that has had some. What is over sooner writes none.
+    """Return a ``progress(phase, state, done)`` for logs: it prints changes at most every ten seconds, and the end of
+    each phase that had a line. Shorter phases print nothing.
 
     Args:
         clock: seconds since any moment.

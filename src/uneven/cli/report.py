@@ -1,4 +1,4 @@
-"""``uneven report``."""
+"""The command ``uneven report``."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ def report(
     ] = None,
     log_to: LogTo = None,
 ) -> None:
-    """Write a run's HTML report, pictures included, or compare several runs on one page.
+    """Write a run's HTML report with charts, or compare several runs on one page.
 
-    One file of 2 MB that opens in any browser, without a network, and can be mailed: a table of the workers, where each
-    one's time goes (compute, load data, communicate, wait), shares, speeds and their predictions, everything that the
-    script logged, use of the machines, and a list of events. A run that is still going on is shown as far as it is. The
-    last line printed is advice. For several runs it prints a table: time per iteration, waits, shares, and the values
-    that all of them logged.
+    The report is one file of 2 MB that opens in any browser without a network. It has a table of the workers, how each
+    one spends its time (compute, load data, communicate, wait), shares, speeds and their predictions, everything that
+    the script logged, use of the machines, and a list of events. A running run is shown up to now. The last printed
+    line is advice. For several runs the command prints a table: time per iteration, waits, shares, and the values that
+    all of them logged.
 
     \b
     Examples:
       uneven report                                      the newest run
       uneven report runs/NAME --out report.html
-      uneven report runs/A runs/B --out a-b.html         two runs beside each other
+      uneven report runs/A runs/B --out a-b.html         two runs next to each other
       uneven report runs/NAME --trace run.trace.json     every step of every worker, for Perfetto
       uneven report runs/NAME --tensorboard tb           then: tensorboard --logdir tb
-      uneven report runs/NAME --log-to mlflow:mlruns     wandb:FOLDER, tensorboard:FOLDER likewise
+      uneven report runs/NAME --log-to mlflow:mlruns     also wandb:FOLDER, tensorboard:FOLDER
     """
     from uneven.errors import ConfigError
     from uneven.installed import need
@@ -95,7 +95,7 @@ def report(
 
 
 def _compared(paths: list[Path]) -> Page:
-    """The page of several runs, whose table is printed, too."""
+    """Print the table of several runs, and return their page."""
     from rich import box
     from rich.table import Table
 
@@ -104,7 +104,7 @@ def _compared(paths: list[Path]) -> Page:
 
     data = comparison.compared(comparison.named(paths))
     summary = comparison.summary_table(data)
-    names, *lines = zip(summary.columns, *summary.rows, strict=True)  # a column for each run: pages are wider
+    names, *lines = zip(summary.columns, *summary.rows, strict=True)  # a column per run: pages are wider
     table = Table(box=box.SIMPLE_HEAD)
     for position, name in enumerate(names):
         table.add_column(name, justify="right" if position else "left")

@@ -1,4 +1,4 @@
-"""``uneven run``: train a script on several workers."""
+"""The command ``uneven run``: train a script on several workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from uneven.sync import carried, compatible, policies, threaded, unheeded
 _MOST_SHARDS = 1_000
 _READY_WITHIN_S = 60.0
 _END_BYTES = 1_000_000
-"""Bytes of the journal that are read for the last line: some 2,500 records, which takes a twentieth of a second."""
+"""The bytes of the journal that are read for the last line: about 2,500 records, in a twentieth of a second."""
 
 
 def run(
@@ -69,13 +69,13 @@ def run(
     log_rank: options.LogRank = "",
     log_dir: options.LogDir = "",
 ) -> None:
-    """Train SCRIPT on several workers, through torch's own launcher and with torchrun's option names.
+    """Train SCRIPT on several workers, with torch's own launcher and torchrun's option names.
 
-    Put uneven's options before SCRIPT; arguments after it are passed to the script. If a worker dies, the run ends
-    with its exit code. With --elastic, and under asp, ssp, easgd, backup, decoupled, shadow:easgd and shadow:asp, the
-    other workers continue. The run directory holds each worker's settings and journal. The last line sums the run up.
+    Put uneven's options before SCRIPT; arguments after it are passed to the script. If a worker dies, the run ends with
+    its exit code. With --elastic, and under asp, ssp, easgd, backup, decoupled, shadow:easgd and shadow:asp, the other
+    workers continue. The run directory holds each worker's settings and journal. The last line sums the run up.
 
-    Exit codes: 0 all went well; 2 refused before the start; 128 + N stopped by signal N; else the worker's.
+    Exit codes: 0 success; 2 wrong setting, before the start; 128 + N stopped by signal N; otherwise the worker's.
 
     \b
     Examples:
@@ -87,11 +87,18 @@ def run(
       uneven run --nproc 4 --servers 2 train.py  a parameter server for uneven.server.Client
       uneven run --nproc 4 --tables 1 train.py   a server for the tables of uneven.embedding
       uneven run --nproc 4 --elastic 2:8 train.py
-      uneven run --join 10.0.0.1:29500 train.py  one more worker for that run, from another machine
+      uneven run --join 10.0.0.1:29500 train.py  one additional worker for that run, on another machine
       uneven run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 train.py
     """
-    asked = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout, "threads": threads,
-             "keep_freed_memory": keep_freed_memory}  # fmt: skip
+    asked = {
+        "balance": balance,
+        "sync": sync,
+        "seed": seed,
+        "budget": budget,
+        "timeout_s": timeout,
+        "threads": threads,
+        "keep_freed_memory": keep_freed_memory,
+    }
     layers = layers_of(asked, config_file)
     start = launch.Launch(
         target=tuple(target), module=module, nproc=nproc, nnodes=nnodes, node_rank=node_rank,
@@ -105,7 +112,7 @@ def run(
     check(start)
     _hint_at_misplaced(start, {name for one in context.command.params for name in one.opts if name.startswith("--")})
     members = members_of(start, servers=servers, tables=tables)
-    # Every machine, for its workers read the settings there; where the disk is not shared, each has its own.
+    # On every machine, because its workers read the settings there; without a shared disk each has its own.
     directory = run_directory(run_dir, target[0], layers, shared=start.nodes[1] > 1)
     said = {
         "--balance": balance, "--sync": sync, "--seed": seed, "--budget": budget, "--timeout": timeout,
@@ -120,7 +127,7 @@ def run(
 
 
 def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
-    """Say so where what follows the script looks as if it were meant for uneven."""
+    """Warn about arguments of the script that look like options of uneven."""
     script, *arguments = start.target
     words = "" if start.module else Path(script).read_text(encoding="utf-8", errors="replace")
     if found := misplaced(arguments, ours, words):
@@ -128,14 +135,13 @@ def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
 
 
 def members_of(start: launch.Launch, **shards: int) -> int:
-    """How many workers shards are for; 0 where none are asked for.
+    """Return the number of workers that shards are for; 0 without shards.
 
     Args:
-        shards: option → how many.
+        shards: option → number of shards.
 
     Raises:
-        ConfigError: nobody can know how many workers there are, or they are on several machines; or a number of
-            shards that cannot be.
+        ConfigError: the number of workers is unknown or they are on several machines; or a wrong number of shards.
     """
     for option, count in shards.items():
         if not 0 <= count <= _MOST_SHARDS:
@@ -156,10 +162,10 @@ def members_of(start: launch.Launch, **shards: int) -> int:
 
 @contextmanager
 def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool) -> Iterator[None]:
-    """Run the shards of a parameter server and the servers of embedding tables for as long as the workers.
+    """Run the shards of a parameter server and the servers of embedding tables as long as the workers.
 
     Args:
-        growing: whether workers may leave and join.
+        growing: workers may leave and join.
 
     Raises:
         LaunchError: they cannot be started.
@@ -179,11 +185,7 @@ def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool)
 
 
 def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, shared: bool = False) -> Path:
-    """Make the run directory and say where it is.
-
-    Args:
-        shared: several machines make it.
-    """
+    """Make the run directory and print its path; ``shared`` if several machines make it."""
     directory = asked or rundir.new_path(script, datetime.now())
     rundir.create(directory, layers, shared=shared)
     print(f"uneven: run directory {directory} (follow it with `uneven watch {quote(str(directory))}`)", file=sys.stderr)
@@ -192,10 +194,10 @@ def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, sha
 
 @contextmanager
 def ends_with_a_line(directory: Path, so: str = "") -> Iterator[None]:
-    """Print at the end how the run went, in one line, or that it has no journal.
+    """Print a one-line summary of the run at its end, or a note that it has no journal.
 
     Args:
-        so: what follows if it has none.
+        so: consequence of a missing journal, for the note.
     """
     none = ""
     try:
@@ -207,9 +209,10 @@ def ends_with_a_line(directory: Path, so: str = "") -> Iterator[None]:
 
 
 def _end_of(directory: Path) -> str:
-    """Return how a run went, in one line; "" for a run without a journal."""
+    """Return the one-line summary of a run; "" without a journal."""
     state = RunProgress()
     try:
+        # The end of each journal is enough for a summary, so all ranks share a fixed number of bytes.
         follower = Follower(directory, _END_BYTES // max(1, ranks := len(rank_paths(directory))))
         state.feed(follower.poll())
     except JournalError as error:
@@ -218,11 +221,11 @@ def _end_of(directory: Path) -> str:
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
-    """What the command line and the file say, checked before any process starts; conflicts are printed.
+    """Return the settings of command line and file, checked before any process starts; print conflicts.
 
     Raises:
-        ConfigError: a value is wrong, or a policy that a real run cannot carry.
-        UnknownNameError: a balancer, policy or key that does not exist, offering the nearest one.
+        ConfigError: a wrong value, or a policy that a real run does not support.
+        UnknownNameError: an unknown balancer, policy or key; the message offers the nearest one.
     """
     said = {key: value for key, value in asked.items() if value is not None}
     layers = {rundir.COMMAND_LINE: said, **rundir.file_layer(config_file)}
@@ -241,22 +244,22 @@ def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
 
 
 def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
-    """Settings that were named and do not go together, or not with so many workers; the workers would find the same.
+    """Check that the given settings fit each other and the number of workers; the workers would find the same errors.
 
-    What nobody has named here is left to the script, which may name it.
+    Settings that are not given here are not checked, because the script may set them.
 
     Args:
-        workers: of all machines; None if nobody knows here.
+        workers: on all machines; None if unknown.
 
     Raises:
-        ConfigError: naming what does not fit, and what to use instead.
+        ConfigError: settings that do not fit, with an alternative.
     """
     settings, _ = config.merge(layers)
     source = {key: where for where, values in reversed(layers.items()) for key in values}
     sync = settings.sync if "sync" in source else "shadow:ma"
     balance = settings.balance if "balance" in source else "even"
     wanted = balancers.resolve(balance).made_for
-    # A worker that is alone has nothing to share out: what a file says for others is told by its session.
+    # A single worker has nothing to share; its session warns about a balancer from a file that is for others.
     meant = workers != 1 or source.get("balance") == rundir.COMMAND_LINE
     if None not in (wanted, workers) and wanted != workers and meant:
         raise ConfigError(
@@ -271,7 +274,7 @@ def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
 
 
 def parse_shares(text: str | None) -> tuple[float, ...]:
-    """Shares of a core, as typed.
+    """Return the shares of a core, as typed.
 
     Raises:
         ConfigError: one of them is not a number.

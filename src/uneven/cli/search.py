@@ -1,4 +1,4 @@
-"""``uneven search``: which settings are worth training, and a word to a search that runs."""
+"""The command ``uneven search``: find settings worth training, and control a running search."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ def command(
 ) -> None:
     """Find out which settings are worth training: stop, pause and resume trials as they learn.
 
-    Stopped at any moment, also by kill -9, the same command goes on where it was, with the scheduler's memory.
+    After an interruption, also by kill -9, the same command continues with the scheduler's state.
 
-    At another terminal, a search that runs is told to stop a trial, to resume one, or to go on from one's state with
-    another setting. Only the user who runs it is heard.
+    From another terminal, you can stop a trial of a running search, resume one, or clone one's state with another
+    setting. Only the user who started the search can control it.
 
-    forecast plays a recorded search in virtual time on 1, 2, … nodes of a described cluster, a trial on each, and
-    prints how long it takes and with how many nodes it is cheapest.
+    forecast simulates a recorded search in virtual time on 1, 2, … nodes of a described cluster, one trial per node. It
+    prints the duration for each number of nodes and the cheapest number.
 
     \b
     Exit code:
       0    the search is over
       1    it is over, and some trials have crashed or diverged
-      2    refused, or ended by an error
+      2    a wrong setting, or an error
       130  stopped with Ctrl-C
 
     \b
@@ -102,7 +102,7 @@ def command(
         return
     if len(what) > 1:
         raise ConfigError(f"{' '.join(what[1:])}: give one FILE, or begin with forecast, {', '.join(_VERBS)}")
-    tools = trackers(log_to, tensorboard)  # one that is missing is said now
+    tools = trackers(log_to, tensorboard)  # a missing tool raises before the search
     more = {"trials": trials, "warm_start": warm_start, "directory": directory}
     result = _searched(Path(what[0]), devices_named(devices), engine, more)
     print(printable(str(result)))
@@ -116,7 +116,7 @@ def command(
 
 
 def _searched(file: Path, devices: str | int | list[str], engine: str, more: dict[str, Any]) -> SearchResult:
-    """The search of a file; what the command line says counts more than what the file says."""
+    """Run the search of a file; the command line overrides the file."""
     sys.path.insert(0, str(Path.cwd()))
     from uneven import search
     from uneven.search import search_file

@@ -1,4 +1,4 @@
-"""``uneven search forecast RUN CLUSTER``: how long a recorded search takes on 1, 2, … nodes of a cluster."""
+"""The command ``uneven search forecast RUN CLUSTER``: the duration of a recorded search on 1, 2, … nodes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from uneven.search.forecast import cheapest, counts, recorded
 
 
 def show(what: list[str], trials: int | None) -> None:
-    """Print how long the search takes on the fastest nodes, and with how many it is cheapest.
+    """Print the duration of the search on the fastest nodes, and the cheapest number of nodes.
 
     Args:
         what: the search's directory and the cluster.
-        trials: instead of as many as are recorded.
+        trials: number of trials; by default as recorded.
     """
     if len(what) != 2:
         raise ConfigError("forecast: give a recorded search and a cluster: uneven search forecast RUN CLUSTER")
@@ -50,10 +50,10 @@ def show(what: list[str], trials: int | None) -> None:
 
 
 def speeds_of(spec: ClusterSpec) -> list[float]:
-    """How fast the nodes of a cluster are at the start; one core is 1, or the fastest node where they have costs.
+    """Return the speeds of a cluster's nodes at the start; 1 is one core, or the fastest node if nodes have costs.
 
     Raises:
-        ConfigError: none of them gives anything.
+        ConfigError: no node has processor time.
     """
     work = spec.workload
     batch = max(1, work.global_batch // len(spec.nodes))

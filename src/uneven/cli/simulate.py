@@ -1,4 +1,4 @@
-"""``uneven simulate``: play a described cluster in virtual time."""
+"""The command ``uneven simulate``: simulate a described cluster in virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEARN = "What is learnt"
 _OUTPUT = "What comes out"
 
 _JOURNAL_UP_TO = 1_000
-"""Nodes up to which a journal is written without being asked for."""
+"""The number of nodes up to which a journal is written by default."""
 
 
 def command(
@@ -68,20 +68,20 @@ def command(
     run_dir: Annotated[Path | None, option(_OUTPUT, "Journal. [default: runs/TIME-CLUSTER]", metavar="DIR")] = None,
     no_journal: Annotated[bool, option(_OUTPUT, "Write nothing, only show the table.", "--no-journal")] = False,
 ) -> None:
-    """Play CLUSTER in virtual time: same balancers, same policies, same journal as a real run, and no machine.
+    """Simulate CLUSTER in virtual time, with the balancers, policies and journal of a real run.
 
-    Every node computes for as long as its cost says, slower while its share of processor time is small; transfers
-    share links fairly; events happen. The same command gives the same journal, byte for byte. What it cannot know
-    is listed in docs/how-to/simulate.md.
+    Each node computes for the time of its cost, longer while its share of processor time is small; transfers share
+    links fairly; events happen as described. The same command gives the same journal, byte for byte.
+    docs/how-to/simulate.md lists the limits.
 
-    With --train the gradients are real and applied in the order of virtual time, so staleness has its true effect.
-    A task takes options: digits:hidden=0,learning_rate=0.2,momentum=0.9 (hidden 0 is softmax regression).
+    With --train the gradients are real and applied in the order of virtual time, so staleness has its true effect. A
+    task takes options: digits:hidden=0,learning_rate=0.2,momentum=0.9 (hidden 0 is softmax regression).
 
     \b
     Examples:
       uneven simulate demo4 --compare
       uneven simulate cluster.toml --balance even --sync ssp:staleness=3
-      uneven simulate --costs runs/NAME --balance even     a recorded run, played again another way
+      uneven simulate --costs runs/NAME --balance even     a recorded run, simulated with other settings
       uneven simulate lb_bsp_gpu16 --iterations 1000 --no-journal
       uneven simulate lb_bsp_cpu32 --train digits --until-accuracy 0.9 --sync local:every=8
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
@@ -108,9 +108,15 @@ def command(
 
 
 def _scenario(
-    cluster: str | None, balance: str, sync: str, iterations: int, seed: int, lookahead: int, costs: Path | None,
+    cluster: str | None,
+    balance: str,
+    sync: str,
+    iterations: int,
+    seed: int,
+    lookahead: int,
+    costs: Path | None,
     preconditioner: Path | None,
-) -> Scenario:  # fmt: skip
+) -> Scenario:
     import uneven
     from uneven.balance import balancers
     from uneven.cluster import files
@@ -152,7 +158,7 @@ def _scenario(
 
 
 def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> Scenario:
-    """Servers of embedding tables, where the description has any: so many, or as many as a plan takes."""
+    """Add servers of embedding tables if the description has tables; by default as many as a plan advises."""
     from uneven.errors import ConfigError
     from uneven.plan.table_servers import planned
     from uneven.simulate import TableServers
@@ -169,13 +175,13 @@ def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> 
 
 
 def recorded_costs(run: Path, spec: ClusterSpec | None) -> RecordedCosts:
-    """What a run directory says about its workers' costs; the cluster helps where the run cannot tell."""
+    """Return the costs of a run's workers; the cluster supplies values that the run cannot show."""
     from uneven import journal
     from uneven.simulate import costs_from_journal
 
     fixed_s = {}
     for rank, node in enumerate(spec.nodes if spec is not None else ()):
-        part = node.available(0.0)  # the run took so much longer as it was not all there
+        part = node.available(0.0)  # a worker with a part of its node took longer by this factor
         fixed_s[rank] = spec.cost(node).seconds(0) / part if spec is not None and part > 0 else 0.0
     return costs_from_journal(journal.read(run).records(), fixed_s)
 
@@ -193,7 +199,7 @@ def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path
 
 
 def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> FinishedSimulation:
-    """Play it, with a journal if there is a place for it."""
+    """Simulate, with a journal if there is a directory."""
     from uneven import rundir
     from uneven.cluster.write import to_toml
     from uneven.errors import access
@@ -210,7 +216,7 @@ def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> F
 
 
 def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
-    """What DistributedDataParallel does on the same cluster."""
+    """Simulate DistributedDataParallel on the same cluster."""
     from uneven.balance import Even
     from uneven.sync import BSP
 
@@ -225,6 +231,7 @@ def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> Finis
     from uneven.journal.metrics import Join
     from uneven.simulate import simulate
 
+    # Goodput is shown only if workers leave or join; otherwise there is no need to join the records.
     joined = Join() if any(event.do in COMINGS_AND_GOINGS for event in scenario.spec.events) else None
 
     def noted(record: Record) -> None:

@@ -1,4 +1,4 @@
-"""What ``uneven simulate`` shows: where each node's time goes, and what it came to."""
+"""The output of ``uneven simulate``: how each node spends its time, and the result."""
 
 from __future__ import annotations
 
@@ -20,21 +20,16 @@ _ROWS = 40
 
 
 class FinishedSimulation(NamedTuple):
-    """A simulation that is over.
-
-    Attributes:
-        took_s: wall time.
-        goodput: of the capacity that was there, where workers come and go, 0 … 1.
-    """
+    """The result of a simulation."""
 
     outcome: Outcome
     learnt: Learnt | None
-    took_s: float
-    goodput: float | None = None
+    took_s: float  # wall time
+    goodput: float | None = None  # used part of the available capacity, 0 … 1; None without changes of membership
 
 
 def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> None:
-    """Print the table and what it came to."""
+    """Print the table and the result."""
     Console().print(_table(scenario, played.outcome))
     shown = _lines(scenario, played)
     if played.learnt is not None:
@@ -43,7 +38,7 @@ def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> N
 
 
 def compare(played: FinishedSimulation, plain: FinishedSimulation) -> None:
-    """Print how much faster it was than even shares under bsp."""
+    """Print the speed-up over even shares under bsp."""
     outcome, base = played.outcome, plain.outcome
     shown = [
         f"even shares under bsp: {seconds(base.iteration_s)} per iteration, {count(base.samples_per_s)} samples/s; "
@@ -114,7 +109,7 @@ def _lines(scenario: Scenario, played: FinishedSimulation) -> list[str]:
 
 
 def _cut_short(scenario: Scenario, played: FinishedSimulation) -> list[str]:
-    """Where the last worker has gone before the end: the other lines are of the iterations that there were."""
+    """Return a note if the last worker has left before the end; the other lines cover the iterations until then."""
     if played.outcome.iterations >= scenario.iterations or (played.learnt is not None and played.learnt.reached):
         return []
     over = f"{count(played.outcome.iterations)} of {count(scenario.iterations)} iterations"

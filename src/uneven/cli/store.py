@@ -1,4 +1,4 @@
-"""``uneven store``: the store of an elastic run, on a machine that stays."""
+"""The command ``uneven store``: host the store of an elastic run on a machine that stays."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Bounds = Annotated[
 def store(
     elastic: Bounds, host: Host = "127.0.0.1", port: Port = DEFAULT_PORT, silence: options.Silence = 10.0
 ) -> None:
-    """Keep the store of an elastic run, on a machine that stays.
+    """Host the store of an elastic run, on a machine that stays.
 
-    The workers of a run coordinate through its store. With this command no machine with workers keeps it, so any of
-    them may be lost, also the first one. The loss of the store ends the run. One store serves one run and ends with it:
-    exit code 0 after the end of the training, 1 if all workers were lost before. Ctrl-C ends both. The store has no
-    password: give an address of a network that you trust.
+    The workers of a run coordinate through its store. If a machine without workers hosts it, any worker may be lost,
+    also the first one. The loss of the store ends the run. A store serves one run and ends with it: exit code 0 after
+    the training, 1 if all workers were lost before. Ctrl-C ends both. The store has no password: give an address of a
+    trusted network.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
-"""A process that finds out what torch can do here by using it: ``python -m uneven.cli.trial SECONDS``.
+"""A process that tests torch on this machine: ``python -m uneven.cli.trial SECONDS``.
 
-It is a separate process so that a torch that hangs or crashes does not stop ``uneven doctor``. It starts a second
-one, and both add their tensors up through gloo. Each line that it prints is a JSON object with fields of
+It is a separate process so that a torch that hangs or crashes does not stop ``uneven doctor``. It starts a second one,
+and both sum their tensors through gloo. Each printed line is a JSON object with fields of
 :class:`uneven.cli.doctor.TorchFacts`.
 """
 
@@ -20,7 +20,7 @@ WAIT = timedelta(seconds=30)
 
 
 def main(limit_s: str, second: bool) -> None:
-    """Add up with the other process; the first one starts the second, sends it the port, and reports."""
+    """Sum tensors with the other process; the first one starts the second, sends it the port, and reports."""
     if not second:
         command = [sys.executable, "-P", "-m", "uneven.cli.trial", limit_s, "second"]
         other = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
@@ -32,7 +32,7 @@ def main(limit_s: str, second: bool) -> None:
     if second:
         port = sys.stdin.readline()
         if not port:
-            return  # the first process has failed, and says why
+            return  # the first process has failed, and reports it
         store = TCPStore(HOST, int(port), timeout=WAIT)
     else:
         cuda, rocm = torch.version.cuda, torch.version.hip

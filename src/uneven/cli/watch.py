@@ -1,4 +1,4 @@
-"""``uneven watch``."""
+"""The command ``uneven watch``."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def watch(
         int, typer.Option("--port", min=0, max=65535, help="With --web. [default: any]", show_default=False)
     ] = 0,
 ) -> None:
-    """Look at a run, live or afterwards, in the terminal.
+    """Show a run, live or afterwards, in the terminal.
 
-    One row per worker: its speed, its share of the global batch, where the time of its steps goes, and the
-    cores that it uses. A worker with no wait is the one that the others wait for; with a good split nobody
-    waits much. "Of the limit" compares with all workers finishing together and free communication.
+    Each worker has one row: its speed, its share of the global batch, how it spends the time of its steps, and the
+    cores that it uses. The others wait for a worker with no wait; with a good split all waits are short. "Of the limit"
+    compares with all workers finishing together and free communication.
 
-    The view ends with the run, or with Ctrl-C, which does not touch the run; then a table of the whole run
-    is printed, and advice. It only reads the run directory, so it can run on any machine that sees the directory.
+    The view ends with the run, or with Ctrl-C, which does not affect the run. Then the command prints a table of the
+    whole run, and advice. It only reads the run directory, so it works on any machine that can read it.
 
-    With --web it prints the address of a page that draws what `uneven report` does, again and again; the address has a
-    token, without which nobody is answered. From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
+    With --web it prints the address of a page with the charts of `uneven report`, updated live. The address has a
+    token; requests without the token are rejected. From another machine: ssh -L PORT:127.0.0.1:PORT HOST.
 
-    With --log-to it also gives the run to tools that keep curves, as it goes on.
+    With --log-to it also sends the run to experiment trackers, live.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``uneven plan RUN --what-if``: a recorded run, played again with one thing otherwise."""
+"""The command ``uneven plan RUN --what-if``: a recorded run, simulated with one change."""
 
 from __future__ import annotations
 
@@ -39,51 +39,41 @@ _ITERATIONS_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class PlayedCase:
-    """One case, in virtual time.
+    """One simulated case."""
 
-    Attributes:
-        words: what is otherwise.
-        durations_s: of its iterations.
-    """
-
-    words: str
+    words: str  # the change
     samples_per_s: float
     iteration_s: float
-    durations_s: list[float]
+    durations_s: list[float]  # of its iterations
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """A recorded run, and what it would have been.
-
-    Attributes:
-        measured_per_s, measured_s: samples per second and usual iteration of the recorded run. Where each worker takes
-            steps of its own, an iteration is a global batch of samples, whoever took them.
-        durations_s: of its iterations.
-        played: first as it was.
-    """
+    """A recorded run, and its simulations with changes."""
 
     name: str
+    # measured_per_s, measured_s: samples per second and usual iteration of the recorded run. If workers take
+    # independent steps, an iteration is a global batch of samples.
     measured_per_s: float
     measured_s: float
-    durations_s: list[float]
-    played: tuple[PlayedCase, ...]
+    durations_s: list[float]  # of its iterations
+    played: tuple[PlayedCase, ...]  # first without a change
 
     @property
     def error(self) -> float:
-        """How far the run as it was is off in virtual time: simulated ÷ measured throughput − 1."""
+        """The error of the simulation without a change: simulated ÷ measured throughput − 1."""
         return self.played[0].samples_per_s / self.measured_per_s - 1
 
     def gain(self, one: PlayedCase) -> float:
-        """How many times the throughput, simulated against simulated: what is off in both cancels out."""
+        """Return the gain in throughput, simulated against simulated, so that common errors cancel out."""
         return one.samples_per_s / self.played[0].samples_per_s
 
 
 def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, *, as_json: bool) -> None:
-    """Play, print, and draw.
+    """Simulate, print, and draw.
 
     Raises:
-        ConfigError: a change that cannot be read or made, or a run that says too little.
+        ConfigError: an invalid change, or a run with too few records.
     """
     if report is not None:
         need("report", "plotly")
@@ -97,7 +87,7 @@ def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, *, a
 
 
 def what_if(run: Path, changes: Sequence[str], seed: int) -> WhatIf:
-    """The recorded run as it was, and with each change by itself."""
+    """Simulate the recorded run without a change, and with each change separately."""
     made = [(text, parse(text)) for text in changes]
     records = list(journal.read(run).records())
     costs = recorded_costs(run, None)
@@ -126,7 +116,7 @@ def _recorded(spec: Any, records: Sequence[Record], exchange_s: tuple[float, ...
 
 
 def _workload(workload: Any, records: Sequence[Record], changes: Sequence[str]) -> Any:
-    """With the bytes of the gradients, as the run counted them."""
+    """Set the gradients' bytes as counted by the run."""
     lines = [one for one in records if isinstance(one, LineRecord) and one.line == "gradients" and one.rank == 0]
     exchanges = sum(one.exchanges for one in lines)
     if exchanges:
@@ -142,9 +132,14 @@ def _durations_s(iterations: Sequence[Iteration]) -> list[float]:
 
 def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_processor: bool) -> PlayedCase:
     scenario = Scenario(
-        spec=case.spec, balancer=balancers.resolve(case.balance), policy=policies.resolve(case.sync), seed=seed,
-        iterations=iterations, exchange_s=dict(enumerate(case.exchange_s)), one_processor=one_processor,
-    )  # fmt: skip
+        spec=case.spec,
+        balancer=balancers.resolve(case.balance),
+        policy=policies.resolve(case.sync),
+        seed=seed,
+        iterations=iterations,
+        exchange_s=dict(enumerate(case.exchange_s)),
+        one_processor=one_processor,
+    )
     records = list[Record]()
     with located(words):
         figures = played(scenario, records.append)
@@ -153,7 +148,7 @@ def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_pro
 
 
 def show(found: WhatIf, console: Console | None = None) -> None:
-    """A table, and a sentence for each change."""
+    """Print a table, and a sentence for each change."""
     console = console or Console(highlight=False)
     table = _table(found)
     shown = Table(box=SIMPLE_HEAD)
@@ -167,7 +162,7 @@ def show(found: WhatIf, console: Console | None = None) -> None:
 
 
 def sentences(found: WhatIf) -> list[str]:
-    """What is to be expected, in words."""
+    """Return the expected results as sentences."""
     said = [
         f"Virtual time is {abs(found.error):.1%} {'above' if found.error > 0 else 'below'} the throughput that the run "
         f"had; gains compare it with itself."
@@ -187,7 +182,7 @@ def _table(found: WhatIf) -> PageTable:
 
 
 def page(found: WhatIf) -> Page:
-    """The same with two pictures."""
+    """Return the page, with two charts."""
     made = Page(f"What if · {found.name}", " ".join(sentences(found)))
     made.table("Recorded, and played in virtual time", _table(found))
     made.figure("Throughput", _bars(found), "Recorded, then simulated.")
@@ -226,15 +221,20 @@ def _lines(found: WhatIf) -> Figure:
 
 
 def to_json(found: WhatIf) -> dict[str, Any]:
-    """All figures."""
+    """Return all figures as JSON."""
     return {
         "run": found.name,
         "measured_samples_per_s": found.measured_per_s,
         "measured_iteration_s": found.measured_s,
         "error": found.error,
         "what_if": [
-            {"words": one.words, "samples_per_s": one.samples_per_s, "iteration_s": one.iteration_s,
-             "gain": found.gain(one), "expected_per_s": found.gain(one) * found.measured_per_s}
+            {
+                "words": one.words,
+                "samples_per_s": one.samples_per_s,
+                "iteration_s": one.iteration_s,
+                "gain": found.gain(one),
+                "expected_per_s": found.gain(one) * found.measured_per_s,
+            }
             for one in found.played
         ],
-    }  # fmt: skip
+    }
