@@ -6,11 +6,10 @@
     model, optimizer = session.setup(model, optimizer)
     loader = session.loader(dataset, batch_size=512)  # the global batch; this worker's part follows its speed
 
-What is here: the session, the errors, and all that plug-ins and parts are written with (base classes, what they
-are shown, what they answer, registries). A balancer, predictor or policy that comes along is chosen by its name, as in
-``Session(balance="lb-bsp")``; its class is in ``uneven.balance``, ``uneven.predict`` or ``uneven.sync``.
-
-A name is imported when it is first touched, so ``import uneven`` alone does not wait for torch.
+The package exports the session, the errors, and the base classes, views, actions and registries for plug-ins. Included
+balancers, predictors and policies are chosen by name, as in ``Session(balance="lb-bsp")``; their classes are in
+``uneven.balance``, ``uneven.predict`` and ``uneven.sync``. Names are imported on first use, so ``import uneven`` does
+not wait for torch.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ _BEFORE_THE_RULE = {
     "uneven.predict": ("EMA", "Last"),
     "uneven.sync": ("BSP",),
 }
-"""Plug-ins that were listed once. They are found as ever, and no others join them."""
+"""Plug-ins of earlier versions' exports. They stay available; do not add new ones."""
 
 _HOME = {name: module for homes in (_BEFORE_THE_RULE, _HOMES) for module, names in homes.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""``python -m uneven`` is ``uneven``."""
+"""The command ``python -m uneven``, equal to ``uneven``."""
 
 from uneven.cli import main
 

@@ -1,4 +1,4 @@
-"""What the members of an elastic run write for each other to read: the keys in their store."""
+"""The membership board of an elastic run: keys in the store by which its members inform each other."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Any
 from uneven.stores import Store
 
 NEWS, ASKED, WORKERS = "news", "asked", "workers"
-"""Counters: of deaths and of members in a recovery; of workers that have asked to join; of all workers ever."""
+"""The counters: of deaths and of members in a recovery; of workers that have asked to join; of all workers ever."""
 
 DEAD, MISSED = "dead", "missed"
-"""What others write of a worker: that it is gone, and why; that it is alive, but has kept them waiting for too long."""
+"""The keys for a worker, written by others: it has failed, and why; it is alive, but has delayed them for too long."""
 
 RUN = "run"
-"""What a launcher that joins needs to know."""
+"""The key of the information for a launcher that joins."""
 
 RELEASED = "released"
-"""What a launcher writes when it knows that a worker's session is closed: neither of them needs the store any more."""
+"""The key by which a launcher reports that a worker's session is closed: neither needs the store any more."""
 
 STARTS_WITHIN_S = 60.0
-"""How long a worker may take from its number until its first sign of life."""
+"""The longest time from a worker's number to its first heartbeat."""
 
 SESSION, OPEN, CLOSED = "session", "open", "closed"
-"""What a worker writes there about its session. One that ends while it is open has not ended in order."""
+"""The key and the values of a worker's session state. A worker that ends while it is open has failed."""
 
 
 class Board:
-    """One thread's connection to the store. Nothing here waits for another worker.
+    """One thread's connection to the store. No method waits for another worker.
 
-    Raises, in all methods:
-        RuntimeError: the store has ended, with the process that kept it.
+    All methods raise RuntimeError if the store has ended with its process.
     """
 
     def __init__(self, store: Store) -> None:
@@ -40,42 +39,42 @@ class Board:
         self._answered: set[int] = set()
 
     def look(self, key: str) -> str | None:
-        """What is written there, or None."""
+        """Return the value of a key, or None."""
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def write(self, key: str, text: str) -> None:
-        """Write it there."""
         self.store.set(key, text)
 
     def write_once(self, key: str, text: str) -> str:
-        """Write it there if nothing is; what is there then, the same for all who ask."""
+        """Write a value if the key has none; return the value after that, the same for all callers."""
         return self.store.compare_set(key, "", text).decode()
 
     def any_of(self, keys: Iterable[str], worker: int) -> bool:
-        """Whether one of these is written for a worker."""
+        """Return whether one of these keys is written for a worker."""
         return any(self.store.check([f"{key}/{worker}"]) for key in keys)
 
     def count(self, key: str, more: int = 0) -> int:
-        """A counter, after so many more."""
+        """Add ``more`` to a counter, and return it."""
         return self.store.add(key, more)
 
     # ---------------------------------------------------------------- deaths
     def bury(self, worker: int, why: str) -> None:
-        """Let all know that a worker is gone. The first to say so says why."""
+        """Report to all that a worker has failed. The reason of the first report stays."""
+        # Only the first report counts as news, so that several reports of one death start one recovery.
         if self.write_once(f"{DEAD}/{worker}", why) == why:
             self.count(NEWS, 1)
 
     def bury_silent(self, worker: int, limit_s: float) -> None:
-        """Let all know that a worker was silent for too long, and how to allow more."""
+        """Report to all that a worker was silent for too long, and how to allow more."""
         self.bury(worker, f"it gave no sign of life for {limit_s:g} s; if its machine is only busy, raise --silence")
 
     def miss(self, workers: Iterable[int], what: str) -> None:
-        """Let all know that workers, which are alive, have kept this one waiting for too long."""
+        """Report to all that workers, which are alive, have delayed this one for too long."""
         for one in workers:
             self.write_once(f"{MISSED}/{one}", what)
 
     def dead(self, workers: Iterable[int]) -> dict[int, str]:
-        """Those that are gone, and why."""
+        """Return the failed workers among these, with reasons."""
         return {one: why for one in workers if (why := self.look(f"{DEAD}/{one}")) is not None}
 
     # ---------------------------------------------------------------- newcomers
@@ -83,20 +82,20 @@ class Board:
         """Ask to be a member from the next generation on.
 
         Returns:
-            The key under which the number of the generation that lets it in will be written.
+            The key under which the number of the generation that admits it will be written.
         """
         place = self.count(ASKED, 1)
         self.write(f"asks/{place}", json.dumps([worker, introduction]))
         return f"admitted/{place}"
 
     def admit(self, workers: Iterable[int], generation: int) -> None:
-        """Let workers in that have asked. Twice is fine."""
+        """Admit workers that have asked. Idempotent."""
         for place, (worker, _) in self._asks.items():
             if worker in workers:
                 self.write_once(f"admitted/{place}", str(generation))
 
     def asking(self) -> dict[int, dict[str, Any]]:
-        """Worker → introduction of those that have asked and were not let in yet, in that order."""
+        """Return worker → introduction of the workers that wait for admission, in the order of their requests."""
         for place in range(1, self.count(ASKED) + 1):
             if place not in self._answered and (text := self.look(f"asks/{place}")) is not None:
                 worker, introduction = json.loads(text)

@@ -1,8 +1,7 @@
-"""What a run is set to: one frozen object, from code, command line and file. Pure.
+"""The settings of a run: one frozen object, from code, command line and file. Pure.
 
-Explicit code beats the command line beats ``uneven.toml``. Where two of them name the same key with
-different values, the winner is used and the conflict is reported, by the session's journal and on the
-terminal; nothing is resolved in silence.
+Code overrides the command line, which overrides ``uneven.toml``. If two of them give a key different values, the
+stronger one applies, and the conflict is reported on the terminal and in the journal.
 """
 
 from __future__ import annotations
@@ -16,35 +15,26 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven.tables import boolean, document, integer, located, number, quoted, table, text
 
 LONGEST_S = 1e6
-"""Eleven days. What waits for a socket counts milliseconds in 32 bits, which is twice as long."""
+"""Eleven days. Socket waits count milliseconds in 32 bits, which is twice as long."""
 
 MOST_THREADS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Settings of one run. Every rank must hold the same; they are compared at start.
+    """The settings of one run. They must be equal on all ranks, which is checked at the start."""
 
-    Attributes:
-        balance: balancer specification, see :mod:`uneven.registry`.
-        sync: synchronisation policy specification.
-        seed: with the epoch, decides the order of the samples.
-        budget: share of an iteration that measuring and deciding may cost, 0 … 1.
-        timeout_s: how long an exchange may wait for somebody before it fails.
-        nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first. Only a warning by
-            default, because a gradient scaler for float16 meets infinities as a matter of course.
-        threads: of each worker, which train its replica side by side.
-        keep_freed_memory: keep the memory that a step frees for the next one, where the model is on the CPU and the C
-            library is glibc; see :mod:`uneven.run.start.heap`.
-    """
-
-    balance: str = "lb-bsp"
-    sync: str = "bsp"
-    seed: int = 0
-    budget: float = 0.005
-    timeout_s: float = 300.0
+    balance: str = "lb-bsp"  # balancer specification, see :mod:`uneven.registry`
+    sync: str = "bsp"  # synchronisation policy specification
+    seed: int = 0  # with the epoch, determines the order of the samples
+    budget: float = 0.005  # part of an iteration that measuring and deciding may cost, 0 … 1
+    timeout_s: float = 300.0  # longest wait of an exchange for other workers
+    # "warn" or "raise" on the rank where a NaN or infinity appears first. The default is a warning, because a
+    # gradient scaler for float16 produces infinities regularly.
     nonfinite: str = "warn"
-    threads: int = 1
+    threads: int = 1  # of each worker, which train its replica in parallel
+    # keep the memory that a step frees for the next one, if the model is on the CPU and the C library is glibc; see
+    # :mod:`uneven.run.start.heap`
     keep_freed_memory: bool = True
 
     def __post_init__(self) -> None:
@@ -61,18 +51,24 @@ class RunConfig:
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    "balance": text, "sync": text, "seed": integer, "budget": number, "timeout_s": number, "nonfinite": text,
-    "threads": integer, "keep_freed_memory": boolean,
-}  # fmt: skip
-"""How a plain value becomes a setting."""
+    "balance": text,
+    "sync": text,
+    "seed": integer,
+    "budget": number,
+    "timeout_s": number,
+    "nonfinite": text,
+    "threads": integer,
+    "keep_freed_memory": boolean,
+}
+"""The conversions from plain values to settings."""
 
 OF_ONE_MACHINE = frozenset({"threads", "keep_freed_memory"})
-"""Settings that may differ from rank to rank."""
+"""Settings that may differ between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two places named one key with different values."""
+    """Two sources give one key different values."""
 
     key: str
     winner: str
@@ -85,11 +81,11 @@ class Conflict:
 
 
 def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The values, if every key exists and has the right type.
+    """Return the values, after a check that every key exists and has the right type.
 
     Raises:
-        UnknownNameError: offering the nearest key.
-        ConfigError: naming source, key and value.
+        UnknownNameError: an unknown key; the message offers the nearest one.
+        ConfigError: a wrong value; the message names source, key and value.
     """
     good: dict[str, Any] = {}
     for key, value in values.items():
@@ -101,10 +97,10 @@ def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def merge(layers: Mapping[str, Mapping[str, Any]]) -> tuple[RunConfig, tuple[Conflict, ...]]:
-    """Combine layers, strongest first.
+    """Combine layers, the strongest first.
 
     Args:
-        layers: where it was said ("Session(...)", "command line", "uneven.toml") → key → value.
+        layers: source ("Session(...)", "command line", "uneven.toml") → key → value.
 
     Returns:
         The settings and every conflict, in the order of the layers.
@@ -122,11 +118,11 @@ def merge(layers: Mapping[str, Mapping[str, Any]]) -> tuple[RunConfig, tuple[Con
 
 
 def from_toml(data: bytes | str, source: str) -> dict[str, Any]:
-    """The ``[run]`` table of a TOML document, checked.
+    """Return the ``[run]`` table of a TOML document, checked.
 
     Raises:
-        ConfigError: it is not TOML, or a value is wrong.
-        UnknownNameError: a table or key that does not exist.
+        ConfigError: invalid TOML, or a wrong value.
+        UnknownNameError: an unknown table or key.
     """
     found = document(data, source)
     for name in found:
@@ -138,18 +134,18 @@ def from_toml(data: bytes | str, source: str) -> dict[str, Any]:
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """Inverse of :func:`from_toml`."""
+    """Return the TOML text of settings, the inverse of :func:`from_toml`."""
     good = checked(values, "settings").items()
     lines = [f"{key} = {_written(value)}" for key, value in good]
     return "\n".join(["[run]", *lines, ""])
 
 
 def _written(value: Any) -> str:
+    # Python's True is TOML's true. A bool is an int for Python, so this comes first.
     if isinstance(value, bool):
         return str(value).lower()
     return quoted(value) if isinstance(value, str) else repr(value)
 
 
 def fields(config: RunConfig) -> dict[str, Any]:
-    """The settings as a plain dictionary."""
     return dataclasses.asdict(config)

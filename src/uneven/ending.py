@@ -1,7 +1,7 @@
-"""What has to end while the program can still send messages: sessions, and conversations with servers.
+"""Finalizers that run while the program can still send messages: of sessions, and of connections to servers.
 
-When a program ends, pyzmq stops the thread that keeps the memory of what is sent without a copy, and from then on no
-large message is sent at all. The finalizers of objects run after that, so what is noted here is called before.
+At the end of a program, pyzmq stops the thread that owns the memory of messages sent without a copy, and no large
+message is sent after that. Objects' finalizers run later, so those registered here run before.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ _endings: list[weakref.finalize[..., Any]] = []
 
 
 def ends_with_the_program(ending: weakref.finalize[..., Any]) -> None:
-    """Call a finalizer as soon as the program ends, unless it has been called by then; the newest one first."""
+    """Call a finalizer when the program ends, unless it has run before; the newest one first."""
     _registered()
     _endings[:] = [*(one for one in _endings if one.alive), ending]
 
 
 def program_ends() -> bool:
-    """Whether the program is at its end. Known from the first call of :func:`ends_with_the_program` on."""
+    """Return whether the program is ending; works after the first call of :func:`ends_with_the_program`."""
     return _ends.is_set()
 
 
 @lru_cache(maxsize=1)
 def _registered() -> None:
-    import zmq.utils.garbage  # noqa: F401 - what is registered later runs earlier, and this registers its own end
+    import zmq.utils.garbage  # noqa: F401 - later registrations run earlier, so pyzmq must register its end first
 
     atexit.register(_end)
 
 
 def _end() -> None:
     _ends.set()
-    with ExitStack() as stack:  # what is put there last is called first
+    with ExitStack() as stack:  # last in, first out
         for ending in _endings:
             stack.push(_told)
             stack.callback(ending)
 
 
 def _told(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-    """As for a finalizer that the interpreter calls: one that fails is told, and the others are called."""
+    """Report an error and continue with the other finalizers, as the interpreter does."""
     if kind is not None and error is not None:
         sys.excepthook(kind, error, trace)
     return True

@@ -1,20 +1,20 @@
-"""Everything that uneven raises on purpose.
+"""All errors that uneven raises deliberately.
 
 ::
 
     UnevenError
     ├── ConfigError            a setting is wrong, before any training starts     (also a ValueError)
     │   ├── UnknownNameError   a balancer, policy, key or flag that does not exist
-    │   └── ConflictError      two places, or two ranks, ask for different things
-    ├── DataError              the data set or the loader cannot do what was asked (also a ValueError)
+    │   └── ConflictError      two sources, or two ranks, have different settings
+    ├── DataError              the data set or the loader does not support a request (also a ValueError)
     ├── CheckpointError        a state does not belong to this run
     ├── JournalError           a run directory cannot be read or written
-    └── TrainingError          something went wrong while training                 (also a RuntimeError)
+    └── TrainingError          something failed during training                   (also a RuntimeError)
         ├── NonFiniteError     a NaN or an infinity in a loss or a gradient
-        ├── PeerError          somebody did not take part in an exchange
+        ├── PeerError          a worker did not take part in an exchange
         └── LaunchError        a worker died or could not be started
 
-A message names the thing, the value and the way out.
+A message names the object, the value and a remedy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 
 class UnevenError(Exception):
-    """Root of the tree; catch it to catch everything that uneven raises on purpose."""
+    """The root of all errors that uneven raises deliberately."""
 
 
 class ConfigError(UnevenError, ValueError):
@@ -33,30 +33,31 @@ class ConfigError(UnevenError, ValueError):
 
 
 class UnknownNameError(ConfigError):
-    """A name that does not exist; the message offers the nearest one that does.
+    """A name does not exist; the message offers the nearest one.
 
     Args:
-        what: kind of thing, in the user's words ("balancer", "key in uneven.toml").
-        name: what was asked for.
-        known: every name that would have been accepted.
-        shown: how the list of these shows some of them ("rnn (costly)"); by default as they are.
+        what: kind of name, in the user's words ("balancer", "key in uneven.toml").
+        name: the requested name.
+        known: all accepted names.
+        shown: how the message lists some of them ("rnn (costly)"); by default unchanged.
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str], shown: Mapping[str, str] | None = None) -> None:
         names = sorted(known)
         listed = [(shown or {}).get(one, one) for one in names]
-        self.name, self.nearest = name, nearest(name, names)
+        self.name = name
+        self.nearest = nearest(name, names)
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ""
         super().__init__(f"unknown {what} {name!r}{hint} (known: {', '.join(listed) or 'none'})")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that resembles this one most; None if none of them does."""
+    """Return the known name that is most similar to this one; None if none is similar."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
 
 
 def install_hint(what: str) -> str:
-    """Name the command that installs an extra (``.[ray]``) or ``./benchmarks``. No package index has uneven."""
+    """Return the command that installs an extra (``.[ray]``) or ``./benchmarks``. No package index has uneven."""
     return f"pip install '{what}' in the folder of uneven's source"
 
 
@@ -67,7 +68,7 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def access(doing: str, kind: type[UnevenError] = ConfigError) -> Iterator[None]:
-    """Inside, what a file system refuses (no permission, no room, too long a name) is an error of ours::
+    """Turn errors of the file system (no permission, no space, a name too long) into errors of uneven::
 
         with access(f"read {path}"):
             text = path.read_text()
@@ -81,17 +82,18 @@ def access(doing: str, kind: type[UnevenError] = ConfigError) -> Iterator[None]:
     except OSError as error:
         raise kind(f"cannot {doing}: {reason(error)}") from error
     except ValueError as error:
+        # For a path with NUL, Python raises a ValueError instead of an OSError.
         if isinstance(error, UnevenError) or "null" not in str(error):
             raise
         raise kind(f"cannot {doing}: a name of a file cannot hold the character NUL") from error
 
 
 class ConflictError(ConfigError):
-    """Two places, or two ranks, ask for different things."""
+    """Two sources, or two ranks, have different settings."""
 
 
 class DataError(UnevenError, ValueError):
-    """The data set or the loader cannot do what was asked."""
+    """The data set or the loader does not support a request."""
 
 
 class CheckpointError(UnevenError):
@@ -103,7 +105,7 @@ class JournalError(UnevenError):
 
 
 class TrainingError(UnevenError, RuntimeError):
-    """Something went wrong while training."""
+    """Something failed during training."""
 
 
 class NonFiniteError(TrainingError):
@@ -125,14 +127,14 @@ class NonFiniteError(TrainingError):
 
 
 class PeerError(TrainingError):
-    """Somebody did not take part in an exchange; the message says who was missing."""
+    """A worker did not take part in an exchange; the message names it."""
 
 
 class LaunchError(TrainingError):
     """A worker died or could not be started.
 
     Attributes:
-        exit_code: what the launcher should exit with.
+        exit_code: exit code for the launcher.
     """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""A temporary folder removed by its owner or, if that was killed, by the next process that makes one."""
+"""A temporary folder, removed by its owner or, if that was killed, by the next process that makes one."""
 
 from __future__ import annotations
 
@@ -10,54 +10,55 @@ from contextlib import suppress
 from pathlib import Path
 
 _HELD = "held"
-"""A file that the maker keeps locked. The kernel lets go of it when the maker and all its children have ended."""
+"""A file that the owner locks. The kernel releases the lock when the owner and all its children have ended."""
 
 
 SHARD_FOLDER = "uneven-copy-"
-"""Beginning of the names of folders with the keys and sockets of a parameter server in rank 0."""
+"""The start of the names of folders with keys and sockets of a parameter server in rank 0."""
 
 
 class TemporaryFolder:
-    """Only its owner can enter it.
+    """A temporary folder that only its owner can enter.
 
     Args:
-        prefix: its name begins so; folders there of such a name whose makers have been killed are removed first.
-        place: where it is to be; by default where temporary files are.
+        prefix: start of its name; folders with such a name whose owners were killed are removed first.
+        place: parent folder; by default that of temporary files.
 
     Attributes:
-        path: where it is.
+        path: of the folder.
 
     Raises:
-        OSError: there is no room for it, or no right to make it.
+        OSError: no space, or no permission.
     """
 
     def __init__(self, prefix: str, place: Path | None = None) -> None:
         place = Path(place or tempfile.gettempdir()).absolute()
         remove_left(prefix, place)
-        made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=place))  # by another name until it is held
+        # The final name comes after the lock, so that another process does not remove it.
+        made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=place))
         try:
             self._held = os.open(made / _HELD, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError:
             made.rmdir()
             raise
-        with suppress(OSError):  # a disk without locks: it stays there if its maker is killed
+        with suppress(OSError):  # a disk without locks: the folder stays if its owner is killed
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.path = made.rename(place / made.name.removeprefix("."))
 
     def remove(self) -> None:
-        """Remove it, with all that is in it."""
+        """Remove the folder with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._held)
 
 
 def remove_left(prefix: str, place: Path | None = None) -> None:
-    """Remove the folders with names of such a beginning whose makers have ended without removing them."""
+    """Remove the folders with such names whose owners have ended without removing them."""
     for folder in Path(place or tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_if_left(folder)
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Unless its maker lives, or it is somebody else's."""
+    # An exclusive lock succeeds only if the owner has ended. Other users' folders raise OSError.
     with suppress(OSError), (folder / _HELD).open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which lines of a program are the user's own: errors and warnings name these. Imports no torch."""
+"""A filter for the user's own lines in errors and warnings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHERS = ("<frozen ", *(os.path.join(folder, "") for folder in {str(FOLDER), *_
 def shorten(error: BaseException) -> None:
     """Leave only the user's own lines in the traceback of an :class:`UnevenError`, and no cause without such a line.
 
-    All stays as it is if no line is the user's, or if ``UNEVEN_TRACEBACK=1``.
+    Nothing changes if no line is the user's, or if ``UNEVEN_TRACEBACK=1``.
     """
     own = _own_lines(error)
     if not isinstance(error, UnevenError) or not own or os.environ.get("UNEVEN_TRACEBACK") == "1":
@@ -33,11 +33,11 @@ def shorten(error: BaseException) -> None:
 
 
 def warn(message: str) -> None:
-    """Warn at the newest line that is the user's own; without a location if this thread runs none."""
+    """Warn at the newest line of the user's code; without a location if this thread runs none."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and _foreign(frame.f_code):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RuntimeWarning, stacklevel=level + _foreign(frame.f_code))  # Python knows none beyond
+    warnings.warn(message, RuntimeWarning, stacklevel=level + _foreign(frame.f_code))  # Python has no levels beyond
 
 
 def _own_lines(error: BaseException) -> list[TracebackType]:

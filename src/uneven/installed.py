@@ -1,4 +1,4 @@
-"""This copy of uneven: its version, where its files are, and which extras are installed."""
+"""The version and the location of this copy of uneven, and the extras that are installed."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +8,7 @@ from uneven.errors import ConfigError, install_hint
 VERSION = "0.1.0"
 
 FOLDER = Path(__file__).parent
-"""The package itself; what it lies in is a place to import it from."""
+"""The package's folder; its parent is on the import path."""
 
 
 def need(extra: str, *packages: str) -> None:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first touched, so that its pure files do not wait for torch."""
+"""Lazy imports of a package's names, so that its pure modules do not wait for torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def late(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """What a package takes as its ``__getattr__``.
+    """Return a function for a package's ``__getattr__``.
 
     Args:
         package: its full name.
-        homes: full name of a module → names that it has.
+        homes: full name of a module → its names.
     """
     home = {name: module for module, names in homes.items() for name in names}
 

@@ -1,8 +1,8 @@
-"""NumPy's files, read by one thread at a time.
+"""NumPy files, read by one thread at a time.
 
-NumPy parses the head of each array with :mod:`ast`, and CPython 3.11 before 3.11.8 keeps the depth of that for the
-whole interpreter (python/cpython#106905): of two threads that read at once, one may fail with SystemError, "AST
-constructor recursion depth mismatch". What several threads of a program read, they read through here.
+NumPy parses the header of each array with :mod:`ast`, and CPython 3.11 before 3.11.8 has one recursion depth for the
+whole interpreter (python/cpython#106905): with two concurrent readers, one may fail with SystemError, "AST constructor
+recursion depth mismatch". Code that may run in several threads must read files with these functions.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _reading = RLock()
 
 
 def load_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
-    """The array of an ``.npy`` file; ``mapped`` leaves it on disk until it is used, read-only.
+    """Return the array of an ``.npy`` file, in its shape and dtype; ``mapped`` leaves it on disk, read-only.
 
     Raises:
-        OSError, ValueError: as ``numpy.load`` does.
+        OSError, ValueError: as from ``numpy.load``.
     """
     with _reading:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
@@ -31,15 +31,15 @@ def load_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
 
 
 def load_arrays(file: Path | IO[bytes], names: Iterable[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an ``.npz`` file by name, or those of them that are named.
+    """Return the arrays of an ``.npz`` file by name, in their shapes and dtypes; all, or those in ``names``.
 
     Raises:
-        KeyError: one that is named is not there.
-        OSError, ValueError, BadZipFile: as ``numpy.load`` does.
+        KeyError: a name does not exist.
+        OSError, ValueError, BadZipFile: as from ``numpy.load``.
     """
     with (
         _reading,
-        file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened,  # NumPy leaves a damaged one open
+        file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened,  # NumPy leaves a damaged file open
         np.load(opened, allow_pickle=False) as held,
     ):
         return {name: held[name] for name in (held.files if names is None else names)}

@@ -1,4 +1,4 @@
-"""Waiting no longer than one wants to for something that has no time-out of its own."""
+"""Time-outs for calls that have none."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ T = TypeVar("T")
 
 
 def within(limit_s: float, work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises.
-
-    It runs in a thread of its own, which is left behind where it is when the time is over; a thread that
-    waits for a silent peer in a system call cannot be ended, and does not keep the process from ending.
+    """Return or raise the outcome of ``work``.
 
     Raises:
         TimeoutError: it takes longer than ``limit_s``.
@@ -24,9 +21,10 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             outcome.put((work(), None))
-        except (RuntimeError, ValueError, OSError) as error:  # all that torch's stores raise
+        except (RuntimeError, ValueError, OSError) as error:  # all errors of torch's stores
             outcome.put((None, error))
 
+    # A thread that waits in a system call for a silent peer cannot be ended. As a daemon it does not block the exit.
     threading.Thread(target=run, name="uneven-patience", daemon=True).start()
     try:
         value, error = outcome.get(timeout=limit_s)

@@ -1,12 +1,12 @@
-"""Finds plug-ins that other installed distributions bring, by their entry points.
+"""The search for plug-ins of other installed distributions, by entry points.
 
 A distribution names them in its ``pyproject.toml``, one table for each kind::
 
     [project.entry-points."uneven.balancers"]
     mine = "my_package:MyBalancer"
 
-and from then on ``uneven run --balance mine`` and ``Session(balance="mine")`` find it, in the launcher and in each
-worker, as long as it is installed for the Python that runs them. Nothing is imported before it is asked for.
+Then ``uneven run --balance mine`` and ``Session(balance="mine")`` find it, in the launcher and in each worker, if it is
+installed for their Python. Plug-ins are imported on demand.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from uneven.registry import Outside
 
 
 def find(group: str) -> list[Outside]:
-    """What is installed now under this group, in no particular order; each distribution counts once."""
-    from importlib.metadata import entry_points  # it takes longer to import than all of this package's front door
+    """Return the installed plug-ins of this group, in no particular order; each distribution counts once."""
+    from importlib.metadata import entry_points  # its import takes longer than that of `uneven`
 
     return [
         Outside(

@@ -1,17 +1,16 @@
 """Names for plug-ins: ``"static:shares=0.6/0.4"`` becomes ``Static(shares=(0.6, 0.4))``. Pure.
 
-A specification is a name, then optionally a colon and ``key=value`` pairs separated by commas. A value is
-a number, ``true``/``false``, a word, or a list of these separated by slashes. An object in place of a name
-is passed through, so every place that takes a name takes an object too.
+A specification is a name, optionally followed by a colon and ``key=value`` pairs with commas between them. A value is a
+number, ``true``/``false``, a word, or a list of these with slashes between them. Objects are accepted instead of names.
 
-A wrapper, that is a maker with a parameter named ``inner``, is followed by the specification of what it holds,
-after its own options if it has any: ``"shadow:easgd:alpha=0.3"`` is ``Shadow("easgd:alpha=0.3")``, and
-``"shuffle:groups=digits:ma"`` puts ``ma`` into ``shuffle``. Wrappers can hold wrappers. An option at the end that what
-is held does not know is the wrapper's: ``"geo:bsp:threshold=0.01"``.
+A wrapper, a maker with a parameter named ``inner``, is followed by its options, if any, and the specification of the
+wrapped plug-in: ``"shadow:easgd:alpha=0.3"`` is ``Shadow("easgd:alpha=0.3")``, and ``"shuffle:groups=digits:ma"`` puts
+``ma`` into ``shuffle``. Wrappers can be nested. An option at the end that the wrapped plug-in does not know is the
+wrapper's: ``"geo:bsp:threshold=0.01"``.
 
-Other distributions bring plug-ins by entry points. Every registry has a group of its own, named after the last word
-of its kind: ``uneven.balancers``, ``uneven.policies``. Entry points are looked up only when a name is asked for that
-is not registered, or when all names are listed, so they cost nobody else anything. ``uneven.plugins`` does it.
+Other distributions add plug-ins by entry points. The group of a registry is named after the last word of its kind:
+``uneven.balancers``, ``uneven.policies``. Entry points are searched by ``uneven.plugins``, and only for an unregistered
+name or a list of all names, so other calls do not pay for the search.
 """
 
 from __future__ import annotations
@@ -30,19 +29,12 @@ Value = Scalar | tuple[Scalar, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """A plug-in of another distribution, found but not imported yet.
+    """A plug-in of another distribution, found but not imported."""
 
-    Attributes:
-        name: what a user writes.
-        distribution: name and version of the package that brings it ("fast-shares 1.2").
-        entry: its entry point, as its package states it ("mine = fast_shares:Mine").
-        load: imports it.
-    """
-
-    name: str
-    distribution: str
-    entry: str
-    load: Callable[[], Any]
+    name: str  # for specifications
+    distribution: str  # name and version of its package ("fast-shares 1.2")
+    entry: str  # its entry point, as in its package ("mine = fast_shares:Mine")
+    load: Callable[[], Any]  # imports it
 
     def __str__(self) -> str:
         return f"entry point {self.entry!r} of {self.distribution}"
@@ -53,24 +45,25 @@ def _nothing(group: str) -> Iterable[Outside]:
 
 
 find_outside: Callable[[str], Iterable[Outside]] = _nothing
-"""Lists the plug-ins of a group. This file is pure, so ``uneven`` puts the function here that looks into the system."""
+"""The function that lists the plug-ins of a group. This file is pure, so ``uneven`` sets the one that searches the
+system."""
 
 _in_use: set[str] = set()
 
 
 def in_use() -> tuple[str, ...]:
-    """The distributions whose plug-ins this process has loaded, with versions, sorted."""
+    """Return the distributions whose plug-ins this process has loaded, with versions, sorted."""
     return tuple(sorted(_in_use))
 
 
 class Registry(Mapping[str, Callable[..., T]]):
     """The names of one kind of plug-in.
 
-    As a mapping it also finds names that other distributions bring; iterating gives only those that were registered.
+    As a mapping it also finds names of other distributions; iteration yields only registered ones.
 
     Args:
-        kind: the kind in the user's words, used in messages ("balancer").
-        base: the class that an object must be an instance of.
+        kind: the kind in the user's words, for messages ("balancer").
+        base: the class of the plug-ins.
     """
 
     def __init__(self, kind: str, base: type[T]) -> None:
@@ -82,25 +75,25 @@ class Registry(Mapping[str, Callable[..., T]]):
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """Name → what lists say of it, for the names that have a note."""
+        """The notes of names, for lists; only for names that have one."""
         return self._notes
 
     def marked(self, spec: str) -> str:
-        """A specification with what lists say of its name: ``"rnn:hidden=4 (costly)"``."""
+        """Return a specification with the note of its name: ``"rnn:hidden=4 (costly)"``."""
         note = self._notes.get(spec.partition(":")[0].strip())
         return f"{spec} ({note})" if note else spec
 
     @property
     def group(self) -> str:
-        """The group of entry points in which other distributions name plug-ins of this kind ("uneven.balancers")."""
+        """The entry-point group in which other distributions name plug-ins of this kind ("uneven.balancers")."""
         word = self.kind.split()[-1]
         return f"uneven.{word.removesuffix('y')}ies" if word.endswith("y") else f"uneven.{word}s"
 
     def register(self, name: str, maker: Callable[..., T], *, note: str = "") -> None:
-        """Let ``name`` stand for ``maker`` in this process.
+        """Register ``maker`` under ``name`` in this process.
 
         Args:
-            note: a word that lists put behind the name, for instance "costly".
+            note: a word for lists, for instance "costly".
 
         Raises:
             ConfigError: the name is taken.
@@ -131,10 +124,10 @@ class Registry(Mapping[str, Callable[..., T]]):
         return len(self._makers)
 
     def listed(self) -> list[str]:
-        """Every name that can be asked for, as lists show it: ``"rnn (costly)"``, ``"mine (fast-shares 1.2)"``.
+        """Return every name, as lists show it: ``"rnn (costly)"``, ``"mine (fast-shares 1.2)"``.
 
         Raises:
-            ConfigError: another distribution brings a name that is taken.
+            ConfigError: another distribution has a name that is taken.
         """
         outside = self._outside()
         shown = self._shown(outside)
@@ -145,10 +138,10 @@ class Registry(Mapping[str, Callable[..., T]]):
         return {name: f"{name} ({note})" for name, note in notes.items()}
 
     def _outside(self) -> dict[str, Outside]:
-        """What other distributions bring, by name.
+        """Return the plug-ins of other distributions by name.
 
         Raises:
-            ConfigError: one brings a name that is taken. Which of the two a user means, nobody can know.
+            ConfigError: a name that is taken, which would be ambiguous.
         """
         found: dict[str, Outside] = {}
         for one in find_outside(self.group):
@@ -163,17 +156,17 @@ class Registry(Mapping[str, Callable[..., T]]):
         return found
 
     def _load(self, one: Outside) -> Callable[..., T]:
-        """Import it.
+        """Import a plug-in.
 
         Raises:
-            ConfigError: it cannot be imported, or is nothing that makes a plug-in. What else its code raises passes
-                with a note that says where it comes from.
+            ConfigError: it cannot be imported, or does not make a plug-in.
         """
         try:
             maker: Callable[..., T] = one.load()
         except (ImportError, AttributeError, SyntaxError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self.kind} {one.name!r} cannot be loaded from the {one} ({why})") from error
+        # Errors of the plug-in's own code pass, with a note of their origin.
         except BaseException as error:
             error.add_note(f"while {self.kind} {one.name!r} was loaded from the {one}")
             raise
@@ -186,14 +179,14 @@ class Registry(Mapping[str, Callable[..., T]]):
         return maker
 
     def resolve(self, spec: str | T, **presets: Value) -> T:
-        """The object that ``spec`` stands for.
+        """Return the plug-in of a specification.
 
         Args:
-            presets: options that count where the specification leaves them open and its name knows them.
+            presets: options for keys that the specification omits and its maker knows.
 
         Raises:
-            UnknownNameError: no such name, or no such key for this name.
-            ConfigError: the specification cannot be read, or is of another kind.
+            UnknownNameError: unknown name, or unknown key for this name.
+            ConfigError: an invalid specification, or a plug-in of another kind.
         """
         if isinstance(spec, self.base):
             return spec
@@ -218,9 +211,9 @@ class Registry(Mapping[str, Callable[..., T]]):
         return self.make(name, keywords, spec)
 
     def _given_back(self, parts: tuple[str, str], known: set[str]) -> tuple[str, str]:
-        """A wrapper's own options and what it holds, where options that only the wrapper knows stand at the end.
+        """Move options at the end that only the wrapper knows to the wrapper.
 
-        ``"geo:bsp:threshold=0.01"`` is ``"geo:threshold=0.01:bsp"``, as bsp has no threshold.
+        ``"geo:bsp:threshold=0.01"`` means ``"geo:threshold=0.01:bsp"``, because bsp has no threshold.
         """
         own, inner = parts
         name, _, options = inner.partition(":")
@@ -236,11 +229,11 @@ class Registry(Mapping[str, Callable[..., T]]):
         return ",".join(filter(None, (own, *mine))), f"{name}:{theirs}" if theirs else name
 
     def make(self, name: str, keywords: Mapping[str, Value], spec: str | None = None) -> T:
-        """What ``name`` stands for, made with ``keywords``; ``spec`` is how the user wrote it, for messages.
+        """Return the plug-in ``name``, made with ``keywords``; ``spec`` is the user's text, for messages.
 
         Raises:
-            UnknownNameError: no such name, or no such key for this name.
-            ConfigError: the maker does not take them so.
+            UnknownNameError: unknown name, or unknown key for this name.
+            ConfigError: the maker rejects the keywords.
         """
         maker = self[name]
         known = set(inspect.signature(maker).parameters)
@@ -263,7 +256,7 @@ class Registry(Mapping[str, Callable[..., T]]):
 
 
 def _split_inner(rest: str) -> tuple[str, str]:
-    """A wrapper's own options, and the specification of what it holds; either may be empty."""
+    """Return a wrapper's own options, and the specification of the wrapped plug-in; either may be empty."""
     options, _, inner = rest.partition(":")
     return (options, inner.strip()) if "=" in options else ("", rest.strip())
 
@@ -302,6 +295,7 @@ def _scalar(text: str) -> Scalar:
 
 
 def describe(plugin: object) -> str:
-    """An object in words, for messages, the journal and the comparison of the ranks."""
+    """Return a plug-in as text, for messages, the journal and the comparison of the ranks."""
+    # The default repr has an address, which differs between ranks.
     text = repr(plugin)
     return type(plugin).__name__ if " at 0x" in text else text

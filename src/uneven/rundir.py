@@ -1,6 +1,6 @@
-"""The run directory: what the launcher writes for the workers to read. Imports no torch.
+"""The run directory: files from the launcher to the workers, and back. Imports no torch.
 
-``run.toml`` holds the settings that were asked for, layer by layer, strongest first::
+``run.toml`` has the given settings, layer by layer, the strongest first::
 
     [[layer]]
     source = "command line"
@@ -12,7 +12,7 @@
     [layer.run]
     seed = 7
 
-The journal of each rank lies beside it.
+The journals of the ranks are in a folder next to it.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameE
 from uneven.tables import document, items, known, located, quoted, required, table, text
 
 _UNFIT = re.compile(r"[^\w.+-]+")
-"""What a script's name may hold and a directory that is printed and typed should not."""
+"""Characters of a script's name that do not fit a directory that is printed and typed."""
 
 _log = logging.getLogger("uneven.rundir")
 
 Layers = dict[str, dict[str, Any]]
-"""Where it was said → key → value, strongest first."""
+"""The settings: source → key → value, the strongest source first."""
 
 COMMAND_LINE = "command line"
 SETTINGS = "run.toml"
 _LONGEST_NAME = 60
-"""Characters in the name of a run directory, beside the time: each takes up to 4 of the 255 bytes of a file name."""
+"""The characters of a run directory's name after the time: each takes up to 4 of the 255 bytes of a file name."""
 
 FILE = "uneven.toml"
-"""Read from the working directory where nothing else is named."""
+"""The default settings file, in the working directory."""
 
 
 def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
-    """A directory that does not exist yet, named after the time and the script or module ``target``."""
-    last = Path(target).name  # a script may have no suffix, and lie in a folder
+    """Return a path that does not exist yet, named after the time and the script or module ``target``."""
+    last = Path(target).name  # a script may have no suffix, and be in a folder
     name = last.removesuffix(".py") if last.endswith(".py") else last.rpartition(".")[2] or last
     stem = f"{now:%Y-%m-%d-%H%M%S}-{_UNFIT.sub('_', name)[:_LONGEST_NAME]}"
     path, number = parent / stem, 1
@@ -61,13 +61,13 @@ def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
 
 
 def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: bool = False) -> None:
-    """Make the directory and write the layers into it. An empty layer is left out.
+    """Make the directory and write the layers; empty layers are omitted.
 
     Args:
-        shared: another machine of the same run may have made it a moment ago, on a disk that both see.
+        shared: another machine of the same run may have just made it, on a shared disk.
 
     Raises:
-        ConfigError: a key or a value is wrong, or the directory holds a run already.
+        ConfigError: a wrong key or value, or the directory has a run already.
         ConflictError: the other machine was started with other settings.
         JournalError: it cannot be written.
     """
@@ -88,7 +88,6 @@ def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: 
 
 
 def _compare(path: Path, text: str) -> None:
-    """See that the machine that wrote ``path`` asked for the same."""
     other = _read(path).decode("utf-8", "replace")
     if other != text:
         raise ConflictError(
@@ -99,10 +98,10 @@ def _compare(path: Path, text: str) -> None:
 
 
 def load_layers(run_directory: Path | None) -> Layers:
-    """The launcher's settings; without a launcher, what ``uneven.toml`` in the working directory says.
+    """Return the launcher's settings; without a launcher, those of ``uneven.toml`` in the working directory.
 
     Raises:
-        ConfigError: a file cannot be understood, naming it.
+        ConfigError: an invalid file; the message names it.
         JournalError: a file cannot be read.
     """
     if run_directory is None:
@@ -121,11 +120,11 @@ def load_layers(run_directory: Path | None) -> Layers:
 
 
 def file_layer(path: Path | None) -> Layers:
-    """The settings in ``path``, or in ``uneven.toml`` of the working directory if there is one.
+    """Return the settings in ``path``, or in ``uneven.toml`` of the working directory if it exists.
 
     Raises:
-        UnknownNameError: it does not exist, offering the nearest one.
-        ConfigError: it cannot be understood.
+        UnknownNameError: the file does not exist; the message offers the nearest one.
+        ConfigError: it is invalid.
         JournalError: it cannot be read.
     """
     if path is None:
@@ -138,10 +137,10 @@ def file_layer(path: Path | None) -> Layers:
 
 
 def mark_coming(run_directory: Path, rank: int) -> None:
-    """Say that this worker will say when its training starts, with :func:`mark_ready`.
+    """Announce that this worker will call :func:`mark_ready` when its training starts.
 
-    A session says so as soon as it is made, if the launcher waits for it. Who says nothing counts as training from when
-    it meets the others.
+    A session calls it when it is made, if the launcher waits for it. A worker without the mark counts as training from
+    its rendezvous on.
     """
     path = _mark("coming", run_directory, rank)
     with _spared(path, "the launcher may slow this worker down before it trains"):
@@ -149,15 +148,14 @@ def mark_coming(run_directory: Path, rank: int) -> None:
 
 
 def is_coming(run_directory: Path, rank: int) -> bool:
-    """Whether the worker has said that it will say when its training starts."""
     return _mark("coming", run_directory, rank).exists()
 
 
 def mark_ready(run_directory: Path, rank: int) -> None:
-    """Say that this worker has imported what it needs; a launcher that waits for it throttles it now.
+    """Report that this worker has imported its modules; a launcher that waits for it starts to throttle it.
 
-    A session says so by itself when its loader is first iterated, if the launcher waits for it
-    (:attr:`uneven.world.World.awaited`). On a full disk it cannot be said, which is logged and stops nobody.
+    A session calls it when its loader is first iterated, if the launcher waits for it
+    (:attr:`uneven.world.World.awaited`). On a full disk the report fails with a log message, and training continues.
     """
     path = _mark("ready", run_directory, rank)
     with _spared(path, "the launcher slows this worker down only when it has waited long enough"):
@@ -165,51 +163,45 @@ def mark_ready(run_directory: Path, rank: int) -> None:
 
 
 def mark_through(run_directory: Path, rank: int) -> None:
-    """Say that this worker's speed no longer matters; a launcher that throttled it lets it go on freely.
-
-    For what comes after the part that is measured: evaluating and ending take ten times as long on a tenth of a core.
-    """
+    """Report that this worker's speed no longer matters, so that the launcher removes its limit."""
+    # Evaluation and shutdown are not measured, and take ten times as long on a tenth of a core.
     path = _mark("ready", run_directory, rank)
     with _spared(path, "the launcher does not let this worker go on freely"):
         path.unlink(missing_ok=True)
 
 
 def is_ready(run_directory: Path, rank: int) -> bool:
-    """Whether the worker is to be throttled: it is ready, and not yet through."""
+    """Return whether the worker must be throttled: it is ready, and not yet through."""
     return _mark("ready", run_directory, rank).exists()
 
 
 GIVES_UP_WITHIN_S = 10.0
-"""After its time-out: a worker that waits for another asks who is missing, and ends by itself."""
+"""The time after its time-out in which a worker that waits for another finds the missing one, and ends."""
 
 
 class Expendable(NamedTuple):
-    """Whether the others can do without a worker with an open session, as it has said.
+    """A worker's report whether the others can continue without it while its session is open."""
 
-    Attributes:
-        stops: why they cannot go on without it; empty if they can.
-        timeout_s: for how long it may do nothing before it counts as one that hangs.
-        training: whether it is between its first batch and its last, where a policy may do without a worker. Before
-            and after that workers meet, so a death stops them under any policy.
-        idles: whether it may wait for something that is none of the run's business, a visitor or a download, once the
-            others have ended; then only being stopped counts as hanging.
-    """
-
-    stops: str = ""
-    timeout_s: float = RunConfig().timeout_s
+    stops: str = ""  # why they cannot continue without it; empty if they can
+    timeout_s: float = RunConfig().timeout_s  # inactivity after which it counts as hanging
+    # it is between its first batch and its last, where a policy may do without a worker. Before and after that
+    # workers meet, so a death stops them under any policy.
     training: bool = True
+    # it may wait for something outside the run (a user, a download) after the others have ended; then only a
+    # stopped process counts as hanging
     idles: bool = False
 
 
 def mark_expendable(run_directory: Path, rank: int, mark: Expendable | None = None) -> None:
-    """Tell the launcher whether the others can do without this worker from now on.
+    """Tell the launcher whether the others can continue without this worker from now on.
 
-    Where it cannot be written (a full disk) nothing counts as said, which is logged: the death of a worker that has
-    said nothing stops the others.
+    If it cannot be written (a full disk), this is logged, and the mark is removed: a death without a mark stops the
+    others.
     """
     unfinished = run_directory / f"expendable-{rank}.part"
     with _spared(unfinished, f"the death of rank {rank} would end the others, too"):
         try:
+            # Write a new file and rename it, because the launcher must never read half a mark.
             unfinished.write_text(json.dumps(mark or Expendable()), encoding="utf-8")
             unfinished.replace(_mark("expendable", run_directory, rank))
         except OSError:
@@ -219,14 +211,14 @@ def mark_expendable(run_directory: Path, rank: int, mark: Expendable | None = No
 
 
 def clear_expendable(run_directory: Path, rank: int) -> None:
-    """From now on its death stops the others again, as that of any worker that has said nothing."""
+    """Remove the mark, so that this worker's death stops the others again."""
     path = _mark("expendable", run_directory, rank)
     with _spared(path, f"the death of rank {rank} may pass for one that the others can do without"):
         path.unlink(missing_ok=True)
 
 
 def expendable_of(run_directory: Path, rank: int) -> Expendable | None:
-    """The worker's own :func:`mark_expendable`; None if it has said nothing."""
+    """Return the worker's :func:`mark_expendable`; None without one."""
     try:
         return Expendable(*json.loads(_mark("expendable", run_directory, rank).read_bytes()))
     except FileNotFoundError:
@@ -235,7 +227,7 @@ def expendable_of(run_directory: Path, rank: int) -> Expendable | None:
 
 @contextmanager
 def _spared(path: Path, otherwise: str) -> Iterator[None]:
-    """The training goes on where a mark cannot be made; ``otherwise`` says what that costs."""
+    """Continue the training if a mark cannot be written; ``otherwise`` describes the consequence."""
     try:
         yield
     except OSError as error:

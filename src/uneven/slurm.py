@@ -1,7 +1,7 @@
-"""A task of Slurm's ``srun`` among the others, in torchrun's variables. Pure.
+"""A task of Slurm's ``srun``, translated to torchrun's variables. Pure.
 
-Read are the variables of the step, which only ``srun`` sets; those of the job are there in a batch script, too, where
-nobody else runs. Names are of Slurm's manual, ``man srun``, "OUTPUT ENVIRONMENT VARIABLES".
+Only variables of the step count, which only ``srun`` sets; those of the job also exist in a batch script, which runs
+once. Names are from Slurm's manual, ``man srun``, "OUTPUT ENVIRONMENT VARIABLES".
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Mapping
 
 from uneven.errors import ConfigError
 
-_FIRST_PORT, _PORTS = 29500, 3000  # up to 32499, below those that Linux hands out
+_FIRST_PORT, _PORTS = 29500, 3000  # up to 32499, below the ports that Linux assigns
 _TASKS, _NODES, _PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 
 
 def as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
-    """``RANK``, ``WORLD_SIZE`` and so on for this task; nothing where another launcher has said so, or it is alone.
+    """Return ``RANK``, ``WORLD_SIZE`` and so on for this task; nothing if another launcher has set them, or for one
+    task.
 
-    ``MASTER_ADDR`` and ``MASTER_PORT`` stay as they are where they are set. Otherwise tasks meet on the first node of
-    the step, at a port that follows from the numbers of job and step: two jobs on a node do not disturb each other.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` keep their values. By default tasks meet on the first node of the step, at a
+    port computed from the numbers of job and step, so that two jobs on a node do not collide.
 
     Raises:
-        ConfigError: a variable that is needed is missing or says something else than Slurm does, naming it.
+        ConfigError: a variable is missing or not in Slurm's format; the message names it.
     """
     if "RANK" in env or "WORLD_SIZE" in env or env.get(_TASKS, "1") == "1":
         return {}
@@ -45,15 +46,15 @@ def _tasks_here(env: Mapping[str, str]) -> int:
 
 
 def first_node(nodes: str) -> str:
-    """``"tux[007-009,12],login"`` → ``"tux007"``."""
+    """Return the first node of a list: ``"tux[007-009,12],login"`` → ``"tux007"``."""
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).partition(",")[0]
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """``"2(x3),1"`` → ``[2, 2, 2, 1]``.
+    """Return the tasks of each node: ``"2(x3),1"`` → ``[2, 2, 2, 1]``.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: another format.
     """
     found: list[int] = []
     for part in text.split(","):

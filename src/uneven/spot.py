@@ -1,7 +1,7 @@
-"""Notices that a machine will be taken away, for ``uneven.Session(notice=…)``.
+"""Preemption notices, for ``uneven.Session(notice=…)``.
 
-A notice is a function without arguments. It returns the seconds until the machine goes, or None while it stays; it is
-asked once a second, in a thread of its own.
+A notice is a function without arguments that returns the seconds until the machine is reclaimed, or None. A background
+thread calls it once per second.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ AWS, GCP = "http://169.254.169.254", "http://metadata.google.internal"
 
 
 def aws(url: str = AWS, *, within_s: float = 1.0) -> Notice:
-    """What EC2 says of a spot instance, two minutes ahead (``spot/instance-action``, by a session token).
+    """Return the notice of an EC2 spot instance, two minutes ahead (``spot/instance-action``, with a session token).
 
     Args:
         url: of the metadata service.
-        within_s: how long to wait for its answer.
+        within_s: longest wait for its answer.
 
     Raises:
-        ConfigError: nobody answers there.
+        ConfigError: no answer.
     """
     token, until_s = "", 0.0
 
     def ask() -> float | None:
         nonlocal token, until_s
+        # The token is renewed after half its life, so that no request has an expired one.
         if time.monotonic() >= until_s:
             until_s = time.monotonic() + _TOKEN_S / 2
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
@@ -49,16 +50,16 @@ def aws(url: str = AWS, *, within_s: float = 1.0) -> Notice:
 
 
 def gcp(url: str = GCP, *, within_s: float = 1.0) -> Notice:
-    """What Compute Engine says of a spot or preemptible instance (``instance/preempted``), thirty seconds ahead.
+    """Return the notice of a spot or preemptible instance of Compute Engine (``instance/preempted``), 30 s ahead.
 
-    In a GKE pod nothing is needed: it is sent SIGTERM, which means the same.
+    A GKE pod does not need it: it gets SIGTERM, which has the same effect.
 
     Args:
         url: of the metadata service.
-        within_s: how long to wait for its answer.
+        within_s: longest wait for its answer.
 
     Raises:
-        ConfigError: nobody answers there.
+        ConfigError: no answer.
     """
 
     def ask() -> float | None:
@@ -70,7 +71,7 @@ def gcp(url: str = GCP, *, within_s: float = 1.0) -> Notice:
 
 
 def _tried(ask: Notice, url: str) -> Notice:
-    """It answers now; later, one that does not answer says nothing."""
+    """Call ``ask`` once; return a notice in which later failures count as None."""
     try:
         ask()
     except OSError as error:
@@ -86,10 +87,10 @@ def _tried(ask: Notice, url: str) -> Notice:
 
 
 def _answer(url: str, headers: Mapping[str, str], within_s: float, method: str = "GET") -> str | None:
-    """The text there; None where there is none.
+    """Return the text at an address; None if it does not exist (404).
 
     Raises:
-        OSError: nobody answers.
+        OSError: no answer.
     """
     try:
         request = urllib.request.Request(url, headers=dict(headers), method=method)

@@ -1,4 +1,4 @@
-"""The state of something that trains: in a file of tensors and plain data, and the random numbers that belong to it."""
+"""Training state in files of tensors and plain data, and the state of random number generators."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from uneven.errors import CheckpointError, reason
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's random numbers in this process.
-
-    Args:
-        seed: 0 … 2^32 − 1.
-    """
+    """Seed the random number generators of Python, NumPy and torch in this process; ``seed`` is 0 … 2^32 − 1."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's random numbers in this process, as plain data and tensors."""
+    """Return the state of the random number generators of this process, as plain data and tensors."""
     kind, keys, place, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -38,7 +34,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Go on with the random numbers where :func:`random_state` was taken."""
+    """Restore the result of :func:`random_state`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *rest = state["numpy"]
@@ -50,26 +46,21 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """Files of one kind. Each is whole or not there, and is read with ``torch.load(weights_only=True)``.
+    """Files of one kind. Each is complete or absent, and is read with ``torch.load(weights_only=True)``."""
 
-    Args:
-        schema: the version that this library writes, under that key.
-        remedy: what to change where a state holds more than tensors and plain data.
-    """
-
-    schema: int
-    remedy: str
+    schema: int  # the version that this library writes, under that key
+    remedy: str  # what to change if a state holds more than tensors and plain data
 
     def write(self, path: Path, state: dict[str, Any], *, durable: bool = False, verify: bool = False) -> None:
-        """Write a file, and the folders that it lies in.
+        """Write a file, and make its folders.
 
         Args:
-            durable: wait until it has reached the disk. A killed process loses nothing without it; a machine that loses
-                its power goes back to an older file.
-            verify: read it back, as a later start will.
+            durable: wait until it is on the disk. Without it, a killed process loses nothing, but a machine that loses
+                power goes back to an older file.
+            verify: read it again, as a later start will.
 
         Raises:
-            CheckpointError: it cannot be written, or could not be read again.
+            CheckpointError: it cannot be written or read again.
         """
         part = path.with_suffix(".part")
         try:
@@ -81,6 +72,7 @@ class StateFiles:
                     os.fsync(file.fileno())
             if verify:
                 self.read(part)
+            # Renamed at the end, so that a file is complete or absent.
             part.replace(path)
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
@@ -88,7 +80,7 @@ class StateFiles:
             raise CheckpointError(f"{path} cannot be written ({error}): {self.remedy}") from error
 
     def read(self, path: Path) -> dict[str, Any]:
-        """What a file holds.
+        """Return the content of a file.
 
         Raises:
             CheckpointError: it cannot be read, or holds more than tensors and plain data.

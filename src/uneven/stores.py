@@ -1,4 +1,4 @@
-"""Key-value stores that other processes keep, in which the members of an elastic run meet."""
+"""Key-value stores in other processes, for the rendezvous of an elastic run's members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Store(Protocol):
-    """What is needed of a store; torch's ``TCPStore`` and ``PrefixStore`` have it. Values are bytes."""
+    """The required methods of a store; torch's ``TCPStore`` and ``PrefixStore`` have them. Values are bytes."""
 
     def get(self, key: str) -> bytes: ...
     def set(self, key: str, value: str) -> None: ...
@@ -23,16 +23,16 @@ class Store(Protocol):
 
 
 def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
-    """A connection to a store that another process keeps.
+    """Return a connection to a store in another process.
 
     Args:
-        gone_s: after how many seconds without an answer of its machine the connection fails; 0 leaves that to the
-            kernel, which waits for minutes.
+        gone_s: seconds without an answer of its machine after which the connection fails; 0 leaves that to the kernel,
+            which waits for minutes.
 
     Raises:
         RuntimeError: it cannot be reached within ``timeout_s``.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs declare it private
 
     store: Store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
     if gone_s > 0.0:
@@ -41,13 +41,15 @@ def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
 
 
 def _fail_after(port: int, gone_s: float) -> None:
-    """torch does not say which descriptors its stores have: those of this process that lead to such a port."""
+    """Set the time-out of all connections of this process to ``port``: torch does not reveal its stores'
+    descriptors."""
     listing = Path("/proc/self/fd")
     if not (listing.is_dir() and hasattr(socket, "TCP_USER_TIMEOUT")):
         return
     for name in os.listdir(listing):
-        with contextlib.suppress(OSError):  # it has been closed meanwhile, or is not connected
+        with contextlib.suppress(OSError):  # it is closed by now, or not connected
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                # dup: the socket object closes its descriptor, and torch still needs the original.
                 with socket.socket(fileno=os.dup(int(name))) as line:
                     if line.type == socket.SOCK_STREAM and line.family in _NETWORK and line.getpeername()[1] == port:
                         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * gone_s))

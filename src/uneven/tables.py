@@ -1,4 +1,4 @@
-"""Reads TOML, and plain values out of its tables: the right type, or an error that says where and what. Pure."""
+"""Readers of TOML documents and of typed values in their tables, with precise errors. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from uneven.errors import ConfigError, UnknownNameError
 Table = Mapping[str, Any]
 
 _INTEGERS = 2**63
-"""TOML promises integers of 64 bits, and what reads ours later has no more."""
+"""TOML guarantees integers of 64 bits, and our readers have no more."""
 
 
 def document(data: bytes | str, source: str) -> dict[str, Any]:
-    """A TOML document.
+    """Return a TOML document.
 
     Args:
         data: its text, in UTF-8 if it is bytes.
         source: its name, for messages.
 
     Raises:
-        ConfigError: it is none; names the source and, where there is one, the line.
+        ConfigError: invalid TOML; the message names the source and, if known, the line.
     """
     try:
         return tomllib.loads((data if isinstance(data, str) else data.decode("utf-8")).removeprefix("\ufeff"))
@@ -37,24 +37,24 @@ def document(data: bytes | str, source: str) -> dict[str, Any]:
     except RecursionError:
         problem = "its brackets are nested too deeply"
     except ValueError:
-        problem = "a number in it has more than 4,300 digits"  # Python reads no longer ones
+        problem = "a number in it has more than 4,300 digits"  # Python's limit
     raise ConfigError(f"{source} is not TOML: {problem}")
 
 
 def quoted(value: str) -> str:
-    """A text in quotation marks, as TOML wants it."""
-    # A JSON string is a TOML string too, but for the delete character, which TOML wants escaped.
+    """Return a text in quotation marks, as a TOML string."""
+    # A JSON string is a TOML string too, except for the delete character, which TOML wants escaped.
     return json.dumps(_writable(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _writable(value: str) -> str:
-    """With what UTF-8 cannot say, as a name of a file that is not UTF-8, spelled out."""
+    """Escape characters that UTF-8 cannot encode, such as those of a file name that is not UTF-8."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Put ``where`` in front of the message of a ConfigError, which stays of its class."""
+    """Put ``where`` in front of the message of a ConfigError; its class stays."""
     try:
         yield
     except ConfigError as error:
@@ -63,7 +63,7 @@ def located(where: str) -> Iterator[None]:
 
 
 def known(table: Table, names: Iterable[str]) -> None:
-    """Refuse keys that do not exist, offering the nearest one that does."""
+    """Raise an error for unknown keys, with the nearest known one."""
     names = list(names)
     for key in table:
         if key not in names:
@@ -71,14 +71,15 @@ def known(table: Table, names: Iterable[str]) -> None:
 
 
 def required(table: Table, key: str) -> Any:
-    """The value of a key that must be there."""
+    """Return the value of a key that must exist."""
     if key not in table:
         raise ConfigError(f"the key {key!r} is missing")
     return table[key]
 
 
 def number(value: Any) -> float:
-    """A number; whole ones become floats."""
+    """Return a number; whole numbers become floats."""
+    # A bool is an int for Python, but not a number in a settings file.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _type_error(value, "a number")
     if math.isnan(_in_64_bits(value)):
@@ -87,21 +88,19 @@ def number(value: Any) -> float:
 
 
 def integer(value: Any) -> int:
-    """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise _type_error(value, "a whole number")
     return int(_in_64_bits(value))
 
 
 def boolean(value: Any) -> bool:
-    """True or false."""
     if not isinstance(value, bool):
         raise _type_error(value, "true or false")
     return value
 
 
 def text(value: Any) -> str:
-    """A text in quotation marks."""
+    """Return a text, which UTF-8 must be able to encode."""
     if not isinstance(value, str):
         raise _type_error(value, "a text in quotation marks")
     if value != _writable(value):
@@ -110,14 +109,13 @@ def text(value: Any) -> str:
 
 
 def table(value: Any) -> Table:
-    """A table."""
     if not isinstance(value, dict):
         raise _type_error(value, "a table, as { key = value }")
     return value
 
 
 def items(value: Any, each: Callable[[Any], Any] = lambda one: one) -> tuple[Any, ...]:
-    """A list, each of whose items ``each`` accepts; the place of a wrong one is named."""
+    """Return a list after a check of each item with ``each``; errors give the position."""
     if not isinstance(value, list):
         raise _type_error(value, "a list in square brackets")
     found = []
@@ -128,7 +126,7 @@ def items(value: Any, each: Callable[[Any], Any] = lambda one: one) -> tuple[Any
 
 
 def shown(value: Any) -> str:
-    """A value for messages, cut short if it is long."""
+    """Return a value for messages, shortened if it is long."""
     if isinstance(value, int) and abs(value) >= _INTEGERS:
         return "a whole number of more than 64 bits"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Who am I? The only reader of the launcher's environment."""
+"""This process's place among the workers: the only reader of the launcher's environment."""
 
 from __future__ import annotations
 
@@ -22,98 +22,78 @@ from uneven.frames import shorten
 from uneven.slurm import as_torchrun
 
 RUN_VARIABLE = "UNEVEN_RUN"
-"""Set by ``uneven run``: the run directory, which holds the command line's settings and the journal."""
+"""Set by ``uneven run``: the run directory, with the command line's settings and the journal."""
 
 READY_VARIABLE = "UNEVEN_READY"
-"""Set to 1 by a launcher that waits for every worker to say that its training starts."""
+"""Set to 1 by a launcher that waits for every worker's report that its training starts."""
 
 WORLD_VARIABLE = "UNEVEN_WORLD"
-"""Set by ``uneven emulate`` to "emulated"; the journal says so then."""
+"""Set by ``uneven emulate`` to "emulated", for the journal."""
 
 NODE_VARIABLE = "UNEVEN_NODE"
-"""Set by ``uneven emulate``: the name of the node that this worker runs on, in place of the machine's."""
+"""Set by ``uneven emulate``: the name of this worker's node, instead of the machine's name."""
 
 ELASTIC_VARIABLE = "UNEVEN_ELASTIC"
-"""Set by ``uneven run --elastic``: least and greatest number of workers, after how many seconds of silence one counts
-as gone, MIN:MAX:SECONDS, and :ADDRESS of this machine if others take part. RANK is a worker's number for life then, and
-WORLD_SIZE how many the run began with."""
+"""Set by ``uneven run --elastic`` to MIN:MAX:SECONDS, the limits on the number of workers and the silence after which
+one counts as failed, plus :ADDRESS of this machine if others take part. RANK is then a worker's number for life, and
+WORLD_SIZE the number of workers at the start."""
 
 LEAVE_VARIABLE = "UNEVEN_LEAVE_ON"
-"""Set by ``uneven run --leave-on``: a signal by its name, on which a worker leaves an elastic run as on SIGTERM."""
+"""Set by ``uneven run --leave-on``: the name of a signal on which a worker leaves an elastic run as on SIGTERM."""
 
 SITE_VARIABLE = "UNEVEN_SITE"
-"""Names the site that this worker is at, for policies that look at sites; without it, every machine is one. With
-commas, one for each worker of this machine: ``UNEVEN_SITE=us,us,eu,eu``."""
+"""The site of this worker, for policies that use sites; by default each machine is a site. With commas, one for each
+worker of this machine: ``UNEVEN_SITE=us,us,eu,eu``."""
 
 
 SHARE_VARIABLE = "UNEVEN_SHARE"
-"""Set by ``uneven run --shares`` and ``uneven emulate``: the cores that this worker may use, for the journal; with
-commas, one for each worker of this machine."""
+"""Set by ``uneven run --shares`` and ``uneven emulate``: the cores of this worker, for the journal; with commas, one
+for each worker of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """That workers may leave and join.
+    """The limits of an elastic run."""
 
-    Attributes:
-        least, most: workers at a time.
-        silence_s: after which a worker counts as gone; 0 is never.
-        address: of this machine for the others; None where all are on this one.
-    """
-
+    # least, most: workers at a time
     least: int
     most: int
-    silence_s: float
-    address: str | None = None
+    silence_s: float  # after which a worker counts as failed; 0 is never
+    address: str | None = None  # of this machine for the others; None if all are on this one
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process among the workers.
+    """This process among the workers."""
 
-    Attributes:
-        rank: 0 … size−1.
-        local_rank: position among the workers of this machine, which is also its CUDA device.
-        run_directory: where the launcher wants the journal, if it said so.
-        awaited: whether the launcher waits for a sign that the training starts, see ``rundir.mark_ready``.
-        kind: "real" or "emulated".
-        site: where it is, among the sites of a policy that looks at them: UNEVEN_SITE, or the host. A list there, as in
-            "us,us,eu,eu", names the site of each worker of this machine.
-        meeting: the address of rank 0's machine, as the launcher says.
-        port: where the ranks meet there; 0 where nobody says.
-        stored: whether the launcher keeps the store in which they meet; else rank 0 does.
-        elastic: where workers may leave and join; ``rank`` is a number for life then, and ``size`` how many began.
-        leave_on: signals on which a worker leaves there, beside SIGTERM.
-        share: cores that its launcher holds it to; None where it uses what it can get.
-    """
-
-    rank: int = 0
+    rank: int = 0  # 0 … size−1
     size: int = 1
-    local_rank: int = 0
+    local_rank: int = 0  # position among the workers of this machine; also its CUDA device
     local_size: int = 1
     host: str = "localhost"
-    run_directory: Path | None = None
-    awaited: bool = False
-    kind: str = "real"
-    site: str = "localhost"
-    meeting: str = "127.0.0.1"
-    port: int = 0
-    stored: bool = False
+    run_directory: Path | None = None  # for the journal, if the launcher gives one
+    awaited: bool = False  # the launcher waits for a report that the training starts, see ``rundir.mark_ready``
+    kind: str = "real"  # "real" or "emulated"
+    site: str = "localhost"  # from UNEVEN_SITE, otherwise the host
+    meeting: str = "127.0.0.1"  # the address of rank 0's machine, from the launcher
+    port: int = 0  # of the rendezvous there; 0 if unknown
+    stored: bool = False  # the launcher hosts the rendezvous store; otherwise rank 0 does
+    # workers may leave and join; then ``rank`` is a number for life, and ``size`` the number at the start
     elastic: Elastic | None = None
-    leave_on: tuple[int, ...] = ()
-    share: float | None = None
+    leave_on: tuple[int, ...] = ()  # signals besides SIGTERM on which a worker leaves an elastic run
+    share: float | None = None  # cores to which the launcher limits it; None without a limit
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to exchange anything with, now or later."""
+        """True if there is no other worker, now or later."""
         return self.size == 1 and self.elastic is None
 
 
 def discover(environment: Mapping[str, str] | None = None) -> World:
-    """Read the world from torchrun, ``uneven run``, Ray Train, Slurm's ``srun``, or find this process alone.
+    """Read the environment of torchrun, ``uneven run``, Ray Train or Slurm's ``srun``; by default a single process.
 
     Raises:
-        ConfigError: the variables contradict each other, naming them.
+        ConfigError: variables that contradict each other; the message names them.
     """
     env = os.environ if environment is None else environment
     env = {**env, **as_torchrun(env)}
@@ -151,7 +131,7 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant."""
+    """Return whether a host name can only mean this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -159,13 +139,13 @@ def is_loopback(host: str) -> bool:
 
 
 def signals_named(text: str, where: str) -> tuple[int, ...]:
-    """Signals by their names, as in "USR1" or "SIGUSR1,SIGUSR2".
+    """Return signals by their names, as in "USR1" or "SIGUSR1,SIGUSR2".
 
     Args:
-        where: it is said, for the error.
+        where: source of the text, for the error.
 
     Raises:
-        ConfigError: there is no such signal, or no process can listen to it.
+        ConfigError: an unknown signal, or one that a process cannot handle.
     """
     found = []
     for word in filter(None, (one.strip().upper() for one in text.split(","))):
@@ -178,11 +158,9 @@ def signals_named(text: str, where: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def report_failures() -> None:
-    """From now on, print an uncaught exception once for all workers of this machine that raise the same.
+    """Print an uncaught exception once for all workers of this machine that raise the same, from now on.
 
-    An :class:`uneven.errors.UnevenError` is printed with the user's own lines only, see :func:`uneven.frames.shorten`.
-    The exception is also written where torch's launcher looks for it, with the time: when one worker fails, its peers
-    fail a moment later because it is missing, and the times tell the launcher which failure to report.
+    An :class:`uneven.errors.UnevenError` shows the user's own lines only, see :func:`uneven.frames.shorten`.
     """
     before = sys.excepthook
 
@@ -191,6 +169,8 @@ def report_failures() -> None:
         if advice := _way_out(error):
             error.add_note(advice)
         path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), "".join(traceback.format_exception(error))
+        # For torch's launcher, with the time: when one worker fails, its peers fail a moment later because it is
+        # missing, and the times show which failure came first.
         if path:
             extra = {"error": kind.__name__, "timestamp": time.time(), "py_callstack": text}
             message = {"message": {"message": f"{kind.__name__}: {error}", "extraInfo": extra}}
@@ -206,7 +186,7 @@ def report_failures() -> None:
 
 
 def _way_out(error: BaseException) -> str:
-    """What to write instead, after an error of torch to which scripts for DistributedDataParallel come."""
+    """Return advice for frequent errors of scripts that were written for DistributedDataParallel."""
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     call = next((one.co_name for one in codes if one.co_filename.endswith("distributed_c10d.py")), "")
     if isinstance(error, AttributeError) and error.name == "module" and hasattr(error.obj, "named_parameters"):
@@ -225,11 +205,12 @@ def _way_out(error: BaseException) -> str:
 
 
 def _printed(error_file: Path, text: str) -> bool:
-    """Whether another worker of this machine has printed this text on the same console or into the same file."""
+    """Return whether another worker of this machine has printed this text to the same console or file."""
     # torch's launcher makes a folder for each error file.
     folder = error_file.parent.parent if error_file.name == "error.json" else error_file.parent
     sink = os.fstat(2)
     digest = hashlib.sha256(f"{sink.st_dev} {sink.st_ino} {text}".encode("utf-8", "replace")).hexdigest()
+    # The creation of a file is atomic, so exactly one worker prints.
     try:
         (folder / f"error-{digest[:16]}").touch(exist_ok=False)
     except FileExistsError:
@@ -248,10 +229,10 @@ def _elastic(text: str | None) -> Elastic | None:
 
 
 def _site(text: str, local_rank: int, local_size: int) -> str:
-    """The name for this worker, of a list with one for each of this machine's or of one for all.
+    """Return this worker's site from a list with one for each worker of this machine, or one for all.
 
     Raises:
-        ConfigError: there are more or fewer names than workers, or an empty one.
+        ConfigError: the list has a wrong length, or an empty name.
     """
     names = [name.strip() for name in text.split(",")]
     if len(names) not in (1, local_size):
@@ -266,7 +247,7 @@ def _site(text: str, local_rank: int, local_size: int) -> str:
 
 
 def _share(text: str | None, local_rank: int) -> float | None:
-    """The cores of this worker, in a list with one for each of this machine; None where the list does not reach it."""
+    """Return this worker's cores from a list with one for each worker; None if the list is shorter."""
     shares = (text or "").split(",")
     if not text or local_rank >= len(shares):
         return None

@@ -1,1 +1,2 @@
-"""``uneven demo``: the main job on four local workers of unequal speed, DDP first, then uneven."""
+"""The demo of ``uneven demo``: one training on four local workers of unequal speed, first with DDP, then with
+uneven."""

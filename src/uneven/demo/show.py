@@ -1,4 +1,4 @@
-"""Runs the demo's two phases and puts them side by side."""
+"""The two phases of the demo and their comparison."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from uneven.report.console import Console
 SHARES = (0.6, 0.4, 0.2, 0.1)
 WAYS = {"DDP": "plain", "uneven": "balanced"}
 SETTLE = 12
-"""Iterations at the beginning that the summary leaves out: uneven starts with equal batches and has to measure
-first. The picture of the time per iteration shows them."""
+"""The first iterations, which the summary omits: uneven starts with equal batches and measures speeds first. The chart
+of the time per iteration shows them."""
 
 LEAST = SETTLE + 8
-"""A summary of fewer iterations would say nothing."""
+"""The fewest iterations for a meaningful summary."""
 
 
 def check(data: ImageData, epochs: int) -> None:
-    """See that there is something to summarize.
+    """Check that there are enough iterations to summarize.
 
     Raises:
         ConfigError: too few iterations.
@@ -45,7 +45,7 @@ def check(data: ImageData, epochs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What one way came to."""
+    """The result of one way to train."""
 
     name: str
     run: Path
@@ -55,15 +55,19 @@ class Phase:
 
 
 def phase(name: str, run: Path, data: str, epochs: int, console: Console) -> Phase:
-    """Train one way on the four workers, shown live.
+    """Train one way on the four workers, with a live view.
 
     Raises:
-        LaunchError: a worker died; the message ends with what it printed.
+        LaunchError: a worker died; the message ends with its output.
     """
     what = Launch(
         target=("uneven.demo.worker", WAYS[name], str(run), data, str(epochs)),
-        module=True, nproc=str(len(SHARES)), shares=SHARES, wait_ready=True, throttle_period_s=0.01,
-    )  # fmt: skip
+        module=True,
+        nproc=str(len(SHARES)),
+        shares=SHARES,
+        wait_ready=True,
+        throttle_period_s=0.01,
+    )
     log = run / "output.txt"
     with launch.start(what, run_directory=run, output=log) as workers:
         terminal.watch(run, console=console, stop=lambda: workers.poll() is not None)
@@ -85,7 +89,7 @@ _COLUMNS = ("", "per iteration", "samples/s", "waiting", "accuracy", "took", "sp
 
 
 def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
-    """One row of text per phase; the first is what the speed-up is measured against."""
+    """Return one row of text per phase; the first is the baseline of the speed-up."""
     first = phases[0].summary
     return [
         (
@@ -103,7 +107,7 @@ def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
 
 
 def show(phases: list[Phase], report: Path, console: Console) -> None:
-    """The table on the terminal and the page in ``report``."""
+    """Print the table, and write the page to ``report``."""
     shares = ", ".join(map(str, SHARES))
     table = Table(
         title=f"The same training on workers with {shares} of a core",

@@ -1,7 +1,4 @@
-"""What both ways of the demo train, and on which samples: a small convolutional network on real images.
-
-The benches train it, too.
-"""
+"""The training of the demo: a small convolutional network on real images. The benches use it too."""
 
 from __future__ import annotations
 
@@ -18,25 +15,28 @@ from uneven.data.order import epoch_order
 
 
 def network(data: ImageData, width: int = 32) -> nn.Module:
-    """Two convolutions and two linear layers; the same weights on every call."""
+    """Return two convolutions and two linear layers, with the same weights on every call."""
     torch.manual_seed(0)
     side = data.train.tensors[0].shape[-1]
     return nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(2 * width * (side // 2) ** 2, 64), nn.ReLU(),
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * width * (side // 2) ** 2, 64),
+        nn.ReLU(),
         nn.Linear(64, data.classes),
-    )  # fmt: skip
+    )
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """The same for every way to train."""
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy over the batch, a scalar.
+    """Return the mean cross-entropy over the batch, a scalar.
 
     Args:
         x: images, ``(n, 1, height, width)``.
@@ -46,7 +46,7 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def most_likely(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Whether each sample's class is the likeliest one, bool ``(n,)``."""
+    """Return whether each sample's class is the likeliest one, bool ``(n,)``; arguments as of :func:`loss_of`."""
     return model(x).argmax(1) == y
 
 
@@ -57,7 +57,7 @@ def accuracy(
     batch_size: int = 512,
     right: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] = most_likely,
 ) -> float:
-    """Share of the data set that the model gets right, 0 … 1. Leaves the model in training mode."""
+    """Return the part of the data set that the model predicts correctly, 0 … 1. Leaves the model in training mode."""
     model.eval()
     x, y = dataset.tensors
     counts = (
@@ -70,16 +70,17 @@ def accuracy(
 
 
 class ReadyMark:
-    """Notes when the last gradient of a backward pass is ready: that of the layer nearest to the input.
+    """A record of when the last gradient of a backward pass is ready: that of the layer nearest to the input.
 
     Attributes:
-        ready_s: when that was, on the clock of ``time.perf_counter``.
+        ready_s: that time, on the clock of ``time.perf_counter``.
         worked_s: processor time of this process at that moment.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.ready_s = 0.0
         self.worked_s = 0.0
+        # The backward pass runs from the output to the input, so the first layer with parameters is the last.
         layer = next(layer for layer in model.modules() if list(layer.parameters(recurse=False)))
         for parameter in layer.parameters(recurse=False):
             parameter.register_post_accumulate_grad_hook(self._mark)
@@ -89,7 +90,7 @@ class ReadyMark:
 
 
 class FixedSampler(Sampler[list[int]]):
-    """This rank's slice of each global batch under the split that it is given; the order is uneven's own.
+    """A sampler of this rank's slice of each global batch for a fixed split, in uneven's order of samples.
 
     Args:
         length: samples of the data set.

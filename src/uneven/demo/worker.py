@@ -1,7 +1,7 @@
 """One worker of the demo. Both ways train the same network on the same samples in the same order.
 
-``plain`` is DistributedDataParallel as its users write it, with equal batches, and a stop-watch around it so that
-its run can be looked at like any other. ``balanced`` is the same loop with the lines that uneven needs.
+``plain`` is a usual script with DistributedDataParallel and equal batches, plus timers, so that its run can be analysed
+like any other. ``balanced`` is the same loop with the lines that uneven needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDTH = 64
 
 
 def plain(data: ImageData, run: Path, epochs: int) -> None:
-    """DistributedDataParallel, the global batch divided evenly; the allocator is set as a session sets it."""
+    """Train with DistributedDataParallel on equal parts of the global batch; the allocator is set as by a session."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     scribe = Scribe(discover(), run, RunConfig(balance="even"), versions(), Pace.TOGETHER)
@@ -56,6 +56,8 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
             begun_s = time.perf_counter()
             loss = loss_of(ddp, x, y)
             loss.backward()
+            # DDP's exchange overlaps with the backward pass; the part after the last local gradient counts as
+            # communication.
             exchanged_s = time.perf_counter()
             optimizer.step()
             optimizer.zero_grad()
@@ -85,7 +87,7 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
 
 
 def balanced(data: ImageData, run: Path, epochs: int) -> None:
-    """The same loop with the three lines that uneven needs."""
+    """Train the same loop with the three lines that uneven needs."""
     session = uneven.Session(journal=run)
     model = network(data, WIDTH)
     model, optimizer = session.setup(model, make_optimizer(model), gradient_as_bucket_view=True)
@@ -106,23 +108,22 @@ def balanced(data: ImageData, run: Path, epochs: int) -> None:
 
 
 def coming() -> None:
-    """This worker will say when it is :func:`ready`, whichever way it trains."""
+    """Announce that this worker will call :func:`ready`."""
     world = discover()
     if world.run_directory is not None:
         rundir.mark_coming(world.run_directory, world.rank)
 
 
 def ready() -> None:
-    """Everything is imported: from here on this worker gets its share of a core."""
+    """Report that all is imported; from here on this worker is limited to its share of a core."""
     world = discover()
     if world.run_directory is not None:
         rundir.mark_ready(world.run_directory, world.rank)
     if not world.alone:
-        sum_now(torch.zeros(1), None)  # all begin together
+        sum_now(torch.zeros(1), None)  # so that all start at the same time
 
 
 def finish(log: Callable[[str, float], None], model: nn.Module, data: ImageData, rank: int) -> None:
-    """Rank 0 says how well the model does on what was held out."""
     if rank == 0:
         log("accuracy", accuracy(model, data.test))
 

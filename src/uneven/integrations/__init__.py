@@ -1,1 +1,1 @@
-"""Adapters to libraries that wrap models; each needs the extra of its name, and is imported by its own name."""
+"""Adapters to libraries that wrap models. Each needs the extra of its name, and has its own import."""

@@ -1,4 +1,4 @@
-"""Accelerate: precision and its helpers from the accelerator, workers and gradients from the session."""
+"""Hugging Face Accelerate with a session: Accelerate handles precision, the session workers and gradients."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uneven.session import Session
 
 
 def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any) -> tuple[Any, ...]:
-    """Give the model to the session and to Accelerate, which leaves it without ``DistributedDataParallel``.
+    """Pass the model to the session and to Accelerate, which does not wrap it in ``DistributedDataParallel``.
 
-    The loader stays the session's. Several passes for a step are ``session.no_sync()``, not ``accelerator.accumulate``.
+    The loader remains the session's. To accumulate gradients use ``session.no_sync()``, not ``accelerator.accumulate``.
 
     Args:
-        stateful: the model's optimizers, and their schedulers, which take one step in each.
+        stateful: the model's optimizers, and their schedulers, which advance once per step.
 
     Returns:
-        The model and what was given with it, to use in the loop.
+        The model and the other arguments, prepared for the loop.
 
     Raises:
         ConfigError: the accelerator shards models, or accumulates gradients itself.
@@ -39,13 +39,13 @@ def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *state
 
     def prepare_scheduler(scheduler: LRScheduler) -> Any:
         made = prepared(scheduler)
-        made.split_batches = True  # Accelerate's word for global batches; else it takes a step for each worker
+        made.split_batches = True  # Accelerate's name for global batches; otherwise it advances once per worker
         return made
 
     accelerator.prepare_scheduler = prepare_scheduler
     for one in accelerator._schedulers:
         one.split_batches = True
-    # Evaluation mode is Accelerate's word for a model that is not wrapped for training by several workers.
+    # evaluation_mode tells Accelerate not to wrap the model for training on several workers.
     return accelerator.prepare_model(model, evaluation_mode=True), *(
         accelerator.prepare_scheduler(one) if isinstance(one, LRScheduler) else accelerator.prepare_optimizer(one)
         for one in stateful

@@ -1,4 +1,4 @@
-"""A session's loader for loops that count batches: they ask for as many as an epoch has, and never for one more."""
+"""A session's loader for loops that count batches: they draw exactly one epoch's batches and never ask for one more."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from uneven.data.loader import BalancedLoader
 
 
 class CountedEpochs:
-    """Each pass is an epoch, as with the loader itself.
+    """A wrapper of a session's loader; each pass is an epoch.
 
-    A loop that counts leaves the last step of an epoch open. It ends when the next epoch begins, or in :meth:`finish`.
-
-    Attributes:
-        dataset: that the batches are of.
+    Such a loop leaves the last step of an epoch open. It ends when the next epoch begins, or in :meth:`finish`.
     """
 
     def __init__(self, loader: BalancedLoader) -> None:
@@ -28,14 +25,14 @@ class CountedEpochs:
     def __iter__(self) -> Iterator[Any]:
         self.finish()
         some = False
-        while not some:  # of an epoch that was resumed at its end nothing is left, and the loop is at the next one
+        while not some:  # an epoch that was resumed at its end has no batches left, and the loop is at the next one
             self._running = iter(self._loader)
             for batch in self._running:
                 some = True
                 yield batch
 
     def finish(self) -> None:
-        """The newest step is over; so is the pass, of which more may be left."""
+        """End the newest step and the pass, even if batches remain."""
         if self._running is not None and self._loader.ended:
             next(self._running, None)
         self._running = None

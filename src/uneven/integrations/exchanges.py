@@ -1,4 +1,4 @@
-"""Exchanges of a library's own between workers: time in which this worker waits, not works."""
+"""A library's own exchanges between workers, whose time counts as waiting, not as work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uneven.errors import ConfigError
 
 
 def waited(exchange: Callable[..., Any]) -> Any:
-    """Make a method of a library's strategy one that waits in the strategy's ``session``; elastic runs have none."""
+    """Make a method of a library's strategy wait in the strategy's ``session``; elastic runs do not support it."""
 
     @wraps(exchange)
     def call(strategy: Any, *given: Any, **named: Any) -> Any:

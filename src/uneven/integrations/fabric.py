@@ -1,4 +1,4 @@
-"""Lightning Fabric: precision and its helpers from Fabric, workers and gradients from the session."""
+"""Lightning Fabric with a session: Fabric handles precision, the session workers and gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uneven.session import Session
 
 
 class _OfSession(SingleDeviceStrategy):
-    """A Fabric of one device that knows the session's other workers."""
+    """A single-device strategy that knows the session's other workers."""
 
     session: Session
 
@@ -26,19 +26,19 @@ class _OfSession(SingleDeviceStrategy):
 
     barrier, broadcast = waited(DDPStrategy.barrier), waited(DDPStrategy.broadcast)
     all_reduce, all_gather = waited(DDPStrategy.all_reduce), waited(DDPStrategy.all_gather)
-    _determine_ddp_device_ids = DDPStrategy._determine_ddp_device_ids  # the barrier asks for it
+    _determine_ddp_device_ids = DDPStrategy._determine_ddp_device_ids  # the barrier calls it
 
 
 def prepare(session: Session, fabric: Fabric, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
-    """Give the model to the session and to Fabric; what ``fabric.setup`` returns.
+    """Pass the model to the session and to Fabric; return the result of ``fabric.setup``.
 
-    From here on Fabric knows the session's workers: ``global_rank``, ``is_global_zero``, ``save``, ``all_reduce``, ….
+    After it, Fabric knows the session's workers: ``global_rank``, ``is_global_zero``, ``save``, ``all_reduce``, ….
 
     Args:
-        fabric: made with ``devices=1``: every worker has one of its own.
+        fabric: made with ``devices=1``: every worker has its own.
 
     Raises:
-        ConfigError: Fabric has workers itself, which would average gradients once more, and by equal parts.
+        ConfigError: Fabric has its own workers, and would average gradients a second time, with equal weights.
     """
     strategy: Any = fabric.strategy
     if type(strategy) not in (SingleDeviceStrategy, _OfSession):
@@ -47,7 +47,8 @@ def prepare(session: Session, fabric: Fabric, model: nn.Module, *optimizers: tor
             f"gradients as if parts were equal: make it with Fabric(devices=1, num_nodes=1) and without strategy=…, "
             f"and start the workers with `uneven run`"
         )
-    model = strategy.precision.convert_module(model)  # before the session hangs on parameters of its type and device
+    # Before setup, whose hooks need parameters of the final type and device.
+    model = strategy.precision.convert_module(model)
     strategy.module_to_device(model)
     session.setup(model, *optimizers)
     world, strategy.__class__, strategy.session = session.world, _OfSession, session

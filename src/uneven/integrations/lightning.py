@@ -1,4 +1,5 @@
-"""Lightning's Trainer: its loop, callbacks and checkpoints as ever; workers, parts and gradients from a session."""
+"""Lightning's Trainer with a session: Lightning's loop, callbacks and checkpoints; the session's workers and
+gradients."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from uneven.integrations.epochs import CountedEpochs
 from uneven.integrations.exchanges import waited
 from uneven.session import Session
 
-_STATE = "uneven"  # where the run is, in each checkpoint
+_STATE = "uneven"  # key of the session's state in each checkpoint
 
 
 class SessionEnvironment(ClusterEnvironment):
-    """The workers that have met, as Lightning asks for them; somebody else has started them."""
+    """The ``ClusterEnvironment`` of a session, whose workers an external launcher has started."""
 
     creates_processes_externally = True
     main_address, main_port = "", 0
@@ -58,7 +59,7 @@ class SessionEnvironment(ClusterEnvironment):
 
 
 class _TrainingStep(nn.Module):
-    """The user's ``training_step`` as a forward pass, on which the session hangs."""
+    """The user's ``training_step`` as a forward pass, to which the session attaches its hooks."""
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
@@ -69,20 +70,20 @@ class _TrainingStep(nn.Module):
 
 
 class BalancedStrategy(DDPStrategy):
-    """Trains on unequal parts::
+    """A strategy for training on unequal parts::
 
         session = uneven.Session()
         trainer = lightning.Trainer(strategy=BalancedStrategy(session), devices=1)
         trainer.fit(module, session.loader(dataset, batch_size=512))     # the global batch
 
-    ``training_step`` returns a mean over this worker's part. Validation and test run in equal parts.
+    ``training_step`` must return a mean over this worker's part. Validation and test use equal parts.
 
     Args:
         session: a new one if None; a ``LightningDataModule`` finds it as ``self.trainer.strategy.session``.
 
     Raises:
-        ConfigError: in ``fit``, the run is elastic, some training batches are not the session's, or the module
-            optimizes by itself.
+        ConfigError: in ``fit``, if the run is elastic, some training batches are not the session's, or the module uses
+            manual optimization.
     """
 
     strategy_name = "uneven"
@@ -111,17 +112,17 @@ class BalancedStrategy(DDPStrategy):
 
     def setup_distributed(self) -> None:
         reset_seed()
-        self.set_world_ranks()  # the session has met the other workers, if there are any
+        self.set_world_ranks()  # the session has connected the workers already
 
     def setup(self, trainer: Trainer) -> None:
-        above = ParallelStrategy if self.session.world.alone else DDPStrategy  # the latter takes rank 0's weights
+        above = ParallelStrategy if self.session.world.alone else DDPStrategy  # DDPStrategy broadcasts rank 0's weights
         above.setup(self, trainer)
 
     def _setup_model(self, model: nn.Module) -> Any:
         return model
 
     def configure_ddp(self) -> None:
-        pass  # nothing wraps the module
+        pass  # the module is not wrapped
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: its loop, its arguments and its checkpoints; workers, parts and gradients from a session."""
+"""Hugging Face's Trainer with a session: the Trainer's loop, arguments and checkpoints; the session's workers."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ from uneven.integrations.epochs import CountedEpochs
 from uneven.session import Session
 
 _STATE = "uneven.json"
-"""Where the run is, in the folder of each checkpoint."""
+"""The file with the session's state in the folder of each checkpoint."""
 
 _IN_BACKWARD = ("lomo", "adalomo")
-"""Optimizers that step inside of the backward pass; so do those of which each layer has one."""
+"""Optimizers that step inside the backward pass; layer-wise optimizers do so too."""
 
 
 class Balanced:
-    """What makes a Trainer train on unequal parts, to be put before its class: ``class Ours(Balanced, SFTTrainer)``.
+    """A mixin that makes a Trainer train on unequal parts: ``class Ours(Balanced, SFTTrainer)``.
 
-    ``per_device_train_batch_size`` times the number of workers is the global batch, as ever; each worker takes the part
-    of it that fits its speed. A loss over tokens counts by the tokens of which ``labels`` is not -100, any other by
-    samples; override :meth:`loss_count` where that is not what it is divided by.
+    ``per_device_train_batch_size`` times the number of workers is the global batch, as without it; each worker takes a
+    part that fits its speed. The weight of a loss over tokens is the number of tokens whose ``labels`` are not -100, of
+    another loss the number of samples. If a loss has another divisor, override :meth:`loss_count`.
 
     Args:
         session: by default a new one with the Trainer's ``data_seed`` or ``seed``.
 
     Raises:
-        ConfigError: naming the argument that does not go with a session.
+        ConfigError: an argument that a session does not support; the message names it.
     """
 
     def __init__(self, *given: Any, session: Session | None = None, **named: Any) -> None:
         super().__init__(*given, **named)
         trainer: Any = self
         _check(trainer)
-        args, accelerator = trainer.args, trainer.accelerator
+        args = trainer.args
+        accelerator = trainer.accelerator
         seed = args.seed if args.data_seed is None else args.data_seed
         self.session = Session(seed=seed) if session is None else session
         self._epochs: CountedEpochs | None = None
         self._items: float | None = None
         self._prepared = False
-        # Evaluation mode is Accelerate's word for a model that is not wrapped for training by several workers.
+        # evaluation_mode tells Accelerate not to wrap the model for training on several workers.
         accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
         accelerator.no_sync = lambda model=None: self.session.no_sync()
-        args.average_tokens_across_devices = False  # the session does that, beneath the forward pass
+        args.average_tokens_across_devices = False  # the session weights the losses instead
 
     def get_train_dataloader(self) -> Any:
         if self._epochs is None:
@@ -78,17 +79,23 @@ class Balanced:
         start = partial(seed_worker, num_workers=readers, rank=args.process_index)
         size, shuffle = args.train_batch_size * self.session.world_size, not isinstance(sampler, SequentialSampler)
         return self.session.loader(
-            dataset, size, shuffle=shuffle,
-            drop_last=args.dataloader_drop_last, collate_fn=collate, num_workers=readers,
+            dataset,
+            size,
+            shuffle=shuffle,
+            drop_last=args.dataloader_drop_last,
+            collate_fn=collate,
+            num_workers=readers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
-            persistent_workers=args.dataloader_persistent_workers, prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
             multiprocessing_context=args.dataloader_multiprocessing_context,
-            worker_init_fn=start if readers else None, **drawn,
-        )  # fmt: skip
+            worker_init_fn=start if readers else None,
+            **drawn,
+        )
 
     def create_optimizer(self, *given: Any, **named: Any) -> Any:
         trainer: Any = self
-        optimizer = super().create_optimizer(*given, **named)  # type: ignore[misc] # the class beside this one has it
+        optimizer = super().create_optimizer(*given, **named)  # type: ignore[misc] # the other base class has it
         if not self._prepared:
             self._prepared = True
             unused = bool(trainer.args.ddp_find_unused_parameters)
@@ -97,12 +104,13 @@ class Balanced:
         return optimizer
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
-        """The batches of a step, and what their loss is divided by on this worker."""
+        """Return the batches of a step, and this worker's divisor of their loss, an integer scalar tensor or None."""
         trainer: Any = self
         batches, counted = [], []
         for batch in islice(epoch_iterator, num_batches):
             batches.append(batch)
-            if self.session.shares[self.session.rank]:  # else others count it, and it only fills up a last part
+            # A batch without a share only fills up a last part, and has no weight.
+            if self.session.shares[self.session.rank]:
                 counted.append(batch)
         items = trainer._get_num_items_in_batch(batches, device)
         if items is None:
@@ -113,7 +121,7 @@ class Balanced:
         return batches, items.clamp(min=1)
 
     def loss_count(self, inputs: dict[str, Any]) -> float | None:
-        """What the loss is divided by on this worker; None if that is its samples."""
+        """Return this worker's divisor of the loss; None if it is the number of samples."""
         labels = inputs.get("labels")
         if self._items is not None:
             return self._items
@@ -123,10 +131,11 @@ class Balanced:
         return float((labels[..., 1:] if shifted else labels).ne(-100).sum())
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *given: Any, **named: Any) -> torch.Tensor:
-        """Return a loss whose mean over workers is that over the global batch."""
+        """Return a scalar loss whose mean over workers is the mean over the global batch."""
         count = self.loss_count(inputs)
         with nullcontext() if count is None else self.session.weighted(count):
             loss: torch.Tensor = super().training_step(model, inputs, *given, **named)  # type: ignore[misc] # as above
+        # The Trainer averages over equal workers, so undo that and apply this worker's weight.
         weight = self.session.weight
         return loss * (weight * self.session.world_size) if weight else torch.zeros_like(loss)
 
@@ -162,10 +171,13 @@ class Balanced:
     def _run_epoch(self, **named: Any) -> None:
         done = named["steps_trained_in_current_epoch"]
         if done and named["resume_from_checkpoint"] is not None and named["epoch"] == named["epochs_trained"]:
-            left = named["steps_in_epoch"] - done  # the session hands out only what is left
+            left = named["steps_in_epoch"] - done  # the session yields only the remaining batches
             passes = self.args.gradient_accumulation_steps  # type: ignore[attr-defined] # as above
-            named |= {"steps_trained_in_current_epoch": 0, "steps_in_epoch": left,
-                      "num_update_steps_per_epoch": -(-left // passes)}  # fmt: skip
+            named |= {
+                "steps_trained_in_current_epoch": 0,
+                "steps_in_epoch": left,
+                "num_update_steps_per_epoch": -(-left // passes),
+            }
         super()._run_epoch(**named)  # type: ignore[misc] # as above
 
     def _finalize_training(self, *given: Any, **named: Any) -> Any:
@@ -205,7 +217,7 @@ _REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (lambda one: _in_backward(str(getattr(one.args.optim, "value", one.args.optim))), "an optimizer that steps inside "
         "of the backward pass, before gradients are exchanged"),
 )  # fmt: skip
-"""Whether a Trainer has it, and what to say then."""
+"""The unsupported features of a Trainer: a test and a text for the error."""
 
 
 def _in_backward(optimizer: str) -> bool:
