@@ -20,11 +20,8 @@ _reading = RLock()
 
 
 def load_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
-    """Return the array of an ``.npy`` file, in its shape and dtype; ``mapped`` leaves it on disk, read-only.
-
-    Raises:
-        OSError, ValueError: as from ``numpy.load``.
-    """
+    """Return the array of an ``.npy`` file, in its shape and dtype; ``mapped`` leaves it on disk, read-only. Raises the
+    errors of ``numpy.load``."""
     with _reading:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     return found

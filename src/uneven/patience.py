@@ -11,11 +11,7 @@ T = TypeVar("T")
 
 
 def within(limit_s: float, work: Callable[[], T]) -> T:
-    """Return or raise the outcome of ``work``.
-
-    Raises:
-        TimeoutError: it takes longer than ``limit_s``.
-    """
+    """Return or raise the outcome of ``work``. Raises TimeoutError after ``limit_s``."""
     outcome: queue.SimpleQueue[tuple[T | None, RuntimeError | ValueError | OSError | None]] = queue.SimpleQueue()
 
     def run() -> None:

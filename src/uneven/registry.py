@@ -138,11 +138,8 @@ class Registry(Mapping[str, Callable[..., T]]):
         return {name: f"{name} ({note})" for name, note in notes.items()}
 
     def _outside(self) -> dict[str, Outside]:
-        """Return the plug-ins of other distributions by name.
-
-        Raises:
-            ConfigError: a name that is taken, which would be ambiguous.
-        """
+        """Return the plug-ins of other distributions by name. Raises ConfigError if a name is taken, which would be
+        ambiguous."""
         found: dict[str, Outside] = {}
         for one in find_outside(self.group):
             taken = found.get(one.name) or (self._makers.get(one.name) if one.name not in self._loaded else None)
@@ -156,11 +153,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         return found
 
     def _load(self, one: Outside) -> Callable[..., T]:
-        """Import a plug-in.
-
-        Raises:
-            ConfigError: it cannot be imported, or does not make a plug-in.
-        """
+        """Import a plug-in. Raises ConfigError if it cannot be imported or does not make a plug-in."""
         try:
             maker: Callable[..., T] = one.load()
         except (ImportError, AttributeError, SyntaxError, OSError) as error:
@@ -262,11 +255,7 @@ def _split_inner(rest: str) -> tuple[str, str]:
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Value]]:
-    """Split ``"name:key=value,key=value"``.
-
-    Raises:
-        ConfigError: a pair has no equals sign or an empty side.
-    """
+    """Split ``"name:key=value,key=value"``. Raises ConfigError if a pair has no equals sign or an empty side."""
     name, _, rest = spec.strip().partition(":")
     keywords: dict[str, Value] = {}
     for pair in filter(None, (part.strip() for part in rest.split(","))):

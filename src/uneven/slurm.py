@@ -51,11 +51,7 @@ def first_node(nodes: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the tasks of each node: ``"2(x3),1"`` → ``[2, 2, 2, 1]``.
-
-    Raises:
-        ConfigError: another format.
-    """
+    """Return the tasks of each node: ``"2(x3),1"`` → ``[2, 2, 2, 1]``. Raises ConfigError for another format."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)

@@ -87,11 +87,7 @@ def _tried(ask: Notice, url: str) -> Notice:
 
 
 def _answer(url: str, headers: Mapping[str, str], within_s: float, method: str = "GET") -> str | None:
-    """Return the text at an address; None if it does not exist (404).
-
-    Raises:
-        OSError: no answer.
-    """
+    """Return the text at an address; None if it does not exist (404). Raises OSError without an answer."""
     try:
         request = urllib.request.Request(url, headers=dict(headers), method=method)
         with urllib.request.urlopen(request, timeout=within_s) as answer:

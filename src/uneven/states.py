@@ -80,11 +80,8 @@ class StateFiles:
             raise CheckpointError(f"{path} cannot be written ({error}): {self.remedy}") from error
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Return the content of a file.
-
-        Raises:
-            CheckpointError: it cannot be read, or holds more than tensors and plain data.
-        """
+        """Return the content of a file. Raises CheckpointError if it cannot be read, or holds more than tensors and
+        plain data."""
         try:
             state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError) as error:

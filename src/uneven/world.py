@@ -91,10 +91,7 @@ class World:
 
 def discover(environment: Mapping[str, str] | None = None) -> World:
     """Read the environment of torchrun, ``uneven run``, Ray Train or Slurm's ``srun``; by default a single process.
-
-    Raises:
-        ConfigError: variables that contradict each other; the message names them.
-    """
+    Raises ConfigError for variables that contradict each other."""
     env = os.environ if environment is None else environment
     env = {**env, **as_torchrun(env)}
     run = env.get(RUN_VARIABLE)
@@ -229,11 +226,8 @@ def _elastic(text: str | None) -> Elastic | None:
 
 
 def _site(text: str, local_rank: int, local_size: int) -> str:
-    """Return this worker's site from a list with one for each worker of this machine, or one for all.
-
-    Raises:
-        ConfigError: the list has a wrong length, or an empty name.
-    """
+    """Return this worker's site from a list with one for each worker of this machine, or one for all. Raises
+    ConfigError if the list has a wrong length or an empty name."""
     names = [name.strip() for name in text.split(",")]
     if len(names) not in (1, local_size):
         raise ConfigError(

@@ -274,11 +274,7 @@ def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
 
 
 def parse_shares(text: str | None) -> tuple[float, ...]:
-    """Return the shares of a core, as typed.
-
-    Raises:
-        ConfigError: one of them is not a number.
-    """
+    """Return the shares of a core, as typed. Raises ConfigError if one of them is not a number."""
     try:
         return tuple(float(part) for part in (text or "").replace("/", ",").split(",") if part.strip())
     except ValueError:

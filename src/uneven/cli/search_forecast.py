@@ -51,10 +51,7 @@ def show(what: list[str], trials: int | None) -> None:
 
 def speeds_of(spec: ClusterSpec) -> list[float]:
     """Return the speeds of a cluster's nodes at the start; 1 is one core, or the fastest node if nodes have costs.
-
-    Raises:
-        ConfigError: no node has processor time.
-    """
+    Raises ConfigError if no node has processor time."""
     work = spec.workload
     batch = max(1, work.global_batch // len(spec.nodes))
     core_s = work.overhead_core_s + work.per_sample_core_s * batch

@@ -70,11 +70,7 @@ class WhatIf:
 
 
 def plan(run: Path, changes: Sequence[str], seed: int, report: Path | None, *, as_json: bool) -> None:
-    """Simulate, print, and draw.
-
-    Raises:
-        ConfigError: an invalid change, or a run with too few records.
-    """
+    """Simulate, print, and draw. Raises ConfigError for an invalid change, or a run with too few records."""
     if report is not None:
         need("report", "plotly")
     found = what_if(run, changes, seed)

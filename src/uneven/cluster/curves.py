@@ -65,11 +65,8 @@ class Measured:
 
 
 def check_cost(cost: Cost) -> None:
-    """Check that the simulator can use a curve.
-
-    Raises:
-        ConfigError: a negative parameter, or a batch that takes no time.
-    """
+    """Check that the simulator can use a curve. Raises ConfigError for a negative parameter, or if a batch takes no
+    time."""
     if isinstance(cost, Affine):
         _check_parameters("affine", 0.0, cost.overhead_s, cost.per_sample_s)
     if not cost.seconds(1) > 0:

@@ -109,10 +109,7 @@ def _rescaled(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[fl
 
 def comings_and_goings(node: str, there: Trace, fewer: int = 0) -> Iterator[Event]:
     """Yield the joins and leaves of a node that is present while ``there`` is above ``fewer``; the trace plays once.
-
-    Raises:
-        ConfigError: the node is never present.
-    """
+    Raises ConfigError if the node is never present."""
     here = [value > fewer for value in there.values]
     if not any(here):
         raise ConfigError(f"node {node!r} is never there: no value is above {fewer}; leave the node out")
@@ -128,11 +125,8 @@ _COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {
 
 
 def cost(value: Any) -> Cost:
-    """Return the cost curve of a table with a ``kind``: affine, saturating or measured.
-
-    Raises:
-        ConfigError: it is not a cost curve.
-    """
+    """Return the cost curve of a table with a ``kind``: affine, saturating or measured. Raises ConfigError if it is not
+    one."""
     given = dict(table(value))
     kind = text(required(given, "kind"))
     del given["kind"]

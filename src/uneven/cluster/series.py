@@ -29,11 +29,8 @@ class SeriesFiles:
         self._arrays: dict[tuple[Path, str | None], npt.NDArray[np.generic]] = {}
 
     def __call__(self, recorded: Recorded) -> tuple[float, ...]:
-        """Return the values of a series.
-
-        Raises:
-            ConfigError: no such file or series, or values that are not finite numbers.
-        """
+        """Return the values of a series. Raises ConfigError if it does not exist, or has values that are not finite
+        numbers."""
         path = self._find(recorded.file)
         if path.suffix == ".csv":
             return _csv_column(path, recorded)

@@ -173,10 +173,7 @@ def _known(weights: Floats) -> Floats:
 @lru_cache(maxsize=8)
 def bounds(workers: int, total: int, limits: Limits | None) -> tuple[Floats, Floats]:
     """Return least and greatest share of each rank, shape (n,). They are cached for the run, so they are read-only.
-
-    Raises:
-        ConfigError: infeasible limits, or a total out of range.
-    """
+    Raises ConfigError for infeasible limits or a total out of range."""
     if workers == 0:
         raise ConfigError(f"a batch of {total} samples cannot be split over 0 workers: name at least one")
     if not 0 <= total <= MOST_SAMPLES:

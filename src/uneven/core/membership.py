@@ -64,20 +64,12 @@ class Generation:
 
 
 def statement_of(text: str) -> Statement:
-    """Return the inverse of :meth:`Statement.text`.
-
-    Raises:
-        ValueError: not a statement.
-    """
+    """Return the inverse of :meth:`Statement.text`. Raises ValueError for any other text."""
     return read(Statement, json.loads(text))
 
 
 def generation_of(text: str) -> Generation:
-    """Return the inverse of :meth:`Generation.text`.
-
-    Raises:
-        ValueError: not a generation.
-    """
+    """Return the inverse of :meth:`Generation.text`. Raises ValueError for any other text."""
     return read(Generation, json.loads(text))
 
 

@@ -97,22 +97,15 @@ class Missing(Misfit):
 
 
 def whole_key(text: str, path: str) -> int:
-    """Return a rank from a key of a JSON object.
-
-    Raises:
-        Misfit: it is not a number.
-    """
+    """Return a rank from a key of a JSON object. Raises Misfit if it is not a number."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 7):
         raise Misfit(text, "a rank", path)
     return int(text)
 
 
 def as_many(values: list[float], count: int, path: str) -> list[float]:
-    """Return ``values`` if there are ``count`` of them.
-
-    Raises:
-        Misfit: another count, or a number so large that products overflow.
-    """
+    """Return ``values`` if there are ``count`` of them. Raises Misfit for another count, or if a number is so large
+    that products overflow."""
     if len(values) != count or not all(abs(one) <= _LARGEST for one in values):
         raise Misfit(values, f"{count} numbers within {_LARGEST:g} of 0", path)
     return values
@@ -120,11 +113,7 @@ def as_many(values: list[float], count: int, path: str) -> list[float]:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Turn any error of loading a state into a :class:`CheckpointError` that names the field.
-
-    Raises:
-        CheckpointError: the state is damaged.
-    """
+    """Turn any error of loading a state into a :class:`CheckpointError` that names the field."""
     try:
         yield
     except Misfit as error:
@@ -145,11 +134,8 @@ def inside(step: str) -> Iterator[None]:
 
 
 def read(shape: type[T], value: Any) -> T:
-    """Return ``value`` as ``shape``; lists become tuples and dicts dataclasses if the shape asks for it.
-
-    Raises:
-        Misfit: it has another shape.
-    """
+    """Return ``value`` as ``shape``; lists become tuples and dicts dataclasses if the shape asks for it. Raises Misfit
+    if the shape differs."""
     return cast(T, reader(shape)(value))
 
 

@@ -30,11 +30,7 @@ LEAST = SETTLE + 8
 
 
 def check(data: ImageData, epochs: int) -> None:
-    """Check that there are enough iterations to summarize.
-
-    Raises:
-        ConfigError: too few iterations.
-    """
+    """Check that there are enough iterations to summarize. Raises ConfigError if not."""
     each = len(data.train) // GLOBAL_BATCH
     if epochs * each < LEAST:
         raise ConfigError(
@@ -55,11 +51,8 @@ class Phase:
 
 
 def phase(name: str, run: Path, data: str, epochs: int, console: Console) -> Phase:
-    """Train one way on the four workers, with a live view.
-
-    Raises:
-        LaunchError: a worker died; the message ends with its output.
-    """
+    """Train one way on the four workers, with a live view. Raises LaunchError, with the worker's output, if a worker
+    died."""
     what = Launch(
         target=("uneven.demo.worker", WAYS[name], str(run), data, str(epochs)),
         module=True,

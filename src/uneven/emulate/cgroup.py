@@ -178,11 +178,8 @@ def processes(group: Path) -> list[int]:
 
 
 def kill(group: Path) -> None:
-    """Kill every process in a group and below, and wait until they have ended.
-
-    Raises:
-        LaunchError: some have not ended after ten seconds.
-    """
+    """Kill every process in a group and below, and wait until they have ended. Raises LaunchError if some have not
+    ended after ten seconds."""
     deadline_s = time.monotonic() + _END_WITHIN_S
     if processes(group):
         _write_if_there(group / "cgroup.kill", "1")  # version 2, since Linux 5.14: all at the same time
@@ -195,11 +192,8 @@ def kill(group: Path) -> None:
 
 
 def remove(group: Path) -> int:
-    """Kill the processes in a group, remove it and those below it; return the number of killed processes.
-
-    Raises:
-        LaunchError: processes do not end, or the kernel rejects the removal.
-    """
+    """Kill the processes in a group, remove it and those below it; return the number of killed processes. Raises
+    LaunchError if that fails."""
     if not group.is_dir():
         return 0
     found = len(processes(group))

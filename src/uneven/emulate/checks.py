@@ -33,11 +33,8 @@ class Able:
 
 
 def check(spec: ClusterSpec, able: Able) -> None:
-    """Check that everything in ``spec`` can be emulated here.
-
-    Raises:
-        ConfigError: it cannot; the message names each node and key, the reason, and an alternative.
-    """
+    """Check that everything in ``spec`` can be emulated here. Raises ConfigError if not, with each node and key, the
+    reason, and an alternative."""
     wrong = [*_nodes(spec, able), *_events(spec, able), *_lines(spec, able)]
     if wrong:
         raise ConfigError(f"cluster {spec.name!r} cannot be emulated here:\n  " + "\n  ".join(wrong))

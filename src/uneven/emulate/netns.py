@@ -36,11 +36,8 @@ _Found = TypeVar("_Found")
 
 
 def new_namespace() -> int:
-    """Return a descriptor of a new network namespace; it lives while a process has it open or is inside.
-
-    Raises:
-        OSError: the kernel rejects it, as it does for an ordinary user.
-    """
+    """Return a descriptor of a new network namespace; it lives while a process has it open or is inside. Raises OSError
+    if the kernel rejects it, as for an ordinary user."""
 
     def make() -> int:
         kernel.unshare(kernel.NEW_NETWORK)
@@ -50,11 +47,7 @@ def new_namespace() -> int:
 
 
 def inside(namespace: int, action: Callable[[], _Found]) -> _Found:
-    """Return the result of ``action`` inside a network namespace.
-
-    Raises:
-        OSError: the kernel rejects it, or ``action`` raises it.
-    """
+    """Return the result of ``action`` inside a network namespace. Raises OSError if the kernel rejects it."""
 
     def enter() -> _Found:
         kernel.enter(namespace, kernel.NEW_NETWORK)
@@ -117,20 +110,14 @@ class EmulatedNetwork:
         return self._held[place]
 
     def limit(self, device: CableEnd, bit_per_s: float) -> None:
-        """Limit the bandwidth out of a device; infinite is unlimited, zero blocks all.
-
-        Raises:
-            LaunchError: ``tc`` fails; with its message.
-        """
+        """Limit the bandwidth out of a device; infinite is unlimited, zero blocks all. Raises LaunchError with the
+        message of ``tc`` if that fails."""
         before_bit_per_s, latency_s = self._set.get(device, (math.inf, 0.0))
         self._shape(device, bit_per_s, latency_s, before_bit_per_s)
 
     def delay(self, device: CableEnd, latency_s: float) -> None:
-        """Set the latency of packets out of a device.
-
-        Raises:
-            LaunchError: ``tc`` fails; with its message; or the process that delays packets has ended.
-        """
+        """Set the latency of packets out of a device. Raises LaunchError if ``tc`` fails, or if the process that delays
+        packets has ended."""
         number = self._delayed.get(device)
         if number is None:
             bit_per_s, _ = self._set.get(device, (math.inf, 0.0))

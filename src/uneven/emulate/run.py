@@ -119,11 +119,8 @@ class Emulation:
         self._through: set[EmulatedWorker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
-        """Supervise until every worker has ended.
-
-        Raises:
-            LaunchError: an indispensable worker died, or a request to stop came.
-        """
+        """Supervise until every worker has ended. Raises LaunchError if an indispensable worker died or a request to
+        stop came."""
         ready = self._wait(stop, lambda: self._all_ready, ready_within_s)
         if not self._workers.running:
             return

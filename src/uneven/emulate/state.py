@@ -70,11 +70,8 @@ def started_ticks(pid: int) -> int | None:
 
 
 def begin(run: str, groups: Sequence[Path], folder: Path = FOLDER) -> Owner:
-    """Record the groups that this process will make.
-
-    Raises:
-        LaunchError: the folder does not belong to root, or cannot be written.
-    """
+    """Record the groups that this process will make. Raises LaunchError if the folder does not belong to root or cannot
+    be written."""
     started = started_ticks(os.getpid())
     assert started is not None
     owner = Owner(id=run, pid=os.getpid(), started=started, groups=tuple(map(str, groups)))
@@ -91,11 +88,8 @@ def end(owner: Owner, folder: Path = FOLDER) -> None:
 
 
 def clean(folder: Path = FOLDER) -> list[Removed]:
-    """Remove the remains of emulations whose process has ended, and no others.
-
-    Raises:
-        LaunchError: something cannot be removed; its file stays for the next time.
-    """
+    """Remove the remains of emulations whose process has ended, and no others. Raises LaunchError if something cannot
+    be removed; its file stays for the next time."""
     if not folder.is_dir():
         return []
     with _locked(folder):

@@ -50,11 +50,8 @@ class Program:
 
 
 def bounds(elastic: str | None, silence_s: float, founders: int) -> Elastic | None:
-    """Return the meaning of ``--elastic`` and ``--silence`` for a run that starts with ``founders`` workers.
-
-    Raises:
-        ConfigError: as of `uneven run`.
-    """
+    """Return the meaning of ``--elastic`` and ``--silence`` for a run that starts with ``founders`` workers. Raises the
+    ConfigErrors of `uneven run`."""
     if elastic is None:
         return None
     launch = Launch(target=("m",), module=True, nproc=str(founders), elastic=elastic, silence_s=silence_s)

@@ -56,11 +56,7 @@ class Keys:
 
 
 def make_keys(directory: Path) -> None:
-    """Create the directory with new keys for one run.
-
-    Raises:
-        ConfigError: ``directory`` has keys already.
-    """
+    """Create the directory with new keys for one run. Raises ConfigError if the directory has keys already."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     (server, server_secret), (client, client_secret) = (
         (public.decode(), secret.decode()) for public, secret in (zmq.curve_keypair(), zmq.curve_keypair())
@@ -84,11 +80,7 @@ def server_keys(directory: Path) -> Keys:
 
 
 def client_keys(directory: Path) -> Keys:
-    """Return a worker's keys.
-
-    Raises:
-        ConfigError: there are none, they are damaged, or others may read them.
-    """
+    """Return a worker's keys. Raises ConfigError if there are none, they are damaged, or others may read them."""
     return _read(directory / CLIENT_KEY)
 
 

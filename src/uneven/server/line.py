@@ -117,11 +117,8 @@ class ZmqLine:
 
     @classmethod
     def of_run(cls, run_directory: Path) -> ZmqLine:
-        """Return a line to the shards that ``uneven run --servers`` has started.
-
-        Raises:
-            ConfigError: there are none.
-        """
+        """Return a line to the shards that ``uneven run --servers`` has started. Raises ConfigError if there are
+        none."""
         directory = run_directory / SERVER
         shards = shards_in(directory)
         if not shards:

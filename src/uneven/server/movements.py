@@ -27,11 +27,8 @@ class MovementMerges:
     _due_s: float = math.nan
 
     def add(self, m: Message, now_s: float) -> None:
-        """Add a movement; a second one of the same rank is ignored.
-
-        Raises:
-            Refused: it has a number that is not finite.
-        """
+        """Add a movement; a second one of the same rank is ignored. Raises Refused if it has a number that is not
+        finite."""
         if vectors.add(m.vector, 0.0, m.vector) is None:
             raise Refused(Refusal.VALUE)
         if not self.open:

@@ -178,11 +178,7 @@ class ShardThread:
         return self._server.endpoint
 
     def close(self) -> None:
-        """End the shard and drop its state. Idempotent.
-
-        Raises:
-            PeerError: it had ended before, with an error.
-        """
+        """End the shard and drop its state. Idempotent. Raises PeerError if it had ended before with an error."""
         self._ended.set()
         self._thread.join()
         if self._error is not None:
