@@ -8,7 +8,7 @@
 
 The package exports the session, the errors, and the base classes, views, actions and registries for plug-ins. Included
 balancers, predictors and policies are chosen by name, as in ``Session(balance="lb-bsp")``; their classes are in
-``uneven.balance``, ``uneven.predict`` and ``uneven.sync``. Names are imported on first use, so ``import uneven`` does
+``uneven.balance``, ``uneven.predict`` and ``uneven.sync``. They are imported on first use, so ``import uneven`` does
 not wait for torch.
 """
 

@@ -14,14 +14,12 @@ NEWS, ASKED, WORKERS = "news", "asked", "workers"
 DEAD, MISSED = "dead", "missed"
 """The keys for a worker, written by others: it has failed, and why; it is alive, but has delayed them for too long."""
 
-RUN = "run"
-"""The key of the information for a launcher that joins."""
+RUN = "run"  # the key of the information for a launcher that joins
 
 RELEASED = "released"
 """The key by which a launcher reports that a worker's session is closed: neither needs the store any more."""
 
-STARTS_WITHIN_S = 60.0
-"""The longest time from a worker's number to its first heartbeat."""
+STARTS_WITHIN_S = 60.0  # the longest time from a worker's number to its first heartbeat
 
 SESSION, OPEN, CLOSED = "session", "open", "closed"
 """The key and the values of a worker's session state. A worker that ends while it is open has failed."""
@@ -39,7 +37,6 @@ class Board:
         self._answered: set[int] = set()
 
     def look(self, key: str) -> str | None:
-        """Return the value of a key, or None."""
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def write(self, key: str, text: str) -> None:
@@ -74,16 +71,11 @@ class Board:
             self.write_once(f"{MISSED}/{one}", what)
 
     def dead(self, workers: Iterable[int]) -> dict[int, str]:
-        """Return the failed workers among these, with reasons."""
         return {one: why for one in workers if (why := self.look(f"{DEAD}/{one}")) is not None}
 
     # ---------------------------------------------------------------- newcomers
     def ask(self, worker: int, introduction: dict[str, Any]) -> str:
-        """Ask to be a member from the next generation on.
-
-        Returns:
-            The key under which the number of the generation that admits it will be written.
-        """
+        """Ask to be a member from the next generation on; return the key that will have its number."""
         place = self.count(ASKED, 1)
         self.write(f"asks/{place}", json.dumps([worker, introduction]))
         return f"admitted/{place}"

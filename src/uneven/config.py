@@ -14,8 +14,7 @@ from typing import Any
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.tables import boolean, document, integer, located, number, quoted, table, text
 
-LONGEST_S = 1e6
-"""Eleven days. Socket waits count milliseconds in 32 bits, which is twice as long."""
+LONGEST_S = 1e6  # Eleven days. Socket waits count milliseconds in 32 bits, which is twice as long.
 
 MOST_THREADS = 1_000
 
@@ -62,8 +61,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 """The conversions from plain values to settings."""
 
-OF_ONE_MACHINE = frozenset({"threads", "keep_freed_memory"})
-"""Settings that may differ between ranks."""
+OF_ONE_MACHINE = frozenset({"threads", "keep_freed_memory"})  # Settings that may differ between ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +79,8 @@ class Conflict:
 
 
 def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the values, after a check that every key exists and has the right type.
-
-    Raises:
-        UnknownNameError: an unknown key; the message offers the nearest one.
-        ConfigError: a wrong value; the message names source, key and value.
-    """
+    """Return the values, after a check of keys and types. Raises UnknownNameError for an unknown key, ConfigError with
+    source, key and value for a wrong value."""
     good: dict[str, Any] = {}
     for key, value in values.items():
         if key not in _READ:
@@ -97,14 +91,8 @@ def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def merge(layers: Mapping[str, Mapping[str, Any]]) -> tuple[RunConfig, tuple[Conflict, ...]]:
-    """Combine layers, the strongest first.
-
-    Args:
-        layers: source ("Session(...)", "command line", "uneven.toml") → key → value.
-
-    Returns:
-        The settings and every conflict, in the order of the layers.
-    """
+    """Combine layers (source, such as "command line", → key → value), the strongest first. Return the settings and
+    every conflict, in the order of the layers."""
     used: dict[str, tuple[str, Any]] = {}
     conflicts = []
     for source, values in layers.items():
@@ -118,12 +106,8 @@ def merge(layers: Mapping[str, Mapping[str, Any]]) -> tuple[RunConfig, tuple[Con
 
 
 def from_toml(data: bytes | str, source: str) -> dict[str, Any]:
-    """Return the ``[run]`` table of a TOML document, checked.
-
-    Raises:
-        ConfigError: invalid TOML, or a wrong value.
-        UnknownNameError: an unknown table or key.
-    """
+    """Return the ``[run]`` table of a TOML document, checked. Raises ConfigError for invalid TOML or a wrong value,
+    UnknownNameError for an unknown table or key."""
     found = document(data, source)
     for name in found:
         if name != "run":

@@ -13,22 +13,15 @@ _HELD = "held"
 """A file that the owner locks. The kernel releases the lock when the owner and all its children have ended."""
 
 
-SHARD_FOLDER = "uneven-copy-"
-"""The start of the names of folders with keys and sockets of a parameter server in rank 0."""
+SHARD_FOLDER = "uneven-copy-"  # the start of the names of folders with keys and sockets of a parameter server in rank 0
 
 
 class TemporaryFolder:
-    """A temporary folder that only its owner can enter.
+    """A temporary folder that only its owner can enter, at ``path``. Raises OSError without space or permission.
 
     Args:
         prefix: start of its name; folders with such a name whose owners were killed are removed first.
         place: parent folder; by default that of temporary files.
-
-    Attributes:
-        path: of the folder.
-
-    Raises:
-        OSError: no space, or no permission.
     """
 
     def __init__(self, prefix: str, place: Path | None = None) -> None:
@@ -46,13 +39,11 @@ class TemporaryFolder:
         self.path = made.rename(place / made.name.removeprefix("."))
 
     def remove(self) -> None:
-        """Remove the folder with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._held)
 
 
 def remove_left(prefix: str, place: Path | None = None) -> None:
-    """Remove the folders with such names whose owners have ended without removing them."""
     for folder in Path(place or tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_if_left(folder)
 

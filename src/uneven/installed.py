@@ -7,8 +7,7 @@ from uneven.errors import ConfigError, install_hint
 
 VERSION = "0.1.0"
 
-FOLDER = Path(__file__).parent
-"""The package's folder; its parent is on the import path."""
+FOLDER = Path(__file__).parent  # its parent is on the import path
 
 
 def need(extra: str, *packages: str) -> None:

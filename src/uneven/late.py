@@ -9,12 +9,7 @@ from typing import Any
 
 
 def late(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a function for a package's ``__getattr__``.
-
-    Args:
-        package: its full name.
-        homes: full name of a module → its names.
-    """
+    """Return a function for a package's ``__getattr__``; ``homes`` maps full names of modules to their names."""
     home = {name: module for module, names in homes.items() for name in names}
 
     def found(name: str) -> Any:

@@ -20,20 +20,16 @@ _reading = RLock()
 
 
 def load_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
-    """Return the array of an ``.npy`` file, in its shape and dtype; ``mapped`` leaves it on disk, read-only. Raises the
-    errors of ``numpy.load``."""
+    """Return an ``.npy`` file's array, in its shape and dtype; ``mapped`` leaves it on disk. Errors of
+    ``numpy.load``."""
     with _reading:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     return found
 
 
 def load_arrays(file: Path | IO[bytes], names: Iterable[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of an ``.npz`` file by name, in their shapes and dtypes; all, or those in ``names``.
-
-    Raises:
-        KeyError: a name does not exist.
-        OSError, ValueError, BadZipFile: as from ``numpy.load``.
-    """
+    """Return the arrays of an ``.npz`` file by name, in their shapes and dtypes; all, or those in ``names``. Raises
+    KeyError for an unknown name, and the errors of ``numpy.load``."""
     with (
         _reading,
         file.open("rb") if isinstance(file, Path) else nullcontext(file) as opened,  # NumPy leaves a damaged file open

@@ -45,8 +45,7 @@ def _nothing(group: str) -> Iterable[Outside]:
 
 
 find_outside: Callable[[str], Iterable[Outside]] = _nothing
-"""The function that lists the plug-ins of a group. This file is pure, so ``uneven`` sets the one that searches the
-system."""
+"""The function that lists the plug-ins of a group. This file is pure, so ``uneven`` sets one that searches."""
 
 _in_use: set[str] = set()
 
@@ -124,11 +123,8 @@ class Registry(Mapping[str, Callable[..., T]]):
         return len(self._makers)
 
     def listed(self) -> list[str]:
-        """Return every name, as lists show it: ``"rnn (costly)"``, ``"mine (fast-shares 1.2)"``.
-
-        Raises:
-            ConfigError: another distribution has a name that is taken.
-        """
+        """Return every name, as lists show it: ``"rnn (costly)"``, ``"mine (fast-shares 1.2)"``. Raises ConfigError if
+        another distribution has a name that is taken."""
         outside = self._outside()
         shown = self._shown(outside)
         return [shown.get(name, name) for name in dict.fromkeys((*self._makers, *outside))]
@@ -138,8 +134,7 @@ class Registry(Mapping[str, Callable[..., T]]):
         return {name: f"{name} ({note})" for name, note in notes.items()}
 
     def _outside(self) -> dict[str, Outside]:
-        """Return the plug-ins of other distributions by name. Raises ConfigError if a name is taken, which would be
-        ambiguous."""
+        """Return the plug-ins of other distributions by name. Raises ConfigError if a name is taken."""
         found: dict[str, Outside] = {}
         for one in find_outside(self.group):
             taken = found.get(one.name) or (self._makers.get(one.name) if one.name not in self._loaded else None)

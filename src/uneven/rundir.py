@@ -30,21 +30,18 @@ from uneven.config import RunConfig, checked, from_toml, to_toml
 from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError, access
 from uneven.tables import document, items, known, located, quoted, required, table, text
 
-_UNFIT = re.compile(r"[^\w.+-]+")
-"""Characters of a script's name that do not fit a directory that is printed and typed."""
+_UNFIT = re.compile(r"[^\w.+-]+")  # Characters of a script's name that do not fit a directory that is printed and typed
 
 _log = logging.getLogger("uneven.rundir")
 
-Layers = dict[str, dict[str, Any]]
-"""The settings: source → key → value, the strongest source first."""
+Layers = dict[str, dict[str, Any]]  # the settings: source → key → value, the strongest source first
 
 COMMAND_LINE = "command line"
 SETTINGS = "run.toml"
 _LONGEST_NAME = 60
 """The characters of a run directory's name after the time: each takes up to 4 of the 255 bytes of a file name."""
 
-FILE = "uneven.toml"
-"""The default settings file, in the working directory."""
+FILE = "uneven.toml"  # the default settings file, in the working directory
 
 
 def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
@@ -61,10 +58,7 @@ def new_path(target: str, now: datetime, parent: Path = Path("runs")) -> Path:
 
 
 def create(directory: Path, layers: Mapping[str, Mapping[str, Any]], *, shared: bool = False) -> None:
-    """Make the directory and write the layers; empty layers are omitted.
-
-    Args:
-        shared: another machine of the same run may have just made it, on a shared disk.
+    """Make the directory and write the layers, except empty ones. If ``shared``, another machine may have made it.
 
     Raises:
         ConfigError: a wrong key or value, or the directory has a run already.
@@ -98,12 +92,8 @@ def _compare(path: Path, text: str) -> None:
 
 
 def load_layers(run_directory: Path | None) -> Layers:
-    """Return the launcher's settings; without a launcher, those of ``uneven.toml`` in the working directory.
-
-    Raises:
-        ConfigError: an invalid file; the message names it.
-        JournalError: a file cannot be read.
-    """
+    """Return the launcher's settings; without a launcher, those of ``uneven.toml`` in the working directory. Raises
+    ConfigError for an invalid file, JournalError for an unreadable one."""
     if run_directory is None:
         return file_layer(None)
     path = run_directory / SETTINGS
@@ -120,13 +110,8 @@ def load_layers(run_directory: Path | None) -> Layers:
 
 
 def file_layer(path: Path | None) -> Layers:
-    """Return the settings in ``path``, or in ``uneven.toml`` of the working directory if it exists.
-
-    Raises:
-        UnknownNameError: the file does not exist; the message offers the nearest one.
-        ConfigError: it is invalid.
-        JournalError: it cannot be read.
-    """
+    """Return the settings in ``path``, or in ``uneven.toml`` of the working directory if it exists. Raises
+    UnknownNameError for a missing file, ConfigError for an invalid one, JournalError for an unreadable one."""
     if path is None:
         path = Path(FILE)
         if not _is_file(path):
@@ -137,11 +122,8 @@ def file_layer(path: Path | None) -> Layers:
 
 
 def mark_coming(run_directory: Path, rank: int) -> None:
-    """Announce that this worker will call :func:`mark_ready` when its training starts.
-
-    A session calls it when it is made, if the launcher waits for it. A worker without the mark counts as training from
-    its rendezvous on.
-    """
+    """Announce that this worker will call :func:`mark_ready` when its training starts. A session does so when it is
+    made, if the launcher waits for it. A worker without the mark counts as training from its rendezvous on."""
     path = _mark("coming", run_directory, rank)
     with _spared(path, "the launcher may slow this worker down before it trains"):
         path.touch()
@@ -152,11 +134,8 @@ def is_coming(run_directory: Path, rank: int) -> bool:
 
 
 def mark_ready(run_directory: Path, rank: int) -> None:
-    """Report that this worker has imported its modules; a launcher that waits for it starts to throttle it.
-
-    A session calls it when its loader is first iterated, if the launcher waits for it
-    (:attr:`uneven.world.World.awaited`). On a full disk the report fails with a log message, and training continues.
-    """
+    """Report that this worker has imported its modules; a launcher that waits for it starts to throttle it. A session
+    does so when its loader is first iterated (see :attr:`uneven.world.World.awaited`)."""
     path = _mark("ready", run_directory, rank)
     with _spared(path, "the launcher slows this worker down only when it has waited long enough"):
         path.touch()
@@ -193,11 +172,8 @@ class Expendable(NamedTuple):
 
 
 def mark_expendable(run_directory: Path, rank: int, mark: Expendable | None = None) -> None:
-    """Tell the launcher whether the others can continue without this worker from now on.
-
-    If it cannot be written (a full disk), this is logged, and the mark is removed: a death without a mark stops the
-    others.
-    """
+    """Tell the launcher whether the others can continue without this worker from now on. If that cannot be written, the
+    mark is removed: a death without a mark stops the others."""
     unfinished = run_directory / f"expendable-{rank}.part"
     with _spared(unfinished, f"the death of rank {rank} would end the others, too"):
         try:

@@ -16,14 +16,11 @@ _TASKS, _NODES, _PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLUR
 
 
 def as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
-    """Return ``RANK``, ``WORLD_SIZE`` and so on for this task; nothing if another launcher has set them, or for one
-    task.
+    """Return ``RANK``, ``WORLD_SIZE`` and so on for this task; nothing if they are set, or for a single task.
 
     ``MASTER_ADDR`` and ``MASTER_PORT`` keep their values. By default tasks meet on the first node of the step, at a
-    port computed from the numbers of job and step, so that two jobs on a node do not collide.
-
-    Raises:
-        ConfigError: a variable is missing or not in Slurm's format; the message names it.
+    port computed from the numbers of job and step, so that two jobs on a node do not collide. Raises ConfigError for a
+    variable that is missing or not in Slurm's format.
     """
     if "RANK" in env or "WORLD_SIZE" in env or env.get(_TASKS, "1") == "1":
         return {}

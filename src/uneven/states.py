@@ -52,15 +52,12 @@ class StateFiles:
     remedy: str  # what to change if a state holds more than tensors and plain data
 
     def write(self, path: Path, state: dict[str, Any], *, durable: bool = False, verify: bool = False) -> None:
-        """Write a file, and make its folders.
+        """Write a file, and make its folders. Raises CheckpointError if it cannot be written or read again.
 
         Args:
             durable: wait until it is on the disk. Without it, a killed process loses nothing, but a machine that loses
                 power goes back to an older file.
             verify: read it again, as a later start will.
-
-        Raises:
-            CheckpointError: it cannot be written or read again.
         """
         part = path.with_suffix(".part")
         try:
@@ -80,8 +77,7 @@ class StateFiles:
             raise CheckpointError(f"{path} cannot be written ({error}): {self.remedy}") from error
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Return the content of a file. Raises CheckpointError if it cannot be read, or holds more than tensors and
-        plain data."""
+        """Return a file's content. Raises CheckpointError if unreadable, or not only tensors and plain data."""
         try:
             state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError) as error:

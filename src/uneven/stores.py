@@ -23,14 +23,9 @@ class Store(Protocol):
 
 
 def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
-    """Return a connection to a store in another process.
+    """Return a connection to a store in another process. Raises RuntimeError if that takes longer than ``timeout_s``.
 
-    Args:
-        gone_s: seconds without an answer of its machine after which the connection fails; 0 leaves that to the kernel,
-            which waits for minutes.
-
-    Raises:
-        RuntimeError: it cannot be reached within ``timeout_s``.
+    It fails after ``gone_s`` without an answer of the store's machine; 0 leaves that to the kernel (minutes).
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs declare it private
 
@@ -41,8 +36,7 @@ def reach(host: str, port: int, timeout_s: float, gone_s: float = 0.0) -> Store:
 
 
 def _fail_after(port: int, gone_s: float) -> None:
-    """Set the time-out of all connections of this process to ``port``: torch does not reveal its stores'
-    descriptors."""
+    """Set the time-out of all this process's connections to ``port``: torch hides its stores' descriptors."""
     listing = Path("/proc/self/fd")
     if not (listing.is_dir() and hasattr(socket, "TCP_USER_TIMEOUT")):
         return

@@ -13,20 +13,11 @@ from uneven.errors import ConfigError, UnknownNameError
 
 Table = Mapping[str, Any]
 
-_INTEGERS = 2**63
-"""TOML guarantees integers of 64 bits, and our readers have no more."""
+_INTEGERS = 2**63  # TOML guarantees integers of 64 bits, and our readers have no more
 
 
 def document(data: bytes | str, source: str) -> dict[str, Any]:
-    """Return a TOML document.
-
-    Args:
-        data: its text, in UTF-8 if it is bytes.
-        source: its name, for messages.
-
-    Raises:
-        ConfigError: invalid TOML; the message names the source and, if known, the line.
-    """
+    """Return a TOML document, as UTF-8. Raises ConfigError with ``source``, its name, and the line if known."""
     try:
         return tomllib.loads((data if isinstance(data, str) else data.decode("utf-8")).removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
@@ -42,7 +33,6 @@ def document(data: bytes | str, source: str) -> dict[str, Any]:
 
 
 def quoted(value: str) -> str:
-    """Return a text in quotation marks, as a TOML string."""
     # A JSON string is a TOML string too, except for the delete character, which TOML wants escaped.
     return json.dumps(_writable(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -71,14 +61,12 @@ def known(table: Table, names: Iterable[str]) -> None:
 
 
 def required(table: Table, key: str) -> Any:
-    """Return the value of a key that must exist."""
     if key not in table:
         raise ConfigError(f"the key {key!r} is missing")
     return table[key]
 
 
 def number(value: Any) -> float:
-    """Return a number; whole numbers become floats."""
     # A bool is an int for Python, but not a number in a settings file.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _type_error(value, "a number")

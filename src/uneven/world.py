@@ -24,11 +24,8 @@ from uneven.slurm import as_torchrun
 RUN_VARIABLE = "UNEVEN_RUN"
 """Set by ``uneven run``: the run directory, with the command line's settings and the journal."""
 
-READY_VARIABLE = "UNEVEN_READY"
-"""Set to 1 by a launcher that waits for every worker's report that its training starts."""
-
-WORLD_VARIABLE = "UNEVEN_WORLD"
-"""Set by ``uneven emulate`` to "emulated", for the journal."""
+READY_VARIABLE = "UNEVEN_READY"  # Set to 1 by a launcher that waits for every worker's report that its training starts
+WORLD_VARIABLE = "UNEVEN_WORLD"  # Set by ``uneven emulate`` to "emulated", for the journal
 
 NODE_VARIABLE = "UNEVEN_NODE"
 """Set by ``uneven emulate``: the name of this worker's node, instead of the machine's name."""
@@ -128,7 +125,6 @@ def discover(environment: Mapping[str, str] | None = None) -> World:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name can only mean this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -136,14 +132,8 @@ def is_loopback(host: str) -> bool:
 
 
 def signals_named(text: str, where: str) -> tuple[int, ...]:
-    """Return signals by their names, as in "USR1" or "SIGUSR1,SIGUSR2".
-
-    Args:
-        where: source of the text, for the error.
-
-    Raises:
-        ConfigError: an unknown signal, or one that a process cannot handle.
-    """
+    """Return signals by their names, as in "USR1" or "SIGUSR1,SIGUSR2". Raises ConfigError, with the source ``where``,
+    for an unknown signal or one that a process cannot handle."""
     found = []
     for word in filter(None, (one.strip().upper() for one in text.split(","))):
         name = word if word.startswith("SIG") else f"SIG{word}"

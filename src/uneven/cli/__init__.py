@@ -1,7 +1,6 @@
 """The command line ``uneven``.
 
-It imports only the typed command; the others are a name and a line of help, so ``uneven --help`` does not wait for
-torch.
+It imports only the typed command, so ``uneven --help`` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -22,19 +21,12 @@ from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameErro
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TORCHRUN: dict[str, Any] = {"token_normalize_func": lambda word: word.replace("_", "-")}
 """torchrun's options accept both spellings: --nproc-per-node, --nproc_per_node."""
-USAGE_EXIT_CODE = 2
-"""The exit code for all errors before training starts, as is usual for a wrong flag."""
+USAGE_EXIT_CODE = 2  # the exit code for all errors before training starts, as is usual for a wrong flag
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit.
-
-    Args:
-        arguments: without the program's name; by default those of the process.
-
-    Raises:
-        SystemExit: always; 0 on success, a LaunchError's ``exit_code``, 2 for other errors of uneven.
-    """
+    """Run the command line (by default of the process) and exit: 0 on success, a LaunchError's ``exit_code``, 2 for
+    other errors of uneven."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8, and may be printed
@@ -47,12 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def application(typed: Sequence[str]) -> typer.Typer:
-    """Return the typer application for these arguments.
-
-    Raises:
-        UnknownNameError: the first argument is not a command; the message offers the nearest one.
-        ConfigError: the package of the command is not installed.
-    """
+    """Return the typer application for these arguments. Raises UnknownNameError if the first is not a command,
+    ConfigError if the command's package is not installed."""
     asked = typed[0] if typed and not typed[0].startswith("-") else None
     ours = asked in COMMANDS and COMMANDS[asked].package is None
     commands = COMMANDS if ours else found()  # the search for packages takes longer than everything else here
@@ -75,6 +63,7 @@ def application(typed: Sequence[str]) -> typer.Typer:
 
 
 def _add(app: typer.Typer, command: CliCommand, *, real: bool) -> None:
+    # Commands that were not typed get a stand-in, so their modules are not imported.
     what = _load(command) if real else _absent
     if isinstance(what, typer.Typer):
         app.add_typer(what, name=command.name, short_help=command.short)

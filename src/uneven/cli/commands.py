@@ -38,8 +38,7 @@ COMMANDS: dict[str, CliCommand] = {
     )
 }
 
-GROUP = "uneven.commands"
-"""The group of entry points with which other packages add commands."""
+GROUP = "uneven.commands"  # the group of entry points with which other packages add commands
 
 
 def found() -> dict[str, CliCommand]:
@@ -50,6 +49,7 @@ def found() -> dict[str, CliCommand]:
         if own is None:
             package = entry.dist.name if entry.dist else None
             commands[entry.name] = CliCommand(entry.name, entry.value, f"Comes with {package}.", package=package)
+        # `bench` is listed without its package too, so that the command can name the way to install it.
         elif own.package is not None:
             commands[entry.name] = replace(own, where=entry.value)
     return commands

@@ -97,7 +97,6 @@ def _clean() -> None:
 
 
 def show(found: list[Finding], console: Console) -> None:
-    """Print the findings, one or two lines each, and a verdict."""
     table = Table.grid(padding=(0, 2))
     for finding in found:
         words = Text.assemble(finding.found, "\n", (f"→ {finding.consequence}", "dim"))
@@ -109,7 +108,6 @@ def show(found: list[Finding], console: Console) -> None:
 
 
 def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Run all tests, which takes some seconds, and return one finding per topic."""
     torch = try_torch(environment)
     return [
         on_torch(torch),
@@ -123,6 +121,7 @@ def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
 def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
     """Run :mod:`uneven.cli.trial`, which ends at the time limit, and read its report."""
     # A separate process, because a broken torch may hang or crash its process.
+    # -P: a file in the working directory must not hide a module.
     command = [sys.executable, "-P", "-m", "uneven.cli.trial", str(limit_s)]
     trial = subprocess.run(command, capture_output=True, text=True, errors="replace", env=dict(environment))
     values: dict[str, Any] = {}
@@ -153,11 +152,7 @@ def driver_gpus() -> tuple[list[str], str]:
 
 
 def extras(requirements: Sequence[str]) -> dict[str, list[str]]:
-    """Return, for each extra, its missing packages.
-
-    Args:
-        requirements: as in the metadata of a package: ``ray[train]>=2.50; extra == 'ray'``.
-    """
+    """Return, for each extra in ``requirements`` (as ``ray[train]>=2.50; extra == 'ray'``), its missing packages."""
     found: dict[str, list[str]] = {}
     for requirement in requirements:
         if named := re.match(r"""([\w.-]+).*extra == ['"](\w+)""", requirement):

@@ -70,6 +70,7 @@ def command(
       uneven emulate cluster.toml --leave-out latency_s -- -m package.train
       uneven emulate spot --elastic 2:8 -- train.py
     """
+    # After -- the parser leaves -m to the arguments.
     if target[0] == "-m":
         module, target = True, target[1:]
     spec = without(files.load(cluster), leave_out or ())
@@ -88,6 +89,7 @@ def command(
     layers = layers_of(asked, config_file)
     refuse_misfits(layers, len(spec.nodes) if changing is None else None)
     directory = run_directory(run_dir, program.target[0], layers)
+    # `uneven plan RUN` reads the description there.
     with access(f"write the cluster into {directory}"):
         (directory / "cluster.toml").write_text(to_toml(spec), encoding="utf-8")
     with ends_with_a_line(directory):

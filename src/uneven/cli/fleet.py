@@ -80,6 +80,7 @@ def command(
         result = fleet.train(asked, devices=devices_named(devices), directory=where, options=options, engine=engine)
     except KeyboardInterrupt:
         typer.echo("\nstopped; the same command continues after the last finished pass", err=True)
+        # 128 + SIGINT, as shells report it.
         raise typer.Exit(130) from None
     print(printable(str(result)))
     for tool in tools:

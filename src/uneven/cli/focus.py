@@ -124,6 +124,7 @@ def query(
     else:
         hits = opened.search(name, _embedding(words), most=most, between=between_, streams=stream)
     for hit in hits:
+        # Flushed line by line: results stream, and a pipe must see each one immediately.
         box = ",".join(map(str, hit.box))
         print(printable(f"{hit.stream}\t{hit.frame}\t{hit.time_s:.2f}\t{box}\t{hit.confidence:.3f}"), flush=True)
         count += 1
@@ -224,6 +225,7 @@ def _truth(name: str, side: int) -> Truth:
         return made
     if not callable(made):
         raise ConfigError(f"--truth {name} is of type {type(made).__name__}: give a Truth, a network, or what makes it")
+    # An object with classes is a network; a class or a function makes one.
     network = made if hasattr(made, "classes") and not isinstance(made, type) else made()
     return network if isinstance(network, Truth) else Truth(network, side=side)
 

@@ -69,6 +69,7 @@ def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFi
     try:
         with path.open("rb") as file:
             magic = file.read(6)
+        # PK: an .npz is a zip archive.
         numpy = magic.startswith((b"\x93NUMPY", b"PK"))
         given = _held(path, most_features) if numpy else _listed(path, magic)
         edges, rows = graph_of(given)
@@ -101,7 +102,9 @@ def _held(path: Path, most_features: int | None) -> Any:
         columns, starts = arrays.pop("indices"), arrays.pop("indptr")
         values = arrays.pop("data", np.ones(len(columns), np.bool_))
         found = csr_matrix((values, columns, starts), shape=(len(starts) - 1, len(starts) - 1))
+        # The constructor does not check the range of indices, and a damaged file may have any.
         found.check_format()
+        # Here row v holds the sources of v; in SciPy's form a row is a source.
         arrays["edge_index"] = found.T
     elif "edge_index" not in arrays:
         raise DataError(f"it has {', '.join(arrays) or 'nothing'}, and neither edge_index nor indptr and indices")

@@ -36,6 +36,7 @@ def show(parts: Path, cluster: str, layers: Sequence[int] | None, core: Sequence
     speeds = [node.cores * node.share.at(0.0) for node in spec.nodes]
     source = GraphSource(store, None if len(spec.nodes) == store.facts.parts else speeds)
     load, widths, rates = load_of(source, len(spec.nodes)), layers or _widths(store), _rates(core)
+    # The same nodes with free links show the part of communication in an epoch.
     free: dict[str, Any] = {"up_bit_per_s": None, "down_bit_per_s": None, "latency_s": 0.0}
     free_spec = replace(spec, nodes=tuple(replace(node, **free) for node in spec.nodes), links=())
     title = f"{sum(load.edges):,} edges on {spec.name}, layers {' → '.join(map(str, widths))}"

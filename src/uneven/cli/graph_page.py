@@ -8,7 +8,6 @@ from uneven.graph.store import GraphStore
 
 
 def described(store: GraphStore) -> str:
-    """Return the text of ``uneven graph inspect``."""
     facts, found = store.facts, store.figures()
     rooted = np.bincount(store.array("roots"), minlength=facts.parts).tolist()
     total = facts.edges + facts.beta * facts.vertices

@@ -22,10 +22,7 @@ class LearningGoal(NamedTuple):
 
 
 def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
-    """Return the task and the goal from the typed options.
-
-    Args:
-        key: name of the accuracy's option, for the message.
+    """Return the task and the goal from the typed options; ``key`` is the name of the accuracy's option.
 
     Raises:
         ConfigError: an accuracy without a task, or an impossible one.
@@ -56,7 +53,6 @@ def curve(points: tuple[Point, ...], width: int = _WIDTH) -> str:
 
 
 def lines(learnt: Learnt, goal: Goal | None, global_batch: int) -> list[str]:
-    """Return the result of a training in one or two lines."""
     if not learnt.points:
         return ["nothing was evaluated: give more --iterations"]
     last, best = learnt.points[-1], max(learnt.points, key=lambda point: point.accuracy)

@@ -7,13 +7,8 @@ from collections.abc import Collection, Sequence
 
 
 def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> list[str]:
-    """Return the script's arguments that are options of uneven, and that the script does not seem to know.
-
-    Args:
-        arguments: of the script; those after ``--`` are ignored.
-        ours: names of options, with both dashes.
-        script: its text; if it contains the word, the script knows the option.
-    """
+    """Return the script's arguments that are options of uneven (``ours``, with both dashes) and that the script's text
+    does not mention. Arguments after ``--`` are ignored."""
     found = []
     for argument in arguments:
         if argument == "--":
@@ -21,6 +16,7 @@ def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> l
         name = argument.partition("=")[0].replace("_", "-")
         if name not in ours or name in found:
             continue
+        # Scripts may spell an option with dashes or underscores.
         word = re.sub("[-_]", "[-_]", name.removeprefix("--"))
         if not re.search(rf"(?<![\w-]){word}(?![\w-])", script.replace("--", " ")):
             found.append(name)
@@ -28,7 +24,6 @@ def misplaced(arguments: Sequence[str], ours: Collection[str], script: str) -> l
 
 
 def hint(names: Sequence[str], script: str) -> str:
-    """Return the warning about them."""
     several = len(names) > 1
     return (
         f"{', '.join(names)} after {script} {'go' if several else 'goes'} to the script; if uneven is meant, put "

@@ -17,15 +17,8 @@ _CORES = 1.0
 
 @contextmanager
 def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping[str, Any]) -> Iterator[None]:
-    """Run ``count`` additional workers that join, each a task of Ray; 0 is none.
-
-    Args:
-        directory: of the run; the journals of these workers are below it, if they share its disk.
-        said: option → value, for the options that were given.
-
-    Raises:
-        ConfigError: the run is not elastic, or has no address for others; or Ray is missing.
-    """
+    """Run ``count`` additional workers that join, each a task of Ray; their journals are below ``directory``. Raises
+    ConfigError if the run is not elastic, or has no address for others, or Ray is missing."""
     if count == 0:
         yield
         return

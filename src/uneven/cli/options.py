@@ -174,7 +174,6 @@ Engine = Annotated[str, typer.Option(help="local, or ray for the devices of a Ra
 
 
 def devices_named(text: str) -> str | int | list[str]:
-    """Return the value of ``--devices``: auto, a number of slots, or devices."""
     if text.isdecimal():
         return int(text)
     return text if text == "auto" else text.split(",")
@@ -205,7 +204,6 @@ def trackers(log_to: list[str] | None, tensorboard: Path | None = None) -> list[
 
 
 def played(text: str, **more: Any) -> Any:
-    """Return an option in the panel of the simulation."""
     return option(_PLAYED, text, **more)
 
 
@@ -220,10 +218,8 @@ Preconditioner = Annotated[
 
 
 def task(text: str, panel: str = _PLAYED) -> Any:
-    """Return the option ``--train``."""
     return option(panel, text, metavar="TASK", show_default=False)
 
 
 def accuracy(text: str, panel: str = _PLAYED) -> Any:
-    """Return the option for the goal of ``--train``."""
     return option(panel, text, metavar="SHARE", show_default=False)

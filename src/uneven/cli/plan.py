@@ -223,6 +223,7 @@ def _one(
     if lesson.task is not None:
         from uneven.virtual import train
 
+        # A new scenario, because the balancer and the policy of the first one have learnt.
         learnt = train(
             case.scenario(choice),
             lesson.task,

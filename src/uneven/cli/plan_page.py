@@ -164,8 +164,7 @@ def _learnt(row: Row) -> tuple[str, str]:
 
 
 def speed_up(row: Row, page: PlanPage) -> float | None:
-    """Return the speed-up over the baseline: in time to the goal if there is one, otherwise in samples/s; None if
-    unknown."""
+    """Return the speed-up over the baseline: in time to the goal, without a goal in samples/s; None if unknown."""
     base = page.plan.baseline.result
     if page.goal is None:
         below = base.figures.samples_per_s
@@ -200,7 +199,6 @@ def _whys(page: PlanPage) -> Iterator[tuple[str, str]]:
 
 
 def _left(left: tuple[LeftOut, ...]) -> list[str]:
-    """Return one line for each reason."""
     text_lines = []
     ordered = sorted(left, key=lambda one: one.why)
     for why, group in groupby(ordered, key=lambda one: one.why):
@@ -213,7 +211,6 @@ def _left(left: tuple[LeftOut, ...]) -> list[str]:
 
 
 def advice(page: PlanPage) -> list[str]:
-    """Return the recommended commands."""
     best, carried = page.plan.best, page.plan.best_carried
     text_lines = []
     if carried is None:
@@ -247,7 +244,6 @@ def advice(page: PlanPage) -> list[str]:
 
 
 def as_json(page: PlanPage, task: str | None) -> dict[str, Any]:
-    """Return everything as JSON."""
     plan, best = page.plan, page.plan.best_carried
     return {
         "cluster": page.spec.name,

@@ -19,15 +19,12 @@ Report = Callable[[str, str, float], None]
 @contextmanager
 def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
     """Yield ``moved(done, name=None)``, which draws at most about twenty times per second, and for each new name.
-
-    Args:
-        total: the final value of ``done``.
-        named: show the name, not the number.
-    """
+    ``named`` shows the name, not the number."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from uneven.report.console import Console
 
+    # On stderr, because stdout has the results and may be a pipe.
     said = TextColumn("{task.description}", markup=False) if named else MofNCompleteColumn()
     columns = (TextColumn("simulated"), BarColumn(), said, TimeElapsedColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bars:
@@ -44,8 +41,7 @@ def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def phases() -> Iterator[Report]:
-    """Yield ``progress(phase, state, done)``, which moves a bar for each phase; without a terminal see
-    :func:`lines`."""
+    """Yield ``progress(phase, state, done)``, which moves a bar for each phase; or see :func:`lines`."""
     from rich import progress as rich_progress
 
     from uneven.report.console import Console
@@ -71,11 +67,7 @@ def phases() -> Iterator[Report]:
 
 def lines(file: TextIO, clock: Callable[[], float] = monotonic) -> Report:
     """Return a ``progress(phase, state, done)`` for logs: it prints changes at most every ten seconds, and the end of
-    each phase that had a line. Shorter phases print nothing.
-
-    Args:
-        clock: seconds since any moment.
-    """
+    each phase that had a line. Shorter phases print nothing. ``clock`` returns seconds."""
     said, said_s, spoken = "", clock(), set[str]()
 
     def progress(phase: str, state: str, done: float) -> None:

@@ -95,7 +95,6 @@ def report(
 
 
 def _compared(paths: list[Path]) -> Page:
-    """Print the table of several runs, and return their page."""
     from rich import box
     from rich.table import Table
 

@@ -108,6 +108,7 @@ def run(
         elastic=elastic, silence_s=silence, join=join, leave_on=leave_on,
         output=launch.WorkerOutput(redirects=redirects, tee=tee, ranks=log_rank, directory=log_dir),
     )  # fmt: skip
+    # All checks come before the run directory, so that a wrong option leaves nothing behind.
     refuse_misfits(layers, local_workers(start) if start.nodes == (1, 1) else None)
     check(start)
     _hint_at_misplaced(start, {name for one in context.command.params for name in one.opts if name.startswith("--")})
@@ -135,14 +136,8 @@ def _hint_at_misplaced(start: launch.Launch, ours: set[str]) -> None:
 
 
 def members_of(start: launch.Launch, **shards: int) -> int:
-    """Return the number of workers that shards are for; 0 without shards.
-
-    Args:
-        shards: option → number of shards.
-
-    Raises:
-        ConfigError: the number of workers is unknown or they are on several machines; or a wrong number of shards.
-    """
+    """Return the number of workers that shards are for; 0 without shards. Raises ConfigError for a wrong number of
+    shards, or if the number of workers is unknown or they are on several machines."""
     for option, count in shards.items():
         if not 0 <= count <= _MOST_SHARDS:
             raise ConfigError(f"--{option} {count}: each is a process; give at most {_MOST_SHARDS:,}")
@@ -162,14 +157,8 @@ def members_of(start: launch.Launch, **shards: int) -> int:
 
 @contextmanager
 def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool) -> Iterator[None]:
-    """Run the shards of a parameter server and the servers of embedding tables as long as the workers.
-
-    Args:
-        growing: workers may leave and join.
-
-    Raises:
-        LaunchError: they cannot be started.
-    """
+    """Run the shards of a parameter server and the servers of embedding tables as long as the workers. Raises
+    LaunchError if they cannot be started."""
     with ExitStack() as stack:
         if servers:
             from uneven.server.keys import SERVER
@@ -194,11 +183,7 @@ def run_directory(asked: Path | None, script: str, layers: rundir.Layers, *, sha
 
 @contextmanager
 def ends_with_a_line(directory: Path, so: str = "") -> Iterator[None]:
-    """Print a one-line summary of the run at its end, or a note that it has no journal.
-
-    Args:
-        so: consequence of a missing journal, for the note.
-    """
+    """Print a one-line summary of the run at its end, or a note that it has no journal, with the consequence ``so``."""
     none = ""
     try:
         yield
@@ -209,7 +194,6 @@ def ends_with_a_line(directory: Path, so: str = "") -> Iterator[None]:
 
 
 def _end_of(directory: Path) -> str:
-    """Return the one-line summary of a run; "" without a journal."""
     state = RunProgress()
     try:
         # The end of each journal is enough for a summary, so all ranks share a fixed number of bytes.
@@ -221,16 +205,13 @@ def _end_of(directory: Path) -> str:
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
-    """Return the settings of command line and file, checked before any process starts; print conflicts.
-
-    Raises:
-        ConfigError: a wrong value, or a policy that a real run does not support.
-        UnknownNameError: an unknown balancer, policy or key; the message offers the nearest one.
-    """
+    """Return the settings of command line and file, checked before any process starts; print conflicts. Raises
+    ConfigError for a wrong value or an unsupported policy, UnknownNameError for an unknown name or key."""
     said = {key: value for key, value in asked.items() if value is not None}
     layers = {rundir.COMMAND_LINE: said, **rundir.file_layer(config_file)}
     settings, conflicts = config.merge(layers)
     for values in layers.values():
+        # Each layer's names must exist, even if a stronger layer overrides them.
         if "balance" in values:
             balancers.resolve(values["balance"])
         if "sync" in values:
@@ -244,16 +225,8 @@ def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
 
 
 def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
-    """Check that the given settings fit each other and the number of workers; the workers would find the same errors.
-
-    Settings that are not given here are not checked, because the script may set them.
-
-    Args:
-        workers: on all machines; None if unknown.
-
-    Raises:
-        ConfigError: settings that do not fit, with an alternative.
-    """
+    """Check that the given settings fit each other and the number of workers (None if unknown); the workers would find
+    the same errors. Raises ConfigError with an alternative."""
     settings, _ = config.merge(layers)
     source = {key: where for where, values in reversed(layers.items()) for key in values}
     sync = settings.sync if "sync" in source else "shadow:ma"

@@ -116,7 +116,6 @@ def command(
 
 
 def _searched(file: Path, devices: str | int | list[str], engine: str, more: dict[str, Any]) -> SearchResult:
-    """Run the search of a file; the command line overrides the file."""
     sys.path.insert(0, str(Path.cwd()))
     from uneven import search
     from uneven.search import search_file

@@ -18,12 +18,8 @@ from uneven.search.forecast import cheapest, counts, recorded
 
 
 def show(what: list[str], trials: int | None) -> None:
-    """Print the duration of the search on the fastest nodes, and the cheapest number of nodes.
-
-    Args:
-        what: the search's directory and the cluster.
-        trials: number of trials; by default as recorded.
-    """
+    """Print the duration of ``trials`` (by default as recorded) of a search on the fastest nodes, and the cheapest
+    number of nodes; ``what`` is the search's directory and the cluster."""
     if len(what) != 2:
         raise ConfigError("forecast: give a recorded search and a cluster: uneven search forecast RUN CLUSTER")
     if trials is not None and trials < 1:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 _LEARN = "What is learnt"
 _OUTPUT = "What comes out"
 
-_JOURNAL_UP_TO = 1_000
-"""The number of nodes up to which a journal is written by default."""
+_JOURNAL_UP_TO = 1_000  # the number of nodes up to which a journal is written by default
 
 
 def command(
@@ -199,7 +198,6 @@ def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path
 
 
 def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> FinishedSimulation:
-    """Simulate, with a journal if there is a directory."""
     from uneven import rundir
     from uneven.cluster.write import to_toml
     from uneven.errors import access
@@ -216,7 +214,6 @@ def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> F
 
 
 def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
-    """Simulate DistributedDataParallel on the same cluster."""
     from uneven.balance import Even
     from uneven.sync import BSP
 

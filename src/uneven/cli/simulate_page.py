@@ -29,7 +29,6 @@ class FinishedSimulation(NamedTuple):
 
 
 def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> None:
-    """Print the table and the result."""
     Console().print(_table(scenario, played.outcome))
     shown = _lines(scenario, played)
     if played.learnt is not None:
@@ -38,7 +37,6 @@ def show(scenario: Scenario, played: FinishedSimulation, goal: Goal | None) -> N
 
 
 def compare(played: FinishedSimulation, plain: FinishedSimulation) -> None:
-    """Print the speed-up over even shares under bsp."""
     outcome, base = played.outcome, plain.outcome
     shown = [
         f"even shares under bsp: {seconds(base.iteration_s)} per iteration, {count(base.samples_per_s)} samples/s; "

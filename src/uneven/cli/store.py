@@ -38,6 +38,7 @@ def store(
       uneven store --elastic 2:8 --host 10.0.0.1     for workers on other machines, and there:
       uneven run --nproc 4 --join 10.0.0.1:29500 train.py
     """
+    # Checked first, because the import of torch takes seconds.
     bounds = bounds_of(elastic)
     check_silence(silence)
     from uneven.launch.store import keep  # imports torch

@@ -22,8 +22,10 @@ WAIT = timedelta(seconds=30)
 def main(limit_s: str, second: bool) -> None:
     """Sum tensors with the other process; the first one starts the second, sends it the port, and reports."""
     if not second:
+        # Before the import of torch, so that both processes import it at the same time.
         command = [sys.executable, "-P", "-m", "uneven.cli.trial", limit_s, "second"]
         other = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        # The second process must not outlive a failed first one.
         atexit.register(other.kill)
     import torch
     from torch import distributed

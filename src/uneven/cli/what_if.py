@@ -144,7 +144,6 @@ def _play(words: str, case: RecordedCase, iterations: int, seed: int, *, one_pro
 
 
 def show(found: WhatIf, console: Console | None = None) -> None:
-    """Print a table, and a sentence for each change."""
     console = console or Console(highlight=False)
     table = _table(found)
     shown = Table(box=SIMPLE_HEAD)
@@ -158,7 +157,6 @@ def show(found: WhatIf, console: Console | None = None) -> None:
 
 
 def sentences(found: WhatIf) -> list[str]:
-    """Return the expected results as sentences."""
     said = [
         f"Virtual time is {abs(found.error):.1%} {'above' if found.error > 0 else 'below'} the throughput that the run "
         f"had; gains compare it with itself."
@@ -178,7 +176,6 @@ def _table(found: WhatIf) -> PageTable:
 
 
 def page(found: WhatIf) -> Page:
-    """Return the page, with two charts."""
     made = Page(f"What if · {found.name}", " ".join(sentences(found)))
     made.table("Recorded, and played in virtual time", _table(found))
     made.figure("Throughput", _bars(found), "Recorded, then simulated.")
@@ -209,6 +206,7 @@ def _lines(found: WhatIf) -> Figure:
     data, top = [], 0.0
     for place, (name, durations_s) in enumerate(series):
         y = [value * scale for value in durations_s]
+        # The quantile, because one very long iteration would flatten all others.
         top = max(top, 1.3 * draw.quantile(y, 0.95))
         data.append(draw.line(list(map(float, range(1, len(y) + 1))), y, name, colour(place, len(series))))
     layout = draw.layout(f"{unit} per iteration", height=380)
@@ -217,7 +215,6 @@ def _lines(found: WhatIf) -> Figure:
 
 
 def to_json(found: WhatIf) -> dict[str, Any]:
-    """Return all figures as JSON."""
     return {
         "run": found.name,
         "measured_samples_per_s": found.measured_per_s,

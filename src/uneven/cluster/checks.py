@@ -15,11 +15,8 @@ def once(what: str, names: Iterable[str]) -> None:
         raise ConfigError(f"{what} {twice[0]!r} is there more than once: give each a name of its own")
 
 
-LEAST, MOST = 1e-18, 1e18
-"""The bounds of positive values, so that products and quotients are finite."""
-
-LONGEST_S = 1e9
-"""The longest time, 31 years: in sums of such times a float still resolves microseconds."""
+LEAST, MOST = 1e-18, 1e18  # the bounds of positive values, so that products and quotients are finite
+LONGEST_S = 1e9  # the longest time, 31 years: in sums of such times a float still resolves microseconds
 
 
 def positive(where: str, key: str, value: float) -> None:

@@ -14,9 +14,7 @@ from uneven.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class Saturating:
     """The curve Γ(x) = max(floor, overhead + x · per_sample): below saturation a smaller batch takes the same time.
-
-    LB-BSP's 2018 poster has this curve (specification §1.1, §1.8); its fitted form is ours.
-    """
+    From LB-BSP's 2018 poster (specification §1.1, §1.8); its fitted form is ours."""
 
     floor_s: float
     overhead_s: float
@@ -65,8 +63,7 @@ class Measured:
 
 
 def check_cost(cost: Cost) -> None:
-    """Check that the simulator can use a curve. Raises ConfigError for a negative parameter, or if a batch takes no
-    time."""
+    """Check a curve for the simulator. Raises ConfigError for a negative parameter, or if a batch takes no time."""
     if isinstance(cost, Affine):
         _check_parameters("affine", 0.0, cost.overhead_s, cost.per_sample_s)
     if not cost.seconds(1) > 0:

@@ -79,12 +79,10 @@ class Event:
 
     @property
     def of(self) -> str | frozenset[str]:
-        """The node, or the sites that the link joins."""
         return self.node if self.between is None else frozenset(self.between)
 
     @property
     def where(self) -> str:
-        """The same as text."""
         return f"node {self.node!r}" if self.between is None else f"the line between {' and '.join(self.between)}"
 
     @property

@@ -19,10 +19,7 @@ def shipped() -> tuple[str, ...]:
 
 
 def load(name_or_path: str | Path) -> ClusterSpec:
-    """Return the cluster that a TOML file describes.
-
-    Args:
-        name_or_path: path of a file, or the bare name of one that comes with uneven ("demo4").
+    """Return the cluster of a TOML file, given its path, or the bare name of one that comes with uneven ("demo4").
 
     Raises:
         ConfigError: a mistake in it, with file, table, key and value; or an unreadable file.

@@ -1,7 +1,6 @@
 """The reader of cluster descriptions in TOML. Pure: :mod:`uneven.cluster.files` reads the files.
 
-The keys of a table are the attributes of its class in :mod:`uneven.cluster.spec`; the how-to "Describe a cluster" lists
-them.
+The keys of a table are the attributes of its class in :mod:`uneven.cluster.spec`, as listed in "Describe a cluster".
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from uneven.cluster.write import to_toml as to_toml
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.tables import Table, document, integer, items, known, located, number, required, table, text
 
-MOST_NODES = 100_000
-"""Ten times the number of workers for which decisions were measured. [our choice]"""
+MOST_NODES = 100_000  # Ten times the number of workers for which decisions were measured. [our choice]
 
 _TOP = ("name", "about", "assumptions", "workload", "tables", "preconditioner", "defaults", "nodes", "events", "links")
 
@@ -25,12 +23,7 @@ _Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning, Table
 
 
 def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterSpec:
-    """Return the cluster that a TOML document describes.
-
-    Args:
-        text: the document.
-        source: its name, for messages.
-        read_trace: the reader of the recorded series that it names.
+    """Return the cluster that a TOML document describes; ``source`` is its name, for messages.
 
     Raises:
         ConfigError: a mistake, with source, table, key and value; for invalid TOML, the line.
@@ -67,8 +60,7 @@ def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
 
 
 def preconditioner_from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> Preconditioning:
-    """Return the table ``[preconditioner]`` of a TOML document without other tables; errors as for
-    :func:`from_toml`."""
+    """Return the table ``[preconditioner]`` of a document without others; errors as for :func:`from_toml`."""
     table = document(text, source)
     with located(source):
         known(table, ("preconditioner",))
@@ -123,12 +115,8 @@ def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Eve
 
 
 class _Reader:
-    """A reader of one table; the declared types of attributes decide the conversion.
-
-    Args:
-        read_trace: the reader of recorded series.
-        copy, copies: number of this node, and count of nodes, for a table with several.
-    """
+    """A reader of one table; the declared types of attributes decide the conversion. ``copy`` is the number of this
+    node among the ``copies`` of a table."""
 
     def __init__(self, read_trace: ReadTrace, copy: int = 0, copies: int = 1) -> None:
         self._read_trace = read_trace

@@ -42,16 +42,8 @@ ReadTrace = Callable[[Recorded], tuple[float, ...]]
 
 
 def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
-    """Return the trace of a number, or of a table with ``values`` or ``file``.
-
-    Args:
-        value: the value in the TOML document.
-        read: the reader of recorded series.
-        copy, copies: number of this node, and count of nodes, for a table with several.
-
-    Raises:
-        ConfigError: it is not a quantity.
-    """
+    """Return the trace of a number, or of a table with ``values`` or ``file``. Raises ConfigError if it is neither.
+    ``copy`` is the number of this node among the ``copies`` of a table."""
     if not isinstance(value, dict):
         return steady(number(value))
     if ("values" in value) == ("file" in value):
@@ -125,8 +117,8 @@ _COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {
 
 
 def cost(value: Any) -> Cost:
-    """Return the cost curve of a table with a ``kind``: affine, saturating or measured. Raises ConfigError if it is not
-    one."""
+    """Return the cost curve of a table with a ``kind``: affine, saturating or measured. Raises ConfigError for
+    others."""
     given = dict(table(value))
     kind = text(required(given, "kind"))
     del given["kind"]

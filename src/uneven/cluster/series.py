@@ -18,19 +18,14 @@ DATA_VARIABLE = "UNEVEN_DATA"
 
 
 class SeriesFiles:
-    """A reader of recorded series; it loads each array once.
-
-    Args:
-        folder: of the description that names them; None for one that comes with uneven.
-    """
+    """A reader of recorded series that loads each array once, for a description in ``folder`` (None if shipped)."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._arrays: dict[tuple[Path, str | None], npt.NDArray[np.generic]] = {}
 
     def __call__(self, recorded: Recorded) -> tuple[float, ...]:
-        """Return the values of a series. Raises ConfigError if it does not exist, or has values that are not finite
-        numbers."""
+        """Return the values of a series. Raises ConfigError if it does not exist, or has a non-finite value."""
         path = self._find(recorded.file)
         if path.suffix == ".csv":
             return _csv_column(path, recorded)

@@ -32,11 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with one worker.
-
-    Raises:
-        ConfigError: a value out of range; the message names node and attribute.
-    """
+    """A machine with one worker. Raises ConfigError, with node and attribute, for a value out of range."""
 
     name: str  # letters, digits, ``.``, ``_`` and ``-``
     cores: float = 1.0  # processor capacity of the worker on the idle machine; 0.6 is a share of one core
@@ -177,12 +173,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """A whole cluster.
-
-    Raises:
-        ConfigError: parts that do not fit together.
-        UnknownNameError: an event or a link names an unknown node or site.
-    """
+    """A whole cluster. Raises ConfigError for parts that do not fit, UnknownNameError for an unknown node or site."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -208,13 +199,11 @@ class ClusterSpec:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites of the nodes, each once, in the order of the nodes."""
         return tuple(dict.fromkeys(node.site for node in self.nodes))
 
     @property
     def initial_members(self) -> tuple[str, ...]:
-        """The names of the nodes that are present at the start: all except those whose first membership event is a
-        join."""
+        """The names of the nodes at the start: all except those whose first membership event is a join."""
         first: dict[str, Do] = {}
         for event in self.events:
             if event.do in COMINGS_AND_GOINGS:

@@ -45,8 +45,7 @@ class TableWork:
         return float(self.features * self.dim * self.number_bytes)
 
     def link_s(self, samples: float, up_bit_per_s: float | None, down_bit_per_s: float | None) -> tuple[float, float]:
-        """Return the seconds of a link, up and down, for a lookup and its gradient; rates of 0 and None are
-        unlimited."""
+        """Return a link's seconds, up and down, for a lookup and its gradient; rates of 0 and None are unlimited."""
         ways = (self.up_bytes, up_bit_per_s), (self.down_bytes, down_bit_per_s)
         up_s, down_s = (8 * samples * moved / rate if rate else 0.0 for moved, rate in ways)
         return up_s, down_s

@@ -62,8 +62,7 @@ class Throttle:
         """Give ``pid`` and its descendants ``share`` of a core from now on; a second call changes the share.
 
         Raises:
-            ConfigError: the share is not a positive number; the process does not exist or is not ours, or the throttle
-                descends from it.
+            ConfigError: a wrong share; ``pid`` does not exist, is not ours, or is an ancestor of the throttle.
             LaunchError: the throttle has died; all processes run at full speed.
         """
         ShareRule(share=share)
@@ -71,7 +70,6 @@ class Throttle:
         self._limited.add(pid)
 
     def release(self, pid: int) -> None:
-        """Remove the limit of ``pid`` and its descendants."""
         self._ask(do="release", pid=pid)
         self._limited.discard(pid)
 

@@ -93,12 +93,7 @@ def _send(process: HeldProcess, number: int) -> None:
 
 
 class Loop:
-    """The loop that limits every tree until the commands end.
-
-    Args:
-        period_s: see :class:`ShareRule`.
-        guard: the guard's end of the socket; it becomes readable when the guard dies.
-    """
+    """The loop that limits every tree until the commands end, or the socket ``guard`` reports the guard's death."""
 
     def __init__(self, period_s: float, guard: socket.socket) -> None:
         self._period_s = period_s

@@ -27,11 +27,7 @@ _BACKLOG = 5  # quanta that a process without a core may save up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRule:
-    """The limit of a process tree.
-
-    Raises:
-        ConfigError: a value that is not a positive finite number.
-    """
+    """The limit of a process tree. Raises ConfigError for a value that is not a positive finite number."""
 
     share: float  # cores; 0.4 is 40 % of one core, 1.5 is a core and a half
     # length of one run-and-stop cycle of a busy process. A shorter one is smoother and costs more.
@@ -71,15 +67,8 @@ class Account:
 
 
 def advance(rule: ShareRule, account: Account, elapsed_s: float, used_s: float, waited_s: float = 0.0) -> Account:
-    """Return the account after some time has passed.
-
-    Args:
-        rule: the limit of the tree.
-        account: the state before.
-        elapsed_s: time since then.
-        used_s: CPU time that the tree used in it.
-        waited_s: time in which it was ready to run without a core; 0 if unknown.
-    """
+    """Return the account after ``elapsed_s``, in which the tree used ``used_s`` of CPU time, and was ready to run
+    without a core for ``waited_s`` (0 if unknown)."""
     earned = account.credit_s + rule.share * elapsed_s - used_s
     saved = min(account.credit_s + rule.share * waited_s, _BACKLOG * rule.quantum_s)
     credit = max(min(earned, max(rule.quantum_s, rule.slice_s, saved)), -rule.max_debt_s)

@@ -8,17 +8,13 @@ from dataclasses import dataclass, field
 from uneven.cluster.checks import LEAST, MOST
 from uneven.errors import ConfigError
 
-SHORTEST_S = 1e-6
-"""The shortest duration of a value: shorter changes have no effect, and the simulator visits each one."""
+SHORTEST_S = 1e-6  # the shortest duration of a value: shorter changes have no effect, and the simulator visits each one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A quantity over time: one value for each time step, repeated from the start at the end.
-
-    Raises:
-        ConfigError: no values, a negative or infinite one, or a step or speed-up that is not positive.
-    """
+    """A quantity over time: one value for each time step, repeated from the start at the end. Raises ConfigError
+    without values, for a negative or infinite one, or for a step or speed-up that is not positive."""
 
     values: tuple[float, ...]  # at least one
     step_s: float = math.inf  # seconds that each value lasts, as recorded; infinite for a constant

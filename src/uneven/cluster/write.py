@@ -17,14 +17,8 @@ from uneven.tables import quoted
 
 
 def to_toml(spec: ClusterSpec) -> str:
-    """Return the TOML text of a cluster, the inverse of :func:`uneven.cluster.parse.from_toml`; it omits default
-    values.
-
-    Recorded series become inline values.
-
-    Raises:
-        ConfigError: a node has a cost of a kind that TOML cannot express.
-    """
+    """Return the TOML text of a cluster without default values, and with recorded series inline. Raises ConfigError for
+    a cost of a kind that TOML cannot express."""
     top = [f"{key} = {_value(getattr(spec, key))}" for key in ("name", "about", "assumptions") if getattr(spec, key)]
     parts = ["\n".join(top)]
     if spec.workload != Workload():

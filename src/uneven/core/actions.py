@@ -76,8 +76,7 @@ class Exchange:
     """One exchange: payload, members, merge rule, time, and the members that may be left behind.
 
     Members meet in order: the k-th exchange that one member starts with the same members and payload meets the k-th of
-    the others. A background exchange does not start (and is not counted) while its predecessor is in flight, so they
-    cannot pile up.
+    the others. A background exchange does not start (or count) while its predecessor is in flight.
 
     Attributes:
         members: ranks that take part, including this one.

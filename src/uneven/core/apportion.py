@@ -19,9 +19,7 @@ from uneven.core.exact import Floats, Wholes, column, exact_sum
 from uneven.core.views import Limits
 from uneven.errors import ConfigError
 
-MOST_SAMPLES = 2**40
-"""The largest total: up to here the rounding of all shares together stays far below one sample."""
-
+MOST_SAMPLES = 2**40  # the largest total: up to here the rounding of all shares together stays far below one sample
 _SAME = 1e-6  # samples; remainders that differ by less are equal, so the last bit decides nothing
 _QUICK_ROUNDS = 8  # of Newton's method; two to four usually suffice
 _RANGE = 1e100  # a weight smaller than the largest by this factor counts as zero
@@ -31,8 +29,7 @@ def proportional(weights: Sequence[float], total: int, limits: Limits | None = N
     """Return whole shares in proportion to ``weights`` within limits, by largest remainder (LB-BSP's rule on CPU).
 
     The real-valued shares are clamp(λ · weight, lower, upper), with the one λ at which they add up to ``total``. Each
-    is rounded down, and the remaining samples go one each to the largest remainders (on ties, to lower ranks). O(n log
-    n).
+    is rounded down, and the other samples go one each to the largest remainders (on ties, to lower ranks). O(n log n).
 
     Args:
         weights: one per rank, for example samples per second. Zero gets the lower limit only; NaN means unknown and
@@ -81,10 +78,8 @@ class SpeedLines(NamedTuple):
         return np.where(shares < self.lower, self.lower, np.where(shares <= self.upper, shares, self.upper))
 
     def newton(self, starts: Floats, ends: Floats, level: float) -> float:
-        """Return the level, found by Newton's method from a first guess.
-
-        Rank i is between its limits from level ``starts[i]`` to ``ends[i]``, both of shape (n,).
-        """
+        """Return the level by Newton's method from ``level``; rank i is between its limits from ``starts[i]`` to
+        ``ends[i]``."""
         held = -1, -1
         for _ in range(_QUICK_ROUNDS):
             now, better = self._follow(starts, ends, level)
@@ -108,10 +103,7 @@ class SpeedLines(NamedTuple):
         return between if math.isnan(level) else min(max(level, corners[first]), corners[last])
 
     def _follow(self, starts: Floats, ends: Floats, level: float) -> tuple[tuple[int, int], float]:
-        """Return the counts of ranks at their limits, and the level at which the shares add up for these sets.
-
-        The level is NaN if no rank is free.
-        """
+        """Return the counts of ranks at their limits, and the level for these sets (NaN if no rank is free)."""
         low, high = starts > level, ends < level
         free = ~(low | high)
         held = exact_sum(self.lower[low]) + exact_sum(self.upper[high])

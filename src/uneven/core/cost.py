@@ -10,9 +10,7 @@ from typing import Protocol, runtime_checkable
 class Cost(Protocol):
     """A monotone function from batch size to seconds."""
 
-    def seconds(self, samples: int) -> float:
-        """Return the local time for a batch of ``samples``, without waits for other workers."""
-        ...
+    def seconds(self, samples: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-"""One number per rank, shape (n,), float64."""
-
-Wholes = npt.NDArray[np.int64]
-"""One share per rank, shape (n,), int64."""
-
+Floats = npt.NDArray[np.float64]  # One number per rank, shape (n,), float64
+Wholes = npt.NDArray[np.int64]  # One share per rank, shape (n,), int64
 _MANY = 100  # values from which slices pay off
 _SLICES = 3  # of 30 to 45 bits each; two hold most columns completely
 _LARGE = 1e290  # from here the power of two might overflow
@@ -31,10 +27,7 @@ def column(values: Sequence[float]) -> Floats:
 
 def exact_sum(values: Floats) -> float:
     """Return the sum of ``values``, shape (n,), rounded once, like ``math.fsum`` but several times as fast for
-    thousands.
-
-    Method of Rump, Ogita and Oishi, "Accurate floating-point summation".
-    """
+    thousands. See Rump, Ogita and Oishi, "Accurate floating-point summation"."""
     slices: list[float] = []
     if len(values) >= _MANY:
         for _ in range(_SLICES):

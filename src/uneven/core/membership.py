@@ -56,7 +56,6 @@ class Generation:
     why: dict[str, str]  # the reason for each of these
 
     def place(self, worker: int) -> int:
-        """Return a worker's position among the members, which sessions call its rank."""
         return self.members.index(worker)
 
     def text(self) -> str:
@@ -74,7 +73,6 @@ def generation_of(text: str) -> Generation:
 
 
 def first_generation(size: int) -> Generation:
-    """Return the generation at the start of a run."""
     return Generation(number=0, members=tuple(range(size)), came={}, why={})
 
 
@@ -89,7 +87,7 @@ def successor(
 
     Args:
         said: the statement of every member that is not gone.
-        gone: members that have failed → reason.
+        gone: failed members → reason.
         asking: workers that want to join → their introductions, in the order of their requests.
         most: the largest number of members.
     """
@@ -126,15 +124,11 @@ def replaced(
     leaving: Members = (),
     lacking: Members = (),
 ) -> Generation | None:
-    """Return the generation after ``old`` if members owe each other no exchange, so no statements are needed.
+    """Return the generation after ``old`` if members owe each other no exchange; None if it is the same.
 
     Args:
-        gone, asking, most: see :func:`successor`.
         leaving: members that take no part in the next one.
         lacking: newcomers of ``old`` that have not received the state of the run.
-
-    Returns:
-        None if the membership does not change.
     """
     stay = [one for one in old.members if one not in gone and one not in leaving]
     room = max(0, most - len(stay))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-PACE = "pace"
-"""The key, among the settings of a run record, of the value of the run's :class:`Pace`."""
+PACE = "pace"  # the key, among the settings of a run record, of the value of the run's :class:`Pace`
 
 
 class Pace(Enum):
@@ -19,7 +18,6 @@ class Pace(Enum):
 
     @property
     def waits(self) -> bool:
-        """Return whether a worker ever waits for others."""
         return self is not Pace.OWN
 
     @property

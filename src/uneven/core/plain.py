@@ -60,13 +60,10 @@ class Along:
 
 Count = Annotated[int, Range(0)]
 Several = Annotated[int, Range(1)]
-Amount = Annotated[float, Range(0.0)]
-"""A finite number, 0 or more."""
-
+Amount = Annotated[float, Range(0.0)]  # a finite number, 0 or more
 
 Positive = Annotated[float, Range(1e-300)]
-PerMember = Annotated[list[float], Along("members")]
-"""One number for each entry of the state's field ``members``."""
+PerMember = Annotated[list[float], Along("members")]  # One number for each entry of the state's field ``members``
 
 
 class Misfit(ValueError):
@@ -104,8 +101,8 @@ def whole_key(text: str, path: str) -> int:
 
 
 def as_many(values: list[float], count: int, path: str) -> list[float]:
-    """Return ``values`` if there are ``count`` of them. Raises Misfit for another count, or if a number is so large
-    that products overflow."""
+    """Return ``values`` if there are ``count``. Raises Misfit if not, or if a number is so large that products
+    overflow."""
     if len(values) != count or not all(abs(one) <= _LARGEST for one in values):
         raise Misfit(values, f"{count} numbers within {_LARGEST:g} of 0", path)
     return values
@@ -134,8 +131,8 @@ def inside(step: str) -> Iterator[None]:
 
 
 def read(shape: type[T], value: Any) -> T:
-    """Return ``value`` as ``shape``; lists become tuples and dicts dataclasses if the shape asks for it. Raises Misfit
-    if the shape differs."""
+    """Return ``value`` as ``shape``; lists become tuples and dicts dataclasses as needed. Raises Misfit if it
+    differs."""
     return cast(T, reader(shape)(value))
 
 
@@ -296,8 +293,7 @@ def _dict(value: Any) -> Any:
 
 
 def _fields(cls: Any) -> Reader:
-    """Return the reader of a class. It skips unknown fields, so an older version can read what a newer one has
-    added."""
+    """Return the reader of a class. It skips unknown fields, so an older version can read a newer one's data."""
     # The hints decide which keys a TypedDict requires: its own __required_keys__ fails if annotations are strings.
     hints = get_type_hints(cls, include_extras=True)
     own = (

@@ -16,14 +16,9 @@ from typing import Annotated, Any, ClassVar
 from uneven.core.plain import Along, Count, Range, Reader, reader
 from uneven.errors import JournalError
 
-SCHEMA = 1
-"""The version of the journal, raised when a field changes its meaning or disappears."""
-
-SHARE = "share"
-"""The key, among the settings of a run record, of the cores that the launcher limited this worker to."""
-
-Rank = Annotated[int, Range(0, 2**20)]
-"""A rank; it is bounded because readers make lists as long as the greatest rank."""
+SCHEMA = 1  # the version of the journal, raised when a field changes its meaning or disappears
+SHARE = "share"  # the key, among the settings of a run record, of the cores that the launcher limited this worker to
+Rank = Annotated[int, Range(0, 2**20)]  # a rank; it is bounded because readers make lists as long as the greatest rank
 Several = Annotated[int, Range(1, 2**20)]
 
 
@@ -252,8 +247,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(record: Record) -> str:
-    """Return the record as one line, without line break. Non-finite floats become strings: JSON has no numbers for
-    them."""
+    """Return the record as one line, without line break. Non-finite floats, unknown to JSON, become strings."""
     cls = type(record)
     if (template := _TEMPLATES.get(cls)) is not None:
         line = template % _VALUES[cls](record)
@@ -274,11 +268,8 @@ def _spelled(value: Any) -> Any:
 
 
 def from_json(line: str) -> Record:
-    """Return the inverse of :func:`to_json`.
-
-    Raises:
-        JournalError: not JSON, an unknown kind, another schema, or a field that is missing or out of range.
-    """
+    """Return the inverse of :func:`to_json`. Raises JournalError for an unknown kind, another schema, invalid JSON, or
+    a field that is missing or out of range."""
     try:
         row = json.loads(line)
         record: Record = _READERS[row["kind"]](row)

@@ -56,8 +56,7 @@ class Limits:
         return cls(lower=(lower,) * workers, upper=(total if upper is None else upper,) * workers)
 
     def check(self, total: int) -> None:
-        """Check that a split of ``total`` can meet these limits. Raises ConfigError if it cannot, with the limits and
-        the total."""
+        """Check that a split of ``total`` can meet these limits. Raises ConfigError with the limits if not."""
         for rank, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
             if not 0 <= low <= high:
                 raise ConfigError(f"limits of rank {rank} cannot be met: from {low} to {high} samples")

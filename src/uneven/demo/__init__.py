@@ -1,2 +1,1 @@
-"""The demo of ``uneven demo``: one training on four local workers of unequal speed, first with DDP, then with
-uneven."""
+"""The demo: one training on four local workers of unequal speed, first with DDP, then with uneven."""

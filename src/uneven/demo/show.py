@@ -25,8 +25,7 @@ SETTLE = 12
 """The first iterations, which the summary omits: uneven starts with equal batches and measures speeds first. The chart
 of the time per iteration shows them."""
 
-LEAST = SETTLE + 8
-"""The fewest iterations for a meaningful summary."""
+LEAST = SETTLE + 8  # the fewest iterations for a meaningful summary
 
 
 def check(data: ImageData, epochs: int) -> None:
@@ -51,8 +50,7 @@ class Phase:
 
 
 def phase(name: str, run: Path, data: str, epochs: int, console: Console) -> Phase:
-    """Train one way on the four workers, with a live view. Raises LaunchError, with the worker's output, if a worker
-    died."""
+    """Train one way on the four workers, with a live view. Raises LaunchError with a dead worker's output."""
     what = Launch(
         target=("uneven.demo.worker", WAYS[name], str(run), data, str(epochs)),
         module=True,
@@ -82,7 +80,6 @@ _COLUMNS = ("", "per iteration", "samples/s", "waiting", "accuracy", "took", "sp
 
 
 def rows(phases: list[Phase]) -> list[tuple[str, ...]]:
-    """Return one row of text per phase; the first is the baseline of the speed-up."""
     first = phases[0].summary
     return [
         (

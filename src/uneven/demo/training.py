@@ -36,12 +36,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy over the batch, a scalar.
-
-    Args:
-        x: images, ``(n, 1, height, width)``.
-        y: their classes, ``(n,)``.
-    """
+    """Return the mean cross-entropy, a scalar, of images (n, 1, height, width) and their classes (n,)."""
     return F.cross_entropy(model(x), y)
 
 
@@ -57,7 +52,8 @@ def accuracy(
     batch_size: int = 512,
     right: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] = most_likely,
 ) -> float:
-    """Return the part of the data set that the model predicts correctly, 0 … 1. Leaves the model in training mode."""
+    """Return the part of the data set, with images (samples, 1, height, width), that the model predicts correctly, 0 …
+    1. Leaves the model in training mode."""
     model.eval()
     x, y = dataset.tensors
     counts = (
@@ -70,16 +66,11 @@ def accuracy(
 
 
 class ReadyMark:
-    """A record of when the last gradient of a backward pass is ready: that of the layer nearest to the input.
-
-    Attributes:
-        ready_s: that time, on the clock of ``time.perf_counter``.
-        worked_s: processor time of this process at that moment.
-    """
+    """A record of when the last gradient of a backward pass is ready: that of the layer nearest to the input."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.ready_s = 0.0
-        self.worked_s = 0.0
+        self.ready_s = 0.0  # on the clock of ``time.perf_counter``
+        self.worked_s = 0.0  # processor time of this process at that moment
         # The backward pass runs from the output to the input, so the first layer with parameters is the last.
         layer = next(layer for layer in model.modules() if list(layer.parameters(recurse=False)))
         for parameter in layer.parameters(recurse=False):
@@ -90,13 +81,7 @@ class ReadyMark:
 
 
 class FixedSampler(Sampler[list[int]]):
-    """A sampler of this rank's slice of each global batch for a fixed split, in uneven's order of samples.
-
-    Args:
-        length: samples of the data set.
-        shares: of each rank, samples of a global batch.
-        rank: this worker's.
-    """
+    """A sampler of this rank's slice of each global batch for a fixed split, in uneven's order of samples."""
 
     def __init__(self, length: int, shares: tuple[int, ...], rank: int) -> None:
         self.shares = shares

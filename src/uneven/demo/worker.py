@@ -45,6 +45,7 @@ def plain(data: ImageData, run: Path, epochs: int) -> None:
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = make_optimizer(model)
     each = GLOBAL_BATCH // size
+    # Whole global batches only, so that both ways train on the same samples.
     samples = len(data.train) // GLOBAL_BATCH * GLOBAL_BATCH
     loader = DataLoader(data.train, batch_sampler=FixedSampler(samples, (each,) * size, rank))
     ready()
@@ -115,7 +116,6 @@ def coming() -> None:
 
 
 def ready() -> None:
-    """Report that all is imported; from here on this worker is limited to its share of a core."""
     world = discover()
     if world.run_directory is not None:
         rundir.mark_ready(world.run_directory, world.rank)
@@ -129,6 +129,7 @@ def finish(log: Callable[[str, float], None], model: nn.Module, data: ImageData,
 
 
 if __name__ == "__main__":
+    # Each worker has a fraction of a core, so more threads would only compete.
     torch.set_num_threads(1)
     coming()
     way, run_directory, data_name, epoch_count = sys.argv[1:]

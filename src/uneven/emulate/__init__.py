@@ -13,6 +13,5 @@
              namespaces, token buckets,     workers stopped and continued
              control groups, busy rivals
 
-:func:`uneven.emulate.run.emulate` runs a script. This file imports nothing, because a process imports this package on
-its way into each node.
+:func:`uneven.emulate.run.emulate` runs a script. It imports nothing here, because each node's process passes through.
 """

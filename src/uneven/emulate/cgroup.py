@@ -17,8 +17,7 @@ from uneven.emulate import names
 from uneven.errors import LaunchError
 
 PERIOD_S = 0.01
-LEAST_QUOTA_S = 0.001
-"""The kernel's minimum; a smaller share has a longer period."""
+LEAST_QUOTA_S = 0.001  # the kernel's minimum; a smaller share has a longer period
 _LONGEST_PERIOD_S = 1.0
 _END_WITHIN_S = 10.0
 _SHARES, _MOST_SHARES = 1024, 262_144  # of version 1
@@ -97,16 +96,7 @@ def quota_us(cores: float) -> tuple[int, int]:
 
 
 class ControlGroups:
-    """The groups of one emulation.
-
-    Args:
-        run: its id.
-        count: number of nodes.
-        memory: limit the nodes' memory.
-
-    Raises:
-        LaunchError: the kernel rejects a write; the message names the file.
-    """
+    """The control groups of an emulation's nodes. Raises LaunchError with the file if the kernel rejects a write."""
 
     def __init__(self, trees: Trees, run: str, count: int, *, memory: bool) -> None:
         self._v2 = trees.version == 2
@@ -178,8 +168,7 @@ def processes(group: Path) -> list[int]:
 
 
 def kill(group: Path) -> None:
-    """Kill every process in a group and below, and wait until they have ended. Raises LaunchError if some have not
-    ended after ten seconds."""
+    """Kill every process in a group and below, and wait for their ends. Raises LaunchError after ten seconds."""
     deadline_s = time.monotonic() + _END_WITHIN_S
     if processes(group):
         _write_if_there(group / "cgroup.kill", "1")  # version 2, since Linux 5.14: all at the same time
@@ -192,8 +181,7 @@ def kill(group: Path) -> None:
 
 
 def remove(group: Path) -> int:
-    """Kill the processes in a group, remove it and those below it; return the number of killed processes. Raises
-    LaunchError if that fails."""
+    """Kill a group's processes, remove it and those below it; return the number of killed processes."""
     if not group.is_dir():
         return 0
     found = len(processes(group))

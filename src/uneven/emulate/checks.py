@@ -33,21 +33,16 @@ class Able:
 
 
 def check(spec: ClusterSpec, able: Able) -> None:
-    """Check that everything in ``spec`` can be emulated here. Raises ConfigError if not, with each node and key, the
-    reason, and an alternative."""
+    """Check that ``spec`` can be emulated here. Raises ConfigError with nodes, keys, reasons and alternatives if
+    not."""
     wrong = [*_nodes(spec, able), *_events(spec, able), *_lines(spec, able)]
     if wrong:
         raise ConfigError(f"cluster {spec.name!r} cannot be emulated here:\n  " + "\n  ".join(wrong))
 
 
 def without(spec: ClusterSpec, keys: Iterable[str]) -> ClusterSpec:
-    """Return the cluster without a key of every node (and link), or without its ``links`` or ``events``.
-
-    Events that cut a link are removed with the links.
-
-    Raises:
-        UnknownNameError: a key that cannot be left out.
-    """
+    """Return the cluster without a key of every node (and link), or without its ``links`` (and their events) or
+    ``events``. Raises UnknownNameError for a key that cannot be left out."""
     for key in keys:
         if key == "links":
             spec = replace(spec, links=(), events=tuple(event for event in spec.events if event.between is None))

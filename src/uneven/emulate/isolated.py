@@ -24,16 +24,8 @@ MASTER_PORT = 29500  # torchrun's; always free in a private network
 
 
 class Isolated:
-    """The :class:`uneven.emulate.machines.Machines` of root.
-
-    Args:
-        spec: the description.
-        trees: the machine's control groups.
-        netem: the kernel can delay packets.
-
-    Raises:
-        LaunchError: the kernel or a tool fails; everything is removed.
-    """
+    """The :class:`uneven.emulate.machines.Machines` of root; ``netem`` if the kernel can delay packets. Raises
+    LaunchError if the kernel or a tool fails, and removes everything."""
 
     def __init__(self, spec: ClusterSpec, trees: Trees, *, netem: bool) -> None:
         nodes = spec.nodes
@@ -70,8 +62,6 @@ class Isolated:
         return names.address(index)
 
     def meet(self, keep: Callable[[str, int], Any]) -> Any:
-        """Call ``keep`` in the first node's network; the sockets that it opens stay there, and this process uses
-        them."""
         return inside(self._network.namespace(self._wiring.node(0)), lambda: keep(names.address(0), MASTER_PORT))
 
     def start(self, index: int, program: tuple[str, ...], env: Mapping[str, str], events: Events) -> Command:

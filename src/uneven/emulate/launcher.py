@@ -12,22 +12,15 @@ from uneven.world import ELASTIC_VARIABLE, Elastic
 
 
 def meeting_store(machines: Machines) -> Any:
-    """Return the rendezvous store, on the link of the description's first node.
-
-    The launcher has it, as under ``uneven run``: the first worker may be stopped most of the time, and would delay
-    requests.
-    """
+    """Return the rendezvous store, on the link of the description's first node. The launcher has it, as under ``uneven
+    run``: the first worker may be stopped most of the time, and would delay requests."""
     from uneven.launch.here import keep_store  # it imports torch
 
     return machines.meet(lambda host, port: keep_store(host, port)[0])
 
 
 class EmulatedLauncher:
-    """The launcher of an elastic run.
-
-    Args:
-        elastic: the limits on the number of workers.
-        founders: number of workers at the start.
+    """The launcher of an elastic run that starts with ``founders`` workers.
 
     Attributes:
         store: for rendezvous.

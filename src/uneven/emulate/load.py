@@ -21,12 +21,7 @@ def duties(load: float, threads: int) -> tuple[float, ...]:
 
 
 class Rivals:
-    """The competing processes of one node.
-
-    Args:
-        start: starts one inside the node, with a pipe as its standard input.
-        threads: of the worker.
-    """
+    """The competing processes of one node. ``start`` starts one inside the node, with a pipe as its standard input."""
 
     def __init__(self, start: Callable[[], Command], threads: int) -> None:
         self._start = start

@@ -14,14 +14,10 @@ class Machines(Protocol):
     """Nodes that can run workers. A node is identified by its index in the description."""
 
     @property
-    def how(self) -> str:
-        """A description for the terminal."""
-        ...
+    def how(self) -> str: ...
 
     @property
-    def network(self) -> Mapping[str, str]:
-        """The environment variables with which workers find each other."""
-        ...
+    def network(self) -> Mapping[str, str]: ...
 
     def address(self, index: int) -> str | None:
         """Return a node's address; None if all are on this machine's loopback."""
@@ -35,21 +31,15 @@ class Machines(Protocol):
         """Start a worker on a node. The calling thread must live until the end: the worker dies with it."""
         ...
 
-    def apply(self, index: int, setting: Setting) -> None:
-        """Apply a setting of a node."""
-        ...
+    def apply(self, index: int, setting: Setting) -> None: ...
 
-    def apply_between(self, direction: Direction, setting: Setting) -> None:
-        """Apply a setting of one direction of a link between sites."""
-        ...
+    def apply_between(self, direction: Direction, setting: Setting) -> None: ...
 
     def lift(self, index: int) -> None:
         """Remove the limits of a node's processor time."""
         ...
 
-    def kill(self, index: int) -> None:
-        """Kill all processes of a node."""
-        ...
+    def kill(self, index: int) -> None: ...
 
     def why_killed(self, index: int) -> str:
         """Return why a worker was killed, if the machine knows; otherwise ""."""
@@ -59,9 +49,7 @@ class Machines(Protocol):
         """Return why the machines no longer work; "" while they do."""
         ...
 
-    def close(self) -> None:
-        """End and remove everything. Idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 def stop(worker: Command, stopped: bool) -> None:

@@ -6,11 +6,8 @@ import ipaddress
 import re
 
 PREFIX = "uneven-"
-INTERFACE = "eth0"
-"""A node's link, as the node sees it."""
-
-SWITCH = "switch"
-"""The bridge of the nodes of a site."""
+INTERFACE = "eth0"  # a node's link, as the node sees it
+SWITCH = "switch"  # the bridge of the nodes of a site
 
 _FIRST = ipaddress.IPv4Address("10.77.0.0")
 _LAST = ipaddress.IPv4Address("10.77.255.255")
@@ -19,27 +16,22 @@ _ID = re.compile(r"[0-9a-f]{8}")
 
 
 def is_id(text: str) -> bool:
-    """Return whether ``text`` can be the name of an emulation."""
     return _ID.fullmatch(text) is not None
 
 
 def group(run: str) -> str:
-    """Return the name of the emulation's control group, which has one group inside for each node."""
     return PREFIX + run
 
 
 def node_group(index: int) -> str:
-    """Return the name of a node's control group inside the emulation's."""
     return f"node{index}"
 
 
 def port(index: int) -> str:
-    """Return the name of the switch's end of a node's link."""
     return f"port{index}"
 
 
 def line(site: int) -> str:
-    """Return the name of a switch's end of the link to another site."""
     return f"line{site}"
 
 
@@ -49,5 +41,4 @@ def address(index: int) -> str:
 
 
 def gateway(site: int) -> str:
-    """Return the address of a site's switch, the gateway to other sites."""
     return str(_LAST - 1 - site)

@@ -76,16 +76,8 @@ def _elsewhere(action: Callable[[], _Found]) -> _Found:
 
 
 class EmulatedNetwork:
-    """Namespaces, switches and cables of one emulation.
-
-    Args:
-        wiring: the layout.
-        netem: the kernel can delay packets.
-
-    Raises:
-        LaunchError: ``ip`` fails; with its message.
-        OSError: no namespace or no device can be made.
-    """
+    """Namespaces, switches and cables of one emulation; ``netem`` if the kernel can delay packets. Raises LaunchError
+    if ``ip`` fails, OSError if a namespace or a device cannot be made."""
 
     def __init__(self, wiring: Wiring, *, netem: bool) -> None:
         self._wiring = wiring
@@ -116,8 +108,7 @@ class EmulatedNetwork:
         self._shape(device, bit_per_s, latency_s, before_bit_per_s)
 
     def delay(self, device: CableEnd, latency_s: float) -> None:
-        """Set the latency of packets out of a device. Raises LaunchError if ``tc`` fails, or if the process that delays
-        packets has ended."""
+        """Set the latency of packets out of a device. Raises LaunchError if ``tc`` fails or the relay has ended."""
         number = self._delayed.get(device)
         if number is None:
             bit_per_s, _ = self._set.get(device, (math.inf, 0.0))
@@ -137,7 +128,6 @@ class EmulatedNetwork:
         return f"the process that delays packets has ended with {self._relay.returncode}; nothing reaches the nodes"
 
     def close(self) -> None:
-        """Close the namespaces. Idempotent."""
         if self._relay is not None:
             assert self._relay.stdin is not None
             self._relay.stdin.close()

@@ -8,18 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LEAST = 1024
-"""Below this only root may listen."""
+_LEAST = 1024  # Below this only root may listen
 
 _FIRST_GIVEN = 32768
 """Linux's first ephemeral port, below those of other systems; used if the system does not report its range."""
 
 
 def quiet_ports(count: int) -> tuple[int, ...]:
-    """Return ports that are free, and outside of the range from which the system assigns ports automatically.
-
-    If that range covers nearly all ports, they are assigned ones after all.
-    """
+    """Return free ports that the system does not assign to other programs, as far as there are such ports."""
     # A port assigned by the system and released may go to another program or connection a moment later. Then some of
     # the processes would connect to a stranger.
     first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else _FIRST_GIVEN

@@ -40,7 +40,6 @@ def why_not_isolated() -> str:
 
 
 def trees() -> Trees:
-    """Return the control groups of a machine that can isolate nodes."""
     found = cgroup.find()
     assert isinstance(found, Trees)
     return found
@@ -64,7 +63,6 @@ def why_no_discipline(line: str) -> str:
 
 
 def why_no_netem() -> str:
-    """Return why the kernel cannot delay packets; "" if it can."""
     problem = why_no_discipline(_NETEM)
     return f"this kernel has no netem, which delays packets ({problem})" if problem else ""
 
@@ -88,7 +86,6 @@ def why_no_latency() -> str:
 
 
 def why_no_bandwidth() -> str:
-    """Return why bandwidth cannot be limited here; "" if it can."""
     problem = why_no_discipline(_BUCKET)
     return f"this kernel has no tbf, which limits bandwidth ({problem})" if problem else ""
 

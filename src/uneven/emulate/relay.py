@@ -18,12 +18,8 @@ from collections.abc import Sequence
 
 from uneven.jobs.bound import bound
 
-_LARGEST_BYTES = 70_000
-"""The size of a frame of 64 KiB with its headers."""
-
-_AT_A_TIME = 64
-"""The frames that one direction may read before the next one."""
-
+_LARGEST_BYTES = 70_000  # the size of a frame of 64 KiB with its headers
+_AT_A_TIME = 64  # the frames that one direction may read before the next one
 _TIMER_SLACK = 29  # PR_SET_TIMERSLACK
 _PRIORITY = 10
 
@@ -34,16 +30,11 @@ def command(pairs: Sequence[tuple[int, int]]) -> list[str]:
 
 
 class DelayLine:
-    """One direction of a cable: frames leave in their order of arrival, each after the latency.
-
-    Attributes:
-        latency_s: from now on; after a decrease frames still keep their order.
-        next_s: time at which a frame is due; infinite without any.
-    """
+    """One direction of a cable: frames leave in their order of arrival, each after the latency."""
 
     def __init__(self) -> None:
-        self.latency_s = 0.0
-        self.next_s = float("inf")
+        self.latency_s = 0.0  # from now on; after a decrease frames still keep their order
+        self.next_s = float("inf")  # time at which a frame is due; infinite without any
         self._under_way: deque[tuple[float, bytes]] = deque()
         self._last_s = 0.0
 
@@ -62,12 +53,7 @@ class DelayLine:
 
 
 class Relay:
-    """The forwarder of all cables.
-
-    Args:
-        pairs: non-blocking descriptors of each cable's ends.
-        orders: descriptor for latency commands.
-    """
+    """The forwarder of all cables: ``pairs`` are their ends, non-blocking, ``orders`` has latency commands."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]], orders: int) -> None:
         ways = [way for one, other in pairs for way in ((one, other), (other, one))]

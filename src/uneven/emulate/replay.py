@@ -28,8 +28,7 @@ class Quantity(Enum):
 ON_LINKS = frozenset({Quantity.UP, Quantity.DOWN, Quantity.LATENCY})
 """The settings of a node's link, independent of its worker."""
 
-Direction = tuple[str, str]
-"""From one site to another."""
+Direction = tuple[str, str]  # From one site to another
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,7 @@ Change = Setting | Happening
 
 
 class Replay:
-    """A single pass through a description, forward in time.
-
-    Args:
-        spec: the description; time 0 is the start of the training.
-    """
+    """A single pass through a description, forward in time; time 0 is the start of the training."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
@@ -67,9 +62,7 @@ class Replay:
     def advance(self, time_s: float, finished: Mapping[str, int]) -> list[Change]:
         """Return the changes since the last call; at the first call, everything. Events come first, then links.
 
-        Args:
-            time_s: not before that of the last call.
-            finished: node → iterations that its worker has finished; iteration k starts when k are finished.
+        ``finished`` maps nodes to iterations that their workers have finished; iteration k starts when k are finished.
         """
         changes: list[Change] = list(self._begin(time_s, finished))
         for setting in self._all(time_s):
@@ -79,7 +72,6 @@ class Replay:
         return changes
 
     def now(self, of: str) -> list[Setting]:
-        """Return the settings of a node at the last :meth:`advance`."""
         return [Setting(name, quantity, value) for (name, quantity), value in self._settings.items() if name == of]
 
     def next_s(self, time_s: float) -> float:
@@ -115,8 +107,7 @@ class Replay:
 
     @staticmethod
     def _finished(event: Event, finished: Mapping[str, int]) -> int:
-        """Return the iterations that an event's node has finished; for a link or a newcomer, the largest of all
-        nodes."""
+        """Return the finished iterations of an event's node; for a link or a newcomer, the largest of all nodes."""
         own = event.node and event.do is not Do.JOIN
         return finished.get(event.node, 0) if own else max(finished.values(), default=0)
 

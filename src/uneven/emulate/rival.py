@@ -1,7 +1,6 @@
 """A process that competes for processor time: ``python -m uneven.emulate.rival``.
 
-It reads the busy part of its time, 0 … 1, from standard input, one number per line; the newest counts. It ends with its
-standard input.
+It reads the busy part of its time, 0 … 1, from standard input, one number per line, and ends with it.
 """
 
 from __future__ import annotations

@@ -73,17 +73,8 @@ def emulate(
 
 
 def check(spec: ClusterSpec, *, unprivileged: bool = False, elastic: bool = False) -> str:
-    """Check that this machine can emulate ``spec``.
-
-    Args:
-        elastic: workers may leave and join.
-
-    Returns:
-        The reason why the nodes are not isolated from each other; "" if they are.
-
-    Raises:
-        ConfigError: it cannot; the message names nodes and keys.
-    """
+    """Return why the nodes cannot be isolated from each other here; "" if they can. Raises ConfigError, with nodes and
+    keys, if this machine cannot emulate ``spec``."""
     isolated = "only the means of an ordinary user were asked for" if unprivileged else probe.why_not_isolated()
     checks.check(spec, replace(probe.able(isolated=isolated), changes="" if elastic else _ELASTIC))
     return isolated
@@ -119,8 +110,8 @@ class Emulation:
         self._through: set[EmulatedWorker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
-        """Supervise until every worker has ended. Raises LaunchError if an indispensable worker died or a request to
-        stop came."""
+        """Supervise until every worker has ended. Raises LaunchError after the death of an indispensable worker or a
+        stop."""
         ready = self._wait(stop, lambda: self._all_ready, ready_within_s)
         if not self._workers.running:
             return
@@ -253,5 +244,4 @@ class Emulation:
 
 
 def say(text: str) -> None:
-    """Print a line for the user on standard error."""
     print(f"uneven: {printable(text)}", file=sys.stderr)

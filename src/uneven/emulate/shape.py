@@ -8,11 +8,8 @@ BURST_S = 0.002
 """The time at the full rate that a full bucket passes immediately. It adds as much to each transfer, so it is short. If
 it is much shorter, late kernel timers cost bandwidth."""
 
-LEAST_BURST_BYTES = 4000
-"""A bucket must hold the largest packet, 1514 bytes, plus some margin."""
-
-_ANY_BIT_PER_S = 1e15
-"""Above the bandwidth of any link; stands for infinity in arithmetic."""
+LEAST_BURST_BYTES = 4000  # a bucket must hold the largest packet, 1514 bytes, plus some margin
+_ANY_BIT_PER_S = 1e15  # Above the bandwidth of any link; stands for infinity in arithmetic
 
 QUEUE_S = 0.5
 LEAST_QUEUE_BYTES = 1_000_000
@@ -23,39 +20,29 @@ bandwidth."""
 _LARGEST_BYTES = 65_536
 """The largest segment that the kernel gives to an unlimited link; the network card cuts it into packets."""
 
-_ROOM = 15 / 16
-"""The usable part of a bucket after the headers of its packets."""
+_ROOM = 15 / 16  # the usable part of a bucket after the headers of its packets
 
 
 def burst_bytes(bit_per_s: float) -> int:
-    """Return the size of the bucket."""
     return max(math.ceil(bit_per_s / 8 * BURST_S), LEAST_BURST_BYTES)
 
 
 def queue_bytes(bit_per_s: float) -> int:
-    """Return the size of the queue before the bucket."""
     return max(math.ceil(bit_per_s / 8 * QUEUE_S), LEAST_QUEUE_BYTES)
 
 
 def at_once_bytes(bit_per_s: float) -> int:
-    """Return the largest segment for a link that still fits the bucket.
-
-    A bucket cuts a larger one into packets of 1.5 kB, and the nodes' processors then handle each separately on the way.
-    A network card would not cost them that.
-    """
+    """Return the largest segment for a link that still fits the bucket."""
+    # A bucket cuts a larger one into packets of 1.5 kB, which the nodes' processors then handle one by one. Behind a
+    # network card that work would not exist.
     if math.isinf(bit_per_s):
         return _LARGEST_BYTES
     return min(_LARGEST_BYTES, int(burst_bytes(bit_per_s) * _ROOM))
 
 
 def commands(device: str, bit_per_s: float, latency_s: float, *, before_bit_per_s: float = math.inf) -> list[str]:
-    """Return the ``tc -batch`` lines that shape the traffic out of ``device``.
-
-    Args:
-        bit_per_s: infinite is unlimited; 0 drops everything.
-        latency_s: added to every packet; needs netem.
-        before_bit_per_s: the setting before.
-    """
+    """Return the ``tc -batch`` lines that shape the traffic out of ``device``, after a bandwidth of
+    ``before_bit_per_s``. An infinite bandwidth is unlimited, 0 drops everything. A latency needs netem."""
     if bit_per_s == 0:
         return [f"qdisc replace dev {device} root handle 2: pfifo limit 0"]
     # A smaller bucket needs an empty queue: a packet queued under the larger bucket may never fit, and would block the

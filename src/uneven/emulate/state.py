@@ -55,7 +55,6 @@ class Removed:
 
 
 def new_id() -> str:
-    """Return a new unique name for an emulation."""
     return secrets.token_hex(4)
 
 
@@ -70,8 +69,7 @@ def started_ticks(pid: int) -> int | None:
 
 
 def begin(run: str, groups: Sequence[Path], folder: Path = FOLDER) -> Owner:
-    """Record the groups that this process will make. Raises LaunchError if the folder does not belong to root or cannot
-    be written."""
+    """Record the groups that this process will make. Raises LaunchError if the folder cannot be used."""
     started = started_ticks(os.getpid())
     assert started is not None
     owner = Owner(id=run, pid=os.getpid(), started=started, groups=tuple(map(str, groups)))

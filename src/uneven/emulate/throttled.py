@@ -14,16 +14,12 @@ from uneven.emulate.replay import Direction, Quantity, Setting
 from uneven.errors import ConfigError
 from uneven.jobs import Command, Events
 
-LEAST_CORES = 0.01
-"""The throttle does not support a share of 0."""
+LEAST_CORES = 0.01  # the throttle does not support a share of 0
 
 
 class Throttled:
-    """The :class:`uneven.emulate.machines.Machines` of an ordinary user; supports shares of processor time only.
-
-    Raises:
-        LaunchError: the throttle could not be started.
-    """
+    """The :class:`uneven.emulate.machines.Machines` of an ordinary user; supports shares of processor time only. Raises
+    LaunchError if the throttle cannot be started."""
 
     def __init__(self) -> None:
         self.how = "workers that are stopped and continued, as by an ordinary user"

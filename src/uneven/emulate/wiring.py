@@ -43,15 +43,7 @@ class Cable:
 
 
 class Wiring:
-    """The network of a description.
-
-    Args:
-        nodes: in the order of the description.
-        links: between sites.
-
-    Attributes:
-        cables: of the nodes, in their order, then those between sites.
-    """
+    """The network of a description; ``cables`` has those of the nodes, in their order, then those between sites."""
 
     def __init__(self, nodes: Sequence[Node], links: Sequence[SiteLink] = ()) -> None:
         sites = list(dict.fromkeys(node.site for node in nodes)) if links else [""]
@@ -78,19 +70,15 @@ class Wiring:
         return range(len(self._sites) if len(self._sites) > 1 else 0)
 
     def node(self, index: int) -> int:
-        """Return the number of a node's namespace."""
         return len(self._sites) + index
 
     def up(self, index: int) -> CableEnd:
-        """Return the start of a node's uplink."""
         return CableEnd(self.node(index), names.INTERFACE)
 
     def down(self, index: int) -> CableEnd:
-        """Return the start of a node's downlink."""
         return CableEnd(self._site_of[index], names.port(index))
 
     def line(self, here: str, there: str) -> CableEnd:
-        """Return the start of the link from one site to another."""
         return CableEnd(self._sites[here], names.line(self._sites[there]))
 
     def lines_of(self, device: CableEnd) -> list[CableEnd]:
@@ -99,12 +87,8 @@ class Wiring:
         return [CableEnd(site, names.line(other)) for other in self.routers if other != site]
 
     def set_up(self, place: int, held: Sequence[int], made: Collection[CableEnd] = ()) -> list[str]:
-        """Return ``ip -batch`` lines that set a namespace up; the switches come first and make the cables.
-
-        Args:
-            held: the namespaces' descriptors, by number.
-            made: existing devices.
-        """
+        """Return ``ip -batch`` lines that set a namespace up; the switches come first and make the cables. ``held`` has
+        the namespaces' descriptors, ``made`` the devices that exist."""
         lines = ["link set lo up"]
         if place in range(len(self._sites)):
             lines += [f"link add {names.SWITCH} type bridge", f"link set {names.SWITCH} up"]

@@ -31,12 +31,7 @@ from uneven.world import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The program of every node.
-
-    Raises:
-        ConfigError: no target.
-        UnknownNameError: the script does not exist.
-    """
+    """The program of every node. Raises ConfigError without a target, UnknownNameError if the script does not exist."""
 
     target: tuple[str, ...]  # script (or module) and its arguments
     module: bool = False  # the target is a module, as with ``python -m``
@@ -63,10 +58,7 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment of a worker: the user's, the variables of torch's launcher, those of uneven.
 
-    Args:
-        node: index of its node in the description.
-        worker: its number: the same, except in elastic runs.
-        size: number of workers at the start.
+    In elastic runs ``worker`` is its number for life, otherwise that of its node; ``size`` counts workers at the start.
     """
     its = spec.nodes[node]
     threads = {"OMP_NUM_THREADS": str(its.threads)} if "OMP_NUM_THREADS" not in os.environ else {}
@@ -114,7 +106,6 @@ class EmulatedWorker:
 
     @property
     def running(self) -> bool:
-        """True until its end is known."""
         return self.process.ending is None
 
 
@@ -123,7 +114,6 @@ class Workers:
 
     Args:
         machines: of the nodes; the calling thread starts the workers.
-        events: the notifications of their ends.
         launcher: of an elastic run; the nodes present at the start get a worker.
 
     Attributes:
@@ -164,12 +154,10 @@ class Workers:
 
     @property
     def running(self) -> list[EmulatedWorker]:
-        """The workers whose end is not known."""
         return [one for one in self._all if one.running]
 
     @property
     def lost(self) -> list[EmulatedWorker]:
-        """The workers that have failed or vanished."""
         return [one for one in self._all if not one.running and not self._well(one)]
 
     @property
@@ -198,7 +186,6 @@ class Workers:
         return worker
 
     def kill(self, node: int, why: str) -> None:
-        """Kill a worker and everything on its node."""
         if (worker := self.on(node)) is not None:
             worker.killed_by = why
             self._machines.kill(node)
@@ -209,11 +196,7 @@ class Workers:
             worker.process.ask_to_end()
 
     def end(self, in_a_hurry: Callable[[], bool]) -> None:
-        """Ask all workers to end and wait for at most ten seconds; then kill the rest.
-
-        Args:
-            in_a_hurry: returns True to stop waiting.
-        """
+        """Ask all workers to end, wait for at most ten seconds, or until ``in_a_hurry()``; then kill the rest."""
         for one in self.running:
             self._machines.lift(one.node)
             one.process.ask_to_end()

@@ -1,5 +1,4 @@
-"""Lightning's Trainer with a session: Lightning's loop, callbacks and checkpoints; the session's workers and
-gradients."""
+"""Lightning's Trainer with a session, which provides the workers and exchanges gradients."""
 
 from __future__ import annotations
 

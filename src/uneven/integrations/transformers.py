@@ -21,11 +21,8 @@ from uneven.errors import ConfigError
 from uneven.integrations.epochs import CountedEpochs
 from uneven.session import Session
 
-_STATE = "uneven.json"
-"""The file with the session's state in the folder of each checkpoint."""
-
-_IN_BACKWARD = ("lomo", "adalomo")
-"""Optimizers that step inside the backward pass; layer-wise optimizers do so too."""
+_STATE = "uneven.json"  # the file with the session's state in the folder of each checkpoint
+_IN_BACKWARD = ("lomo", "adalomo")  # Optimizers that step inside the backward pass; layer-wise optimizers do so too
 
 
 class Balanced:

@@ -7,8 +7,8 @@
     client.pull(step - staleness).into(arrays)           # waits until every worker has finished this number of steps
 
 Every request returns a :class:`Reply` immediately; only asking for its result waits. Any thread may send requests, one
-at a time. A background thread transports them, sends heartbeats, and restores the state of a restarted shard, also
-while the worker computes.
+at a time. Concurrently, a background thread transports them, sends heartbeats, and restores the state of a restarted
+shard.
 """
 
 from __future__ import annotations
@@ -105,23 +105,20 @@ class Client:
         return self._update(Kind.PUSH, step + 1, scale, arrays, clock + 1, int(1e3 * self.timeout_s))
 
     def pull(self, clock: int = 0) -> Reply:
-        """Request the parameters as of when every worker has finished ``clock`` steps, with this worker's pushes so
-        far."""
+        """Request the parameters after every worker has finished ``clock`` steps, with this worker's pushes so far."""
         return self._ask(Kind.PULL, clock, self.timeout_s)
 
     def meet(self, count: int) -> Reply:
         """Request the parameters, the same for all, as of when every worker has come to meeting ``count``, from 1.
 
-        They include every earlier request. Workers that have left (:meth:`leave`) but still send heartbeats are waited
-        for too, and remain left. A worker that waits here does not delay the pulls of others.
+        They include every earlier request. Workers that have left but still send heartbeats are waited for too, and
+        remain left. A worker that waits here does not delay the pulls of others.
         """
         return self._ask(Kind.MEET, count, self.timeout_s)
 
     def bury(self, rank: int) -> Reply:
-        """Declare a worker failed: no worker waits for it, and the server accepts no more from it.
-
-        The reply's ``clock`` is the final number of its steps in the server's parameters.
-        """
+        """Declare a worker failed: no worker waits for it, and the server accepts no more from it. The reply's
+        ``clock`` is the final number of its steps in the parameters."""
         return self._start(Kind.BURY, 0, 0.0, dict.fromkeys(self._used, ()), extra=rank)
 
     def through(self, epochs: int) -> None:
@@ -132,10 +129,8 @@ class Client:
                 self.line.post(shard, [self._links[shard].beat()])
 
     def exchange(self, step: int, arrays: Sequence[Array], *, alpha: float) -> Reply:
-        """Do EASGD's elastic exchange: the copy moves by d = α (x − x̃); the arrays x, flat, do not change.
-
-        ``reply.into(arrays)`` moves a replica by −d. Errors as of :meth:`push`; α must be above 0 and at most 1.
-        """
+        """Do EASGD's elastic exchange: the copy moves by d = α (x − x̃), α in (0, 1]; the arrays x, flat, do not
+        change. ``reply.into(arrays)`` moves a replica by −d."""
         if not 0 < alpha <= 1:
             raise ConfigError(f"alpha of {alpha} is not above 0 and at most 1")
         return self._update(Kind.EXCHANGE, step + 1, alpha, arrays)
@@ -157,27 +152,14 @@ class Client:
 
         The copy takes an outer step with Nesterov momentum on the weighted mean of the movements. A movement that
         misses one merge counts in the next. The wait lasts as long as the shards send heartbeats; but see
-        :meth:`hurry`.
-
-        Args:
-            grace: time that a quorum waits for others, as a part of the time that its first member has waited.
-
-        Raises:
-            ConfigError, PeerError: as :meth:`push`; a weight that is not above 0.
+        :meth:`hurry`. ``grace`` is the additional wait of a quorum, as a part of its first member's wait.
         """
         if not weight > 0:
             raise ConfigError(f"a weight of {weight} is not above 0")
         return self._update(Kind.MOVEMENT, step + 1, weight, arrays, quorum, momentum=momentum, grace=grace)
 
     def kept(self, wanted: Sequence[Array] = ()) -> Reply:
-        """Request the velocity of the outer steps, shaped like the copy.
-
-        Args:
-            wanted: the velocity to start with if no outer step has been taken; as many arrays as the copy, or none.
-
-        Raises:
-            ConfigError: the arrays do not fit the table.
-        """
+        """Request the velocity of the outer steps, shaped like the copy; before the first step, ``wanted`` sets it."""
         if not wanted:
             return self._ask(Kind.ASK, 0, 0.0)
         return self._start(Kind.KEEP, 0, 0.0, {shard: self._packed(shard, wanted) for shard in self._used})
@@ -187,11 +169,8 @@ class Client:
         return self._ask(Kind.RESULT, step, self.timeout_s)
 
     def close(self, *, leave: bool = True) -> None:
-        """Close the connection. Pushes without a result so far may be lost.
-
-        Args:
-            leave: notify the shards. Otherwise they detect the silence.
-        """
+        """Close the connection; pushes without a result may be lost. Without ``leave`` the shards detect the
+        silence."""
         if leave:
             self.leave()
         self.line.close()
@@ -241,14 +220,8 @@ class Client:
     def wait(
         self, done: Callable[[], bool], missing: Callable[[], list[int]], what: str, *, patient: bool = False
     ) -> None:
-        """Wait until ``done``.
-
-        Args:
-            patient: wait as long as the missing shards send heartbeats, except inside :meth:`hurry`.
-
-        Raises:
-            PeerError: the connection has ended, or the time is over; the message names the ``missing`` shards.
-        """
+        """Wait until ``done``; if ``patient``, as long as the ``missing`` shards send heartbeats, except inside
+        :meth:`hurry`. Raises PeerError with the missing shards if the connection has ended or the time is over."""
         limit_s, began_s = self.timeout_s + min(_GRACE_S, self.timeout_s), time.monotonic()
         with self._changed:
             while not done() and self._error is None:
@@ -341,11 +314,7 @@ class Client:
 
 
 class Reply:
-    """The future result of a request.
-
-    Attributes:
-        answers: of the shards that have answered.
-    """
+    """The future result of a request; ``answers`` has the shards' answers so far."""
 
     def __init__(self, client: Client, kind: Kind, clock: int, sent: dict[int, Vector], value: float) -> None:
         self.numbers: dict[int, int] = {}
@@ -358,7 +327,6 @@ class Reply:
 
     @property
     def done(self) -> bool:
-        """True when every shard has answered."""
         return len(self.answers) == len(self._sent)
 
     def result(self) -> Reply:

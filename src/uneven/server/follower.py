@@ -20,15 +20,8 @@ class ClockFollower(Client):
     """A client with rank ``known.FOLLOWER``. The other members also wait for its clock, which its pushes advance."""
 
     def follow(self, clock: int, epochs: int, into: Array) -> SiteNews:
-        """Wait until the others' clock reaches ``clock``, or their epoch differs from ``epochs``.
-
-        Args:
-            epochs: as last reported.
-            into: shape (size,); receives the copy, with all that this member has pushed.
-
-        Raises:
-            PeerError: as :meth:`Client.pull`.
-        """
+        """Wait until the others' clock reaches ``clock``, or their epoch differs from ``epochs``, as last reported.
+        ``into``, shape (size,), receives the copy. Errors as of :meth:`Client.pull`."""
         reply = self._start(Kind.FOLLOW, clock, self.timeout_s, dict.fromkeys(self._used, ()), extra=epochs)
         (answer,) = reply.into([into]).answers.values()
         left = not any(one.here for one in answer.entries if one.rank != self.rank)

@@ -29,8 +29,6 @@ class ShardHost(ShardThread):
 
     Args:
         directory: that of :func:`uneven.server.keys.make_keys`; the shard writes its address there.
-        shard: number of this shard, from 0.
-        members: number of workers.
         ranks: of the workers; 0 to members − 1 if None.
         bind: address to listen on, ``tcp://ADDRESS`` of this machine; by default the loopback.
 
@@ -71,11 +69,8 @@ def serve(
     *,
     growing: bool = False,
 ) -> None:
-    """Run a shard until ``ended`` returns True. Arguments and errors as of :class:`ShardHost`.
-
-    Args:
-        growing: see :class:`uneven.server.shard.Shard`.
-    """
+    """Run a shard until ``ended`` returns True. Arguments and errors as of :class:`ShardHost` and
+    :class:`uneven.server.shard.Shard`."""
     sockets = ShardSockets(directory, shard, bind, _shard(range(members), patience, growing), encode)
     try:
         sockets.serve(ended)

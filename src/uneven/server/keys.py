@@ -18,14 +18,12 @@ import zmq
 
 from uneven.errors import ConfigError
 
-SERVER = "server"
-"""The folder of a run directory for keys and addresses."""
+SERVER = "server"  # the folder of a run directory for keys and addresses
 
 SERVER_KEY = "server.key"
 CLIENT_KEY = "client.key"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_LONGEST_PATH = 107
-"""The longest path of a Unix socket on Linux, in bytes."""
+_LONGEST_PATH = 107  # the longest path of a Unix socket on Linux, in bytes
 
 
 class Address(NamedTuple):
@@ -75,7 +73,6 @@ def make_keys(directory: Path) -> None:
 
 
 def server_keys(directory: Path) -> Keys:
-    """Return a shard's keys; raises as :func:`client_keys`."""
     return _read(directory / SERVER_KEY)
 
 
@@ -110,7 +107,6 @@ def address(directory: Path, shard: int) -> Address | None:
 
 
 def shards_in(directory: Path) -> int:
-    """Return the number of shards with an address."""
     return len(list(directory.glob("shard-*.address")))
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from uneven.server.wire import Kind, Message
 
-FOLLOWER = 1 << 31
-"""The rank of the one member that may not be a worker; see ``follower``."""
+FOLLOWER = 1 << 31  # the rank of the one member that may not be a worker; see ``follower``
 
 
 def called(rank: int) -> str:
@@ -47,7 +46,6 @@ class KnownWorker:
 
     @property
     def counted(self) -> bool:
-        """True if others wait for it."""
         return self.here is not False and not self.left
 
     @property
@@ -59,8 +57,7 @@ class KnownWorker:
 def least_clock_for(rank: int, crew: Mapping[int, KnownWorker]) -> float:
     """Return the least clock that ``rank`` must wait for; infinite without any.
 
-    It counts workers that neither wait in a meeting nor have finished this one's epoch, and the follower once it has
-    finished all epochs up to this one.
+    Members in a meeting or past this one's epoch do not count; the follower counts after all epochs up to this one.
     """
     through, far = crew[rank].through, crew.get(FOLLOWER)
     others = (one for other, one in crew.items() if other not in (rank, FOLLOWER))
@@ -71,10 +68,7 @@ def least_clock_for(rank: int, crew: Mapping[int, KnownWorker]) -> float:
 
 
 def followed(rank: int, crew: Mapping[int, KnownWorker]) -> tuple[int, int]:
-    """Return the least clock of the other members in the earliest current epoch, and 1 + that epoch.
-
-    Both are 0 if all others wait in a meeting or have left.
-    """
+    """Return the least clock of the others in the earliest current epoch, and 1 + that epoch; both 0 if none moves."""
     moving = [one for other, one in crew.items() if other != rank and _moves(one)]
     through = min((one.through for one in moving), default=-1)
     return min((one.clock for one in moving if one.through == through), default=0), through + 1

@@ -18,15 +18,13 @@ from uneven.server.keys import SERVER, Address, Keys, address, client_keys, shar
 from uneven.server.wire import Refused
 
 _WAKE = "inproc://wake"
-_LINGER_MS = 500
-"""The longest delay of the end by undelivered messages; host.py explains why it is not 0."""
+_LINGER_MS = 500  # the longest delay of the end by undelivered messages; host.py explains why it is not 0
 
 _DEAD_S = 60.0
 """The silence after which a connection is replaced although the shard's address is the same: its machine may have
 failed silently. A piece of a message takes as long at half a megabit per second."""
 
-_QUEUE = 64
-"""The messages that may wait in a socket. Lost ones are sent again, so a full queue only causes a delay."""
+_QUEUE = 64  # the messages that may wait in a socket. Lost ones are sent again, so a full queue only causes a delay.
 
 
 class Codec(Protocol):
@@ -57,17 +55,11 @@ class ShardLine(Protocol):
 
     shards: int
 
-    def open(self, ear: Ear) -> None:
-        """Start; a thread of the line calls ``ear`` from now on."""
-        ...
+    def open(self, ear: Ear) -> None: ...
 
-    def post(self, shard: int, messages: Sequence[Any]) -> None:
-        """Queue messages."""
-        ...
+    def post(self, shard: int, messages: Sequence[Any]) -> None: ...
 
-    def where(self, shard: int) -> str:
-        """Return the address, for error messages."""
-        ...
+    def where(self, shard: int) -> str: ...
 
     def close(self) -> None:
         """Send the queued messages, and end. Idempotent."""
@@ -117,8 +109,7 @@ class ZmqLine:
 
     @classmethod
     def of_run(cls, run_directory: Path) -> ZmqLine:
-        """Return a line to the shards that ``uneven run --servers`` has started. Raises ConfigError if there are
-        none."""
+        """Return a line to the shards of ``uneven run --servers``. Raises ConfigError if there are none."""
         directory = run_directory / SERVER
         shards = shards_in(directory)
         if not shards:

@@ -77,11 +77,7 @@ class Link:
         momentum: float = 0.0,
         grace: float = 0.0,
     ) -> tuple[int, list[Message]]:
-        """Create a request.
-
-        Returns:
-            Its number, and the messages to send now: none before a shard has welcomed this worker.
-        """
+        """Create a request. Return its number, and the messages to send now: none before a shard's welcome."""
         self._numbers += 1
         if kind is Kind.MEET:
             self.met = clock
@@ -139,11 +135,7 @@ class Link:
             del self.waiting[number]
 
     def receive(self, m: Message) -> tuple[list[Message], list[tuple[int, Message]]]:
-        """Take a shard's message.
-
-        Returns:
-            Messages to send, and answers: the number of a request and its answer.
-        """
+        """Take a shard's message. Return the messages to send, and answers: the number of a request and its answer."""
         if m.kind is Kind.WHO:
             if m.life == self.life:
                 return [], []  # an answer to a message from before the welcome
@@ -225,8 +217,7 @@ class Link:
         self.waiting = {number: replace(one, sequence=one.sequence + sequence) for number, one in self.waiting.items()}
 
     def _lost_after(self, sequence: int, before: int, parked: int) -> tuple[list[Message], list[tuple[int, Message]]]:
-        """Send again what was sent before the message ``before``, and is neither in the copy nor parked nor
-        answered."""
+        """Send again the messages until ``before`` that are neither in the copy nor parked nor answered."""
         answers = self._arrived(sequence)
         kept = {one.number: one for seq, one in self.kept.items() if seq > sequence}
         again = {number: one for number, one in (kept | self.waiting).items() if number < before and number != parked}

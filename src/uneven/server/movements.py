@@ -27,8 +27,7 @@ class MovementMerges:
     _due_s: float = math.nan
 
     def add(self, m: Message, now_s: float) -> None:
-        """Add a movement; a second one of the same rank is ignored. Raises Refused if it has a number that is not
-        finite."""
+        """Add a movement; a second one of the same rank is ignored. Raises Refused for a NaN or an infinity."""
         if vectors.add(m.vector, 0.0, m.vector) is None:
             raise Refused(Refusal.VALUE)
         if not self.open:
@@ -36,14 +35,8 @@ class MovementMerges:
         self.open.setdefault(m.rank, m)
 
     def kept(self, copy: Vector, wanted: Vector = ()) -> Vector:
-        """Return V, shaped like the copy.
-
-        Args:
-            wanted: the initial V, used if no merge has closed yet.
-
-        Raises:
-            Refused: it has a number that is not finite.
-        """
+        """Return V, shaped like the copy; before the first merge, ``wanted`` sets it. Raises Refused for a NaN or an
+        infinity."""
         if wanted and not self.merged and not self._velocity:
             taken = vectors.add(vectors.zeros(copy), 1.0, wanted)
             if taken is None:
@@ -52,11 +45,7 @@ class MovementMerges:
         return self._velocity or vectors.zeros(copy)
 
     def ready(self, now_s: float, *, all_here: bool) -> bool:
-        """Return whether the merge must be closed now.
-
-        Args:
-            all_here: no other member can contribute.
-        """
+        """Return whether the merge must be closed now; ``all_here`` if no other member can contribute."""
         if not self.open or all_here:
             return bool(self.open)
         if len(self.open) < min(one.extra for one in self.open.values()):

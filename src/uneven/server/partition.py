@@ -30,7 +30,6 @@ class PartitionTable:
     fingerprint: int  # equal for equal divisions of tensors of equal shapes
 
     def elements(self, shard: int) -> int:
-        """Return the length of a shard's vector; 0 if there were fewer elements than shards."""
         return sum(piece.stop - piece.start for piece in self.shards[shard])
 
     def moves(self, shard: int) -> Iterator[tuple[int, int, int, int, int]]:

@@ -50,11 +50,7 @@ def shard_process(
     events: Events | None = None,
     ended: Callable[[Command], None] = lambda process: None,
 ) -> Command:
-    """Start a shard in its own process. It uses the keys of ``directory``, and writes its address there.
-
-    Args:
-        events, ended: see :class:`uneven.jobs.Command`.
-    """
+    """Start a shard in its own process. It uses the keys of ``directory``, and writes its address there."""
     # -P: exactly this copy of uneven, and nothing from the working directory, where a queue.py may be the user's.
     line = [sys.executable, "-P", "-m", program.module, str(directory), str(shard), str(members), *options]
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": import_path()}
@@ -66,10 +62,7 @@ class ShardKeeper:
 
     Args:
         directory: for keys and addresses; created, with new keys.
-        shards: number of shards.
-        members: number of workers.
         bind: address to listen on, see :class:`uneven.server.host.ShardHost`.
-        program: of the shards.
         growing: workers may leave and join.
 
     Raises:
@@ -111,11 +104,9 @@ class ShardKeeper:
 
     @property
     def deaths(self) -> int:
-        """The number of deaths of shards."""
         return sum(shard.ends for shard in self._shards)
 
     def pids(self) -> list[int]:
-        """Return the process ids of the running shards, in the order of shards."""
         return [shard.process.pid for shard in self._shards]
 
     def close(self) -> None:

@@ -16,11 +16,7 @@ Serve = Callable[[Path, int, int, str, Patience, Callable[[], bool]], None]
 
 
 def run_shard(module: str, serve: Serve, growing: Serve | None = None) -> None:
-    """Read the command line and serve.
-
-    Args:
-        growing: serves workers that may leave and join; None if not supported.
-    """
+    """Read the command line and serve; ``growing`` serves workers that may leave and join, None if not supported."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("directory", type=Path)
     parser.add_argument("shard", type=int)

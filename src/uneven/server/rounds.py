@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from uneven.server import vectors
 from uneven.server.wire import Entry, Refusal, Refused, Vector
 
-KEPT = 4
-"""The number of steps whose means are kept for late workers."""
+KEPT = 4  # the number of steps whose means are kept for late workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,8 @@ class Rounds:
     _done: OrderedDict[int, Done] = field(default_factory=OrderedDict)
 
     def add(self, rank: int, weight: float, gradient: Vector, quorum: int) -> bool:
-        """Contribute to the open step, and return whether it is complete; ``gradient`` has shape (numbers of this
-        shard,).
-
-        Raises:
-            Refused: the sum would hold a NaN or an infinity; nothing has changed.
-        """
+        """Contribute to the open step; return whether it is complete. ``gradient`` has shape (numbers of this shard,).
+        Raises Refused if the sum would hold a NaN or an infinity, before any change."""
         whole = vectors.zeros(gradient) if self._sum is None else self._sum
         total = vectors.add(whole, weight, gradient)
         if total is None:
@@ -49,19 +44,16 @@ class Rounds:
         return len(self.given) >= quorum
 
     def close(self, entries: tuple[Entry, ...]) -> Vector:
-        """Return the mean of the open step, Σ w_i g_i / Σ w_i (zero without any weight), in their shapes. Open the
-        next."""
+        """Return the open step's mean, Σ w_i g_i / Σ w_i (zero without any weight), in their shapes. Open the next."""
         assert self._sum is not None  # add has reported that it is complete
         mean = tuple(piece / self._weight if self._weight else piece for piece in self._sum)
         self._keep(Done(self.newest + 1, mean, entries, frozenset(self.given)))
         return mean
 
     def restore(self, done: Done) -> None:
-        """Continue after this step."""
         self._keep(done)
 
     def find(self, step: int) -> Done | None:
-        """Return a complete step; None if it is not kept."""
         return self._done.get(step)
 
     def _keep(self, done: Done) -> None:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from uneven.server.wire import CHANGING, Kind, Message, Refusal, Refused
 
-MOST_STEPS = 1 << 48
-"""The largest valid clock."""
+MOST_STEPS = 1 << 48  # the largest valid clock
 
 
 def check_numbers(m: Message, members: int) -> None:
-    """Check the numbers of a message.
-
-    Args:
-        members: number of members that the shard knows.
-
-    Raises:
-        Refused: with the reason.
-    """
+    """Check the numbers of a message to a shard with ``members`` members. Raises Refused with the reason."""
     if max(m.clock, m.version, m.extra) > MOST_STEPS:
         raise Refused(Refusal.STEP)
     if m.value < 0:

@@ -23,12 +23,8 @@ from uneven.server.rounds import Done, Rounds
 from uneven.server.sense import check_numbers
 from uneven.server.wire import CHANGING, MOST_ENTRIES, Entry, Kind, Message, Refusal, Refused, Vector, decode
 
-_LEAVING = frozenset({Kind.PING, Kind.MEET, Kind.BURY})
-"""The messages after which a left member stays left."""
-
-
-_CLOCKED = frozenset({Kind.PULL, Kind.FOLLOW})
-"""The requests that wait for clocks."""
+_LEAVING = frozenset({Kind.PING, Kind.MEET, Kind.BURY})  # the messages after which a left member stays left
+_CLOCKED = frozenset({Kind.PULL, Kind.FOLLOW})  # the requests that wait for clocks
 
 
 def _asks(m: Message) -> bool:
@@ -63,7 +59,6 @@ class Shard:
 
     @property
     def serving(self) -> bool:
-        """True if it has a copy."""
         return bool(self.vector)
 
     busy: ClassVar[bool] = False  # all its work is answers
@@ -74,15 +69,10 @@ class Shard:
         return min((one.clock for one in self._crew.values() if one.counted), default=0)
 
     def here(self, rank: int) -> bool | None:
-        """Return whether a member has been heard from recently; None before its greeting."""
         return self._crew[rank].here
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, list[Message]]:
-        """Answer one message.
-
-        Returns:
-            The member that sent it (None if unknown), and messages to the members that their ``rank`` names.
-        """
+        """Answer one message. Return its sender (None if unknown), and messages, each to the member ``rank``."""
         rank: int | None = None
         number, self._now_s = 0, now_s
         try:

@@ -25,8 +25,7 @@ from uneven.server.wire import PIECE_BYTES
 LOOPBACK = "tcp://127.0.0.1"
 _DOMAIN = b"uneven"
 _TICK_S = 0.05
-_QUEUE = 64
-"""The messages that may wait for one worker. It asks again for lost replies."""
+_QUEUE = 64  # the messages that may wait for one worker. It asks again for lost replies.
 
 _LINGER_MS = 1000
 """The time for which replies are kept for a worker that does not take them. 0 and infinity (the default) do not work:
@@ -35,17 +34,13 @@ session_base.cpp), and a broken connection with replies in it blocks the end for
 
 
 class Answering(Protocol):
-    """The decisions of a shard, called from one thread.
+    """The decisions of a shard, called from one thread."""
 
-    Attributes:
-        counts: of events, for reports.
-        busy: it has background work, so the loop must not wait for messages.
-    """
-
-    counts: Counter[str]
+    counts: Counter[str]  # of events, for reports
 
     @property
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:  # it has background work, so the loop must not wait for messages
+        ...
 
     def take(self, frames: Sequence[Any], now_s: float) -> tuple[int | None, Sequence[Any]]:
         """Answer one message: return its sender, None if unknown, and messages, each with its ``rank``."""
@@ -63,8 +58,6 @@ class ShardSockets:
         directory: that of :func:`uneven.server.keys.make_keys`; the shard writes its address there.
         number: of this shard, from 0.
         bind: address to listen on.
-        shard: decides the answers.
-        encode: returns the frames of a message.
 
     Raises:
         ConfigError: no keys, keys that others may read, or ``bind`` is not an address of this machine.

@@ -7,8 +7,7 @@ import numpy as np
 from uneven.merge.elastic import pull
 from uneven.server.wire import Array, Vector
 
-_BLOCK = 1 << 15
-"""The elements of a block, small enough that intermediate results stay in the processor's cache."""
+_BLOCK = 1 << 15  # the elements of a block, small enough that intermediate results stay in the processor's cache
 
 
 def add(vector: Vector, scale: float, other: Vector) -> Vector | None:
@@ -42,5 +41,4 @@ def difference(replica: Vector, centre: Vector, alpha: float) -> Vector:
 
 
 def zeros(like: Vector) -> Vector:
-    """Return zeros in the same shapes, piece by piece."""
     return tuple(np.zeros_like(piece) for piece in like)

@@ -30,8 +30,7 @@ MAGIC = b"UNEV"
 VERSION = 1
 PIECE_BYTES = 4 << 20
 """Small enough that both ends work at the same time, large enough for the cost per piece (measured by bench server)."""
-MOST_BYTES = 1 << 36
-"""The largest size of one vector. A header that announces more is rejected."""
+MOST_BYTES = 1 << 36  # the largest size of one vector. A header that announces more is rejected.
 MOST_ENTRIES = 1 << 16
 
 DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f4"), np.dtype("<f8"))
@@ -113,11 +112,7 @@ class Refusal(Enum):
 
 
 class Refused(ValueError):
-    """The message is rejected.
-
-    Attributes:
-        reason: the key of its count.
-    """
+    """The message is rejected; ``reason`` is the key of its count."""
 
     def __init__(self, reason: Refusal) -> None:
         super().__init__(reason.value)
@@ -159,7 +154,6 @@ class Message:
 
 
 def piece_lengths(elements: int, itemsize: int) -> list[int]:
-    """Return the number of elements in each piece of a vector."""
     each = PIECE_BYTES // itemsize
     whole, rest = divmod(elements, each)
     return [each] * whole + ([rest] if rest else [])
@@ -194,14 +188,7 @@ def encode(message: Message) -> list[Any]:
 
 
 def decode(frames: Sequence[Any]) -> Message:
-    """Return the message in some frames; its vector is a view of them.
-
-    Args:
-        frames: bytes or other buffers.
-
-    Raises:
-        Refused: it is malformed.
-    """
+    """Return the message in some frames, whose memory its vector shares. Raises Refused if it is malformed."""
     if len(frames) < 2:
         raise Refused(Refusal.FRAMES)
     header = memoryview(frames[0])
