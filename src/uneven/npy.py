@@ -20,7 +20,7 @@ _reading = RLock()
 
 
 def load_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
-    """Return an ``.npy`` file's array, in its shape and dtype; ``mapped`` leaves it on disk. Errors of
+    """Return an ``.npy`` file's array, in its shape and dtype; ``mapped`` leaves it on disk. Raises as
     ``numpy.load``."""
     with _reading:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)

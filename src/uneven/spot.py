@@ -1,7 +1,7 @@
 """Preemption notices, for ``uneven.Session(notice=…)``.
 
-A notice is a function without arguments that returns the seconds until the machine is reclaimed, or None. A background
-thread calls it once per second.
+A notice is a function without arguments, called once per second in a background thread. It returns the seconds until
+the machine is reclaimed, or None.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ worker of this machine: ``UNEVEN_SITE=us,us,eu,eu``."""
 
 
 SHARE_VARIABLE = "UNEVEN_SHARE"
-"""Set by ``uneven run --shares`` and ``uneven emulate``: the cores of this worker, for the journal; with commas, one
-for each worker of this machine."""
+"""Set by ``uneven run --shares`` and ``uneven emulate``: this worker's cores, for the journal; with commas, one entry
+per local worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ USAGE_EXIT_CODE = 2  # the exit code for all errors before training starts, as i
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line (by default of the process) and exit: 0 on success, a LaunchError's ``exit_code``, 2 for
-    other errors of uneven."""
+    """Run the command line and exit: 0 on success, a LaunchError's ``exit_code``, 2 for other errors of uneven."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8, and may be printed

@@ -117,8 +117,7 @@ _COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {
 
 
 def cost(value: Any) -> Cost:
-    """Return the cost curve of a table with a ``kind``: affine, saturating or measured. Raises ConfigError for
-    others."""
+    """Return the cost curve of a table with a ``kind``: affine, saturating or measured; otherwise raise ConfigError."""
     given = dict(table(value))
     kind = text(required(given, "kind"))
     del given["kind"]

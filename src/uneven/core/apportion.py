@@ -78,7 +78,7 @@ class SpeedLines(NamedTuple):
         return np.where(shares < self.lower, self.lower, np.where(shares <= self.upper, shares, self.upper))
 
     def newton(self, starts: Floats, ends: Floats, level: float) -> float:
-        """Return the level by Newton's method from ``level``; rank i is between its limits from ``starts[i]`` to
+        """Return the level by Newton's method from ``level``; rank i is within its limits from ``starts[i]`` to
         ``ends[i]``."""
         held = -1, -1
         for _ in range(_QUICK_ROUNDS):

@@ -101,8 +101,7 @@ def whole_key(text: str, path: str) -> int:
 
 
 def as_many(values: list[float], count: int, path: str) -> list[float]:
-    """Return ``values`` if there are ``count``. Raises Misfit if not, or if a number is so large that products
-    overflow."""
+    """Return ``values`` if there are ``count``. Raises Misfit if not, or if a number is too large for products."""
     if len(values) != count or not all(abs(one) <= _LARGEST for one in values):
         raise Misfit(values, f"{count} numbers within {_LARGEST:g} of 0", path)
     return values
@@ -131,8 +130,7 @@ def inside(step: str) -> Iterator[None]:
 
 
 def read(shape: type[T], value: Any) -> T:
-    """Return ``value`` as ``shape``; lists become tuples and dicts dataclasses as needed. Raises Misfit if it
-    differs."""
+    """Return ``value`` as ``shape``; lists become tuples and dicts dataclasses as needed. Raises Misfit if not."""
     return cast(T, reader(shape)(value))
 
 

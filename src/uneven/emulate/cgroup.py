@@ -193,11 +193,11 @@ def remove(group: Path) -> int:
 
 def _kill_if_in(pid: int, group: Path) -> None:
     try:
-        # Check again after the descriptor is open: the kernel may have reused the process id.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
+        # Checked after the descriptor is open, because the kernel may have reused the process id.
         if pid in processes(group):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:

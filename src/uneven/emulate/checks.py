@@ -33,8 +33,7 @@ class Able:
 
 
 def check(spec: ClusterSpec, able: Able) -> None:
-    """Check that ``spec`` can be emulated here. Raises ConfigError with nodes, keys, reasons and alternatives if
-    not."""
+    """Check that ``spec`` can be emulated here. If not, raise ConfigError with nodes, keys, reasons, alternatives."""
     wrong = [*_nodes(spec, able), *_events(spec, able), *_lines(spec, able)]
     if wrong:
         raise ConfigError(f"cluster {spec.name!r} cannot be emulated here:\n  " + "\n  ".join(wrong))

@@ -102,8 +102,8 @@ class EmulatedNetwork:
         return self._held[place]
 
     def limit(self, device: CableEnd, bit_per_s: float) -> None:
-        """Limit the bandwidth out of a device; infinite is unlimited, zero blocks all. Raises LaunchError with the
-        message of ``tc`` if that fails."""
+        """Limit the bandwidth out of a device; infinite is unlimited, zero blocks all. Raises LaunchError if ``tc``
+        fails."""
         before_bit_per_s, latency_s = self._set.get(device, (math.inf, 0.0))
         self._shape(device, bit_per_s, latency_s, before_bit_per_s)
 

@@ -110,8 +110,8 @@ class Emulation:
         self._through: set[EmulatedWorker] = set()
 
     def run(self, stop: Stop, ready_within_s: float) -> None:
-        """Supervise until every worker has ended. Raises LaunchError after the death of an indispensable worker or a
-        stop."""
+        """Supervise until every worker has ended. Raises LaunchError after a stop or the death of an indispensable
+        worker."""
         ready = self._wait(stop, lambda: self._all_ready, ready_within_s)
         if not self._workers.running:
             return

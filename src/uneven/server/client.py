@@ -7,8 +7,7 @@
     client.pull(step - staleness).into(arrays)           # waits until every worker has finished this number of steps
 
 Every request returns a :class:`Reply` immediately; only asking for its result waits. Any thread may send requests, one
-at a time. Concurrently, a background thread transports them, sends heartbeats, and restores the state of a restarted
-shard.
+at a time. A background thread transports them, sends heartbeats, and restores the state of a restarted shard.
 """
 
 from __future__ import annotations
@@ -169,8 +168,7 @@ class Client:
         return self._ask(Kind.RESULT, step, self.timeout_s)
 
     def close(self, *, leave: bool = True) -> None:
-        """Close the connection; pushes without a result may be lost. Without ``leave`` the shards detect the
-        silence."""
+        """Close the connection; pushes without a result may be lost. Without ``leave`` the shards find out late."""
         if leave:
             self.leave()
         self.line.close()

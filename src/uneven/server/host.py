@@ -55,7 +55,7 @@ class ShardHost(ShardThread):
         return Stored(shard.version, shard.vector, shard.least_clock, dict(shard.counts))
 
     def here(self, rank: int) -> bool | None:
-        """Return whether a worker has been heard from recently; None before its first message."""
+        """Return whether a message of a worker has come recently; None before the first."""
         return self._shard.here(rank)
 
 

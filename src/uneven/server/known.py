@@ -32,7 +32,7 @@ class Patience:
 class KnownWorker:
     """A shard's record of a worker."""
 
-    here: bool | None = None  # True if it was heard from recently; None before its greeting
+    here: bool | None = None  # True if a message has come recently; None before its greeting
     left: bool = False  # it has asked that no worker waits for it, and has sent no request since
     buried: bool = False  # other workers have declared it failed; the shard accepts no more from it
     waits_s: float = math.inf  # how long it waits for an answer

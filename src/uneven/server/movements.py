@@ -35,8 +35,7 @@ class MovementMerges:
         self.open.setdefault(m.rank, m)
 
     def kept(self, copy: Vector, wanted: Vector = ()) -> Vector:
-        """Return V, shaped like the copy; before the first merge, ``wanted`` sets it. Raises Refused for a NaN or an
-        infinity."""
+        """Return V, shaped like the copy; before the first merge, ``wanted`` (finite, or Refused is raised) sets it."""
         if wanted and not self.merged and not self._velocity:
             taken = vectors.add(vectors.zeros(copy), 1.0, wanted)
             if taken is None:
