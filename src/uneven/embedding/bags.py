@@ -109,8 +109,7 @@ class EmbeddingBagCollection(nn.Module):
 
     @property
     def embedding_bags(self) -> SimpleNamespace:
-        """A namespace with the keys of ``state_dict()``, because torch's ``get_model_state_dict`` looks them up as
-        attributes."""
+        """A namespace with the keys of ``state_dict()``, for torch's ``get_model_state_dict``."""
         return SimpleNamespace(**{one.name: SimpleNamespace(weight=None, sum=None) for one in self.tables})
 
     @property
@@ -248,12 +247,9 @@ class EmbeddingBagCollection(nn.Module):
         self.door.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy for another thread that trains the same tables, as :func:`uneven.run.threads.twins.twin` does.
-
-        Raises:
-            ConfigError: any other copy; it is recognized because a twin's parameters share the model's memory.
-        """
+        """Copy for another thread that trains the same tables; raise :class:`ConfigError` for any other copy."""
         anchor = memo.get(id(self.anchor))
+        # `uneven.run.threads.twins.twin` shares the memory of the model's parameters; other copies do not.
         if anchor is None or anchor.data_ptr() != self.anchor.data_ptr():
             self.__reduce__()  # always raises
         copied = type(self).__new__(type(self))

@@ -136,12 +136,10 @@ class TableClient:
 
     @property
     def lost(self) -> int:
-        """The number of this worker's updates that a shard applied and then lost in a restart."""
         return sum(link.lost for link in self._links.values())
 
     @property
     def restarts(self) -> int:
-        """The number of observed shard restarts."""
         return sum(link.restarts for link in self._links.values())
 
     def leave(self) -> None:
@@ -152,8 +150,7 @@ class TableClient:
                     self.line.post(shard, [link.leave()])
 
     def close(self) -> None:
-        """Leave and close the connection. Idempotent."""
-        self.leave()
+        self.leave()  # so that no flush waits for this worker
         self.line.close()
 
     # ---------------------------------------------------------------- called by the connection's thread
@@ -255,20 +252,13 @@ class AskedRows:
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """The counts of all shards, and of this worker's updates.
+    """The counts of all shards, and of this worker's updates."""
 
-    Attributes:
-        counts: see :class:`uneven.embedding.shard.TableShard`.
-        staleness: updates between a lookup and its gradient → number of lookups.
-        lost, restarts: see :class:`TableClient`.
-        sharing: for tables with ``modulo``: average number of ids per row.
-    """
-
-    counts: Counter[str]
-    staleness: Counter[int]
-    lost: int
-    restarts: int
-    sharing: dict[str, float] = field(default_factory=dict)
+    counts: Counter[str]  # see :class:`uneven.embedding.shard.TableShard`
+    staleness: Counter[int]  # updates between a lookup and its gradient → number of lookups
+    lost: int  # this worker's updates that a shard applied and then lost in a restart
+    restarts: int  # observed restarts of shards
+    sharing: dict[str, float] = field(default_factory=dict)  # average ids per row of each table with ``modulo``
 
     def stale(self, part: float) -> float:
         """Return the ``part`` quantile (0 to 1) of the staleness; NaN without lookups."""

@@ -232,11 +232,7 @@ _INSTEAD = {
 
 
 def tables_of(given: Any, *, pooled: bool = True) -> tuple[Table, ...]:
-    """Convert objects with the fields of TorchRec's ``EmbeddingBagConfig``, or ``EmbeddingConfig`` if not ``pooled``.
-
-    Raises:
-        ConfigError: an object is neither, or has a field that the tables do not support.
-    """
+    """Return tables; convert TorchRec's configurations (of bags if ``pooled``); raise ConfigError for others."""
     if not isinstance(given, Iterable):
         raise ConfigError(f"tables of type {type(given).__name__}: give a list of them")
     return tuple(one if isinstance(one, Table) else _as_table(one, pooled) for one in given)

@@ -35,8 +35,6 @@ _MOST_AHEAD = 64  # prefetched, unused batches; older ones are dropped
 
 
 class _Ahead(NamedTuple):
-    """A prefetched batch."""
-
     given: Any  # the ids, as the script passed them
     changes: Any  # result of :func:`_changes` when they were read
     read: BatchIds
@@ -116,7 +114,6 @@ class TableDoor:
         self.drop_ahead(_MOST_AHEAD)
 
     def drop_ahead(self, most: int = 0) -> None:
-        """Discard all but the newest ``most`` prefetched batches."""
         with self._opening:
             unused = [self._ahead.popleft().asked for _ in range(len(self._ahead) - most)]
         for one in unused:

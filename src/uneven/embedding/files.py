@@ -106,8 +106,8 @@ class TableFiles:
         return [] if self.own is None else [self.own / name for name in ("a", "b")]
 
     def _older(self) -> Path:
-        """Return the older of the two own folders, so that the newer save survives a failed one."""
         assert self.own is not None
+        # the newer save survives a failed one
         return min(self._places(), key=lambda one: int(_said(one, self.number).get("version", -1)))
 
 

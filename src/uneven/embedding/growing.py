@@ -39,7 +39,6 @@ def mixed(ids: Ids64, salt: int = 0) -> npt.NDArray[np.uint64]:
 
 def bucket(ids: Ids64, buckets: int) -> Ids64:
     """Return the bucket, below ``buckets`` < 2³², of each id (n,); shards divide a growing table by buckets."""
-    # Multiply and shift: a modulo is slower.
     return ((mixed(ids, 7) >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)
 
 
@@ -133,7 +132,6 @@ class IdMap:
         return np.flatnonzero(~free).astype(np.int32)
 
     def _ready(self, ids: Ids64, often: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask (n,) of the ids that get a row now."""
         if self.admit == 1:
             return np.ones(len(ids), bool)
         if self.admit < 1:

@@ -19,7 +19,6 @@ class TorchKernels:
         """Return the sum of each bag's rows, shape (bags, dim), with one call for all features."""
         table, ids = _shared(rows), _shared(bags.ids)
         weights = None if bags.weights is None else _shared(bags.weights)
-        # One unweighted id per bag needs no sum.
         if bags.lengths is None and bags.each == 1 and weights is None:
             return table.index_select(0, ids).numpy()
         offsets = np.zeros(bags.count, np.int32)

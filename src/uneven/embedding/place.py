@@ -95,13 +95,8 @@ def place(
 ) -> tuple[tuple[RowRange, ...], ...]:
     """Divide tables among shards; return the ranges of each shard, in the order in which it stores them.
 
-    Args:
-        speeds: of the shards, in any unit; equal by default.
-        lookups: measured ids per sample by feature; 1 each by default.
-        most_bytes: capacity of each shard.
-
-    Raises:
-        ConfigError: there are no shards, a speed is invalid, or the tables do not fit.
+    ``speeds`` of the shards have any unit; ``lookups`` are measured ids per sample by feature, 1 by default;
+    ``most_bytes`` is the capacity of each shard. Raises :class:`ConfigError` if the tables do not fit.
     """
     if shards < 1:
         raise ConfigError(f"{shards} shards: tables need at least one")
@@ -150,7 +145,6 @@ def _cut(number: int, table: Table, part: float, speeds: Sequence[float], most_b
     # A cut is worth it only well above the fair part: each bag then costs an answer from every shard.
     pieces = len(speeds) if part * len(speeds) > 1.5 else 1
     if most_bytes is not None and _bytes(table, table.held) > most_bytes:
-        # Pieces of at most half a shard's room.
         pieces = max(pieces, -(-_bytes(table, table.held) // max(1, most_bytes // 2)))
     pieces = min(max(pieces, -(-table.held // MOST_ROWS)), table.held)
     if pieces == 1:

@@ -51,7 +51,6 @@ class BatchIds:
         return np.repeat(np.tile(features, self.batch), self.sizes.reshape(-1))
 
     def same(self, other: BatchIds) -> bool:
-        """Return whether both hold the same ids."""
         mine, theirs = (self.lengths, self.weights), (other.lengths, other.weights)
         return (
             (self.batch, self.each) == (other.batch, other.each)
@@ -68,7 +67,6 @@ def by_sample(values: Wholes, lengths: Wholes, weights: Floats | None = None) ->
     """Reorder ``values`` (n,) from feature-major to sample-major; ``lengths`` has shape (features, batch)."""
     features, batch = lengths.shape
     each = int(lengths[0, 0]) if lengths.size else 0
-    # Equal lengths need a reshape only, no index array.
     if each and (lengths == each).all():
 
         def turned(one: Any) -> Any:
@@ -206,8 +204,6 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class _CutPart:
-    """The rows of one feature on one shard."""
-
     feature: int
     columns: slice
     start: int

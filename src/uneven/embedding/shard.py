@@ -175,7 +175,6 @@ class TableShard:
         return self._to(m, Say.WELCOME, sequence=trainer.sequence)
 
     def _go_on(self, holding: Holding) -> None:
-        """Restore what an earlier life of this shard has saved."""
         try:
             saved = self.files.restore(holding)
         except CheckpointError:
@@ -239,7 +238,6 @@ class TableShard:
         return [] if self._asked is None else [self._to(self._asked, Say.DONE, text=failed)]
 
     def _load(self, folder: str, holding: Holding) -> str:
-        """Return why the rows cannot be loaded, or ""."""
         try:
             self.files.load(folder, holding)
             self.version += 1  # marks earlier automatic saves as older
