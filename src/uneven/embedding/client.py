@@ -55,7 +55,7 @@ class TableClient:
         }
         self._answers: dict[tuple[int, int], TableMessage | None] = {}
         self._meetings = 0
-        line.open(self)
+        line.open(self)  # last: its thread calls back from now on
 
     def ask(self, routed: Routed, *, learning: bool = True) -> AskedRows:
         """Request the pooled rows of a batch; with ``learning``, the lookup counts as a sighting of its ids."""

@@ -92,8 +92,7 @@ def is_header(fields: list[bytes], columns: Columns) -> bool:
 
 
 def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: int, divider: bytes = b"\t") -> LogRows:
-    """Parse non-empty lines of ``width`` fields into ids (n, fields), numbers (n, numbers) and clicks (n,), or raise
-    DataError."""
+    """Parse non-empty lines into ids (n, fields), numbers (n, numbers) and clicks (n,), or raise DataError."""
     try:
         text = divider.join(lines)
         if found := next((one for one in (b"\0", b"\r") if one in text), None):

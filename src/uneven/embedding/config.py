@@ -280,7 +280,6 @@ def _as_table(given: Any, pooled: bool) -> Table:
 
 
 def _ignored(given: Any) -> Iterator[str]:
-    """Yield attributes of a foreign configuration with non-default values that would be ignored."""
     own, declared = getattr(given, "__dict__", {}), getattr(given, "__dataclass_fields__", {})
     for name in sorted({*dir(given), *(given if isinstance(given, Mapping) else ())}):
         value = getattr(given, name, None)

@@ -46,7 +46,7 @@ def begin_by_id(ids: Ids64, seed: int, dim: int, spread: tuple[float, float]) ->
     """Return the initial rows of ids (n,), shape (n, dim), uniform in ``spread``; they depend on the id alone."""
     with np.errstate(over="ignore"):  # wraps on purpose
         each = mixed(ids, seed)[:, None].view(np.int64) + np.arange(dim, dtype=np.int64) * np.int64(0x632BE59BD9B4E019)
-    chance = (mixed(each, 3) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    chance = (mixed(each, 3) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)  # 24 bits: exact in float32
     least, most = spread
     return chance * np.float32(most - least) + np.float32(least)
 
@@ -90,7 +90,7 @@ class IdMap:
             slots = self._places[place[open_]]
             hit = (slots != _EMPTY) & (self.ids[slots] == ids[open_])
             found[open_[hit]] = slots[hit]
-            open_ = open_[(slots != _EMPTY) & ~hit]
+            open_ = open_[(slots != _EMPTY) & ~hit]  # collided with another id: probe on
             place[open_] = (place[open_] + 1) & (len(self._places) - 1)
         return found
 

@@ -41,7 +41,7 @@ class TableLink:
         """Create a request; return its number, and the messages to send now (none before the shard's welcome)."""
         message = self._new(kind, bags, meeting=meeting, text=text, halves=halves)
         self.waiting[message.number] = message
-        return message.number, [message] if self.life else []
+        return message.number, [message] if self.life else []  # `_welcomed` sends it otherwise
 
     def change(self, kind: Say, bags: tuple[Bags, ...], version: int) -> list[TableMessage]:
         """Create an update of rows looked up at ``version``; return the messages to send now."""
@@ -72,7 +72,7 @@ class TableLink:
         if m.kind is Say.WELCOME:
             return self._welcomed(m), []
         if m.kind is Say.REFUSED and not self.life:
-            return [], [(number, m) for number in self._all()]
+            return [], [(number, m) for number in self._all()]  # OPEN was rejected: no request will be answered
         if m.life != self.life:  # from before a restart
             return [], []
         self.version = max(self.version, m.version)

@@ -258,6 +258,7 @@ def _kept_places(path: Path, file: IO[bytes], begin: int, index: Path | None) ->
     if index is None:
         return _places(file, begin)
     stat = path.stat()
+    # another name if the file has changed
     name = zlib.crc32(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns} {begin}".encode())
     kept = index / f"{path.name}.{name:08x}.npy"
     if kept.exists():
@@ -284,7 +285,7 @@ def _places(file: IO[bytes], begin: int) -> Wholes:
         ends = np.flatnonzero(letters == 10)
         begins = np.concatenate([[0], ends + 1])[: len(ends)]
         begins = begins[(ends - begins > 1) | ((ends > begins) & (letters[begins] != 13))]
-        found += (at + begins[-lines % _STEP :: _STEP]).tolist()
+        found += (at + begins[-lines % _STEP :: _STEP]).tolist()  # counts on across blocks
         lines, at = lines + len(begins), at + len(whole)
     return np.array([*found, at, lines], np.int64)
 

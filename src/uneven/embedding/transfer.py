@@ -28,7 +28,7 @@ def read_tables(door: TableDoor, kind: Say = Say.READ) -> Iterator[tuple[str, in
             continue
         for start, stop in _blocks(part.rows, table.dim):
             rows = door.client.rows(shard, _bags(group, table.dim, base + start, base + stop), kind)
-            yield table.name, part.start + start, torch.from_numpy(rows.copy())
+            yield table.name, part.start + start, torch.from_numpy(rows.copy())  # received arrays are read-only
 
 
 def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:

@@ -194,6 +194,7 @@ def _one(kind: Say, fields: tuple[int, ...], frames: Iterator[memoryview]) -> Ba
     values = flags & (_VALUES | _HALVES)
     if flags > 31 or values == _VALUES | _HALVES or bool(values) != with_values:
         raise Refused(Refusal.DTYPE)
+    # 19: lengths, weights or wide ids
     if not width or max(ids, count * max(width, 1)) > MOST_NUMBERS or (not with_ids and (ids or each or flags & 19)):
         raise Refused(Refusal.BYTES)
     ragged = bool(flags & _LENGTHS)

@@ -30,5 +30,5 @@ class Accumulator:
         elif picked.bits == 32:
             self.held[picked.places] = 0
         else:
-            self.held[picked.places] -= picked.values
+            self.held[picked.places] -= picked.values  # the rounding error stays
         return picked

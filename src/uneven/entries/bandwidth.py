@@ -29,6 +29,7 @@ class BandwidthControl:
         """Adapt to the bytes sent and the seconds passed since the start of the previous exchange."""
         usage = sent_bytes / passed_s if passed_s > 0 else 0.0
         if usage > ABOVE * self._limit:
+            # Undo the opposite change first.
             if self.part < 1.0:
                 self.part = min(1.0, self.part / SOFTER)
             else:

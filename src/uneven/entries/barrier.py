@@ -51,6 +51,7 @@ class Barrier:
 
     def announced(self, source: int, number: int, places: Array | None) -> None:
         """Bar the places (n,), or all for None, of a message, unless it has been applied already."""
+        # The announcement may arrive after its message.
         if number > self._taken.get(source, 0) and (places is None or len(places)):
             self._announced.setdefault(source, {})[number] = places
 

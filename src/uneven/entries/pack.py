@@ -112,7 +112,7 @@ def unpack(message: bytes | memoryview, size: int, width: int) -> Unpacked:
 
 def pack_places(picked: Picked) -> bytes:
     """Serialize places without values: encoding, number of words, words."""
-    plain = Picked(picked.size, picked.places, picked.values[:0])
+    plain = Picked(picked.size, picked.places, picked.values[:0])  # no rows: only SHORT encodings can be read back
     index = _index(plain, SHORT)
     return _PLACES.pack(index, _words(index, plain)) + (b"" if plain.places is None else _places_out(index, plain))
 
@@ -218,7 +218,7 @@ def _places_in(index: Index, body: memoryview, words: int, size: int, rows: Chun
         return places
     if index is Index.GAPS:
         given = np.frombuffer(body, "<u2").astype(np.int64)
-        places = (np.cumsum(np.where(given == 0, _FAR, given)) - 1)[given != 0]
+        places = (np.cumsum(np.where(given == 0, _FAR, given)) - 1)[given != 0]  # −1: gaps start before place 0
         if words and not given[-1]:
             raise _damaged("its places end with a gap that leads to no entry")
     elif rows is not None:
@@ -274,7 +274,7 @@ def _values_out(picked: Picked) -> bytes:
         # The two magnitudes of a chunk are its minimum and maximum, because `rounded` has left only these.
         levels.append(ends)
         large.append((table > ends[:, :1]).reshape(-1))
-    bits = np.stack((np.signbit(values), np.concatenate(large)), axis=1)
+    bits = np.stack((np.signbit(values), np.concatenate(large)), axis=1)  # per entry: sign, then which magnitude
     return np.concatenate(levels).astype("<f4").tobytes() + np.packbits(bits, bitorder="little").tobytes()
 
 

@@ -177,7 +177,7 @@ def _largest(size: Array, count: int) -> Array:
     """Return the places of the largest entries of each row, ascending; shape (rows, count)."""
     if count >= size.shape[1]:
         return np.broadcast_to(np.arange(size.shape[1]), size.shape)
-    return np.sort(np.argpartition(size, -count, axis=1)[:, -count:], axis=1)
+    return np.sort(np.argpartition(size, -count, axis=1)[:, -count:], axis=1)  # linear time; places must ascend
 
 
 def estimated_bytes(select: Selection, size: float, part: float, width: int = 4) -> float:

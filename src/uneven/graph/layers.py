@@ -104,6 +104,7 @@ def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: An
     kept = [(vars(one), dict(vars(one))) for one in layer.modules()]
     buffers = [one.clone() for one in layer.buffers()]
     try:
+        # The trial must leave no trace: random state, attributes and buffers are restored.
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             state = torch.get_rng_state()
             two = _first(call(layer, *few, **more)).detach()
@@ -122,7 +123,7 @@ def _tried(g: PartedGraph, name: str, layer: nn.Module, *args: Any, **kwargs: An
             f"of them: use torch.nn.BatchNorm1d or torch.nn.LayerNorm instead, or train with one process"
         )
     if layer.training:
-        vars(layer).pop("forward", None)
+        vars(layer).pop("forward", None)  # tried once
     return found
 
 

@@ -77,6 +77,7 @@ def _within(costs: Sequence[float], speeds: Sequence[float], time: float, fixed:
     found, place = [], 0
     for number, speed in enumerate(speeds):
         # `last` leaves one part for each later worker
+        # The factor tolerates rounding errors of the bisection.
         begin, room, last = place, speed * time * (1.0 + 1e-12) - fixed, len(costs) - (len(speeds) - 1 - number)
         while place < last and costs[place] <= room:
             room -= costs[place]

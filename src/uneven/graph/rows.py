@@ -33,7 +33,7 @@ class RowIndex:
     @cached_property
     def chunks(self) -> Tensor:
         """The bounds of 64 blocks of rows that take about equally long; int32 vector of 65."""
-        cost = self.starts.to(torch.int64) + 4 * torch.arange(self.rows + 1)
+        cost = self.starts.to(torch.int64) + 4 * torch.arange(self.rows + 1)  # a row costs as much as 4 ones
         wanted = torch.linspace(0, float(cost[-1]), 65, dtype=torch.float64).to(torch.int64)
         return torch.searchsorted(cost, wanted).clamp_(max=self.rows).to(torch.int32)
 

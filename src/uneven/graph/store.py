@@ -176,7 +176,7 @@ def write_store(
     if path.exists() and not (path / _META).exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is there and holds no cut graph: name a new folder")
     (path / "tensors").mkdir(parents=True, exist_ok=True)
-    (path / _META).unlink(missing_ok=True)
+    (path / _META).unlink(missing_ok=True)  # no valid store from here until the end
     for old in (path / "tensors").glob("*.npy"):
         old.unlink()
     facts, arrays = laid_out(edges, cut, told)

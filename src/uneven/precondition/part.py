@@ -145,6 +145,7 @@ class Preconditioner(Part):
         if optimizer is not self.optimizer:
             return
         self._check_plan(step)
+        # Decompositions need at least float32.
         with torch.autocast(self._like.device.type, enabled=False):
             self._work(step, optimizer)
 
@@ -228,9 +229,11 @@ class Preconditioner(Part):
             i, j = self._units[unit]
             view.copy_(before[unit] if unit in before else self.works[i].neutral(j))
         workers = [next(one for one in row if one in placement.columns[i]) for i in range(len(self.works))]
+        # One more number per worker, for its sum of products.
         self._result_layout = Layout.of([one.sizes.result for one in self.works], workers, row, extra=1)
         self._result_flat = self._like.new_zeros(self._result_layout.size)
         keepers, ranks = ([rank] * len(self._units), (rank,)) if self._replicated else (self._owner_of, self.members)
+        # One more number per rank, for the total weight of its sums.
         self._kept_layout = Layout.of(self._sizes, keepers, ranks, extra=1)
         for unit, keeper in enumerate(keepers):
             i, j = self._units[unit]

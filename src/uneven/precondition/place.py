@@ -132,7 +132,7 @@ def place(
 
     for one in sorted(items, key=lambda it: (-whole(it, on.columns[0]), it.name)):
 
-        def ends(column: tuple[int, ...], one: Item = one) -> float:
+        def ends(column: tuple[int, ...], one: Item = one) -> float:  # binds the loop's current item
             return (sum(busy[rank] for rank in column) + whole(one, column)) / sum(known[rank] for rank in column)
 
         column = min(on.columns, key=ends)

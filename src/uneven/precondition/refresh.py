@@ -51,7 +51,7 @@ class Refresh:
         began_s = time.perf_counter()
         with torch.no_grad():
             for number, call in self._calls.items():
-                if self._given_up:
+                if self._given_up:  # a decomposition itself cannot be interrupted
                     return
                 try:
                     found = call()

@@ -212,7 +212,7 @@ class KFAC(Preconditioner):
             for unit, kept in self._kept.items():
                 first, last = layout.spans[unit]
                 new = total[first - start : last - start]
-                if torch.isfinite(new.sum()):
+                if torch.isfinite(new.sum()):  # a NaN would stay in the average
                     kept.mul_(average.kept).add_(new, alpha=(1.0 - average.kept) / mass)
                 else:
                     self.run.log(f"{self.name}/not_finite", 1.0)

@@ -141,6 +141,7 @@ class AutoSums:
     def add(self, flat: Tensor, seen: Tensor, weight: float) -> None:
         """Add images, shape (samples, channels, height, width)."""
         c, parts = self._channels, flat.split(self._sizes)
+        # 15 of the 25 distances; the others are transposes.
         whole = _correlated(F.pad(seen, (2, 2, 0, 2)), seen, (3, 5))
         lines = (seen[:, :, 0], seen[:, :, -1], seen[:, :, :, 0], seen[:, :, :, -1])  # top, bottom, left, right
         corners = torch.stack([seen[:, :, y, x] for y in (0, -1) for x in (0, -1)])  # (4, samples, c)
