@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from uneven.balance import balancers
-from uneven.predict import predictors
-from uneven.registry import Registry
-from uneven.search.schedulers import schedulers
-from uneven.search.searchers import searchers
-from uneven.skew import partitions, tuners
-from uneven.sync import policies
+from uneven.policy.balance import balancers
+from uneven.policy.core.registry import Registry
+from uneven.policy.predict import predictors
+from uneven.policy.skew import partitions, tuners
+from uneven.policy.sync import policies
+from uneven.search.pure.schedulers import schedulers
+from uneven.search.pure.searchers import searchers
 
 PAGE = Path(__file__).parent / "reference.md"
 LISTS: dict[str, Registry] = {

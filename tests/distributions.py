@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 MINE = """
-from uneven.balance import Balancer
-from uneven.core.actions import Split
-from uneven.predict import Last
-from uneven.sync import MA
+from uneven.policy.balance import Balancer
+from uneven.policy.core.actions import Split
+from uneven.policy.predict import Last
+from uneven.policy.sync import MA
 
 
 class Mine(Balancer):

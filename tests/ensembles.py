@@ -4,9 +4,9 @@ import math
 
 from hypothesis import strategies as st
 
-from uneven.fleet.planning.base import FlotillaPlanner
-from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Paradigm, Planner
+from uneven.fleet.pure.planning.base import FlotillaPlanner
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
 from uneven_bench.fleet_plan.simulate import EnsembleWork
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from uneven.data.datasets import digits
+from uneven.cluster.virtual.datasets import digits
 from uneven.fleet import Ensemble, Member, accuracy
 
 NUMBER = 3

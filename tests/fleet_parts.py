@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from uneven.fleet.stream.order import Stream
+from uneven.fleet.pure.order import Stream
 from uneven.fleet.stream.reader import Reader
 from uneven.fleet.stream.ring import RingHandle
 

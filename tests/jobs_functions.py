@@ -1,4 +1,4 @@
-"""What processes run in the tests of ``uneven.jobs``."""
+"""What processes run in the tests of ``uneven.runtime.jobs``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 from uneven.errors import DataError
-from uneven.jobs import call
-from uneven.jobs.place import ProcessLine
-from uneven.jobs.pulse import Pulse
+from uneven.runtime.jobs import call
+from uneven.runtime.jobs.place import ProcessLine
+from uneven.runtime.jobs.pulse import Pulse
 
 
 def answers(line: ProcessLine, factor: int) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from uneven.search import Trainable, Trial
-from uneven.search.space import Params
+from uneven.search.pure.space import Params
 
 
 def trivial(trial: Trial) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from uneven.merge import merges
+from uneven.policy.merge import merges
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "uneven"
 BENCHES = ROOT / "benchmarks" / "src" / "uneven_bench"
-LONGEST_FILE = 450
+LONGEST_FILE = 500
 
 WORLDLY = {
     *("torch", "ray", "psutil", "pynvml", "plotly", "rich", "typer", "sklearn", "tensorboard"),
@@ -36,14 +36,14 @@ SHIPPED_MERGES = {make.__name__ for make in merges.values()}  # type: ignore[att
 LAUNCHER = re.compile(r"(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
 
 READERS = {
-    "uneven.world": "is where every other part asks who it is",
-    "uneven.slurm": "says in these words what srun says, for uneven.world",
+    "uneven.runtime.world": "is where every other part asks who it is",
+    "uneven.runtime.slurm": "says in these words what srun says, for uneven.runtime.world",
     "uneven.testing.rank_child": "plays the launcher for tests: sets them, never reads them",
-    "uneven.launch.workers": "is part of the launcher: tells its workers apart by what it gave them",
-    "uneven.launch.members": "is the launcher of an elastic run: sets them, never reads them",
-    "uneven.emulate.workers": "is the emulator's launcher: sets them, never reads them",
-    "uneven.emulate.isolated": "is the emulator's launcher: sets them, never reads them",
-    "uneven.emulate.throttled": "is the emulator's launcher: sets them, never reads them",
+    "uneven.runtime.launch.workers": "is part of the launcher: tells its workers apart by what it gave them",
+    "uneven.runtime.launch.members": "is the launcher of an elastic run: sets them, never reads them",
+    "uneven.cluster.emulate.workers": "is the emulator's launcher: sets them, never reads them",
+    "uneven.cluster.emulate.isolated": "is the emulator's launcher: sets them, never reads them",
+    "uneven.cluster.emulate.throttled": "is the emulator's launcher: sets them, never reads them",
 }
 
 
@@ -60,11 +60,8 @@ class Module:
 
     @property
     def unit(self) -> str:
-        """The package's row in the table: the first name below ``uneven`` if the table says nothing else."""
-        if self.name in adopted():
-            return adopted()[self.name]
-        first, _, rest = self.name.partition(".")
-        return rest.partition(".")[0] or first if first == "uneven" else first
+        """The first name below ``uneven``."""
+        return self.name.partition(".")[2].partition(".")[0] or "__init__"
 
 
 @cache
@@ -133,61 +130,34 @@ def _bad_call(node: ast.Call) -> Iterator[str]:
 
 
 @cache
-def rows() -> tuple[tuple[str, str, str], ...]:
-    """The table of docs/architecture.md: package, the rest of the first cell, the second cell."""
+def floors() -> tuple[tuple[str, ...], ...]:
+    """The floors of docs/architecture.md, from the lowest up: names directly below ``uneven``."""
     page = (ROOT / "docs" / "architecture.md").read_text()
-    table = page.partition("| package | may import |")[2].partition("\n\n")[0]
-    return tuple(re.findall(r"^\| `(\w+)`(.*?)\| (.*)\|$", table, flags=re.MULTILINE))
+    picture = page.partition("```text\n")[2].partition("```")[0]
+    return tuple(tuple(re.findall(r"(\w+)(?:/|\.py)", line)) for line in reversed(picture.splitlines()))
 
 
-def allowed() -> dict[str, set[str]]:
-    return {package: set(re.findall(r"`(\w+)`", names)) for package, _, names in rows()}
+STANDS_ON = {"search": "fleet", "focus": "fleet"}
+"""The only packages that import a neighbour on their floor."""
 
 
-@cache
-def adopted() -> dict[str, str]:
-    """Modules that count to the row of another package."""
-    named = [(package, re.findall(r"`(\w+\.\w+)`(?! ○)", rest)) for package, rest, _ in rows()]
-    return {f"uneven.{name}": package for package, names in named for name in names}
-
-
-@cache
-def pure() -> tuple[str, ...]:
-    """What the table marks with ○: names of modules, and ``name.*`` for a package and all that is in it."""
-
-    def whole(name: str) -> str:
-        return f"{name}.*" if any(module.startswith(f"{name}.") for module in KNOWN) else name
-
-    found = []
-    for package, rest, _ in rows():
-        name = package if package in OURS else f"uneven.{package}"
-        inside = sorted(module.removeprefix(f"{name}.") for module in KNOWN if module.startswith(f"{name}."))
-        if rest.strip() == "○":
-            found.append(whole(name))
-        elif rest.strip().startswith("(all ○ but "):
-            found += [name, *(f"{name}.{module}" for module in inside if module not in re.findall(r"`(\w+)`", rest))]
-        else:
-            found += [whole(f"{name}.{module}") for module in re.findall(r"`([\w.]+)` ○", rest)]
-    return tuple(found)
-
-
-@cache
 def is_pure(name: str) -> bool:
-    return any(name == one or (one.endswith(".*") and f"{name}.".startswith(one.removesuffix("*"))) for one in pure())
+    """``errors``, everything in ``policy``, and every folder named ``pure``."""
+    return name == "uneven.errors" or name.startswith("uneven.policy") or "pure" in name.split(".")
 
 
-def directions(module: Module, known: frozenset[str], table: dict[str, set[str]]) -> list[str]:
-    """Imports of other packages of uneven that the table does not name."""
-    if module.unit in ("uneven", "__main__"):
-        return []  # the front door and its twin for `python -m`
-    if module.unit not in table:
-        return [f"{module.name}: package {module.unit!r} has no row in the table"]
-    return [
-        f"{module.name}:{line} imports {name}, but {module.unit} may not import {unit}"
-        for line, name in imports(module)
-        if name.split(".")[0] in OURS
-        and (unit := Module(target(name, known), "").unit) not in {module.unit, *table[module.unit]}
-    ]
+def upwards(module: Module, known: frozenset[str]) -> list[str]:
+    """Imports that do not go downwards, of a module of the library."""
+    level = {name: height for height, names in enumerate(floors()) for name in names}
+    wrong = []
+    for line, name in imports(module):
+        top = target(name, known).split(".")
+        if top[0] == "uneven_bench":
+            wrong.append(f"{module.name}:{line} imports {name}")
+        elif top[0] == "uneven" and (unit := ".".join(top[1:2]) or "__init__") != module.unit:
+            below = level[unit] < level[module.unit] or STANDS_ON.get(module.unit) == unit
+            wrong += [] if below else [f"{module.name}:{line} imports {name}, but {module.unit} is not above {unit}"]
+    return wrong
 
 
 def launcher_variables(module: Module) -> list[str]:
@@ -248,11 +218,11 @@ def asks_for_a_merge(module: Module) -> list[str]:
 
 
 KNOWN = frozenset(module.name for module in modules())
+LIBRARY = tuple(module for module in modules() if module.name.split(".")[0] == "uneven")
 OURS = ("uneven", "uneven_bench")
 
 
 def test_pure_files_import_nothing_of_the_world() -> None:
-    assert [name for name in pure() if name.removesuffix(".*") not in KNOWN] == []
     found = [module for module in modules() if is_pure(module.name)]
     assert len(found) >= 150
     assert [wrong for module in found for wrong in impurities(module, KNOWN)] == []
@@ -261,12 +231,7 @@ def test_pure_files_import_nothing_of_the_world() -> None:
 def test_types_are_checked_strictly_where_files_are_pure() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
     (strict,) = (one["module"] for one in settings if "strict_equality" in one)
-    assert sorted(strict) == sorted(pure())
-
-
-def test_files_that_call_themselves_pure_are() -> None:
-    said = {one.name for one in modules() if re.search(r"\bPure\.", ast.get_docstring(one.tree) or "")}
-    assert sorted(name for name in said if not is_pure(name)) == []
+    assert strict == ["uneven.errors", "uneven.policy.*", "uneven.*.pure.*"]
 
 
 def test_importing_all_pure_files_loads_no_engine() -> None:
@@ -276,48 +241,23 @@ def test_importing_all_pure_files_loads_no_engine() -> None:
     assert (run.stdout.strip(), run.stderr) == ("", "")
 
 
-def test_packages_import_only_what_the_table_names() -> None:
-    assert [wrong for module in modules() for wrong in directions(module, KNOWN, allowed())] == []
-
-
-def test_the_table_has_no_rows_without_a_package_and_no_cycles() -> None:
-    table = allowed()
-    assert len(table) >= 18
-    units = {module.unit for module in modules()}
-    assert set(table) <= units
-    assert set(adopted()) <= KNOWN
-    assert {name for names in table.values() for name in names} <= units
-    front = next(module for module in modules() if module.name == "uneven")
-    everything = {**table, "uneven": needed_by(front)}
-    assert len(list(graphlib.TopologicalSorter(everything).static_order())) == len(everything)
-
-
-def needed_by(module: Module) -> set[str]:
-    """Packages of uneven that a file names, also those that it imports later, by their names."""
-    names = [name for _, name in imports(module)]
-    names += [node.value for node in ast.walk(module.tree) if isinstance(node, ast.Constant) and node.value in KNOWN]
-    return {Module(target(name, KNOWN), "").unit for name in names if name.split(".")[0] in OURS} - {module.unit}
-
-
-def test_a_package_that_needs_the_front_door_is_a_circle() -> None:
-    assert {"session", "run", "merge"} <= needed_by(next(module for module in modules() if module.name == "uneven"))
-    assert needed_by(Module("uneven.run.bad", "def later():\n    import uneven")) == {"uneven"}
-    with pytest.raises(graphlib.CycleError):
-        list(graphlib.TopologicalSorter({**allowed(), "uneven": {"run"}, "run": {"uneven"}}).static_order())
+def test_imports_go_downwards() -> None:
+    assert sorted(name for names in floors() for name in names) == sorted({module.unit for module in LIBRARY})
+    assert [wrong for module in LIBRARY for wrong in upwards(module, KNOWN)] == []
 
 
 def test_no_two_files_of_the_benches_need_each_other() -> None:
-    benches = [module for module in modules() if module.unit == "uneven_bench"]
+    benches = [module for module in modules() if module not in LIBRARY]
     needs = {one.name: {target(name, KNOWN) for _, name in imports(one)} & KNOWN - {one.name} for one in benches}
     assert len(list(graphlib.TopologicalSorter(needs).static_order())) > 90
 
 
 def test_ranks_compare_the_code_that_takes_part_in_a_run() -> None:
-    """What ``uneven.session``, and the package that it is in, reach by imports, in functions too."""
+    """What ``uneven.run.session``, and the package that it is in, reach by imports, in functions too."""
     from uneven.run.start.connect import IN_A_RUN
 
     by_name = {module.name: module for module in modules()}
-    reached, waiting = set(), ["uneven", "uneven.session"]
+    reached, waiting = set(), ["uneven", "uneven.run.session"]
     while waiting:
         name = waiting.pop()
         if name not in reached:
@@ -358,7 +298,7 @@ def test_an_exchange_beside_the_lines_is_seen(text: str) -> None:
 
 def test_nobody_asks_which_merge_it_is_but_the_merges_themselves() -> None:
     assert {"Mean", "Add", "Elastic", "BlockMomentum"} <= SHIPPED_MERGES
-    others = [module for module in modules() if not module.name.startswith("uneven.merge.")]
+    others = [module for module in modules() if not module.name.startswith("uneven.policy.merge.")]
     assert [wrong for module in others for wrong in asks_for_a_merge(module)] == []
 
 
@@ -377,7 +317,7 @@ def test_files_stay_short() -> None:
         ("from time import perf_counter", "imports time.perf_counter"),
         ("def f():\n    import threading", "imports threading"),
         ("from os import environ", "imports os.environ"),
-        ("from uneven.world import discover", "uneven.world, which is not pure"),
+        ("from uneven.runtime.world import discover", "uneven.runtime.world, which is not pure"),
         ("from uneven.journal import writer", "uneven.journal.writer, which is not pure"),
         ("import uneven", "uneven, which is not pure"),
         ("import random\nrandom.shuffle([])", "calls random.shuffle()"),
@@ -390,41 +330,45 @@ def test_files_stay_short() -> None:
     ],
 )
 def test_impurity_is_seen(text: str, complaint: str) -> None:
-    (wrong,) = impurities(Module("uneven.core.bad", text), KNOWN)
+    (wrong,) = impurities(Module("uneven.policy.core.bad", text), KNOWN)
     assert complaint in wrong
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "import math\nfrom uneven.core.views import Limits\nfrom uneven.sync import BSP",
+        "import math\nfrom uneven.policy.core.views import Limits\nfrom uneven.policy.sync import BSP",
         "import random\nrandom.Random(3).shuffle([])",
         "from numpy.random import PCG64, Generator\nGenerator(PCG64(1))",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
     ],
 )
 def test_purity_is_not_mistaken(text: str) -> None:
-    assert impurities(Module("uneven.core.good", text), KNOWN) == []
+    assert impurities(Module("uneven.policy.core.good", text), KNOWN) == []
 
 
-def test_a_wrong_direction_is_seen() -> None:
-    bad = Module("uneven.core.bad", "def later():\n    from uneven.sync import BSP")
-    assert directions(bad, KNOWN, allowed()) == [
-        "uneven.core.bad:2 imports uneven.sync.BSP, but core may not import sync"
-    ]
-    assert directions(Module("uneven.cli.bad", "import uneven_bench.split"), KNOWN, allowed()) == [
-        "uneven.cli.bad:1 imports uneven_bench.split, but cli may not import uneven_bench"
-    ]
-    (wrong,) = directions(Module("uneven.newcomer.x", ""), KNOWN, allowed())
-    assert "no row in the table" in wrong
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("uneven.policy.bad", "def later():\n    from uneven.run.session import Session", "policy is not above run"),
+        ("uneven.run.bad", "import uneven.cluster.files", "run is not above cluster"),
+        ("uneven.graph.bad", "from uneven.fleet import train", "graph is not above fleet"),
+        ("uneven.cli.bad", "import uneven", "cli is not above __init__"),
+        ("uneven.cli.bad", "import uneven_bench.faults", "imports uneven_bench.faults"),
+    ],
+)
+def test_a_wrong_direction_is_seen(name: str, text: str, complaint: str) -> None:
+    (wrong,) = upwards(Module(name, text), KNOWN)
+    assert complaint in wrong
+    assert upwards(Module("uneven.search.good", "import uneven.fleet\nimport uneven.errors"), KNOWN) == []
 
 
 def test_a_second_reader_of_the_environment_is_seen() -> None:
     text = "import os\nprint(os.environ['LOCAL_RANK'], os.getenv('MASTER_ADDR'), 'rank')"
-    bad = Module("uneven.report.bad", text)
+    bad = Module("uneven.journal.report.bad", text)
     assert launcher_variables(bad) == [
-        "uneven.report.bad:2 names LOCAL_RANK",
-        "uneven.report.bad:2 names MASTER_ADDR",
+        "uneven.journal.report.bad:2 names LOCAL_RANK",
+        "uneven.journal.report.bad:2 names MASTER_ADDR",
     ]
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from uneven.core.actions import Moment, Payload, Via, Wait
-from uneven.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.errors import ConfigError
-from uneven.predict import predictors
-from uneven.sync import BSP
+from uneven.policy.core.actions import Moment, Payload, Via, Wait
+from uneven.policy.core.views import BalanceView, Limits, Observation, SyncView
+from uneven.policy.predict import predictors
+from uneven.policy.sync import BSP
 from virtual_time import play
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from uneven.balance.even import Even
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Workload
-from uneven.core.cost import Affine
-from uneven.core.records import StepRecord
-from uneven.simulate import Arithmetic, Scenario, simulate
-from uneven.sync import SyncPolicy
+from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, Workload
+from uneven.cluster.pure.simulate import Arithmetic, Scenario, simulate
+from uneven.policy.balance.even import Even
+from uneven.policy.core.cost import Affine
+from uneven.policy.core.records import StepRecord
+from uneven.policy.sync import SyncPolicy
 
 
 @dataclass

@@ -8,7 +8,8 @@
 
 The package exports the session, the errors, and the base classes, views, actions and registries for plug-ins. Included
 balancers, predictors and policies are chosen by name, as in ``Session(balance="lb-bsp")``; their classes are in
-``uneven.balance``, ``uneven.predict`` and ``uneven.sync``. They are imported on first use, so ``import uneven`` does
+``uneven.policy.balance``, ``uneven.policy.predict`` and ``uneven.policy.sync``. They are imported on first use, so
+``import uneven`` does
 not wait for torch.
 """
 
@@ -17,13 +18,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from uneven import plugins, registry
-from uneven.installed import VERSION
+from uneven.policy.core import registry
+from uneven.runtime import plugins
+from uneven.runtime.installed import VERSION
 
 if TYPE_CHECKING:
-    from uneven.balance import Balancer, WrappingBalancer, balancers
-    from uneven.core.actions import Split, StepPlan
-    from uneven.core.views import BalanceView, Observation, SyncView
     from uneven.errors import (
         CheckpointError,
         ConfigError,
@@ -33,14 +32,17 @@ if TYPE_CHECKING:
         TrainingError,
         UnevenError,
     )
-    from uneven.merge import Merge, merges
+    from uneven.policy.balance import Balancer, WrappingBalancer, balancers
+    from uneven.policy.core.actions import Split, StepPlan
+    from uneven.policy.core.views import BalanceView, Observation, SyncView
+    from uneven.policy.merge import Merge, merges
+    from uneven.policy.predict import Predictor, predictors
+    from uneven.policy.sync import SyncPolicy, WrappingPolicy, policies
     from uneven.precondition.kfac.part import KFAC
     from uneven.precondition.soap.part import SOAP
-    from uneven.predict import Predictor, predictors
-    from uneven.run.part import Part, Run, Step
-    from uneven.run.visits import Visits
-    from uneven.session import Session
-    from uneven.sync import SyncPolicy, WrappingPolicy, policies
+    from uneven.run.loops.visits import Visits
+    from uneven.run.session import Session
+    from uneven.run.step.part import Part, Run, Step
 
 __version__ = VERSION
 
@@ -77,9 +79,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "uneven.balance": ("Balancer", "WrappingBalancer", "balancers"),
-    "uneven.core.actions": ("Split", "StepPlan"),
-    "uneven.core.views": ("BalanceView", "Observation", "SyncView"),
+    "uneven.policy.balance": ("Balancer", "WrappingBalancer", "balancers"),
+    "uneven.policy.core.actions": ("Split", "StepPlan"),
+    "uneven.policy.core.views": ("BalanceView", "Observation", "SyncView"),
     "uneven.errors": (
         "CheckpointError",
         "ConfigError",
@@ -89,19 +91,19 @@ _HOMES = {
         "TrainingError",
         "UnevenError",
     ),
-    "uneven.merge": ("Merge", "merges"),
+    "uneven.policy.merge": ("Merge", "merges"),
     "uneven.precondition.kfac.part": ("KFAC",),
     "uneven.precondition.soap.part": ("SOAP",),
-    "uneven.predict": ("Predictor", "predictors"),
-    "uneven.run.part": ("Part", "Run", "Step"),
-    "uneven.run.visits": ("Visits",),
-    "uneven.session": ("Session",),
-    "uneven.sync": ("SyncPolicy", "WrappingPolicy", "policies"),
+    "uneven.policy.predict": ("Predictor", "predictors"),
+    "uneven.run.step.part": ("Part", "Run", "Step"),
+    "uneven.run.loops.visits": ("Visits",),
+    "uneven.run.session": ("Session",),
+    "uneven.policy.sync": ("SyncPolicy", "WrappingPolicy", "policies"),
 }
 _BEFORE_THE_RULE = {
-    "uneven.balance": ("Even", "Hysteresis", "LbBsp", "Proportional", "Static"),
-    "uneven.predict": ("EMA", "Last"),
-    "uneven.sync": ("BSP",),
+    "uneven.policy.balance": ("Even", "Hysteresis", "LbBsp", "Proportional", "Static"),
+    "uneven.policy.predict": ("EMA", "Last"),
+    "uneven.policy.sync": ("BSP",),
 }
 """Plug-ins of earlier versions' exports. They stay available; do not add new ones."""
 

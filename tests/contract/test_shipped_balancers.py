@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.balance import (
+from uneven.policy.balance import (
     Analytic,
     Balancer,
     Even,

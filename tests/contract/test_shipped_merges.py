@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from uneven.core.actions import Combined, Merge, Payload
 from uneven.errors import ConfigError
-from uneven.merge import Kept, Mean, merges
+from uneven.policy.core.actions import Combined, Merge, Payload
+from uneven.policy.merge import Kept, Mean, merges
 from uneven.testing.merges import MergeContract
 
 SHIPPED = (

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from uneven.core.actions import Payload, StepPlan, Wait
-from uneven.core.views import SyncView
-from uneven.sync import ASP, BSP, MA, Facts, Shuffle, SyncPolicy, policies
+from uneven.policy.core.actions import Payload, StepPlan, Wait
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import ASP, BSP, MA, Facts, Shuffle, SyncPolicy, policies
 from uneven.testing.contracts import SyncPolicyContract
 
 SHIPPED = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.predict import ARIMA, EMA, LSTM, NARX, RNN, Auto, Last, Predictor, Steady, predictors
+from uneven.policy.predict import ARIMA, EMA, LSTM, NARX, RNN, Auto, Last, Predictor, Steady, predictors
 from uneven.testing.contracts import PredictorContract
 
 

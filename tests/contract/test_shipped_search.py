@@ -1,6 +1,6 @@
 """The contract suites on every scheduler and searcher that comes along."""
 
-from uneven.search.schedulers import (
+from uneven.search.pure.schedulers import (
     Fifo,
     HyperBand,
     MedianStopping,
@@ -10,8 +10,8 @@ from uneven.search.schedulers import (
     StoppingAsha,
     schedulers,
 )  # fmt: skip
-from uneven.search.searchers import ConcurrencyLimit, GridSearch, RandomSearch, Searcher, searchers
-from uneven.search.space import Space, choice, grid, integer, log, uniform
+from uneven.search.pure.searchers import ConcurrencyLimit, GridSearch, RandomSearch, Searcher, searchers
+from uneven.search.pure.space import Space, choice, grid, integer, log, uniform
 from uneven.search.with_optuna import OptunaPruner, OptunaSearch
 from uneven.testing.search import SchedulerContract, SearcherContract
 

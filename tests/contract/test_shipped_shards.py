@@ -10,7 +10,7 @@ import pytest
 
 from support.parameter_server import SHARDS, ParameterServerContract, ShardPlace
 from support.shards import LocalLine, LocalShards
-from uneven.server import Patience, ShardHost, Stored, ZmqLine, make_keys
+from uneven.runtime.parameter_server import Patience, ShardHost, Stored, ZmqLine, make_keys
 
 PATIENCE = Patience(join_s=60.0, silence_s=30.0)
 

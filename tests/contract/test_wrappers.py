@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from uneven.balance import Balancer, Hysteresis, PresumeEqual, Static, WrappingBalancer
-from uneven.balance.profile import Profile
-from uneven.core.actions import Split, StepPlan
-from uneven.core.views import BalanceView, Limits, SyncView
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.sync import MA, Evaluated, Facts, LocalSGD, Shadow, Shuffle, SyncPolicy, WrappingPolicy
+from uneven.policy.balance import Balancer, Hysteresis, PresumeEqual, Static, WrappingBalancer
+from uneven.policy.balance.profile import Profile
+from uneven.policy.core.actions import Split, StepPlan
+from uneven.policy.core.views import BalanceView, Limits, SyncView
+from uneven.policy.sync import MA, Evaluated, Facts, LocalSGD, Shadow, Shuffle, SyncPolicy, WrappingPolicy
 from uneven.testing.contracts import BalancerContract, SyncPolicyContract
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from uneven import fleet, search
-from uneven.data.datasets import digits
+from uneven.cluster.virtual.datasets import digits
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -19,12 +19,12 @@ from gpu_training import Make, X, adam, alone, assert_same, dataset, global_batc
 from torch import nn
 
 import uneven
-from uneven.core.records import StepRecord
 from uneven.embedding import SGD, EmbeddingBagCollection, Table
 from uneven.journal import read
+from uneven.policy.core.records import StepRecord
 from uneven.run.measure.clock import CudaClock
 from uneven.run.measure.load import nvml_uuid
-from uneven.states import random_state, set_random_state
+from uneven.runtime.states import random_state, set_random_state
 from uneven.testing.parts import alone as by_itself
 
 GPU = torch.device("cuda", 0)

@@ -30,9 +30,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.core.records import StepRecord
 from uneven.errors import ConfigError
 from uneven.journal import read
+from uneven.policy.core.records import StepRecord
 from uneven.testing.parts import alone as by_itself
 from uneven.testing.ranks import RankContext, ranks
 

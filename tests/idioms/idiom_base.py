@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import uneven
-from uneven.data.order import Portion, epoch_order
-from uneven.data.stream import is_stream
+from uneven.policy.samples.order import Portion, epoch_order
+from uneven.run.samples.stream import is_stream
 
 N, X = 62, 20  # three full iterations and a last part of 2, fewer than there are workers
 STEPS = 4

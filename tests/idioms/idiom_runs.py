@@ -29,10 +29,10 @@ from idiom_base import IDIOMS, Agrees, Differs, Either, Equal, Expect, Idiom, N,
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 
-from uneven.balance import Balancer
-from uneven.core.actions import Split
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView
+from uneven.policy.balance import Balancer
+from uneven.policy.core.actions import Split
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView
 from uneven.testing.ranks import RankContext, ranks, run_ranks
 
 WORKERS = {"even": 3, "static": 4, "moving": 3}

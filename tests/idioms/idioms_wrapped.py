@@ -28,9 +28,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.core.views import SyncView
-from uneven.sync import Evaluated, SyncPolicy
+from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import Evaluated, SyncPolicy
 
 WRAPPED = "Wrapped models"
 SESSIONS = "Sessions and ranks"

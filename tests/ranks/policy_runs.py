@@ -12,17 +12,17 @@ from session_parts import Numbered, X, net, tensors
 from torch import Tensor, nn
 
 import uneven
-from uneven.balance import balancers
-from uneven.cluster.spec import ClusterSpec, Node, Workload
-from uneven.core.cost import Affine
-from uneven.core.records import ExchangeRecord
-from uneven.simulate import Scenario, simulate
-from uneven.sync import SyncPolicy, policies
-from uneven.virtual.board import Board
-from uneven.virtual.replicas import SampleOrder, Sgd
-from uneven.virtual.run import prepared
-from uneven.virtual.task import Classification
-from uneven.virtual.training import Training
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
+from uneven.cluster.pure.simulate import Scenario, simulate
+from uneven.cluster.virtual.board import Board
+from uneven.cluster.virtual.replicas import SampleOrder, Sgd
+from uneven.cluster.virtual.run import prepared
+from uneven.cluster.virtual.task import Classification
+from uneven.cluster.virtual.training import Training
+from uneven.policy.balance import balancers
+from uneven.policy.core.cost import Affine
+from uneven.policy.core.records import ExchangeRecord
+from uneven.policy.sync import SyncPolicy, policies
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from uneven.balance import Balancer
-from uneven.core.actions import Split
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView
-from uneven.data.order import epoch_order
+from uneven.policy.balance import Balancer
+from uneven.policy.core.actions import Split
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView
+from uneven.policy.samples.order import epoch_order
 from uneven.run.measure.clock import HostClock
 
 N, X = 50, 12  # four full iterations and a last part of 2

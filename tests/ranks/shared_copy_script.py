@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from uneven.server import Client, ZmqLine, table_of
-from uneven.world import discover
+from uneven.runtime.parameter_server import Client, ZmqLine, table_of
+from uneven.runtime.world import discover
 
 STEPS = 60
 

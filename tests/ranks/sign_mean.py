@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from uneven import Merge, merges
-from uneven.merge import Kept
+from uneven.policy.merge import Kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import uneven
-from uneven.core.views import Observation
-from uneven.predict import Lesson, Predictor, predictors
+from uneven.policy.core.views import Observation
+from uneven.policy.predict import Lesson, Predictor, predictors
 from uneven.testing import RankContext, ranks
 
 

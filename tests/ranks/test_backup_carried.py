@@ -13,8 +13,8 @@ from session_parts import N, X
 from session_parts import everybodys as all_of
 from test_served_run import union
 
-from uneven.data.order import epoch_order
 from uneven.errors import ConfigError
+from uneven.policy.samples.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
 
 

@@ -17,9 +17,9 @@ from sign_mean import SignMean
 from torch import nn
 
 from uneven import Merge
-from uneven.core.actions import span
-from uneven.merge import merges
-from uneven.sync import DiLoCo
+from uneven.policy.core.actions import span
+from uneven.policy.merge import merges
+from uneven.policy.sync import DiLoCo
 from uneven.testing.merges import MergeContract
 from uneven.testing.ranks import RankContext, ranks
 

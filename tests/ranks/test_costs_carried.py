@@ -12,9 +12,9 @@ from torch.distributed import barrier
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.core.records import StepRecord
 from uneven.errors import ConflictError, DataError
 from uneven.journal import read
+from uneven.policy.core.records import StepRecord
 from uneven.testing.ranks import RankContext, ranks
 
 COSTS = 1.0 + torch.arange(N) % 7

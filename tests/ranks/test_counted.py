@@ -20,10 +20,10 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from brought import brought
-from uneven.data.order import epoch_order
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
-from uneven.report.series import run_data
+from uneven.journal.report.pure.series import run_data
+from uneven.policy.samples.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
 
 CLASSES = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)

@@ -17,23 +17,23 @@ from policy_runs import Double, Run, everybodys, flat
 from session_parts import net, tensors
 from torch.utils.data import TensorDataset
 
-from uneven.balance import balancers
-from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
-from uneven.core.actions import Exchange
-from uneven.core.cost import Affine
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload, steady
+from uneven.cluster.pure.simulate import Scenario, simulate
+from uneven.cluster.virtual.board import Board
+from uneven.cluster.virtual.replicas import SampleOrder, Sgd
+from uneven.cluster.virtual.run import prepared
+from uneven.cluster.virtual.task import Classification
+from uneven.cluster.virtual.training import Training
 from uneven.errors import ConfigError, PeerError
-from uneven.server import make_keys
-from uneven.server.keys import SERVER, publish
-from uneven.server.wire import Kind
-from uneven.simulate import Scenario, simulate
-from uneven.sync import policies
+from uneven.policy.balance import balancers
+from uneven.policy.core.actions import Exchange
+from uneven.policy.core.cost import Affine
+from uneven.policy.sync import policies
+from uneven.runtime.messages.keys import SERVER, publish
+from uneven.runtime.parameter_server import make_keys
+from uneven.runtime.parameter_server.pure.wire import Kind
+from uneven.runtime.world import RUN_VARIABLE
 from uneven.testing.ranks import RankContext, ranks
-from uneven.virtual.board import Board
-from uneven.virtual.replicas import SampleOrder, Sgd
-from uneven.virtual.run import prepared
-from uneven.virtual.task import Classification
-from uneven.virtual.training import Training
-from uneven.world import RUN_VARIABLE
 
 SPEEDS, X, EVENTS = (1.0, 1.13, 2.6), 12, 24
 OWN = X // len(SPEEDS)

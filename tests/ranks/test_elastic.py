@@ -20,13 +20,13 @@ import torch.nn.functional as F
 
 from metadata_service import MetadataService, serving
 from uneven import journal
-from uneven.core.records import MembershipRecord
+from uneven.policy.core.records import MembershipRecord
 from uneven_bench.forked.scripts import Script
 
 pytestmark = pytest.mark.timeout(300)
 
 HERE = Path(__file__).parent
-IMPORTED = ("uneven.cli.run", "uneven.launch.elastic", "rich.console")
+IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.elastic", "rich.console")
 
 
 PORTS = range(20_000, 30_000)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_elastic import HERE, run
 
-from uneven.data.returned import runs
-from uneven.loops.mended import positions_in, without
+from uneven.policy.samples.returned import runs
+from uneven.run.loops.mended import positions_in, without
 
 
 @pytest.mark.timeout(200)

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from test_elastic import HERE, await_door, free_port, run
 
-from uneven.core.views import SyncView
-from uneven.merge import Merge
-from uneven.sync import policies
+from uneven.policy.core.views import SyncView
+from uneven.policy.merge import Merge
+from uneven.policy.sync import policies
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_elastic import HERE, await_door, free_port, run
 
-from uneven.data.order import epoch_order
+from uneven.policy.samples.order import epoch_order
 
 pytestmark = pytest.mark.timeout(200)
 

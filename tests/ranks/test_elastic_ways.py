@@ -18,7 +18,7 @@ from test_elastic import HERE, await_door, free_port, run
 
 import uneven
 from uneven import journal
-from uneven.core.records import StepRecord
+from uneven.policy.core.records import StepRecord
 from uneven.testing.parts import alone
 
 pytestmark = pytest.mark.timeout(200)

@@ -14,10 +14,10 @@ from torch.distributed import barrier
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.core.records import StepRecord
 from uneven.errors import ConfigError, DataError
 from uneven.journal import read
-from uneven.loops.evaluate import TakenPositions
+from uneven.policy.core.records import StepRecord
+from uneven.run.loops.evaluate import TakenPositions
 from uneven.testing.ranks import RankContext, ranks
 
 DATA = TensorDataset(*tensors(), torch.arange(N))

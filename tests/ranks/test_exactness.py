@@ -13,12 +13,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.balance import Balancer
-from uneven.core.actions import Split
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView
-from uneven.data.order import epoch_order
 from uneven.errors import ConfigError, NonFiniteError, TrainingError
+from uneven.policy.balance import Balancer
+from uneven.policy.core.actions import Split
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView
+from uneven.policy.samples.order import epoch_order
 from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
 from uneven.testing.ranks import RankContext, ranks
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import uneven
-from uneven.core.records import ExchangeRecord
 from uneven.errors import ConfigError
-from uneven.run.parameter_server.served import Served
+from uneven.policy.core.records import ExchangeRecord
+from uneven.run.replicas.server.served import Served
 from uneven.testing.ranks import RankContext, ranks
 
 X = 7

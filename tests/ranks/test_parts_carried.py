@@ -16,8 +16,8 @@ from torch import nn
 import uneven
 from lines_contract import exchange_all
 from uneven import Part, Run, Step, journal
-from uneven.core.records import LineRecord
 from uneven.errors import ConfigError, PeerError
+from uneven.policy.core.records import LineRecord
 from uneven.testing.ranks import RankContext, ranks
 
 

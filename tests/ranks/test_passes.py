@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.core.records import StepRecord
 from uneven.errors import ConfigError, DataError, TrainingError
 from uneven.journal import read
+from uneven.policy.core.records import StepRecord
 from uneven.testing.ranks import RankContext, ranks
 
 IGNORED = -100
@@ -157,7 +157,7 @@ def test_what_is_refused(me: RankContext) -> None:
 
 
 def test_a_batch_of_any_shape_is_cut() -> None:
-    from uneven.loops.passes import _rows, cut
+    from uneven.run.loops.passes import _rows, cut
 
     batch = {"x": torch.arange(8).view(4, 2), "of all": torch.arange(3), "names": ["a", "b", "c", "d"], "scale": 2.0}
     assert _rows(batch) == 4

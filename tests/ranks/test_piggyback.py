@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import uneven
-from uneven.control import Report
+from uneven.policy.control import Report
 from uneven.run.gradients.piggyback import NOTHING, Heard, Piggyback
 from uneven.testing import RankContext, ranks
 

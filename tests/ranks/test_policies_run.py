@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from uneven import journal
-from uneven.core.records import ExchangeRecord, StepRecord
+from uneven.policy.core.records import ExchangeRecord, StepRecord
 from uneven_bench.forked.scripts import run_script
 
 SCRIPT = """

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from uneven.errors import ConfigError
+from uneven.runtime.world import discover
 from uneven.testing import RankContext, RankFailure, kept_pids, pool_pids, ranks, run_ranks, stop_pool
 from uneven.testing.rank_process import RankProcess
 from uneven.testing.ranks import fork_server
-from uneven.world import discover
 from uneven_bench.forked.scripts import Script
 
 

@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, get_worker_info
 
 import uneven
-from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.core.views import SyncView
 from uneven.errors import ConfigError, DataError, TrainingError
-from uneven.sync import Facts, SyncPolicy
-from uneven.sync.local import LocalSGD
+from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import Facts, SyncPolicy
+from uneven.policy.sync.local import LocalSGD
 from uneven.testing.ranks import RankContext, ranks
 
 FEATURES, CLASSES = 5, 3

@@ -16,7 +16,7 @@ import pytest
 from session_parts import N
 
 from uneven import journal
-from uneven.core.records import EventRecord
+from uneven.policy.core.records import EventRecord
 from uneven_bench.forked.scripts import Script
 
 pytestmark = pytest.mark.timeout(300)
@@ -94,7 +94,7 @@ WORKER = """
 import os, sys, time
 from pathlib import Path
 import signal
-from uneven.rundir import Expendable, mark_expendable
+from uneven.runtime.rundir import Expendable, mark_expendable
 run, rank, start = Path(os.environ["UNEVEN_RUN"]), int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 def after(name):

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from uneven.errors import ConfigError, LaunchError
-from uneven.server import ZmqLine
-from uneven.server.process import ShardKeeper
+from uneven.runtime.messages.process import ShardKeeper
+from uneven.runtime.parameter_server import ZmqLine
 from uneven_bench.forked.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("shared_copy_script.py")

@@ -16,7 +16,7 @@ from uneven.embedding import EmbeddingBagCollection, EmbeddingCollection, Table
 from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.journal import read
-from uneven.server.process import ShardKeeper
+from uneven.runtime.messages.process import ShardKeeper
 from uneven_bench.forked.scripts import run_script
 
 SCRIPT = Path(__file__).with_name("tables_script.py")

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from session_parts import everybodys as all_of
 from torch.utils.data import TensorDataset
 
-from uneven.data.loader import BalancedLoader
-from uneven.data.opening import Division, LoaderOptions
-from uneven.data.supply import SamplesWanted
 from uneven.errors import PeerError
-from uneven.run.own_pace.sample_counter import _AskedRun
-from uneven.run.own_pace.shared import OwnPace, make_own_pace
+from uneven.policy.samples.supply import SamplesWanted
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.opening import Division, LoaderOptions
+from uneven.run.samples.own_pace.sample_counter import _AskedRun
+from uneven.run.samples.own_pace.shared import OwnPace, make_own_pace
 from uneven.testing.ranks import RankContext, ranks
 
 

@@ -13,8 +13,8 @@ from session_parts import Moving, N, X, assert_same, net, sgd, tensors
 from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
 
 import uneven
-from uneven.data.sampled import SampledOrders
 from uneven.errors import ConfigError, DataError
+from uneven.run.samples.sampled import SampledOrders
 from uneven.testing.ranks import RankContext, ranks
 
 

@@ -19,9 +19,9 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
-from uneven.core.records import ExchangeRecord, StepRecord
-from uneven.data import datasets
-from uneven.data.order import epoch_order
+from uneven.cluster.virtual import datasets
+from uneven.policy.core.records import ExchangeRecord, StepRecord
+from uneven.policy.samples.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.forked.scripts import run_script
 
@@ -180,7 +180,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 import uneven
-from uneven.data.datasets import digits
+from uneven.cluster.virtual.datasets import digits
 
 torch.manual_seed(0)
 found = digits()

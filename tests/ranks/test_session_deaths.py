@@ -18,10 +18,10 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
-from uneven.core.records import EventRecord
-from uneven.emulate.ports import quiet_ports
+from uneven.cluster.emulate.ports import quiet_ports
 from uneven.errors import PeerError
-from uneven.jobs.processes import import_path
+from uneven.policy.core.records import EventRecord
+from uneven.runtime.jobs.processes import import_path
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.forked.scripts import Script, run_script
 

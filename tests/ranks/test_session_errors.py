@@ -22,11 +22,11 @@ from torch.utils.data import TensorDataset
 import uneven
 from brought import brought, refusal
 from uneven import journal
-from uneven.core.records import EventRecord
 from uneven.errors import ConfigError, ConflictError, DataError, NonFiniteError, UnevenError, UnknownNameError
+from uneven.policy.core.records import EventRecord
 from uneven.run.start import connect
+from uneven.runtime.world import World
 from uneven.testing.ranks import RankContext, ranks
-from uneven.world import World
 from uneven_bench.forked.scripts import run_script
 
 X = 24

@@ -19,10 +19,10 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
-from uneven.balance import Static
-from uneven.core.records import EventRecord, StepRecord
-from uneven.emulate.ports import quiet_ports
+from uneven.cluster.emulate.ports import quiet_ports
 from uneven.errors import DataError
+from uneven.policy.balance import Static
+from uneven.policy.core.records import EventRecord, StepRecord
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.forked.scripts import Script, run_script
 

@@ -15,11 +15,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.balance import Balancer
-from uneven.core.actions import Split
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView
 from uneven.errors import ConfigError, TrainingError
+from uneven.policy.balance import Balancer
+from uneven.policy.core.actions import Split
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView
 from uneven.testing.ranks import RankContext, ranks
 
 

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
-from uneven.core.records import ProfileRecord, SplitRecord
 from uneven.errors import ConfigError, DataError, TrainingError
+from uneven.policy.core.records import ProfileRecord, SplitRecord
 from uneven.run.reports.profiling import refuse_speaking_layers
 from uneven.testing.ranks import RankContext, ranks
 

@@ -18,9 +18,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.core.records import LineRecord, StepRecord
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
+from uneven.policy.core.records import LineRecord, StepRecord
 from uneven.testing.ranks import RankContext, ranks
 
 

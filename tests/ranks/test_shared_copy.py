@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from uneven.data.datasets import digits
-from uneven.jobs import Command, How
-from uneven.server import Client, ZmqLine, make_keys
-from uneven.server.partition import table_of
-from uneven.server.process import shard_process
+from uneven.cluster.virtual.datasets import digits
+from uneven.runtime.jobs import Command, How
+from uneven.runtime.messages.process import shard_process
+from uneven.runtime.parameter_server import Client, ZmqLine, make_keys
+from uneven.runtime.parameter_server.pure.partition import table_of
 from uneven.testing.ranks import RankContext, ranks
 
 WORKERS, SHARDS, STEPS, BATCH = 2, 2, 16, 36

@@ -16,13 +16,13 @@ from session_parts import N, X
 from session_parts import everybodys as all_of
 from test_served_run import union
 
-from uneven.data.order import epoch_order
 from uneven.errors import CheckpointError, ConfigError
-from uneven.run.parameter_server.home import _made
-from uneven.run.parameter_server.sited import SitedServed
-from uneven.server.keys import SERVER
+from uneven.policy.samples.order import epoch_order
+from uneven.run.replicas.server.home import _made
+from uneven.run.replicas.server.sited import SitedServed
+from uneven.runtime.messages.keys import SERVER
+from uneven.runtime.world import discover
 from uneven.testing.ranks import RankContext, ranks
-from uneven.world import discover
 
 SITES = ("east", "west", "west", "east")
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import uneven
-from uneven.core.records import StepRecord
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
-from uneven.loops.together import PieceCounter
+from uneven.policy.core.records import StepRecord
+from uneven.run.loops.together import PieceCounter
 from uneven.testing.ranks import RankContext, ranks
 
 X = 24

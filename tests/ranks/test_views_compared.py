@@ -5,13 +5,13 @@ from __future__ import annotations
 from policy_runs import Run
 from session_parts import X
 
-from uneven.balance import balancers
-from uneven.cluster.spec import ClusterSpec, Node, Workload
-from uneven.core.actions import StepPlan
-from uneven.core.cost import Affine
-from uneven.core.views import SyncView
-from uneven.simulate import Scenario, simulate
-from uneven.sync import Facts, SyncPolicy, policies
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
+from uneven.cluster.pure.simulate import Scenario, simulate
+from uneven.policy.balance import balancers
+from uneven.policy.core.actions import StepPlan
+from uneven.policy.core.cost import Affine
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import Facts, SyncPolicy, policies
 from uneven.testing.ranks import RankContext, ranks
 
 STEPS = 4

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import uneven
 from uneven.errors import ConfigError
-from uneven.sync import Scout
+from uneven.policy.sync import Scout
 from uneven.testing.ranks import RankContext, ranks
 
 

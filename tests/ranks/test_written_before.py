@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import uneven
-from uneven.core.records import StepRecord
 from uneven.journal import read
+from uneven.policy.core.records import StepRecord
 from uneven.testing.ranks import RankContext, ranks
 
 WRITTEN = Path(__file__).parents[1] / "data" / "written_before"

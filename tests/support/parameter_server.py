@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from uneven.errors import NonFiniteError, PeerError
-from uneven.server.client import Client
-from uneven.server.host import Stored
-from uneven.server.line import ShardLine
-from uneven.server.partition import table_of
-from uneven.server.wire import Array
+from uneven.runtime.parameter_server.client import Client
+from uneven.runtime.parameter_server.host import Stored
+from uneven.runtime.parameter_server.line import ShardLine
+from uneven.runtime.parameter_server.pure.partition import table_of
+from uneven.runtime.parameter_server.pure.wire import Array
 
 SHAPES = ((3, 5), (30_000,), (1,))
 """The second is cut in two."""

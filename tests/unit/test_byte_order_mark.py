@@ -11,16 +11,16 @@ import pytest
 
 from brought import brought
 from uneven.cluster import files
-from uneven.cluster.quantities import Recorded
+from uneven.cluster.pure.describe.quantities import Recorded
 from uneven.cluster.series import SeriesFiles
-from uneven.core.records import EventRecord, to_json
 from uneven.fleet import ensemble_file
 from uneven.fleet.engine.state import SCHEMA, load
 from uneven.journal import rank_path, read
-from uneven.rundir import file_layer, load_layers
+from uneven.policy.core.records import EventRecord, to_json
+from uneven.policy.core.tables import document
+from uneven.runtime.rundir import file_layer, load_layers
 from uneven.search import search_file
 from uneven.search.events import ASKED, EVENTS, asked_in, read_events
-from uneven.tables import document
 
 BOM = b"\xef\xbb\xbf"
 EVENT = EventRecord(rank=0, iteration=5, at_s=1.0, event="cut_link", message="100 Mbit/s left")
@@ -72,6 +72,6 @@ def test_a_journal_keeps_its_first_record(tmp_path: Path) -> None:
 
 
 def test_a_cluster_is_read(tmp_path: Path) -> None:
-    whole = Path(files.__file__).parents[1] / "clusters" / "demo4.toml"
+    whole = Path(files.__file__).parent / "shipped" / "demo4.toml"
     (tmp_path / "a.toml").write_bytes(BOM + whole.read_bytes())
     assert files.load(tmp_path / "a.toml") == files.load(whole)

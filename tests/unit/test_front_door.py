@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import uneven
-from uneven.balance import Static
-from uneven.predict import EMA
-from uneven.registry import Registry
-from uneven.sync import BSP
+from uneven.policy.balance import Static
+from uneven.policy.core.registry import Registry
+from uneven.policy.predict import EMA
+from uneven.policy.sync import BSP
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,10 +16,10 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.balance import balancers
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView, Limits, Observation
-from uneven.predict import predictors
+from uneven.policy.balance import balancers
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView, Limits, Observation
+from uneven.policy.predict import predictors
 from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 GLOBAL_BATCH = 256

@@ -65,7 +65,7 @@ Data = Annotated[
 
 def _find(data: str) -> None:
     """See that the data set is there, which is said here and not by a worker."""
-    from uneven.data.datasets import images
+    from uneven.cluster.virtual.datasets import images
 
     images(data)
 

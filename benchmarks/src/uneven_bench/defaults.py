@@ -18,10 +18,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, Trace, steady
-from uneven.core.records import Record, StepRecord
-from uneven.emulate.probe import why_not_isolated
+from uneven.cluster.emulate.probe import why_not_isolated
+from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, Trace, steady
 from uneven.errors import ConfigError
+from uneven.policy.core.records import Record, StepRecord
 from uneven_bench.overhead import share_of
 from uneven_bench.predictors.traces import use_traces
 from uneven_bench.recorded import cases as recorded_cases

@@ -21,11 +21,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal
-from uneven.balance import LbBsp
-from uneven.control import Decider, Report, ReportTable
-from uneven.core.records import Record, StepRecord
-from uneven.core.views import Limits
 from uneven.errors import LaunchError
+from uneven.policy.balance import LbBsp
+from uneven.policy.control import Decider, Report, ReportTable
+from uneven.policy.core.records import Record, StepRecord
+from uneven.policy.core.views import Limits
 
 WORKERS = (4, 8)
 DECIDING = (16, 100, 1_000, 10_000)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from uneven.cli.progress import phases
-from uneven.report.console import Console
+from uneven.journal.report.console import Console
 
 Result = dict[str, Any]
 Told = Callable[[str, str, float], None]

@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.table import Table
 
-from uneven.balance import LbBsp
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView, Limits, Observation
+from uneven.policy.balance import LbBsp
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView, Limits, Observation
 from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 WORKERS = 10_000

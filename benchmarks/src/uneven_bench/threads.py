@@ -18,9 +18,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import nn
 
-from uneven.data.datasets import ImageData, images
-from uneven.demo.training import network
-from uneven.session import Session
+from uneven.cli.demo.training import network
+from uneven.cluster.virtual.datasets import ImageData, images
+from uneven.run.session import Session
 
 BATCH = 64
 _RATE, _MOMENTUM = 0.02, 0.9

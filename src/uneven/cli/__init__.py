@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import typer
 
-import uneven
 from uneven.cli.commands import COMMANDS, EXAMPLES, CliCommand, found
 from uneven.cli.names import Naming
 from uneven.errors import ConfigError, LaunchError, UnevenError, UnknownNameError, install_hint
+from uneven.runtime.installed import VERSION
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _TORCHRUN: dict[str, Any] = {"token_normalize_func": lambda word: word.replace("_", "-")}
@@ -51,7 +51,7 @@ def application(typed: Sequence[str]) -> typer.Typer:
         # Rich's markup would drop "[default: …]" in a help text, and Markdown the line breaks of examples.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        help=uneven.__doc__.splitlines()[0] if uneven.__doc__ else None,
+        help="Train PyTorch models on machines that differ in speed, are shared, far apart, or may disappear.",
         epilog="\b\n" + EXAMPLES.replace("\n\n", "\n \n"),
         context_settings=HELP,
     )
@@ -91,7 +91,7 @@ def _absent() -> None:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"uneven {uneven.__version__}")
+        typer.echo(f"uneven {VERSION}")
         raise typer.Exit
 
 
@@ -105,7 +105,7 @@ def _top(
 
 def _complain(error: UnevenError) -> None:
     # Imported here, so that commands that succeed do not load rich.
-    from uneven.report.console import Console
+    from uneven.journal.report.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", end=" ", style="bold red")

@@ -32,7 +32,7 @@ COMMANDS: dict[str, CliCommand] = {
         CliCommand("focus", "uneven.cli.focus:app", "Find things in recorded video."),
         CliCommand("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
         CliCommand("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
-        CliCommand("demo", "uneven.cli.demo:demo", "See it work on four unequal workers, against DDP."),
+        CliCommand("demo", "uneven.cli.demo.command:demo", "See it work on four unequal workers, against DDP."),
         CliCommand("bench", None, "Measure a claim on this machine.", package="uneven-bench"),
         CliCommand("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
     )

@@ -20,11 +20,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-import uneven
-from uneven.emulate import probe, state
-from uneven.emulate.checks import Able
+from uneven.cluster.emulate import probe, state
+from uneven.cluster.emulate.pure.checks import Able
 from uneven.errors import ConfigError, install_hint
-from uneven.report.console import Console
+from uneven.journal.report.console import Console
+from uneven.runtime.installed import VERSION
 
 
 class Level(Enum):
@@ -167,7 +167,7 @@ def extras(requirements: Sequence[str]) -> dict[str, list[str]]:
 def on_torch(torch: TorchFacts) -> Finding:
     if not torch.version:
         return Finding("torch", MISSING, torch.error, "nothing trains: pip install --force-reinstall torch")
-    python = f"Python {platform.python_version()} on {platform.system()}, uneven {uneven.__version__}"
+    python = f"Python {platform.python_version()} on {platform.system()}, uneven {VERSION}"
     return Finding("torch", GOOD, f"{torch.version} ({torch.build} build), {python}", "one worker trains")
 
 

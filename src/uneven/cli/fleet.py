@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
-from uneven.core.text import printable
-from uneven.fleet.member.batch_rule import BatchRule
+from uneven.fleet.pure.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
-from uneven.jobs.begun import DefaultFolder
+from uneven.policy.core.text import printable
+from uneven.runtime.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
     from uneven.fleet import Result

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from uneven.cli.options import Engine
-from uneven.core.text import printable
 from uneven.errors import ConfigError, access
-from uneven.tables import located
+from uneven.policy.core.tables import located
+from uneven.policy.core.text import printable
 
 if TYPE_CHECKING:
     from uneven.focus.begin import Update

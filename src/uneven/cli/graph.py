@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from uneven.cli.options import DESCRIBED
-from uneven.core.text import printable
 from uneven.errors import ConfigError
+from uneven.policy.core.text import printable
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Cut graphs for full-batch training on several workers."

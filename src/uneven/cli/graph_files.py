@@ -19,7 +19,7 @@ from torch import Tensor
 
 from uneven.errors import DataError
 from uneven.graph.edges import graph_of
-from uneven.installed import need
+from uneven.runtime.installed import need
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -13,14 +13,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.cluster import files
+from uneven.cluster.pure.simulate.graph_steps import EXCHANGES, CutLoad, Rows, phases
+from uneven.cluster.pure.simulate.phases import play
 from uneven.errors import ConfigError
-from uneven.graph.capacity import GraphRates
+from uneven.graph.pure.capacity import GraphRates
 from uneven.graph.source import GraphSource
 from uneven.graph.store import GraphStore
-from uneven.report.console import Console
-from uneven.report.text import seconds
-from uneven.simulate.graph_steps import EXCHANGES, CutLoad, Rows, phases
-from uneven.simulate.phases import play
+from uneven.journal.report.console import Console
+from uneven.journal.report.pure.text import seconds
 
 _STEPS = 20  # simulated of each exchange
 

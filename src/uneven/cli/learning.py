@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from uneven.errors import ConfigError
-from uneven.report.text import count, percent, seconds, span
+from uneven.journal.report.pure.text import count, percent, seconds, span
 
 if TYPE_CHECKING:
-    from uneven.virtual import Goal, LearningTask, Learnt, Point
+    from uneven.cluster.virtual import Goal, LearningTask, Learnt, Point
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -33,7 +33,7 @@ def lesson(train: str | None, accuracy: float | None, key: str) -> LearningGoal:
         if accuracy is not None:
             raise ConfigError(f"{key} {accuracy:g} needs something that learns: add --train digits")
         return LearningGoal(None, None)
-    from uneven.virtual import Goal, tasks
+    from uneven.cluster.virtual import Goal, tasks
 
     goal = None if accuracy is None else Goal(accuracy)
     return LearningGoal(tasks.resolve(train), goal)

@@ -14,9 +14,9 @@ POLICIES = "{policies}"
 PREDICTORS = "{predictors}"
 
 _WHERE = {
-    BALANCERS: ("uneven.balance", "balancers"),
-    POLICIES: ("uneven.sync", "policies"),
-    PREDICTORS: ("uneven.predict", "predictors"),
+    BALANCERS: ("uneven.policy.balance", "balancers"),
+    POLICIES: ("uneven.policy.sync", "policies"),
+    PREDICTORS: ("uneven.policy.predict", "predictors"),
 }
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uneven import launch
 from uneven.errors import ConfigError, install_hint
+from uneven.runtime import launch
 
 _CORES = 1.0
 
@@ -29,7 +29,7 @@ def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping
         )
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"--ray {count}: Ray is not installed: {install_hint('.[ray]')}")
-    from uneven.jobs.ray_lines import RayLines
+    from uneven.runtime.jobs.ray_lines import RayLines
 
     options = [word for name, value in said.items() if value is not None for word in (name, str(value))]
     target = ["-m", *start.target] if start.module else start.target

@@ -14,7 +14,7 @@ import typer
 from uneven.cli.names import BALANCERS, POLICIES, PREDICTORS
 
 if TYPE_CHECKING:
-    from uneven.report.track import Tracker
+    from uneven.journal.report.track import Tracker
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
@@ -194,7 +194,7 @@ LogTo = Annotated[
 
 def trackers(log_to: list[str] | None, tensorboard: Path | None = None) -> list[Tracker]:
     """Return the tools named by ``--log-to``, and the one of ``--tensorboard DIR``, a short form."""
-    from uneven.report.track import tracker
+    from uneven.journal.report.track import tracker
 
     named = [*([] if tensorboard is None else [f"tensorboard:{tensorboard}"]), *(log_to or [])]
     return [tracker(one) for one in named]

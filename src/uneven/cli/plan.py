@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from uneven.cli import learning
-    from uneven.cluster.spec import ClusterSpec
-    from uneven.plan import Choice, CombinationResult, LeftOut
-    from uneven.simulate import Scenario
+    from uneven.cluster.pure.describe.spec import ClusterSpec
+    from uneven.cluster.pure.plan import Choice, CombinationResult, LeftOut
+    from uneven.cluster.pure.simulate import Scenario
 
 _REASONS = 3  # number of reasons shown; a wrong unit in a cluster gives one for each combination
 
@@ -88,10 +88,10 @@ def command(
         asking.plan(Path(cluster), what_if, seed, report, as_json=as_json)
         return
     from uneven.cli import learning, plan_page
+    from uneven.cluster.pure.plan import combinations, ranked
+    from uneven.cluster.pure.simulate.world import MOST_ITERATIONS
     from uneven.errors import ConfigError
-    from uneven.plan import combinations, ranked
-    from uneven.simulate.world import MOST_ITERATIONS
-    from uneven.tables import shown
+    from uneven.policy.core.tables import shown
 
     for key, value, least, most in (("--iterations", iterations, 1, MOST_ITERATIONS), ("--seed", seed, 0, 2**63)):
         if not least <= value <= most:
@@ -133,9 +133,9 @@ class _Case:
     preconditioned: bool = False
 
     def scenario(self, choice: Choice) -> Scenario:
-        from uneven.balance import balancers
-        from uneven.simulate import Scenario
-        from uneven.sync import policies
+        from uneven.cluster.pure.simulate import Scenario
+        from uneven.policy.balance import balancers
+        from uneven.policy.sync import policies
 
         # Balancers and policies learn, so each combination gets new ones.
         return Scenario(
@@ -168,7 +168,7 @@ def _recorded(run: Path, iterations: int, seed: int) -> _Case:
     """Return a run with the description next to its journal, or with one made from it."""
     from uneven.cli.simulate import recorded_costs
     from uneven.cluster import files
-    from uneven.simulate import described, with_costs
+    from uneven.cluster.pure.simulate import described, with_costs
 
     described_by = run / "cluster.toml"
     if described_by.is_file():
@@ -195,8 +195,8 @@ def _play(
     case: _Case, choices: Sequence[Choice], lesson: learning.LearningGoal
 ) -> tuple[list[CombinationResult], list[LeftOut]]:
     from uneven.cli.progress import bar
+    from uneven.cluster.pure.plan import LeftOut
     from uneven.errors import ConfigError, TrainingError
-    from uneven.plan import LeftOut
 
     results: list[CombinationResult] = []
     failed: list[LeftOut] = []
@@ -214,14 +214,14 @@ def _play(
 def _one(
     case: _Case, choice: Choice, lesson: learning.LearningGoal, moved: Callable[[float], None]
 ) -> CombinationResult:
-    from uneven.plan import CombinationResult, TrainingOutcome, played
-    from uneven.sync import carried, unheeded
+    from uneven.cluster.pure.plan import CombinationResult, TrainingOutcome, played
+    from uneven.policy.sync import carried, unheeded
 
     scenario, turns = case.scenario(choice), 1 if lesson.task is None else 2
     figures = played(scenario, progress=lambda done: moved(min(1.0, done / case.iterations) / turns))
     taught = None
     if lesson.task is not None:
-        from uneven.virtual import train
+        from uneven.cluster.virtual import train
 
         # A new scenario, because the balancer and the policy of the first one have learnt.
         learnt = train(

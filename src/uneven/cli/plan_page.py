@@ -13,16 +13,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from uneven.balance import balancers
-from uneven.plan import LeftOut, Plan, Row, findings, reason
-from uneven.plan.bottleneck import listed
-from uneven.plan.table_servers import TablePlanned, planned
-from uneven.report.console import Console
-from uneven.report.text import count, percent, seconds
+from uneven.cluster.pure.plan import LeftOut, Plan, Row, findings, reason
+from uneven.cluster.pure.plan.bottleneck import listed
+from uneven.cluster.pure.plan.table_servers import TablePlanned, planned
+from uneven.journal.report.console import Console
+from uneven.journal.report.pure.text import count, percent, seconds
+from uneven.policy.balance import balancers
 
 if TYPE_CHECKING:
-    from uneven.cluster.spec import ClusterSpec
-    from uneven.virtual import Goal
+    from uneven.cluster.pure.describe.spec import ClusterSpec
+    from uneven.cluster.virtual import Goal
 
 _WIDEST = 110
 _HELD = "\u00a0"

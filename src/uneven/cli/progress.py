@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import TextIO
 
-from uneven.core.text import printable
+from uneven.policy.core.text import printable
 
 _EVERY_S = 0.05
 _LINE_EVERY_S = 10.0
@@ -22,7 +22,7 @@ def bar(total: int, *, named: bool = False) -> Iterator[Callable[..., None]]:
     ``named`` shows the name, not the number."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from uneven.report.console import Console
+    from uneven.journal.report.console import Console
 
     # On stderr, because stdout has the results and may be a pipe.
     said = TextColumn("{task.description}", markup=False) if named else MofNCompleteColumn()
@@ -44,7 +44,7 @@ def phases() -> Iterator[Report]:
     """Yield ``progress(phase, state, done)``, which moves a bar for each phase; or see :func:`lines`."""
     from rich import progress as rich_progress
 
-    from uneven.report.console import Console
+    from uneven.journal.report.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli.options import LogTo, trackers
-from uneven.core.text import printable
+from uneven.policy.core.text import printable
 
 if TYPE_CHECKING:
-    from uneven.report.page import Page
+    from uneven.journal.report.page import Page
 
 
 def report(
@@ -65,9 +65,9 @@ def report(
       uneven report runs/NAME --log-to mlflow:mlruns     also wandb:FOLDER, tensorboard:FOLDER
     """
     from uneven.errors import ConfigError
-    from uneven.installed import need
     from uneven.journal.paths import newest_run
-    from uneven.report import html
+    from uneven.journal.report import html
+    from uneven.runtime.installed import need
 
     need("report", "plotly")
     paths = runs or [newest_run()]
@@ -80,12 +80,12 @@ def report(
     html.write_page(page, out, plotly_beside=beside)
     _say("report", out)
     if trace is not None:
-        from uneven.report import trace as tracing
+        from uneven.journal.report import trace as tracing
 
         tracing.write(paths[0], trace)
         _say("trace", trace, " (open it at https://ui.perfetto.dev)")
     for tool in trackers(log_to, tensorboard):
-        from uneven.report.track import session
+        from uneven.journal.report.track import session
 
         session.write(paths[0], tool)
     if tensorboard is not None:
@@ -98,8 +98,8 @@ def _compared(paths: list[Path]) -> Page:
     from rich import box
     from rich.table import Table
 
-    from uneven.report import comparison
-    from uneven.report.console import Console
+    from uneven.journal.report import comparison
+    from uneven.journal.report.console import Console
 
     data = comparison.compared(comparison.named(paths))
     summary = comparison.summary_table(data)

@@ -12,19 +12,20 @@ from typing import Any
 
 import typer
 
-from uneven import config, launch, rundir
-from uneven.balance import balancers
 from uneven.cli import options
 from uneven.cli.misplaced import hint, misplaced
 from uneven.cli.on_ray import ray_workers
 from uneven.errors import ConfigError, JournalError
 from uneven.journal.paths import rank_paths
 from uneven.journal.reader import Follower
-from uneven.launch.before import check, local_workers
-from uneven.registry import describe
-from uneven.report.advice import one_line
-from uneven.report.state import RunProgress
-from uneven.sync import carried, compatible, policies, threaded, unheeded
+from uneven.journal.report.pure.advice import one_line
+from uneven.journal.report.pure.state import RunProgress
+from uneven.policy.balance import balancers
+from uneven.policy.core import config
+from uneven.policy.core.registry import describe
+from uneven.policy.sync import carried, compatible, policies, threaded, unheeded
+from uneven.runtime import launch, rundir
+from uneven.runtime.launch.before import check, local_workers
 
 _MOST_SHARDS = 1_000
 _READY_WITHIN_S = 60.0
@@ -84,7 +85,7 @@ def run(
       uneven run --nproc 4 --balance static:shares=3/2/1/1 train.py
       uneven run --nproc 2 -m package.train
       uneven run --nproc 4 --log-rank 0 --redirects 0:0,1:3,2:3,3:3 train.py
-      uneven run --nproc 4 --servers 2 train.py  a parameter server for uneven.server.Client
+      uneven run --nproc 4 --servers 2 train.py  a parameter server for uneven.runtime.parameter_server.Client
       uneven run --nproc 4 --tables 1 train.py   a server for the tables of uneven.embedding
       uneven run --nproc 4 --elastic 2:8 train.py
       uneven run --join 10.0.0.1:29500 train.py  one additional worker for that run, on another machine
@@ -150,7 +151,7 @@ def members_of(start: launch.Launch, **shards: int) -> int:
     if not members.isdigit() or start.nodes != (1, 1):
         raise ConfigError(
             f"{' '.join(asked)} needs a number of workers that does not change, on this machine: say --nproc NUMBER, "
-            f"and for several machines start `python -m uneven.server` yourself"
+            f"and for several machines start `python -m uneven.runtime.parameter_server` yourself"
         )
     return int(members)
 
@@ -161,13 +162,13 @@ def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool)
     LaunchError if they cannot be started."""
     with ExitStack() as stack:
         if servers:
-            from uneven.server.keys import SERVER
-            from uneven.server.process import ShardKeeper
+            from uneven.runtime.messages.keys import SERVER
+            from uneven.runtime.messages.process import ShardKeeper
 
             stack.enter_context(ShardKeeper(run / SERVER, servers, members, growing=growing))
         if tables:
             from uneven.embedding.host import PROGRAM, TABLES
-            from uneven.server.process import ShardKeeper
+            from uneven.runtime.messages.process import ShardKeeper
 
             stack.enter_context(ShardKeeper(run / TABLES, tables, members, program=PROGRAM))
         yield

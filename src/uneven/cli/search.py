@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
-from uneven.core.text import printable
 from uneven.errors import ConfigError
-from uneven.jobs.begun import DefaultFolder
+from uneven.policy.core.text import printable
+from uneven.runtime.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
     from uneven.search import SearchResult

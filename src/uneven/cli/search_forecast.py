@@ -9,12 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.cluster import files
-from uneven.cluster.spec import ClusterSpec
+from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError
-from uneven.report.console import Console
-from uneven.report.text import count, percent, seconds
+from uneven.journal.report.console import Console
+from uneven.journal.report.pure.text import count, percent, seconds
 from uneven.search.earlier import reopened
-from uneven.search.forecast import cheapest, counts, recorded
+from uneven.search.pure.forecast import cheapest, counts, recorded
 
 
 def show(what: list[str], trials: int | None) -> None:

@@ -14,14 +14,14 @@ import typer
 from uneven.cli import options
 from uneven.cli.names import BALANCERS, POLICIES
 from uneven.cli.options import accuracy, option, played, task
-from uneven.core.text import printable
+from uneven.policy.core.text import printable
 
 if TYPE_CHECKING:
     from uneven.cli.learning import LearningGoal
     from uneven.cli.simulate_page import FinishedSimulation
-    from uneven.cluster.spec import ClusterSpec
-    from uneven.core.records import Record
-    from uneven.simulate import RecordedCosts, Scenario, Sink
+    from uneven.cluster.pure.describe.spec import ClusterSpec
+    from uneven.cluster.pure.simulate import RecordedCosts, Scenario, Sink
+    from uneven.policy.core.records import Record
 
 _LEARN = "What is learnt"
 _OUTPUT = "What comes out"
@@ -86,7 +86,7 @@ def command(
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
     """
     from uneven.cli import learning, simulate_page
-    from uneven.sync.fits import compatible
+    from uneven.policy.sync.fits import compatible
 
     lesson = learning.lesson(train, until_accuracy, "--until-accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs, preconditioner)
@@ -116,12 +116,12 @@ def _scenario(
     costs: Path | None,
     preconditioner: Path | None,
 ) -> Scenario:
-    import uneven
-    from uneven.balance import balancers
     from uneven.cluster import files
+    from uneven.cluster.pure.simulate import Scenario, described, with_costs
     from uneven.errors import ConfigError
-    from uneven.simulate import Scenario, described, with_costs
-    from uneven.sync import policies
+    from uneven.policy.balance import balancers
+    from uneven.policy.sync import policies
+    from uneven.runtime.installed import VERSION
 
     if cluster is None and costs is None:
         raise ConfigError(
@@ -152,15 +152,15 @@ def _scenario(
         exchange_s=exchange_s,
         balance=balance,
         sync=sync,
-        versions={"uneven": uneven.__version__},
+        versions={"uneven": VERSION},
     )
 
 
 def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> Scenario:
     """Add servers of embedding tables if the description has tables; by default as many as a plan advises."""
+    from uneven.cluster.pure.plan.table_servers import planned
+    from uneven.cluster.pure.simulate import TableServers
     from uneven.errors import ConfigError
-    from uneven.plan.table_servers import planned
-    from uneven.simulate import TableServers
 
     if not scenario.spec.tables.features:
         if servers is not None or ahead is not None:
@@ -176,7 +176,7 @@ def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> 
 def recorded_costs(run: Path, spec: ClusterSpec | None) -> RecordedCosts:
     """Return the costs of a run's workers; the cluster supplies values that the run cannot show."""
     from uneven import journal
-    from uneven.simulate import costs_from_journal
+    from uneven.cluster.pure.simulate import costs_from_journal
 
     fixed_s = {}
     for rank, node in enumerate(spec.nodes if spec is not None else ()):
@@ -186,7 +186,7 @@ def recorded_costs(run: Path, spec: ClusterSpec | None) -> RecordedCosts:
 
 
 def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path | None:
-    from uneven import rundir
+    from uneven.runtime import rundir
 
     if no_journal:
         return None
@@ -198,10 +198,10 @@ def _directory(scenario: Scenario, asked: Path | None, no_journal: bool) -> Path
 
 
 def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> FinishedSimulation:
-    from uneven import rundir
-    from uneven.cluster.write import to_toml
+    from uneven.cluster.pure.describe.write import to_toml
     from uneven.errors import access
     from uneven.journal import ManyWriters
+    from uneven.runtime import rundir
 
     if directory is None:
         return _timed(scenario, lesson, None)
@@ -214,8 +214,8 @@ def _play(scenario: Scenario, directory: Path | None, lesson: LearningGoal) -> F
 
 
 def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
-    from uneven.balance import Even
-    from uneven.sync import BSP
+    from uneven.policy.balance import Even
+    from uneven.policy.sync import BSP
 
     return _timed(replace(scenario, balancer=Even(), policy=BSP()), lesson, None)
 
@@ -223,10 +223,10 @@ def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
 def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> FinishedSimulation:
     from uneven.cli.progress import bar
     from uneven.cli.simulate_page import FinishedSimulation
-    from uneven.cluster.events import COMINGS_AND_GOINGS
-    from uneven.journal.goodput import goodput
-    from uneven.journal.metrics import Join
-    from uneven.simulate import simulate
+    from uneven.cluster.pure.describe.events import COMINGS_AND_GOINGS
+    from uneven.cluster.pure.simulate import simulate
+    from uneven.journal.pure.goodput import goodput
+    from uneven.journal.pure.metrics import Join
 
     # Goodput is shown only if workers leave or join; otherwise there is no need to join the records.
     joined = Join() if any(event.do in COMINGS_AND_GOINGS for event in scenario.spec.events) else None
@@ -242,7 +242,7 @@ def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> Finis
         if lesson.task is None:
             outcome = simulate(scenario, noted, progress=progress)
         else:
-            from uneven.virtual import train
+            from uneven.cluster.virtual import train
 
             learnt = train(scenario, lesson.task, noted, goal=lesson.goal, progress=progress)
             outcome = learnt.outcome

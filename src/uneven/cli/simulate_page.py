@@ -8,13 +8,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.cli import learning
-from uneven.plan import preconditioning
-from uneven.report.console import Console
-from uneven.report.text import count, percent, seconds, span
+from uneven.cluster.pure.plan import preconditioning
+from uneven.journal.report.console import Console
+from uneven.journal.report.pure.text import count, percent, seconds, span
 
 if TYPE_CHECKING:
-    from uneven.simulate import Outcome, Scenario, TableOutcome
-    from uneven.virtual import Goal, Learnt
+    from uneven.cluster.pure.simulate import Outcome, Scenario, TableOutcome
+    from uneven.cluster.virtual import Goal, Learnt
 
 _ROWS = 40
 

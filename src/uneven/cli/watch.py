@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from uneven.cli.options import LogTo, trackers
-from uneven.core.text import printable
 from uneven.errors import ConfigError, JournalError, access
+from uneven.policy.core.text import printable
 
 
 def watch(
@@ -46,9 +46,9 @@ def watch(
       uneven watch --log-to tensorboard:curves --log-to wandb:curves
     """
     from uneven.journal.paths import newest_run, rank_paths
-    from uneven.report import terminal
-    from uneven.report.track.session import LiveTracking
-    from uneven.rundir import SETTINGS
+    from uneven.journal.report import terminal
+    from uneven.journal.report.track.session import LiveTracking
+    from uneven.runtime.rundir import SETTINGS
 
     run = run if run is not None else newest_run(started_by=SETTINGS)
     with access(f"look into {run}", JournalError):
@@ -69,7 +69,7 @@ def watch(
 def _serve(run: Path, port: int, every_s: float) -> None:
     from contextlib import suppress
 
-    from uneven.report.web import WebServer
+    from uneven.journal.report.web import WebServer
 
     with WebServer(run, port=port, every_s=every_s) as server:
         print(f"{printable(run.name)}: {server.address} (until Ctrl-C)", flush=True)

@@ -13,22 +13,23 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal
-from uneven.balance import balancers
 from uneven.cli.simulate import recorded_costs
-from uneven.core.records import LineRecord, Record, RunRecord
+from uneven.cluster.pure.plan import played
+from uneven.cluster.pure.plan.what_if import RecordedCase, parse
+from uneven.cluster.pure.simulate import Scenario, described, recorded_shares, with_recorded_speeds
 from uneven.errors import ConfigError
-from uneven.installed import need
 from uneven.journal import Iteration
-from uneven.plan import played
-from uneven.plan.what_if import RecordedCase, parse
-from uneven.report import draw, html
-from uneven.report.console import Console
-from uneven.report.draw import Figure, colour
-from uneven.report.page import Page, PageTable
-from uneven.report.text import count, seconds
-from uneven.simulate import Scenario, described, recorded_shares, with_recorded_speeds
-from uneven.sync import policies
-from uneven.tables import located
+from uneven.journal.report import html
+from uneven.journal.report.console import Console
+from uneven.journal.report.page import Page, PageTable
+from uneven.journal.report.pure import draw
+from uneven.journal.report.pure.draw import Figure, colour
+from uneven.journal.report.pure.text import count, seconds
+from uneven.policy.balance import balancers
+from uneven.policy.core.records import LineRecord, Record, RunRecord
+from uneven.policy.core.tables import located
+from uneven.policy.sync import policies
+from uneven.runtime.installed import need
 
 AS_IT_WAS = "as it was"
 _ITERATIONS_NOTE = (

@@ -1,0 +1,1 @@
+"""Described clusters: files, simulation, virtual training, plans and emulation."""

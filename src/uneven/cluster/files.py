@@ -6,9 +6,9 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from uneven.cluster.parse import from_toml, preconditioner_from_toml
+from uneven.cluster.pure.describe.parse import from_toml, preconditioner_from_toml
+from uneven.cluster.pure.describe.spec import ClusterSpec, Preconditioning
 from uneven.cluster.series import SeriesFiles
-from uneven.cluster.spec import ClusterSpec, Preconditioning
 from uneven.errors import UnknownNameError, access
 
 
@@ -45,4 +45,4 @@ def preconditioner(path: Path) -> Preconditioning:
 
 
 def _folder() -> Traversable:
-    return resources.files("uneven") / "clusters"
+    return resources.files("uneven.cluster") / "shipped"

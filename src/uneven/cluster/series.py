@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from uneven.cluster.quantities import Recorded
+from uneven.cluster.pure.describe.quantities import Recorded
 from uneven.errors import ConfigError, UnknownNameError, access, reason
 
 DATA_VARIABLE = "UNEVEN_DATA"

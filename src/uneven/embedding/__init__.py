@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.late import late
+from uneven.runtime.late import late
 
 if TYPE_CHECKING:
     from uneven.embedding.bags import EmbeddingBagCollection, EmbeddingCollection, PooledFeatures
-    from uneven.embedding.columns import Columns
-    from uneven.embedding.config import SGD, RowwiseAdagrad, Table
     from uneven.embedding.logs import ClickLog, write_log
+    from uneven.embedding.pure.columns import Columns
+    from uneven.embedding.pure.config import SGD, RowwiseAdagrad, Table
 
 __all__ = [
     "SGD", "ClickLog", "Columns", "EmbeddingBagCollection", "EmbeddingCollection", "PooledFeatures", "RowwiseAdagrad",
@@ -34,8 +34,8 @@ __getattr__ = late(
     __name__,
     {
         "uneven.embedding.bags": ("EmbeddingBagCollection", "EmbeddingCollection", "PooledFeatures"),
-        "uneven.embedding.columns": ("Columns",),
-        "uneven.embedding.config": ("RowwiseAdagrad", "SGD", "Table"),
+        "uneven.embedding.pure.columns": ("Columns",),
+        "uneven.embedding.pure.config": ("RowwiseAdagrad", "SGD", "Table"),
         "uneven.embedding.logs": ("ClickLog", "write_log"),
     },
 )

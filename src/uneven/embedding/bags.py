@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from uneven.embedding.client import AskedRows, TableStats
-from uneven.embedding.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
 from uneven.embedding.door import TableDoor
 from uneven.embedding.ids import device_of
 from uneven.embedding.part import TablesPart
-from uneven.embedding.place import MeasuredTables
+from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
+from uneven.embedding.pure.place import MeasuredTables
+from uneven.embedding.pure.wire import Say
 from uneven.embedding.transfer import misfits, read_grown, read_state, read_tables, write_state
-from uneven.embedding.wire import Say
 from uneven.errors import ConfigError, reason
 
 _WIDTHS = ("float32", "bfloat16")

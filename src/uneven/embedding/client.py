@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from uneven.embedding.growing import Ids64
-from uneven.embedding.holding import ShardSpec
-from uneven.embedding.link import TableLink
-from uneven.embedding.route import Routed
-from uneven.embedding.rows import Bags, Floats, Ids, Kernels
-from uneven.embedding.wire import Say, TableMessage
+from uneven.embedding.pure.growing import Ids64
+from uneven.embedding.pure.holding import ShardSpec
+from uneven.embedding.pure.link import TableLink
+from uneven.embedding.pure.route import Routed
+from uneven.embedding.pure.rows import Bags, Floats, Ids, Kernels
+from uneven.embedding.pure.wire import Say, TableMessage
 from uneven.errors import CheckpointError, ConfigError, PeerError
-from uneven.server.line import ShardLine
+from uneven.runtime.parameter_server.line import ShardLine
 
 
 class TableClient:
@@ -254,7 +254,7 @@ class AskedRows:
 class TableStats:
     """The counts of all shards, and of this worker's updates."""
 
-    counts: Counter[str]  # see :class:`uneven.embedding.shard.TableShard`
+    counts: Counter[str]  # see :class:`uneven.embedding.pure.shard.TableShard`
     staleness: Counter[int]  # updates between a lookup and its gradient → number of lookups
     lost: int  # this worker's updates that a shard applied and then lost in a restart
     restarts: int  # observed restarts of shards

@@ -14,22 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from uneven.embedding import wire
 from uneven.embedding.client import AskedRows, TableClient, TableStats
-from uneven.embedding.config import TableSpec
-from uneven.embedding.holding import ShardSpec
 from uneven.embedding.host import TABLES, TableHost
 from uneven.embedding.ids import read_ids
 from uneven.embedding.kernels import TorchKernels
-from uneven.embedding.place import MeasuredTables, place
-from uneven.embedding.route import BatchIds, Router, apart, picked
-from uneven.embedding.rows import Floats
-from uneven.ending import ends_with_the_program
+from uneven.embedding.pure import wire
+from uneven.embedding.pure.config import TableSpec
+from uneven.embedding.pure.holding import ShardSpec
+from uneven.embedding.pure.place import MeasuredTables, place
+from uneven.embedding.pure.route import BatchIds, Router, apart, picked
+from uneven.embedding.pure.rows import Floats
 from uneven.errors import ConfigError
-from uneven.folder import SHARD_FOLDER, TemporaryFolder
-from uneven.server import ZmqLine, make_keys
-from uneven.server.keys import shards_in
-from uneven.world import World, discover
+from uneven.runtime.ending import ends_with_the_program
+from uneven.runtime.folder import SHARD_FOLDER, TemporaryFolder
+from uneven.runtime.messages.keys import shards_in
+from uneven.runtime.parameter_server import ZmqLine, make_keys
+from uneven.runtime.world import World, discover
 
 _MOST_AHEAD = 64  # prefetched, unused batches; older ones are dropped
 

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from uneven.embedding.growing import IdMap, bucket
-from uneven.embedding.holding import HeldRange, Holding
-from uneven.embedding.shard import SavedNumbers
+from uneven.embedding.pure.growing import IdMap, bucket
+from uneven.embedding.pure.holding import HeldRange, Holding
+from uneven.embedding.pure.shard import SavedNumbers
 from uneven.errors import CheckpointError, reason
-from uneven.npy import load_array
+from uneven.runtime.npy import load_array
 
 _BLOCK_BYTES = 1 << 20
 _BLOCK_IDS = 1 << 16

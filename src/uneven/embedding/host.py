@@ -9,18 +9,18 @@ from pathlib import Path
 
 from uneven.embedding.files import TableFiles
 from uneven.embedding.kernels import kernels
-from uneven.embedding.shard import TableShard
-from uneven.embedding.wire import encode
-from uneven.server.known import Patience
-from uneven.server.process import ShardProgram
-from uneven.server.sockets import LOOPBACK, ShardSockets, ShardThread
+from uneven.embedding.pure.shard import TableShard
+from uneven.embedding.pure.wire import encode
+from uneven.runtime.messages.process import ShardProgram
+from uneven.runtime.messages.sockets import LOOPBACK, ShardSockets, ShardThread
+from uneven.runtime.parameter_server.pure.known import Patience
 
 TABLES = "tables"  # subfolder of a run directory for the addresses and keys of its table servers
 PROGRAM = ShardProgram("uneven.embedding", "the tables")
 
 
 class TableHost(ShardThread):
-    """A shard in a thread of this process; ``directory`` is that of :func:`uneven.server.keys.make_keys`."""
+    """A shard in a thread of this process; ``directory`` is that of :func:`uneven.runtime.messages.keys.make_keys`."""
 
     def __init__(self, directory: Path, number: int, members: int, *, patience: Patience | None = None) -> None:
         self.shard = _shard(directory, number, members, patience or Patience())

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uneven.embedding.route import BatchIds, by_sample, ranges
-from uneven.embedding.rows import Floats
+from uneven.embedding.pure.route import BatchIds, by_sample, ranges
+from uneven.embedding.pure.rows import Floats
 from uneven.errors import DataError
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uneven.embedding.config import RowOptimizer, RowwiseAdagrad
-from uneven.embedding.rows import Bags, Floats, Halves, Ids, Kernels
+from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad
+from uneven.embedding.pure.rows import Bags, Floats, Halves, Ids, Kernels
 
 
 class TorchKernels:

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.embedding.columns import Columns, LogRows, Wholes, as_floats, as_ids, is_header, read_text
+from uneven.embedding.pure.columns import Columns, LogRows, Wholes, as_floats, as_ids, is_header, read_text
 from uneven.errors import ConfigError, DataError, UnevenError
-from uneven.npy import load_array, load_arrays
+from uneven.runtime.npy import load_array, load_arrays
 
 _STEP = 256  # lines per known offset
 _BLOCK_BYTES = 1 << 22

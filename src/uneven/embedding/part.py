@@ -10,7 +10,7 @@ from typing import Any
 from uneven.embedding.client import TableStats
 from uneven.embedding.door import TableDoor
 from uneven.errors import ConfigError
-from uneven.run.part import Part, Run
+from uneven.run.step.part import Part, Run
 
 
 class TablesPart(Part):

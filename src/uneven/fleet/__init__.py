@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.late import late
+from uneven.runtime.late import late
 
 if TYPE_CHECKING:
     from uneven.fleet.engine.options import Options
     from uneven.fleet.engine.train import train
     from uneven.fleet.ensemble import Ensemble, Member, Metric, accuracy, own_loss
-    from uneven.fleet.member.batch_rule import BatchRule
-    from uneven.fleet.member.converge import Epoch, History, never, plateau, target
-    from uneven.fleet.planning.allocate import Closeness
-    from uneven.fleet.planning.rounds import Paradigm
+    from uneven.fleet.pure.batch_rule import BatchRule
+    from uneven.fleet.pure.converge import Epoch, History, never, plateau, target
+    from uneven.fleet.pure.planning.allocate import Closeness
+    from uneven.fleet.pure.planning.rounds import Paradigm
     from uneven.fleet.result import Result
 
 __all__ = [
@@ -45,14 +45,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "uneven.fleet.planning.allocate": ("Closeness",),
-    "uneven.fleet.member.batch_rule": ("BatchRule",),
-    "uneven.fleet.member.converge": ("Epoch", "History", "never", "plateau", "target"),
+    "uneven.fleet.pure.planning.allocate": ("Closeness",),
+    "uneven.fleet.pure.batch_rule": ("BatchRule",),
+    "uneven.fleet.pure.converge": ("Epoch", "History", "never", "plateau", "target"),
     "uneven.fleet.engine.options": ("Options",),
     "uneven.fleet.engine.train": ("train",),
     "uneven.fleet.ensemble": ("Ensemble", "Member", "Metric", "accuracy", "own_loss"),
     "uneven.fleet.result": ("Result",),
-    "uneven.fleet.planning.rounds": ("Paradigm",),
+    "uneven.fleet.pure.planning.rounds": ("Paradigm",),
 }
 # Names are imported on first use, so that planning does not import torch.
 __getattr__ = late(__name__, _HOMES)

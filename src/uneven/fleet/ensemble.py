@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from uneven.errors import ConfigError, DataError
-from uneven.fleet.member.converge import Never, Rule
+from uneven.fleet.pure.converge import Never, Rule
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Ensemble:
         metric: ``fleet.accuracy``, ``fleet.own_loss`` or your own :class:`Metric`.
         converged: the rule that ends a member's training, called after each of its epochs: ``fleet.plateau(…)``,
             ``fleet.target(…)``, ``fleet.never()`` or your own function of a
-            :class:`~uneven.fleet.member.converge.History`.
+            :class:`~uneven.fleet.pure.converge.History`.
         max_epochs: limit of a member's epochs.
         seed: determines the first weights, the order of the samples and the random numbers of augmentation.
 

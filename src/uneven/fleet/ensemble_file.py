@@ -26,8 +26,8 @@ from typing import Any
 
 from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.fleet.ensemble import Ensemble, Factory, Metric, accuracy, own_loss
-from uneven.fleet.member.converge import never, plateau
-from uneven.tables import document, integer, located, number, shown, text
+from uneven.fleet.pure.converge import never, plateau
+from uneven.policy.core.tables import document, integer, located, number, shown, text
 
 METRICS: dict[str, Metric] = {"accuracy": accuracy, "loss": own_loss}
 

@@ -17,7 +17,7 @@ from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.member import checkpoint
 from uneven.fleet.result_page import page
 from uneven.fleet.result_table import MemberRow, ranked
-from uneven.report.track import LoggedValue, Tracker
+from uneven.journal.report.track import LoggedValue, Tracker
 
 
 class Result:
@@ -54,7 +54,7 @@ class Result:
         """Log each member as a run of a tracking tool, by epoch. Times count from the start of the training.
 
         Args:
-            tool: see :class:`~uneven.report.track.Tracker`.
+            tool: see :class:`~uneven.journal.report.track.Tracker`.
 
         Raises:
             ConfigError: the tool cannot write.

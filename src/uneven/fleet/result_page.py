@@ -7,11 +7,11 @@ from itertools import groupby
 from pathlib import Path
 
 from uneven.fleet.engine.state import RunState
-from uneven.fleet.member.converge import Epoch
+from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.result_table import MemberRow
-from uneven.report.draw import Figure, colour, layout, line
-from uneven.report.gantt import Span, gantt
-from uneven.report.page import Page, PageTable
+from uneven.journal.report.page import Page, PageTable
+from uneven.journal.report.pure.draw import Figure, colour, layout, line
+from uneven.journal.report.pure.gantt import Span, gantt
 
 _GANTT_NOTE = (
     "A bar is a member on a device, from its first epoch with a group to its last. The dark part of its height is the "

@@ -23,19 +23,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.installed import need
-from uneven.late import late
+from uneven.runtime.installed import need
+from uneven.runtime.late import late
 
 if TYPE_CHECKING:
     from uneven.focus.begin import Update, ingest, open, retune
-    from uneven.focus.cameras import place
-    from uneven.focus.clusters import Clusters
     from uneven.focus.drift import Drift, drifted
     from uneven.focus.moving import Moving, MovingOptions
     from uneven.focus.networks import LadderRung
+    from uneven.focus.pure.cameras import place
+    from uneven.focus.pure.clusters import Clusters
+    from uneven.focus.pure.sweep import Policy, SweepGrid
     from uneven.focus.query import Hit, VideoIndex
     from uneven.focus.sprites import Sprites
-    from uneven.focus.sweep import Policy, SweepGrid
     from uneven.focus.taking import IngestOptions
     from uneven.focus.truth import Truth
     from uneven.focus.tune import Wanted
@@ -70,15 +70,15 @@ __all__ = [
 
 _HOMES = {
     "uneven.focus.begin": ("Update", "ingest", "open", "retune"),
-    "uneven.focus.cameras": ("place",),
-    "uneven.focus.clusters": ("Clusters",),
+    "uneven.focus.pure.cameras": ("place",),
+    "uneven.focus.pure.clusters": ("Clusters",),
     "uneven.focus.drift": ("Drift", "drifted"),
     "uneven.focus.taking": ("IngestOptions",),
     "uneven.focus.moving": ("Moving", "MovingOptions"),
     "uneven.focus.networks": ("LadderRung",),
     "uneven.focus.query": ("Hit", "VideoIndex"),
     "uneven.focus.sprites": ("Sprites",),
-    "uneven.focus.sweep": ("SweepGrid", "Policy"),
+    "uneven.focus.pure.sweep": ("SweepGrid", "Policy"),
     "uneven.focus.truth": ("Truth",),
     "uneven.focus.tune": ("Wanted",),
     "uneven.focus.video": ("Frame", "VideoSource", "Video"),

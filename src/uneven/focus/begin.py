@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, UnevenError
+from uneven.focus.pure.sweep import Policy
 from uneven.focus.query import VideoIndex, check_truth
 from uneven.focus.store import FileHold, StreamStore
 from uneven.focus.supervise import Cameras, supervise
-from uneven.focus.sweep import Policy
 from uneven.focus.taking import Counts, IngestOptions
 from uneven.focus.truth import Truth
 from uneven.focus.tune import Tuned, Wanted, sampled, tune
 from uneven.focus.video import Video, VideoSource
-from uneven.jobs.devices import Devices
-from uneven.jobs.engines import place_for
-from uneven.jobs.processes import usable_cores
+from uneven.runtime.jobs.devices import Devices
+from uneven.runtime.jobs.engines import place_for
+from uneven.runtime.jobs.processes import usable_cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from uneven.errors import ConfigError, UnknownNameError
 from uneven.focus.moving import Moving
 from uneven.focus.networks import look
 from uneven.focus.objects import Objects, found
+from uneven.focus.pure.sweep import ClassResult, Grouped, LabelledObjects
 from uneven.focus.query import VideoIndex
-from uneven.focus.sweep import ClassResult, Grouped, LabelledObjects
 from uneven.focus.taking import IngestOptions
 from uneven.focus.tune import restored, until
 from uneven.focus.video import VideoSource

@@ -15,7 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from uneven import fleet
 from uneven.errors import ConfigError
-from uneven.focus.sweep import Looked
+from uneven.focus.pure.sweep import Looked
 from uneven.focus.truth import Crops, as_input, work
 
 # Channels and stride of the full network's convolutions; smaller networks lack the last ones.

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
-from uneven.focus.moment import Moment, seconds
 from uneven.focus.networks import run
-from uneven.focus.spread import ROUND, Spreading
+from uneven.focus.pure.moment import Moment, seconds
+from uneven.focus.pure.spread import ROUND, Spreading
 from uneven.focus.store import OTHER, ClusterRow, StreamStore, feature_of
 from uneven.focus.truth import Crops, Truth
 from uneven.focus.tune import restored

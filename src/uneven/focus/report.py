@@ -13,8 +13,8 @@ from uneven.errors import UnknownNameError
 from uneven.focus.query import VideoIndex
 from uneven.focus.store import StreamStore
 from uneven.focus.truth import Crops
-from uneven.report.draw import Figure, colour, layout
-from uneven.report.page import Page, PageTable
+from uneven.journal.report.page import Page, PageTable
+from uneven.journal.report.pure.draw import Figure, colour, layout
 
 _MOST_PICTURES = 60
 

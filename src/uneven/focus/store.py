@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import CheckpointError, ConfigError, DataError
-from uneven.focus.spread import NO_PRECEDENTS, Precedents
+from uneven.focus.pure.spread import NO_PRECEDENTS, Precedents
 from uneven.focus.truth import Crops
-from uneven.npy import load_arrays
+from uneven.runtime.npy import load_arrays
 
 OTHER = -1  # class of the output for all classes without their own output
 PLACES = 8  # most likely outputs stored for each centroid; retuning may choose any K up to this

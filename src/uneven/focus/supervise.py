@@ -1,7 +1,8 @@
 """The processes that ingest streams, one for each stream, on the available machines.
 
 A killed process is restarted and continues from its last write; that of a lost machine, on another machine.
-:func:`~uneven.focus.cameras.place` assigns machines again whenever a stream ends or a machine is lost. Live streams
+:func:`~uneven.focus.pure.cameras.place` assigns machines again whenever a stream ends or a machine is lost. Live
+streams
 start immediately; each core ingests one file at a time.
 """
 
@@ -17,12 +18,12 @@ from typing import Any
 import torch
 
 from uneven.errors import TrainingError
-from uneven.focus.cameras import place
+from uneven.focus.pure.cameras import place
 from uneven.focus.store import StreamStore
 from uneven.focus.taking import Counts, Ingest, IngestOptions
 from uneven.focus.video import VideoSource
-from uneven.jobs import Ending, How, Kept, Stop, end_all
-from uneven.jobs.place import Linked, Place, ProcessLine
+from uneven.runtime.jobs import Ending, How, Kept, Stop, end_all
+from uneven.runtime.jobs.place import Linked, Place, ProcessLine
 
 _LOOK_S = 0.2
 _PROBE_S = 0.5

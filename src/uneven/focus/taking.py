@@ -15,10 +15,10 @@ from itertools import islice, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from uneven.focus.clusters import Clusters
 from uneven.focus.moving import Detector, Moving
 from uneven.focus.networks import run
 from uneven.focus.objects import Objects, found, unchanged
+from uneven.focus.pure.clusters import Clusters
 from uneven.focus.stages import Ahead, StageCounts
 from uneven.focus.store import OTHER, Gathered, StreamStore, StreamWriter
 from uneven.focus.tune import restored

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from uneven.core.apportion import proportional
 from uneven.errors import ConfigError, DataError
+from uneven.policy.core.apportion import proportional
 
 Crops = npt.NDArray[np.uint8]  # (n, side, side, 3), RGB
 

@@ -20,11 +20,11 @@ from uneven.errors import ConfigError
 from uneven.focus.moving import Detector, Moving
 from uneven.focus.networks import LADDER, NAMED, Candidate, Cheap, LadderRung, candidates, ensemble, fused, look
 from uneven.focus.objects import Objects, found
-from uneven.focus.spread import NO_PRECEDENTS, Precedents
-from uneven.focus.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, promising, sweep, widened
+from uneven.focus.pure.spread import NO_PRECEDENTS, Precedents
+from uneven.focus.pure.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, promising, sweep, widened
 from uneven.focus.truth import Crops, Truth
 from uneven.focus.video import Frame, VideoSource
-from uneven.jobs.devices import Devices
+from uneven.runtime.jobs.devices import Devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Wanted:
         recall, precision: in frames, for every class among those that make up 95 % of the objects.
         policy: the choice among settings that no other beats in both costs.
         confidence: required confidence that the sample supports the chosen setting, from 0 to below 1
-            (:mod:`uneven.focus.sweep`). At 0 the sample is trusted, as in the paper.
+            (:mod:`uneven.focus.pure.sweep`). At 0 the sample is trusted, as in the paper.
         sample_s: length of the sample; half of it trains, half checks.
         epochs: passes over the sampled objects in training.
         devices: devices that train the candidates, as in ``fleet.train``.

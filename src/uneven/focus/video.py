@@ -22,7 +22,7 @@ from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from uneven.errors import DataError
-from uneven.focus.stamps import FrameClock, steady
+from uneven.focus.pure.stamps import FrameClock, steady
 
 GROWS_WITHIN_S = 10.0  # a file that has not grown for this time has ended
 AGAIN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # pauses before an interrupted camera is reopened; the last one repeats

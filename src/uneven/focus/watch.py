@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.core.text import printable
 from uneven.focus.query import VideoIndex
+from uneven.policy.core.text import printable
 
 _COLUMNS = (
     "stream",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.late import late
+from uneven.runtime.late import late
 
 if TYPE_CHECKING:
     from uneven.graph.conv import GCNConv, GINConv, SAGEConv

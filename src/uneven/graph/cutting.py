@@ -12,13 +12,13 @@ from torch import Tensor
 
 from uneven.cluster.files import load
 from uneven.errors import ConfigError
-from uneven.graph.capacity import GraphRates, StepWork, capped, shares_of
-from uneven.graph.cut.base import normal
 from uneven.graph.edges import graph_of, rows_of
 from uneven.graph.methods import cut
 from uneven.graph.probe import all_measured
+from uneven.graph.pure.capacity import GraphRates, StepWork, capped, shares_of
+from uneven.graph.pure.cut.base import normal
 from uneven.graph.store import GraphStore, write_store
-from uneven.installed import need
+from uneven.runtime.installed import need
 
 
 def partition(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from uneven.errors import ConfigError, DataError
-from uneven.graph.edge_list import MOST, EdgeList
+from uneven.graph.pure.edge_list import MOST, EdgeList
 
 _COUNTED = ("x", "pos", "feat", "node_feat", "y", "label", "train_mask")
 """Tensors with a row for each vertex, so that they reveal trailing vertices without edges."""

@@ -11,7 +11,7 @@ import torch
 from uneven.errors import ConfigError, TrainingError
 from uneven.graph.graph import PartedGraph
 from uneven.graph.source import GraphSource
-from uneven.run.part import Run, Step
+from uneven.run.step.part import Run, Step
 
 
 class ElasticGraph(PartedGraph):

@@ -21,10 +21,10 @@ from uneven.graph.exchange.exact import ExactExchange, RowCarrier
 from uneven.graph.layers import carry_layers
 from uneven.graph.losses import Criterion, SplitLoss, mask_of
 from uneven.graph.parted import GraphPart
-from uneven.graph.regions import alone_s
+from uneven.graph.pure.regions import alone_s
 from uneven.graph.source import GraphSource
 from uneven.run.lines import Line
-from uneven.run.part import Part, Run, Step
+from uneven.run.step.part import Part, Run, Step
 
 
 class PartedGraph(Part):
@@ -423,7 +423,7 @@ def load(
     """
     from uneven.graph.elastic import ElasticGraph
     from uneven.graph.store import GraphStore, WholeGraph
-    from uneven.world import discover
+    from uneven.runtime.world import discover
 
     how = ExchangeChoice.of(exchange, backward, delays or {}, faithful)
     kind: type[PartedGraph] = PartedGraph

@@ -10,12 +10,12 @@ import numpy as np
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.graph import native
-from uneven.graph.cut.base import EdgeCut
-from uneven.graph.cut.expand import expand
-from uneven.graph.cut.greedy import MOST_PARTS, Rule, hdrf, libra, placed, stream_order
-from uneven.graph.cut.hashed import cut_dbh, cut_random
-from uneven.graph.edge_list import EdgeList
-from uneven.installed import need
+from uneven.graph.pure.cut.base import EdgeCut
+from uneven.graph.pure.cut.expand import expand
+from uneven.graph.pure.cut.greedy import MOST_PARTS, Rule, hdrf, libra, placed, stream_order
+from uneven.graph.pure.cut.hashed import cut_dbh, cut_random
+from uneven.graph.pure.edge_list import EdgeList
+from uneven.runtime.installed import need
 
 Cutter = Callable[[EdgeList, Sequence[float], int, float], EdgeCut]
 

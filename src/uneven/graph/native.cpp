@@ -176,7 +176,7 @@ void uneven_sums(int level, const int32_t* starts, const int32_t* columns, const
 #endif
 }
 
-// Neighbourhood expansion; see uneven/graph/cut/expand.py, which does the same, step by step.
+// Neighbourhood expansion; see uneven/graph/pure/cut/expand.py, which does the same, step by step.
 void uneven_expand(int64_t edges, int64_t vertices, const int32_t* source, const int32_t* target, int32_t parts,
                    const double* shares, const int64_t* first, double beta, int64_t* placed, int64_t* ends,
                    int64_t* rank) {
@@ -269,7 +269,7 @@ void uneven_expand(int64_t edges, int64_t vertices, const int32_t* source, const
     if (rank[v] < 0) rank[v] = joined++;
 }
 
-// Libra (kind 0) or HDRF (kind 1); see uneven/graph/cut/greedy.py.
+// Libra (kind 0) or HDRF (kind 1); see uneven/graph/pure/cut/greedy.py.
 void uneven_greedy(int kind, int64_t edges, int64_t vertices, const int32_t* source, const int32_t* target,
                    int32_t parts, const double* shares, const int32_t* order, int32_t* found) {
   struct Vertex { uint64_t held; int64_t degree; };

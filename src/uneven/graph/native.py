@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uneven.graph.edge_list import EdgeList, Ids, Wholes
+from uneven.graph.pure.edge_list import EdgeList, Ids, Wholes
 from uneven.graph.rows import RowIndex
 from uneven.graph.workspaces import WORKSPACES
 
@@ -119,7 +119,7 @@ def packs(rows: RowIndex, sources: int, width: int) -> bool:
 def expanded(
     edges: EdgeList, shares: Sequence[float], first: Wholes, beta: float
 ) -> tuple[Wholes, Wholes, Wholes] | None:
-    """Run :func:`uneven.graph.cut.expand.expand` compiled; None without the library."""
+    """Run :func:`uneven.graph.pure.cut.expand.expand` compiled; None without the library."""
     found = library()
     if found is None:
         return None
@@ -132,7 +132,7 @@ def expanded(
 
 
 def greedy(kind: int, edges: EdgeList, shares: Sequence[float], order: Ids) -> Ids | None:
-    """Run Libra (0) or HDRF (1) of :mod:`uneven.graph.cut.greedy` compiled; None without the library."""
+    """Run Libra (0) or HDRF (1) of :mod:`uneven.graph.pure.cut.greedy` compiled; None without the library."""
     found = library()
     if found is None:
         return None

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.graph.clones import Holders
-from uneven.graph.edge_list import EdgeList, Ids, Wholes
+from uneven.graph.pure.clones import Holders
+from uneven.graph.pure.edge_list import EdgeList, Ids, Wholes
 from uneven.graph.rows import Adjacency
 
 

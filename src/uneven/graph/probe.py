@@ -11,7 +11,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from uneven.errors import ConfigError, DataError
-from uneven.graph.capacity import GraphRates
+from uneven.graph.pure.capacity import GraphRates
 from uneven.graph.reduce import row_sums
 from uneven.graph.rows import RowIndex
 
@@ -36,7 +36,7 @@ def measured() -> GraphRates:
 def all_measured() -> Iterator[tuple[list[GraphRates], int]]:
     """Yield every worker's rates, measured at the same time, and this worker's rank; leave when rank 0 has finished."""
     from uneven.run.start.connect import connect
-    from uneven.world import discover
+    from uneven.runtime.world import discover
 
     world = discover()
     if world.size == 1 or world.elastic is not None:

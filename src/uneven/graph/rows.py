@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from uneven.errors import DataError
-from uneven.graph.edge_list import MOST, EdgeList, Ids
+from uneven.graph.pure.edge_list import MOST, EdgeList, Ids
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import ConfigError
-from uneven.graph.edge_list import Wholes
 from uneven.graph.parted import GraphPart, part_of
-from uneven.graph.regions import Dealt, done_in, fitted, grouped
+from uneven.graph.pure.edge_list import Wholes
+from uneven.graph.pure.regions import Dealt, done_in, fitted, grouped
 from uneven.graph.store import GraphStore
 
 _DEALINGS = 6  # past assignments used to fit costs

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from uneven.errors import ConfigError, DataError
-from uneven.graph.clones import Holders, roots
-from uneven.graph.cut.base import CutFigures, EdgeCut, figures
-from uneven.graph.edge_list import EdgeList, Ids, Wholes
 from uneven.graph.edges import graph_of
-from uneven.npy import load_array
+from uneven.graph.pure.clones import Holders, roots
+from uneven.graph.pure.cut.base import CutFigures, EdgeCut, figures
+from uneven.graph.pure.edge_list import EdgeList, Ids, Wholes
+from uneven.runtime.npy import load_array
 
 SCHEMA = 1
 _META = "graph.json"

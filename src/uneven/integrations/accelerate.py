@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from uneven.errors import ConfigError
-from uneven.session import Session
+from uneven.run.session import Session
 
 
 def prepare(session: Session, accelerator: Accelerator, model: nn.Module, *stateful: Any) -> tuple[Any, ...]:

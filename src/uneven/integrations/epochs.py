@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from uneven.data.loader import BalancedLoader
+from uneven.run.samples.loader import BalancedLoader
 
 
 class CountedEpochs:

@@ -12,7 +12,7 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.integrations.exchanges import waited
-from uneven.session import Session
+from uneven.run.session import Session
 
 
 class _OfSession(SingleDeviceStrategy):

@@ -15,11 +15,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from uneven.data.loader import BalancedLoader
 from uneven.errors import CheckpointError, ConfigError
 from uneven.integrations.epochs import CountedEpochs
 from uneven.integrations.exchanges import waited
-from uneven.session import Session
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.session import Session
 
 _STATE = "uneven"  # key of the session's state in each checkpoint
 

@@ -19,7 +19,7 @@ from transformers.trainer_utils import seed_worker
 
 from uneven.errors import ConfigError
 from uneven.integrations.epochs import CountedEpochs
-from uneven.session import Session
+from uneven.run.session import Session
 
 _STATE = "uneven.json"  # the file with the session's state in the folder of each checkpoint
 _IN_BACKWARD = ("lomo", "adalomo")  # Optimizers that step inside the backward pass; layer-wise optimizers do so too

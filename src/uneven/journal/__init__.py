@@ -3,7 +3,7 @@
 ::
 
     RUN/run.toml                    written by the launcher, optional
-    RUN/journal/rank00000.jsonl     one JSON object per line, see uneven.core.records
+    RUN/journal/rank00000.jsonl     one JSON object per line, see uneven.policy.core.records
     RUN/journal/rank00001.jsonl     …
 
 Each rank writes its file with a :class:`Writer` (in a run, through a :class:`BackgroundWriter`), without communication;
@@ -13,13 +13,13 @@ workers into global batches; ``journal.summary`` summarizes them.
 """
 
 from uneven.journal.background import BackgroundWriter
-from uneven.journal.changes import LEFT, MemberChange, MemberChanges
-from uneven.journal.events import END, PLAN, plan_message, planned_iterations
 from uneven.journal.many import ManyWriters
-from uneven.journal.metrics import Iteration, Timing, iterations
 from uneven.journal.paths import newest_run, rank_path, rank_paths
+from uneven.journal.pure.changes import LEFT, MemberChange, MemberChanges
+from uneven.journal.pure.events import END, PLAN, plan_message, planned_iterations
+from uneven.journal.pure.metrics import Iteration, Timing, iterations
+from uneven.journal.pure.summary import Summary, WorkerSummary, summarize
 from uneven.journal.reader import Follower, Journal, read
-from uneven.journal.summary import Summary, WorkerSummary, summarize
 from uneven.journal.writer import Writer
 
 __all__ = [

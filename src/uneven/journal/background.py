@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from uneven.core.records import Record
 from uneven.journal.writer import Writer
+from uneven.policy.core.records import Record
 
 
 class BackgroundWriter:

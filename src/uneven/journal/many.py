@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from uneven.core.records import Record, SplitRecord, to_json
 from uneven.errors import JournalError
 from uneven.journal.paths import rank_path, rank_paths
+from uneven.policy.core.records import Record, SplitRecord, to_json
 
 _HELD = 65_536  # lines buffered for all ranks together: thousands of files cannot stay open
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from uneven.core.records import Record, from_json
 from uneven.errors import JournalError, access
 from uneven.journal.paths import rank_paths
+from uneven.policy.core.records import Record, from_json
 
 
 @dataclass(frozen=True, slots=True)

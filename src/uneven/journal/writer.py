@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from uneven.core.records import Record, to_json
 from uneven.errors import JournalError
+from uneven.policy.core.records import Record, to_json
 
 _log = logging.getLogger("uneven.journal")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from uneven.precondition.pack import Layout, moves
+from uneven.precondition.pure.pack import Layout, moves
 from uneven.run.lines import Line, Lines
 
 

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from uneven.errors import CheckpointError, ConfigError
-from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
+from uneven.policy.ownership.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
+from uneven.policy.ownership.place import Placement, RankGrid, gradient_workers, grid, place
 from uneven.precondition.carrier import PackedExchanges
-from uneven.precondition.describe import described
 from uneven.precondition.item_work import ItemWork, like
-from uneven.precondition.pack import Layout
-from uneven.precondition.place import Placement, RankGrid, gradient_workers, grid, place
 from uneven.precondition.probe import probed_share
+from uneven.precondition.pure.describe import described
+from uneven.precondition.pure.pack import Layout
+from uneven.precondition.pure.schedule import Schedule
+from uneven.precondition.pure.sharing import Sharing
 from uneven.precondition.refresh import Refresh, idle_cores
-from uneven.precondition.schedule import Schedule
-from uneven.precondition.sharing import Sharing
-from uneven.run.part import Part, Run, Step
+from uneven.run.step.part import Part, Run, Step
 
 
 class Preconditioner(Part):

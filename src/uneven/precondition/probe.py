@@ -10,8 +10,8 @@ import torch
 
 from uneven.precondition.carrier import PackedExchanges
 from uneven.precondition.item_work import ItemWork
-from uneven.precondition.pack import Layout
-from uneven.run.part import Run
+from uneven.precondition.pure.pack import Layout
+from uneven.run.step.part import Run
 
 _TIMES = 3
 _SIDE = 256

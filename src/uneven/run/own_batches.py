@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from uneven.balance import Balancer
-from uneven.data.drawn import DrawnSteps
-from uneven.data.loader import BalancedLoader
-from uneven.data.order import Portion
-from uneven.run.drawing import drawn_step, drawn_steps
+from uneven.policy.balance import Balancer
+from uneven.policy.samples.order import Portion
 from uneven.run.place import PlaceInRun
+from uneven.run.samples.drawn import DrawnSteps
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.step.drawing import drawn_step, drawn_steps
 
 
 class OwnBatches(PlaceInRun):

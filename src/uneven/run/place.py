@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from uneven.run.elastic.handover import LoopOfMembers
-from uneven.run.loop import StepLoop
+from uneven.run.membership.handover import LoopOfMembers
 from uneven.run.start.devices import device_of
-from uneven.world import World
+from uneven.run.step.loop import StepLoop
+from uneven.runtime.world import World
 
 
 class PlaceInRun:

@@ -21,16 +21,16 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from uneven.errors import ConfigError, install_hint
-from uneven.late import late
-from uneven.search.schedulers import schedulers as _schedulers
-from uneven.search.searchers import searchers as _searchers
+from uneven.runtime.late import late
+from uneven.search.pure.schedulers import schedulers as _schedulers
+from uneven.search.pure.searchers import searchers as _searchers
 
 if TYPE_CHECKING:
     from uneven.search.begin import run
+    from uneven.search.pure.schedulers import Scheduler
+    from uneven.search.pure.searchers import Searcher
+    from uneven.search.pure.space import Space, choice, grid, integer, log, uniform
     from uneven.search.result import SearchResult
-    from uneven.search.schedulers import Scheduler
-    from uneven.search.searchers import Searcher
-    from uneven.search.space import Space, choice, grid, integer, log, uniform
     from uneven.search.trial import Trainable, Trial
     from uneven.search.with_optuna import OptunaPruner, OptunaSearch
 
@@ -52,9 +52,9 @@ __all__ = [
 _HOMES = {
     "uneven.search.result": ("SearchResult",),
     "uneven.search.begin": ("run",),
-    "uneven.search.schedulers": ("Scheduler",),
-    "uneven.search.searchers": ("Searcher",),
-    "uneven.search.space": ("Space", "choice", "grid", "integer", "log", "uniform"),
+    "uneven.search.pure.schedulers": ("Scheduler",),
+    "uneven.search.pure.searchers": ("Searcher",),
+    "uneven.search.pure.space": ("Space", "choice", "grid", "integer", "log", "uniform"),
     "uneven.search.trial": ("Trainable", "Trial"),
 }
 # Names are imported on first use, so that decisions do not import torch.

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.jobs.begun import DefaultFolder
-from uneven.jobs.devices import Devices
-from uneven.registry import describe
+from uneven.policy.core.registry import describe
+from uneven.runtime.jobs.begun import DefaultFolder
+from uneven.runtime.jobs.devices import Devices
 from uneven.search.earlier import is_storage, source_name
-from uneven.search.placing import Placer, placing_named
-from uneven.search.schedulers import Scheduler
-from uneven.search.searchers import Searcher
+from uneven.search.pure.placing import Placer, placing_named
+from uneven.search.pure.schedulers import Scheduler
+from uneven.search.pure.searchers import Searcher
 
 _OF_PEERS = {
     "n_trials": "trials=…", "num_samples": "trials=…", "timeout": "time_budget_s=…", "n_jobs": "devices=…",
@@ -52,7 +52,8 @@ class SearchOptions(TypedDict, total=False):
         share: False lets each trial prepare its own samples, which are the same.
         preprocessors: the largest number of processes that prepare samples; by default the number of cores.
         devices: "auto", the default, for every GPU, or one CPU slot per core; a number of CPU slots; or names.
-        placing: "planned", the default, see :mod:`uneven.search.placing`; "first-come"; or "flotillas", in which free
+        placing: "planned", the default, see :mod:`uneven.search.pure.placing`; "first-come"; or "flotillas", in which
+            free
             devices help running trials.
         engine: "local", the default, or "ray" for the devices of a Ray cluster.
         warm_start: directories of earlier searches for the same metric, studies of Optuna, or URLs of its storages. A

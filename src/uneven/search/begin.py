@@ -10,23 +10,23 @@ from multiprocessing import current_process
 from typing import Any, Unpack
 
 from uneven.errors import ConfigError
-from uneven.jobs import Stop
-from uneven.jobs.begun import Begun, folder_for
-from uneven.jobs.call import IMPORTED
-from uneven.jobs.code import code_of, named
-from uneven.jobs.engines import place_for
+from uneven.runtime.jobs import Stop
+from uneven.runtime.jobs.begun import Begun, folder_for
+from uneven.runtime.jobs.call import IMPORTED
+from uneven.runtime.jobs.code import code_of, named
+from uneven.runtime.jobs.engines import place_for
 from uneven.search.asked import SearchOptions, SearchPlan, check_names, part_of
-from uneven.search.core import SearchCore
 from uneven.search.data import TrialData
 from uneven.search.earlier import results_of
 from uneven.search.engine import Pool
 from uneven.search.events import kept
-from uneven.search.placing import Placing
-from uneven.search.records import SearchTerms
+from uneven.search.pure.core import SearchCore
+from uneven.search.pure.placing import Placing
+from uneven.search.pure.records import SearchTerms
+from uneven.search.pure.schedulers import schedulers
+from uneven.search.pure.searchers import searchers
+from uneven.search.pure.space import Domain, Plain, Space
 from uneven.search.result import SearchResult
-from uneven.search.schedulers import schedulers
-from uneven.search.searchers import searchers
-from uneven.search.space import Domain, Plain, Space
 from uneven.search.trial import Trainable, Trial
 from uneven.search.view import live
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from uneven.states import StateFiles
+from uneven.runtime.states import StateFiles
 
 FILES = StateFiles(
     schema=1,

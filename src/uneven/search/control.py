@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, UnevenError
-from uneven.jobs.begun import write_json
+from uneven.runtime.jobs.begun import write_json
 
 FOLDER = "control"
 _ASK_EVERY_S = 0.05

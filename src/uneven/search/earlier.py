@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uneven.core.plain import Misfit, read
 from uneven.errors import CheckpointError, ConfigError
+from uneven.policy.core.plain import Misfit, read
 from uneven.search import needed_optuna
-from uneven.search.core import Happened, SearchCore
 from uneven.search.events import ASKED, asked_in, read_events, replay
-from uneven.search.records import SearchTerms, TrialStatus
-from uneven.search.schedulers import schedulers
-from uneven.search.searchers import searchers
-from uneven.search.space import Params, Space, domain_of
+from uneven.search.pure.core import Happened, SearchCore
+from uneven.search.pure.records import SearchTerms, TrialStatus
+from uneven.search.pure.schedulers import schedulers
+from uneven.search.pure.searchers import searchers
+from uneven.search.pure.space import Params, Space, domain_of
 
 
 @dataclass(frozen=True, slots=True)

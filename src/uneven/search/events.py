@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from uneven.core.plain import Amount, Count, read
 from uneven.errors import CheckpointError, ConfigError, reason
 from uneven.fleet.engine.state import locked
-from uneven.jobs.begun import write_json
-from uneven.search.core import Happened, SearchCore
+from uneven.policy.core.plain import Amount, Count, read
+from uneven.runtime.jobs.begun import write_json
+from uneven.search.pure.core import Happened, SearchCore
 
 EVENTS = "events.jsonl"
 ASKED = "search.json"

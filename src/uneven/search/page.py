@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from uneven.report.draw import Figure, colour, layout, line
-from uneven.report.gantt import Span, gantt
-from uneven.report.page import Page, PageTable
-from uneven.search.records import SearchTerms
+from uneven.journal.report.page import Page, PageTable
+from uneven.journal.report.pure.draw import Figure, colour, layout, line
+from uneven.journal.report.pure.gantt import Span, gantt
+from uneven.search.pure.records import SearchTerms
 from uneven.search.result import TrialRow
 
 _MOST_CURVES = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from uneven.jobs.place import ProcessLine
+from uneven.runtime.jobs.place import ProcessLine
 
 
 class TrialPost:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, TrainingError, access
-from uneven.report.track import LoggedValue, Tracker, tracker
+from uneven.journal.report.track import LoggedValue, Tracker, tracker
 from uneven.search import checkpoints, needed_optuna
-from uneven.search.core import SearchCore
 from uneven.search.events import read_events
-from uneven.search.records import TrialRecord
-from uneven.search.space import Plain
+from uneven.search.pure.core import SearchCore
+from uneven.search.pure.records import TrialRecord
+from uneven.search.pure.space import Plain
 
 
 @dataclass(frozen=True, slots=True)

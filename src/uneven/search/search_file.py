@@ -27,9 +27,9 @@ from typing import Any
 
 from uneven.errors import ConfigError, UnknownNameError, access
 from uneven.fleet.ensemble_file import named
-from uneven.search.space import Domain, Plain, choice, grid, integer, log, uniform
-from uneven.tables import boolean, document, items, known, located, number, required, shown, table, text
-from uneven.tables import integer as whole
+from uneven.policy.core.tables import boolean, document, items, known, located, number, required, shown, table, text
+from uneven.policy.core.tables import integer as whole
+from uneven.search.pure.space import Domain, Plain, choice, grid, integer, log, uniform
 
 
 def _made(value: Any) -> Any:

@@ -15,13 +15,13 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.fleet.member.team import Seat
+from uneven.policy.core.tables import shown
+from uneven.runtime.states import random_state, set_random_state
 from uneven.search import checkpoints
 from uneven.search.data import DataReader
 from uneven.search.post import TrialPost
-from uneven.search.space import Choices, Domain, FloatRange, IntRange, Params, Plain
+from uneven.search.pure.space import Choices, Domain, FloatRange, IntRange, Params, Plain
 from uneven.search.team import TrialTeam
-from uneven.states import random_state, set_random_state
-from uneven.tables import shown
 
 _UNDIVIDED = (
     "a trial on several devices divides the batches of trial.epochs(model, optimizer) among them, and this one reads "

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from uneven.report.console import Console
+from uneven.journal.report.console import Console
 from uneven.search.engine import SearchSnapshot
-from uneven.search.records import TrialRecord, TrialStatus
+from uneven.search.pure.records import TrialRecord, TrialStatus
 
 _ROWS = 16
 _COLUMNS = {

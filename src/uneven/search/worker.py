@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from uneven.jobs.call import telling
-from uneven.jobs.place import ProcessLine
+from uneven.runtime.jobs.call import telling
+from uneven.runtime.jobs.place import ProcessLine
+from uneven.runtime.states import seed_all
 from uneven.search.data import DataHandle, DataReader
 from uneven.search.post import TrialPost
 from uneven.search.trial import LeaveTrial, Trainable, Trial, TrialJob, drive
-from uneven.states import seed_all
 
 Train = Callable[[Trial], Any] | type[Trainable]
 

@@ -25,13 +25,13 @@ from typing import Any, ClassVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from uneven.balance import Balancer
-from uneven.balance.profile import Profile
-from uneven.core.actions import Moment, Payload, StepPlan, Via
-from uneven.core.views import BalanceView, Limits, Observation, SyncView
-from uneven.predict import Predictor, predictors, study
+from uneven.policy.balance import Balancer
+from uneven.policy.balance.profile import Profile
+from uneven.policy.core.actions import Moment, Payload, StepPlan, Via
+from uneven.policy.core.views import BalanceView, Limits, Observation, SyncView
+from uneven.policy.predict import Predictor, predictors, study
+from uneven.policy.sync import Pace, SyncPolicy
 from uneven.run.lines.transport import Pending, Transport
-from uneven.sync import Pace, SyncPolicy
 
 Test = Callable[..., None]
 

@@ -1,5 +1,5 @@
 """Handwritten digits for examples and tests, without a download."""
 
-from uneven.data.datasets import load_digits
+from uneven.cluster.virtual.datasets import load_digits
 
 __all__ = ["load_digits"]

@@ -23,7 +23,7 @@ from functools import partial
 
 # Importing torch, and what the first optimizer imports, costs a process five seconds of processor time; a fork is
 # immediate. These are the modules that nearly every child uses.
-IMPORTED = ("torch._dynamo", "torch.distributed", "uneven.session")
+IMPORTED = ("torch._dynamo", "torch.distributed", "uneven.run.session")
 
 
 def main(control: socket.socket) -> Callable[[], None] | None:

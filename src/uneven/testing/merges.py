@@ -18,8 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from uneven.core.actions import Combined, Merge, Payload
-from uneven.merge import Kept
+from uneven.policy.core.actions import Combined, Merge, Payload
+from uneven.policy.merge import Kept
 
 
 class MergeContract(ABC):

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uneven.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.core.turn import Turn
+from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
+from uneven.policy.core.turn import Turn
 from uneven.run.lines import Lines, ThreadLines
-from uneven.run.part import Part, Run, Step
+from uneven.run.step.part import Part, Run, Step
 
 PassLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """Model, inputs and targets of one pass → the mean loss over its samples, a scalar."""

@@ -22,12 +22,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
-from uneven.search.core import Happened, SearchCore
-from uneven.search.records import SearchTerms, TrialStatus
-from uneven.search.rulings import Move
-from uneven.search.schedulers import Fifo, Scheduler
-from uneven.search.searchers import NoneNow, RandomSearch, Searcher
-from uneven.search.space import Plain, Space, choice, integer, log, uniform
+from uneven.search.pure.core import Happened, SearchCore
+from uneven.search.pure.records import SearchTerms, TrialStatus
+from uneven.search.pure.rulings import Move
+from uneven.search.pure.schedulers import Fifo, Scheduler
+from uneven.search.pure.searchers import NoneNow, RandomSearch, Searcher
+from uneven.search.pure.space import Plain, Space, choice, integer, log, uniform
 
 _examples = settings(
     max_examples=15,

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from uneven.balance.base import Balancer, standing
-from uneven.core.actions import Split
-from uneven.core.views import BalanceView
-from uneven.data.order import epoch_order
 from uneven.errors import ConfigError, LaunchError
+from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.core.actions import Split
+from uneven.policy.core.views import BalanceView
+from uneven.policy.samples.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
 from uneven_bench.lb_bsp import bench as lb_bsp
 from uneven_bench.lb_bsp.arms import Arm, DDPArm, SessionArm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.balance import balancers
-from uneven.core.records import StepRecord
+from uneven.policy.balance import balancers
+from uneven.policy.core.records import StepRecord
 from uneven_bench import defaults as bench
 from uneven_bench.defaults import TrainingRun
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.data.datasets import digits
-from uneven.demo.training import network
-from uneven.demo.worker import GLOBAL_BATCH, WIDTH
+from uneven.cli.demo.training import network
+from uneven.cli.demo.worker import GLOBAL_BATCH, WIDTH
+from uneven.cluster.virtual.datasets import digits
 from uneven_bench.elastic.workload import CountedWorkload, counted, hidden, weights
 
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from uneven.errors import DataError, UnknownNameError
-from uneven.sync import policies
+from uneven.policy.sync import policies
 from uneven_bench.far_sites import bench, cases, filters, lines, skewed, tasks
 from uneven_bench.far_sites.learning import LossPoint, loss_at, play, reached, summarize
 from uneven_bench.far_sites.skewed import SkewedOutcome, SkewedRuns, judged

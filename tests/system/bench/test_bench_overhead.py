@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.core.records import StepRecord
+from uneven.policy.core.records import StepRecord
 from uneven_bench.overhead import decide, share_of, tables
 
 

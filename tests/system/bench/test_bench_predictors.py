@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uneven.core.records import LoadRecord, StepRecord
 from uneven.errors import ConfigError, JournalError
 from uneven.journal import Writer, rank_path
-from uneven.predict import Last, Predictor
+from uneven.policy.core.records import LoadRecord, StepRecord
+from uneven.policy.predict import Last, Predictor
 from uneven_bench.predictors import bench
 from uneven_bench.predictors.cases import PredictorCase, announced, case_of, drift, spikes, steps, synthetic
 from uneven_bench.predictors.page import snapshot

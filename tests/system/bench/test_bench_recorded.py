@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uneven.cluster.parse import from_toml
+from uneven.cluster.pure.describe.parse import from_toml
+from uneven.cluster.pure.describe.spec import Trace, steady
+from uneven.cluster.pure.describe.write import to_toml
 from uneven.cluster.series import SeriesFiles
-from uneven.cluster.spec import Trace, steady
-from uneven.cluster.write import to_toml
-from uneven.core.records import StepRecord
-from uneven.core.views import Observation
 from uneven.errors import ConfigError
 from uneven.journal import Writer, rank_path
-from uneven.predict import Last
+from uneven.policy.core.records import StepRecord
+from uneven.policy.core.views import Observation
+from uneven.policy.predict import Last
 from uneven_bench.predictors import bench as predictors
 from uneven_bench.predictors.play import play
 from uneven_bench.recorded import cases as recorded_cases

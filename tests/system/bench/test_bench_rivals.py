@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from uneven.balance import balancers
+from uneven.policy.balance import balancers
 from uneven_bench.balancers.rivals import RIVALS
 from uneven_bench.rivals import bench as rivals
 from uneven_bench.rivals.cases import CHANGE, HELD, ITERATIONS, SETTLING, RivalCase, cases

@@ -14,9 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from uneven.data.order import epoch_order
 from uneven.errors import UnknownNameError
-from uneven.sync import policies
+from uneven.policy.samples.order import epoch_order
+from uneven.policy.sync import policies
 from uneven_bench.sync import bench as sync
 from uneven_bench.sync.arm import TrainingStretch
 from uneven_bench.sync.arms import EvenSampler, mlp

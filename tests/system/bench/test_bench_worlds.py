@@ -9,11 +9,11 @@ from typing import Never
 import pytest
 from rich.console import Console
 
-from uneven.cluster.parse import from_toml
-from uneven.cluster.spec import Workload
-from uneven.cluster.write import to_toml
-from uneven.core.records import StepRecord
+from uneven.cluster.pure.describe.parse import from_toml
+from uneven.cluster.pure.describe.spec import Workload
+from uneven.cluster.pure.describe.write import to_toml
 from uneven.errors import LaunchError
+from uneven.policy.core.records import StepRecord
 from uneven_bench.worlds.bench import many, tables
 from uneven_bench.worlds.cases import calibration, cases
 from uneven_bench.worlds.compare import Pair, Race, close, iteration_s, summarize, summary, verdict

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from uneven.data.datasets import images
+from uneven.cluster.virtual.datasets import images
 from uneven.errors import TrainingError
 from uneven_bench.fleet import bench
 from uneven_bench.fleet import tensor_socket as fleet_socket

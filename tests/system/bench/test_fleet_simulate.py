@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from ensembles import EQUAL, EXAMPLE, ensembles, methods
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Paradigm, Planner
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
 

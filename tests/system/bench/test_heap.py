@@ -80,8 +80,8 @@ DEMO = """
 from pathlib import Path
 
 import torch
-from uneven.data.datasets import ImageData
-from uneven.demo import worker
+from uneven.cluster.virtual.datasets import ImageData
+from uneven.cli.demo import worker
 from uneven.run.start import heap
 
 x, y = torch.zeros(512, 1, 8, 8), torch.zeros(512, dtype=torch.long)

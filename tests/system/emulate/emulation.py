@@ -15,14 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.emulate import names, probe, state
-from uneven.jobs.processes import import_path
+from uneven.cluster.emulate import probe, state
+from uneven.cluster.emulate.pure import names
+from uneven.runtime.jobs.processes import import_path
 from uneven_bench.forked.scripts import run_script
 
 WHY_NOT = probe.why_not_isolated()
 needs_root = pytest.mark.skipif(bool(WHY_NOT), reason=f"emulates with namespaces and control groups: {WHY_NOT}")
 
-IMPORTED = ("uneven.cli.run", "uneven.emulate.run", "uneven.launch.here", "rich.console")
+IMPORTED = ("uneven.cli.run", "uneven.cluster.emulate.run", "uneven.runtime.launch.here", "rich.console")
 
 READY = """
 import json, os, sys, time

@@ -14,7 +14,7 @@ import pytest
 from emulation import cluster, emulate, emulation_id, left_of, needs_root, said, script
 
 from uneven import journal
-from uneven.core.records import EventRecord, RunRecord
+from uneven.policy.core.records import EventRecord, RunRecord
 
 pytestmark = needs_root
 
@@ -283,7 +283,7 @@ def test_a_kill_ends_the_run_and_says_why(tmp_path: Path) -> None:
 
 
 FAILS = """
-from uneven.world import report_failures
+from uneven.runtime.world import report_failures
 report_failures()
 ready()
 if rank == 1:

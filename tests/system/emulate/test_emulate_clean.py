@@ -30,10 +30,11 @@ from emulation import (
     until,
 )
 
-from uneven.cluster.spec import Node, SiteLink, steady
-from uneven.emulate import cgroup, names, probe, state
-from uneven.emulate.netns import EmulatedNetwork
-from uneven.emulate.wiring import Wiring
+from uneven.cluster.emulate import cgroup, probe, state
+from uneven.cluster.emulate.netns import EmulatedNetwork
+from uneven.cluster.emulate.pure import names
+from uneven.cluster.emulate.pure.wiring import Wiring
+from uneven.cluster.pure.describe.spec import Node, SiteLink, steady
 from uneven.errors import LaunchError
 
 pytestmark = needs_root
@@ -162,7 +163,7 @@ def relays_of(emulator: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(emulator).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if "uneven.emulate.relay" in child.cmdline():
+            if "uneven.cluster.emulate.relay" in child.cmdline():
                 found.append(child)
     return found
 

@@ -9,7 +9,7 @@ from emulation import WHY_NOT, cluster, emulate
 from test_elastic import HERE, check, steps
 
 from uneven import journal
-from uneven.core.records import EventRecord, MembershipRecord, RunRecord, StepRecord
+from uneven.policy.core.records import EventRecord, MembershipRecord, RunRecord, StepRecord
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,8 +13,8 @@ import pytest
 from emulation import WHY_NOT, cluster, emulate, said, script, started, until
 
 from uneven import journal
-from uneven.core.records import RunRecord
-from uneven.jobs.processes import import_path
+from uneven.policy.core.records import RunRecord
+from uneven.runtime.jobs.processes import import_path
 
 TRAINING = """
 import torch, uneven

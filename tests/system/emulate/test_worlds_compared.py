@@ -8,8 +8,8 @@ import pytest
 from emulation import needs_root
 
 from uneven import journal
-from uneven.cluster.spec import ClusterSpec, Node, Workload
-from uneven.core.records import RunRecord, StepRecord
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
+from uneven.policy.core.records import RunRecord, StepRecord
 from uneven_bench.worlds.bench import Effort, WorldTraining, compare, measured
 from uneven_bench.worlds.cases import GLOBAL_BATCH, WorldCase
 from uneven_bench.worlds.compare import BALANCERS, summarize

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from test_pages import blocks, wrong
-from uneven.emulate.ports import quiet_ports
-from uneven.jobs.processes import import_path
+from uneven.cluster.emulate.ports import quiet_ports
+from uneven.runtime.jobs.processes import import_path
 from uneven_bench.forked.scripts import run_script
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from brought import brought, refusal
 from uneven.errors import TrainingError
-from uneven.jobs.processes import import_path
+from uneven.runtime.jobs.processes import import_path
 from uneven_bench.forked.scripts import run_script
 
 SCRIPT = """

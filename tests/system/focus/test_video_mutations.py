@@ -13,7 +13,7 @@ from clips import due, reference, write
 from brought import brought
 from uneven.errors import DataError
 from uneven.focus import Video
-from uneven.focus.stamps import FrameClock, steady
+from uneven.focus.pure.stamps import FrameClock, steady
 
 TIMES_S = [number / 10 for number in range(40)]
 EACH = 100

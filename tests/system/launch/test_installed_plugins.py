@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distributions import install
 from uneven import journal
-from uneven.core.records import ExchangeRecord, StepRecord
 from uneven.journal.paths import rank_path
+from uneven.policy.core.records import ExchangeRecord, StepRecord
 from uneven_bench.forked.scripts import run_script
 
 SCRIPT = """
@@ -26,7 +26,7 @@ for x, y in session.loader(data, batch_size=20):
     optimizer.zero_grad()
 session.close()
 """
-IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "rich.console")
+IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.agent", "rich.console")
 
 
 def run(directory: Path, installed: Path, *options: object) -> subprocess.CompletedProcess[str]:

@@ -22,10 +22,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven import launch, rundir
-from uneven.emulate.ports import quiet_ports
+from uneven.cluster.emulate.ports import quiet_ports
 from uneven.errors import LaunchError
-from uneven.jobs.processes import descendants, import_path
+from uneven.runtime import launch, rundir
+from uneven.runtime.jobs.processes import descendants, import_path
 from uneven_bench.forked.scripts import Script, run_script
 
 # Workers that need no torch are there at once; what they leave is one file each.
@@ -83,7 +83,9 @@ def launched(options: launch.Launch, run: Path, output: Path | None = None, **en
     run.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": import_path(), **env}
     with (
-        Script(["-m", "uneven.launch", json.dumps(task)], env=environment, merged=True, output=output) as process,
+        Script(
+            ["-m", "uneven.runtime.launch", json.dumps(task)], env=environment, merged=True, output=output
+        ) as process,
         launch.LocalRun(process) as launcher,
     ):
         yield launcher
@@ -144,7 +146,7 @@ def test_the_cause_is_told_from_its_consequences(tmp_path: Path) -> None:
     """Ranks that miss a peer end sooner than the peer itself, whose end takes long; the cause is named."""
     then = """
 from uneven.errors import PeerError
-from uneven.world import report_failures
+from uneven.runtime.world import report_failures
 report_failures()
 mark = os.path.join(run, "failing")
 if rank == "2":
@@ -168,7 +170,7 @@ def test_a_worker_that_somebody_has_stopped_is_told_from_those_that_miss_it(tmp_
     then = """
 import signal
 from uneven.errors import PeerError
-from uneven.world import report_failures
+from uneven.runtime.world import report_failures
 report_failures()
 if rank == "1": os.kill(os.getpid(), signal.SIGSTOP)
 while not os.path.exists(os.path.join(run, "1.json")): time.sleep(0.01)

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.cluster.throttle import Throttle
 from uneven.errors import ConfigError, LaunchError
-from uneven.jobs.processes import HeldProcess, descendants
+from uneven.runtime.jobs.processes import HeldProcess, descendants
+from uneven.runtime.throttle.throttle import Throttle
 
 BUSY = "print('on', flush=True)\nwhile True: pass"
 # pbkdf2 gives the interpreter lock away while it works, so two threads really use two cores
@@ -238,7 +238,7 @@ def test_closing_frees_them_even_when_both_were_killed(start: Start) -> None:
 
 USER = """
 import sys, time
-from uneven.cluster.throttle import Throttle
+from uneven.runtime.throttle.throttle import Throttle
 throttle = Throttle()
 throttle.limit(int(sys.stdin.readline()), 0.01)
 print(throttle.pid, flush=True)
@@ -291,7 +291,7 @@ def test_errors_name_the_process(start: Start) -> None:
 def test_an_ordinary_user_may_measure_and_stop_own_processes_only() -> None:
     code = """
 import os, signal, time
-from uneven.jobs.processes import HeldProcess
+from uneven.runtime.jobs.processes import HeldProcess
 other = os.getppid()
 os.setgid(65534); os.setuid(65534)
 child = os.fork()

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven import journal
-from uneven.core.records import StepRecord
+from uneven.policy.core.records import StepRecord
 from uneven.testing.ranks import RankContext, ranks
 
 

@@ -27,8 +27,8 @@ from uneven.fleet.engine.run import run
 from uneven.fleet.stream.chunks import ChunksHandle, KeptChunks
 from uneven.fleet.stream.layout import Field
 from uneven.fleet.stream.store import store_in
-from uneven.jobs.ray import ActorConnection
-from uneven.jobs.ray import Cluster as Place
+from uneven.runtime.jobs.ray import ActorConnection
+from uneven.runtime.jobs.ray import Cluster as Place
 
 BEFORE_LOSS = 2 * EPOCHS + 1
 """Passes: the last two are in the middle of their training."""

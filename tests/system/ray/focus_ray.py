@@ -17,7 +17,7 @@ from uneven.focus import Frame, taking
 from uneven.focus import supervise as supervising
 from uneven.focus.supervise import Cameras, supervise
 from uneven.focus.taking import Counts, Ingest
-from uneven.jobs.ray import Cluster
+from uneven.runtime.jobs.ray import Cluster
 from uneven_bench.focus import kills
 
 SECONDS, WRITTEN, WAITS_AT = 900, 400, 600

@@ -12,8 +12,8 @@ from uneven.cli import main
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet import ensemble_file
 from uneven.fleet.engine.state import MemberState, RunState
-from uneven.fleet.member.converge import Epoch
-from uneven.jobs.processes import import_path
+from uneven.fleet.pure.converge import Epoch
+from uneven.runtime.jobs.processes import import_path
 from uneven_bench.forked.scripts import run_script
 
 TESTS = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from uneven.balance import balancers
 from uneven.cli import main
 from uneven.cli.plan import split
-from uneven.sync import carried, unheeded
+from uneven.policy.balance import balancers
+from uneven.policy.sync import carried, unheeded
 
 
 def typed(*words: str, command: str = "plan") -> int:

@@ -8,9 +8,9 @@ import pytest
 
 from uneven.cli import main
 from uneven.journal import read, summarize
-from uneven.journal.metrics import iterations
-from uneven.report import html
-from uneven.report.terminal import watch
+from uneven.journal.pure.metrics import iterations
+from uneven.journal.report import html
+from uneven.journal.report.terminal import watch
 
 
 def typed(*words: str) -> int:

@@ -8,10 +8,10 @@ import pytest
 
 from uneven.cli import main
 from uneven.cli.learning import curve
-from uneven.core.records import EventRecord, ScalarRecord
+from uneven.cluster.virtual import Point
 from uneven.journal import read
-from uneven.report import html
-from uneven.virtual import Point
+from uneven.journal.report import html
+from uneven.policy.core.records import EventRecord, ScalarRecord
 
 
 def typed(*words: str) -> int:

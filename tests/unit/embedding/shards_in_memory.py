@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from uneven.embedding.client import TableClient
-from uneven.embedding.config import RowwiseAdagrad, Table, TableSpec
 from uneven.embedding.files import TableFiles
-from uneven.embedding.holding import ShardSpec
 from uneven.embedding.kernels import TorchKernels
-from uneven.embedding.place import place
-from uneven.embedding.route import BatchIds, Router
-from uneven.embedding.shard import TableShard
-from uneven.embedding.wire import TableMessage, encode
-from uneven.server.known import Patience
+from uneven.embedding.pure.config import RowwiseAdagrad, Table, TableSpec
+from uneven.embedding.pure.holding import ShardSpec
+from uneven.embedding.pure.place import place
+from uneven.embedding.pure.route import BatchIds, Router
+from uneven.embedding.pure.shard import TableShard
+from uneven.embedding.pure.wire import TableMessage, encode
+from uneven.runtime.parameter_server.pure.known import Patience
 
 _TWO = (Table("a", 50, 4), Table("b", 90, 4))
 TABLES = TableSpec(_TWO, RowwiseAdagrad(lr=0.1), 0, save_every_s=100.0)

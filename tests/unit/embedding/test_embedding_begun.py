@@ -14,10 +14,10 @@ from shards_in_memory import MemoryShards
 from test_embedding_shard import train
 
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table
-from uneven.embedding.config import TableSpec
-from uneven.embedding.holding import Holding, ShardSpec
-from uneven.embedding.place import RowRange
-from uneven.embedding.wire import Say
+from uneven.embedding.pure.config import TableSpec
+from uneven.embedding.pure.holding import Holding, ShardSpec
+from uneven.embedding.pure.place import RowRange
+from uneven.embedding.pure.wire import Say
 from uneven.errors import ConfigError
 
 FIRST = 0.25

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding_bag
 
 from brought import brought, refusal
 from uneven.embedding import SGD, EmbeddingBagCollection, EmbeddingCollection, Table
-from uneven.embedding.config import TableSpec
+from uneven.embedding.pure.config import TableSpec
 from uneven.errors import ConfigError
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from uneven.embedding import SGD, EmbeddingBagCollection, EmbeddingCollection, RowwiseAdagrad, Table
-from uneven.embedding import rows as reference
 from uneven.embedding.kernels import TorchKernels, kernels
-from uneven.embedding.rows import Bags
+from uneven.embedding.pure import rows as reference
+from uneven.embedding.pure.rows import Bags
 from uneven.errors import ConfigError, DataError
 from uneven.run.threads.twins import twin
 

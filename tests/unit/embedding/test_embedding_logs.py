@@ -13,7 +13,7 @@ from torch import nn
 
 import uneven
 from uneven.embedding import ClickLog, Columns, EmbeddingBagCollection, Table, write_log
-from uneven.embedding.columns import read_text
+from uneven.embedding.pure.columns import read_text
 from uneven.errors import ConfigError, DataError
 
 SMALL = Columns(clicked=0, numbers=(1, 2), ids=(3, 4))

@@ -11,11 +11,11 @@ import pytest
 from shards_in_memory import TABLES, MemoryShards
 
 from uneven.embedding.client import TableClient
-from uneven.embedding.holding import ShardSpec
-from uneven.embedding.rows import Bags
-from uneven.embedding.wire import ENTRY_BYTES, HEADER_BYTES, Say, TableMessage, decode, encode
+from uneven.embedding.pure.holding import ShardSpec
+from uneven.embedding.pure.rows import Bags
+from uneven.embedding.pure.wire import ENTRY_BYTES, HEADER_BYTES, Say, TableMessage, decode, encode
 from uneven.errors import PeerError
-from uneven.server.wire import PIECE_BYTES, Refusal, Refused
+from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES, Refusal, Refused
 
 
 def train(shards: MemoryShards, client: TableClient, steps: int, first: int = 0) -> None:

@@ -21,7 +21,7 @@ import uneven
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import ConfigError
-from uneven.server.process import ShardKeeper
+from uneven.runtime.messages.process import ShardKeeper
 
 FIXED = [Table("a", 30, 4), Table("large", 3000, 4)]
 GROWN = [Table("a", None, 4, most_rows=50), Table("large", None, 4, most_rows=50)]

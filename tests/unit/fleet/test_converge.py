@@ -7,7 +7,7 @@ import math
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.fleet.member.converge import Epoch, History, never, plateau, target
+from uneven.fleet.pure.converge import Epoch, History, never, plateau, target
 
 
 def history(*metrics: float, higher_is_better: bool = False) -> History:

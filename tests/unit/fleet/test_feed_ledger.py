@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
-from uneven.fleet.stream.ledger import Ledger
+from uneven.fleet.pure.ledger import Ledger
 
 READERS, MAKERS = ("a", "b", "c"), ("m", "n")
 

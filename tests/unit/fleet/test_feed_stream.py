@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
-from uneven.fleet.stream.order import Section, Stream, batches
-from uneven.fleet.stream.size import preprocessors_needed
+from uneven.fleet.pure.order import Section, Stream, batches
+from uneven.fleet.pure.size import preprocessors_needed
 
 
 @settings(max_examples=100)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.fleet.planning.allocate import Closeness, Flotilla, create_flotilla
-from uneven.fleet.planning.rates import Rates
+from uneven.fleet.pure.planning.allocate import Closeness, Flotilla, create_flotilla
+from uneven.fleet.pure.planning.rates import Rates
 from uneven_bench.fleet_plan.learning import corrected
 
 EXAMPLE = Rates(

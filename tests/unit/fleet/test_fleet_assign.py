@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.assign import MOST_ORDERS, assign_devices, cost, device_order, spread
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.assign import MOST_ORDERS, assign_devices, cost, device_order, spread
 
 
 def flotilla(*counts: int) -> Flotilla:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.fleet.member.batch_rule import BatchRule, global_batch, most_workers, rate_factor
+from uneven.fleet.pure.batch_rule import BatchRule, global_batch, most_workers, rate_factor
 
 
 def test_the_batch_is_kept_or_grows_with_the_devices() -> None:

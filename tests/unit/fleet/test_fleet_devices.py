@@ -10,7 +10,7 @@ import pytest
 import fleet_members as members
 import uneven.fleet as fleet
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.jobs.devices import devices_of_cluster
+from uneven.runtime.jobs.devices import devices_of_cluster
 
 
 def test_what_is_asked_of_a_cluster() -> None:

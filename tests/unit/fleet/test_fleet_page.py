@@ -9,7 +9,7 @@ import pytest
 import fleet_members as members
 from uneven.errors import ConfigError
 from uneven.fleet.engine.state import MemberState, RunState
-from uneven.fleet.member.converge import Epoch
+from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.result import Result
 from uneven.fleet.result_page import stretches
 

@@ -25,14 +25,14 @@ from uneven.fleet.engine import state as engine_state
 from uneven.fleet.engine.hosts import Hosts, reader_of
 from uneven.fleet.engine.options import Options, RunSnapshot
 from uneven.fleet.engine.view import live
-from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.host import Job
 from uneven.fleet.member.train import nonfinite_in
+from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.result import Result
-from uneven.jobs import Ending, Events
-from uneven.jobs.events import Awake
-from uneven.jobs.local import Local
-from uneven.jobs.pulse import At, Pulse, Watched
+from uneven.runtime.jobs import Ending, Events
+from uneven.runtime.jobs.events import Awake
+from uneven.runtime.jobs.local import Local
+from uneven.runtime.jobs.pulse import At, Pulse, Watched
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)
 

@@ -22,8 +22,8 @@ from uneven.fleet.engine.options import RunSnapshot
 from uneven.fleet.engine.state import MemberState, RunState
 from uneven.fleet.engine.view import page
 from uneven.fleet.member import checkpoint
-from uneven.fleet.member.converge import Epoch
-from uneven.fleet.stream.ledger import Ledger
+from uneven.fleet.pure.converge import Epoch
+from uneven.fleet.pure.ledger import Ledger
 
 ASKED = {"members": ["a/b c", "two"], "samples": 5}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.together import MEMORY_SHARE, Together, places_for, takes_turns
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.together import MEMORY_SHARE, Together, places_for, takes_turns
 
 NONE = Flotilla()
 RATES = Rates({"fast": [800.0, 1500.0], "middle": [300.0, 310.0], "slow": [100.0, 150.0]})

@@ -14,7 +14,7 @@ import fleet_members as members
 import uneven.fleet as fleet
 from uneven.fleet.engine import run as engine
 from uneven.fleet.engine.options import Options
-from uneven.jobs.processes import usable_cores
+from uneven.runtime.jobs.processes import usable_cores
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)
 EVERYBODY = {name: members.ensemble().members[name] for name in ("small", "wide", "scheduled")}

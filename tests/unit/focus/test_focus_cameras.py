@@ -8,7 +8,7 @@ import pytest
 from uneven.errors import ConfigError, TrainingError
 from uneven.focus import place
 from uneven.focus.supervise import Cameras, _Taken
-from uneven.jobs import Ending, How
+from uneven.runtime.jobs import Ending, How
 
 
 def test_a_fast_machine_takes_more_and_nobody_waits_longer_than_needed():

@@ -21,14 +21,14 @@ from uneven.focus import taking
 from uneven.focus.moving import Moving
 from uneven.focus.networks import LadderRung, run
 from uneven.focus.objects import Objects, found
+from uneven.focus.pure.spread import NO_PRECEDENTS, Precedents
 from uneven.focus.report import page
-from uneven.focus.spread import NO_PRECEDENTS, Precedents
 from uneven.focus.store import FileHold, StreamStore
 from uneven.focus.supervise import Cameras, supervise
 from uneven.focus.taking import Counts, Ingest, IngestOptions
 from uneven.focus.tune import restored
 from uneven.focus.watch import over, table
-from uneven.jobs.local import Local
+from uneven.runtime.jobs.local import Local
 
 pytest.importorskip("av")
 SIDE = 16

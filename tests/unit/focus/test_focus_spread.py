@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from uneven.focus.spread import ROUND, Precedents, Spreading, played
-from uneven.focus.sweep import (
+from uneven.focus.pure.spread import ROUND, Precedents, Spreading, played
+from uneven.focus.pure.sweep import (
     OFF,
     Grouped,
     LabelledObjects,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.focus.sweep import (
+from uneven.focus.pure.sweep import (
     OFF,
     Grouped,
     LabelledObjects,

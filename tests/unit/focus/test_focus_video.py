@@ -21,7 +21,7 @@ from uneven.errors import DataError
 from uneven.focus import Moving, Video
 from uneven.focus import video as module
 from uneven.focus.objects import found
-from uneven.focus.stamps import FrameClock, steady
+from uneven.focus.pure.stamps import FrameClock, steady
 
 STEADY = [number / 10 for number in range(40)]
 UNEVEN = [0, 0.1, 0.2, 0.9, 1.0, 3.3, 3.35, 3.4, 7.7, 7.8]

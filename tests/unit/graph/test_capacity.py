@@ -12,7 +12,7 @@ from threaded_graphs import features, some_graph
 
 from uneven import graph
 from uneven.errors import ConfigError
-from uneven.graph.capacity import MOST_BETA, GraphRates, StepWork, capped, shares_of
+from uneven.graph.pure.capacity import MOST_BETA, GraphRates, StepWork, capped, shares_of
 
 
 def test_a_step_counts_its_products_and_its_sums() -> None:

@@ -14,12 +14,12 @@ from threaded_graphs import some_graph
 
 from uneven import graph
 from uneven.errors import ConfigError, DataError, UnknownNameError
-from uneven.graph.clones import Holders, roots
-from uneven.graph.cut.base import EdgeCut, figures, normal
-from uneven.graph.cut.greedy import libra, placed
-from uneven.graph.edge_list import EdgeList
 from uneven.graph.edges import edges_of
 from uneven.graph.methods import METHODS, cut
+from uneven.graph.pure.clones import Holders, roots
+from uneven.graph.pure.cut.base import EdgeCut, figures, normal
+from uneven.graph.pure.cut.greedy import libra, placed
+from uneven.graph.pure.edge_list import EdgeList
 
 
 def ids(*values: int) -> np.ndarray:

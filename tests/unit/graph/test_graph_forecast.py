@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from uneven import graph
 from uneven.cli import graph_forecast, main
-from uneven.cluster.spec import ClusterSpec, Node, steady
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, steady
+from uneven.cluster.pure.simulate.graph_steps import phases
+from uneven.cluster.pure.simulate.phases import WorkPhase, play
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.graph.source import GraphSource
-from uneven.simulate.graph_steps import phases
-from uneven.simulate.phases import WorkPhase, play
 
 LAYERS = (9, 6, 4, 3)
 RATES = {"number_s": 1e-9, "flop_s": 1e-10}

@@ -13,10 +13,10 @@ import torch
 from threaded_graphs import features, some_graph
 
 from uneven.graph import native
-from uneven.graph.cut.expand import expand
-from uneven.graph.cut.greedy import hdrf, libra, placed, stream_order
 from uneven.graph.edges import edges_of
 from uneven.graph.methods import cut
+from uneven.graph.pure.cut.expand import expand
+from uneven.graph.pure.cut.greedy import hdrf, libra, placed, stream_order
 from uneven.graph.reduce import bag_sums, row_sums
 from uneven.graph.rows import Adjacency
 

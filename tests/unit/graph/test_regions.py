@@ -17,14 +17,14 @@ from threaded_graphs import features, on_threads, some_graph, weighted
 from torch import nn
 
 from uneven import graph
-from uneven.core.actions import StepPlan
 from uneven.errors import ConfigError, TrainingError
 from uneven.graph.elastic import ElasticGraph
 from uneven.graph.exchange.choice import ExchangeChoice
-from uneven.graph.regions import Dealt, alone_s, done_in, fitted, grouped
+from uneven.graph.pure.regions import Dealt, alone_s, done_in, fitted, grouped
 from uneven.graph.source import GraphSource
+from uneven.policy.core.actions import StepPlan
 from uneven.run.lines import ThreadLines
-from uneven.run.part import Run, Step
+from uneven.run.step.part import Run, Step
 
 PARTS = 12
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from threaded_graphs import features, some_graph
 
 from uneven import Step, graph
-from uneven.core.views import SyncView
 from uneven.errors import ConfigError, DataError, TrainingError
 from uneven.graph.workspaces import LEAST, Workspaces
-from uneven.sync import policies
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import policies
 
 
 def scattered(x: torch.Tensor, edges: torch.Tensor, how: str) -> torch.Tensor:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from uneven import graph
-from uneven.core.views import SyncView
 from uneven.errors import PeerError
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import policies
 from uneven.run.lines import ThreadLines
-from uneven.run.part import Run, Step
-from uneven.sync import policies
+from uneven.run.step.part import Run, Step
 
 
 def some_graph(vertices: int = 60, edges: int = 240, *, symmetric: bool = True, seed: int = 0) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 
 from sample_runs import START_S
 
-from uneven.core.records import EventRecord, Record, RunRecord, ScalarRecord, StepRecord
 from uneven.journal import END, PLAN, Writer, plan_message, rank_path
+from uneven.policy.core.records import EventRecord, Record, RunRecord, ScalarRecord, StepRecord
 
 BATCH = 10
 """Samples in every step of every worker."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from uneven.core.records import (
+from uneven.journal import END, PLAN, Writer, plan_message, rank_path
+from uneven.policy.core.records import (
     EventRecord,
     LoadRecord,
     RunRecord,
@@ -16,7 +17,6 @@ from uneven.core.records import (
     SplitRecord,
     StepRecord,
 )
-from uneven.journal import END, PLAN, Writer, plan_message, rank_path
 
 START_S = 1_700_000_000.0
 

@@ -11,11 +11,11 @@ from apart_runs import BATCH, ApartRun
 from sample_runs import START_S
 
 import uneven
-from uneven.core.records import MembershipRecord, Record, RunRecord, StepRecord
 from uneven.journal import Iteration, iterations, read, summarize
-from uneven.journal.metrics import Join
-from uneven.journal.pace import recorded_pace
-from uneven.sync import MA, Pace, Shadow
+from uneven.journal.pure.metrics import Join
+from uneven.journal.pure.pace import recorded_pace
+from uneven.policy.core.records import MembershipRecord, Record, RunRecord, StepRecord
+from uneven.policy.sync import MA, Pace, Shadow
 
 RUN = ApartRun()
 

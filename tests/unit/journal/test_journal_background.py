@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from uneven.core.records import EventRecord
 from uneven.journal import BackgroundWriter, Writer, rank_path, read
+from uneven.policy.core.records import EventRecord
 
 CHILD = """
 import sys, time
 from pathlib import Path
-from uneven.core.records import EventRecord
+from uneven.policy.core.records import EventRecord
 from uneven.journal import BackgroundWriter, Writer
 writer = BackgroundWriter(Writer(Path(sys.argv[1])), every_s=0.1)
 for number in range(1000):

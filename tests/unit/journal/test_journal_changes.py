@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from uneven import journal
-from uneven.core.records import EventRecord, MembershipRecord, Record, RunRecord, StepRecord
 from uneven.journal import LEFT, MemberChanges, Writer, rank_path
-from uneven.report import html
-from uneven.report.members import band, rows
-from uneven.report.screen import final
-from uneven.report.series import run_data
-from uneven.report.state import RunProgress
+from uneven.journal.report import html
+from uneven.journal.report.pure.members import band, rows
+from uneven.journal.report.pure.series import run_data
+from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.screen import final
+from uneven.policy.core.records import EventRecord, MembershipRecord, Record, RunRecord, StepRecord
 
 KILLED = {"generation": 1, "members": (0, 2), "left": (1,), "border": 5, "why": "worker 1 is gone: it was killed"}
 JOINED = {"generation": 2, "members": (0, 2, 3), "came": (3,), "border": 8, "why": "worker 3 has joined"}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sample_runs import START_S, SampleRun
 
-from uneven.core.records import ForecastRecord, RunRecord, SplitRecord, StepRecord
 from uneven.journal import Follower, iterations, rank_path, read, summarize
-from uneven.journal.metrics import Join
+from uneven.journal.pure.metrics import Join
+from uneven.policy.core.records import ForecastRecord, RunRecord, SplitRecord, StepRecord
 
 
 def step(rank: int, iteration: int, **changes: float) -> StepRecord:

@@ -14,7 +14,15 @@ from rich.console import Console
 from sample_runs import START_S, SampleRun
 
 from damaged import damaged
-from uneven.core.records import (
+from uneven.errors import JournalError
+from uneven.journal import Writer, rank_path, read
+from uneven.journal.report import html, trace
+from uneven.journal.report.page import Page
+from uneven.journal.report.pure.points import PointStream
+from uneven.journal.report.pure.series import run_data
+from uneven.journal.report.screen import final, live
+from uneven.journal.report.terminal import WatchedRun, plain_line
+from uneven.policy.core.records import (
     EventRecord,
     ExchangeRecord,
     ForecastRecord,
@@ -24,14 +32,6 @@ from uneven.core.records import (
     from_json,
     to_json,
 )
-from uneven.errors import JournalError
-from uneven.journal import Writer, rank_path, read
-from uneven.report import html, trace
-from uneven.report.page import Page
-from uneven.report.screen import final, live
-from uneven.report.series import run_data
-from uneven.report.terminal import WatchedRun, plain_line
-from uneven.report.track.points import PointStream
 
 CASES = 400
 

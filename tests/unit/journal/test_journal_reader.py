@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sample_runs import SampleRun
 
-from uneven.core.records import RunRecord, ScalarRecord, to_json
 from uneven.errors import JournalError
 from uneven.journal import Follower, Writer, newest_run, plan_message, planned_iterations, rank_path, read
+from uneven.policy.core.records import RunRecord, ScalarRecord, to_json
 
 
 def scalar(rank: int, iteration: int) -> ScalarRecord:
@@ -88,7 +88,7 @@ def test_newest_run(tmp_path: Path) -> None:
 
 
 def test_plan_says_how_long() -> None:
-    from uneven.core.records import EventRecord
+    from uneven.policy.core.records import EventRecord
 
     plan = EventRecord(rank=0, iteration=0, at_s=0.0, event="plan", message=plan_message(1200))
     assert planned_iterations(plan) == 1200

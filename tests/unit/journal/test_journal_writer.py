@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from uneven.core.records import EventRecord, RunRecord, ScalarRecord, SplitRecord, StepRecord
 from uneven.errors import JournalError
 from uneven.journal import Writer, rank_path, read
+from uneven.policy.core.records import EventRecord, RunRecord, ScalarRecord, SplitRecord, StepRecord
 
 RUN = RunRecord(run="r", rank=0, world_size=1, host="h", pid=1, started_at_s=1.0)
 
@@ -25,7 +25,7 @@ KILLED = """
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from uneven.core.records import EventRecord
+from uneven.policy.core.records import EventRecord
 from uneven.journal import Writer
 writer = Writer(Path(sys.argv[1]))
 for i in range(int(sys.argv[2])):

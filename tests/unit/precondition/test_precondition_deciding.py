@@ -9,12 +9,12 @@ import pytest
 
 from uneven import KFAC
 from uneven.errors import ConfigError
-from uneven.precondition.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
-from uneven.precondition.kfac.damping import AdaptiveDamping
-from uneven.precondition.kfac.known import translated
-from uneven.precondition.pack import Layout, moves
-from uneven.precondition.place import Item, gradient_workers, grid, place
-from uneven.precondition.schedule import RunningAverage, Schedule
+from uneven.policy.ownership.agree import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
+from uneven.policy.ownership.place import Item, gradient_workers, grid, place
+from uneven.precondition.pure.damping import AdaptiveDamping
+from uneven.precondition.pure.known import translated
+from uneven.precondition.pure.pack import Layout, moves
+from uneven.precondition.pure.schedule import RunningAverage, Schedule
 
 
 def test_the_grid_is_kaisas() -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from workers import PartWorker, X, batch, net, train, vector
 
 from uneven import KFAC, SOAP, Part
-from uneven.core.actions import StepPlan
 from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.policy.core.actions import StepPlan
 from uneven.run.lines import Lines, ThreadLines
 from uneven.testing.parts import together
 

@@ -9,20 +9,20 @@ from dataclasses import fields
 import pytest
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
-from uneven.fleet.planning.rates import Rates
+from uneven.fleet.pure.planning.rates import Rates
 from uneven.search.asked import SearchOptions, SearchPlan
-from uneven.search.core import Happened, SearchCore
 from uneven.search.data import TrialData
-from uneven.search.dispatch import Dispatch
-from uneven.search.paces import Paces
-from uneven.search.placing import Placer, Placing
-from uneven.search.planning import Plan, flotilla, flotilla_of_all, one_each
-from uneven.search.records import SearchTerms, TrialRecord, TrialStatus
-from uneven.search.rulings import Move
-from uneven.search.schedulers import schedulers
-from uneven.search.searchers import NoneNow, searchers
-from uneven.search.simulate import simulate
-from uneven.search.space import (
+from uneven.search.pure.core import Happened, SearchCore
+from uneven.search.pure.dispatch import Dispatch
+from uneven.search.pure.paces import Paces
+from uneven.search.pure.placing import Placer, Placing
+from uneven.search.pure.planning import Plan, flotilla, flotilla_of_all, one_each
+from uneven.search.pure.records import SearchTerms, TrialRecord, TrialStatus
+from uneven.search.pure.rulings import Move
+from uneven.search.pure.schedulers import schedulers
+from uneven.search.pure.searchers import NoneNow, searchers
+from uneven.search.pure.simulate import simulate
+from uneven.search.pure.space import (
     Domain,
     FloatRange,
     IntRange,

@@ -17,18 +17,18 @@ from uneven.cli import main
 from uneven.cli.search_forecast import speeds_of
 from uneven.cluster import files
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
-from uneven.search.core import SearchCore
 from uneven.search.earlier import reopened, results_of
 from uneven.search.engine import SearchSnapshot
 from uneven.search.events import EVENTS, kept, read_events
-from uneven.search.forecast import SearchForecast, cheapest, counts, recorded
 from uneven.search.page import stretches
-from uneven.search.records import SearchTerms, TrialRecord, TrialStatus
+from uneven.search.pure.core import SearchCore
+from uneven.search.pure.forecast import SearchForecast, cheapest, counts, recorded
+from uneven.search.pure.records import SearchTerms, TrialRecord, TrialStatus
+from uneven.search.pure.schedulers import schedulers
+from uneven.search.pure.searchers import searchers
+from uneven.search.pure.simulate import simulate
+from uneven.search.pure.space import Domain, Plain, Space, choice, log
 from uneven.search.result import SearchResult
-from uneven.search.schedulers import schedulers
-from uneven.search.searchers import searchers
-from uneven.search.simulate import simulate
-from uneven.search.space import Domain, Plain, Space, choice, log
 from uneven.search.view import view
 
 SPACE: dict[str, Domain | Plain] = {"rate": log(1e-4, 1e-1), "width": choice(32, 64), "fixed": "yes"}

@@ -22,7 +22,7 @@ from uneven import search
 from uneven.cli import main
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnevenError, UnknownNameError
 from uneven.fleet.engine.state import locked
-from uneven.jobs.processes import import_path
+from uneven.runtime.jobs.processes import import_path
 from uneven.search import search_file
 from uneven.search.control import SearchControl, tell
 from uneven.search.events import EVENTS, read_events

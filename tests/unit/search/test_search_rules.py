@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ray_streams import stream
 
 from uneven.errors import ConfigError
-from uneven.search.rulings import GO_ON, Clone, Move, Progress, Ruling
-from uneven.search.schedulers import (
+from uneven.search.pure.rulings import GO_ON, Clone, Move, Progress, Ruling
+from uneven.search.pure.schedulers import (
     Fifo,
     HyperBand,
     MedianStopping,
@@ -21,8 +21,8 @@ from uneven.search.schedulers import (
     StoppingAsha,
     schedulers,
 )
-from uneven.search.schedulers.asha import milestones, percentile
-from uneven.search.space import Space, choice, integer, uniform
+from uneven.search.pure.schedulers.asha import milestones, percentile
+from uneven.search.pure.space import Space, choice, integer, uniform
 
 RECORDED = Path(__file__).with_name("ray_2_60_asha.json")
 

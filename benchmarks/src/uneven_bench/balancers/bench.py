@@ -18,10 +18,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from uneven.balance import balancers
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView, Observation
-from uneven.predict import predictors
+from uneven.policy.balance import balancers
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView, Observation
+from uneven.policy.predict import predictors
 from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split, noisy_s, slowest_s
 
 ITERATIONS = 400

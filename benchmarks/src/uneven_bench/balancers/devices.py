@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from uneven.core.views import Limits
+from uneven.policy.core.views import Limits
 
 SPIKE = 4.0
 """A lone spike multiplies one iteration of one worker by so much …"""

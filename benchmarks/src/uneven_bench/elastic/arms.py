@@ -15,7 +15,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from uneven.emulate.names import INTERFACE
+from uneven.cluster.emulate.pure.names import INTERFACE
 from uneven.errors import LaunchError
 from uneven_bench.elastic.cases import OURS, STEADY, TORCHFT, TORCHFT_DDP, at_own_pace
 from uneven_bench.elastic.machines import Machines
@@ -34,7 +34,13 @@ HERE = "127.0.0.1"
 _STARTS_WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.01
 _IMPORTED = (
-    *("uneven.cli.run", "uneven.launch.agent", "torch.distributed.run", "uneven_bench.elastic.script", "rich.console"),
+    *(
+        "uneven.cli.run",
+        "uneven.runtime.launch.agent",
+        "torch.distributed.run",
+        "uneven_bench.elastic.script",
+        "rich.console",
+    ),
 )
 """What all launchers or workers would import for themselves."""
 

@@ -1,4 +1,4 @@
-"""What ``uneven bench elastic`` plays: cases, and the faults in each, drawn from a seed. Pure."""
+"""What ``uneven bench elastic`` plays: cases, and the faults in each, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import runpy
 import socket
 import sys
 
-from uneven.emulate import kernel
+from uneven.cluster.emulate import kernel
 
 _NEW_NAME = 0x04000000  # CLONE_NEWUTS
 

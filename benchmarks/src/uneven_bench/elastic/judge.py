@@ -1,4 +1,4 @@
-"""Judges of ``uneven bench elastic``: what the logs of the workers say about a run with faults. Pure."""
+"""Judges of ``uneven bench elastic``: what the logs of the workers say about a run with faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each worker of ``uneven bench elastic`` writes down, a line for each step, and how it is read. Pure."""
+"""What each worker of ``uneven bench elastic`` writes down, a line for each step, and how it is read."""
 
 from __future__ import annotations
 

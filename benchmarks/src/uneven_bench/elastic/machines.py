@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 
-from uneven.cluster.spec import Node
-from uneven.emulate import names, probe
-from uneven.emulate.netns import EmulatedNetwork
-from uneven.emulate.wiring import Wiring
+from uneven.cluster.emulate import probe
+from uneven.cluster.emulate.netns import EmulatedNetwork
+from uneven.cluster.emulate.pure import names
+from uneven.cluster.emulate.pure.wiring import Wiring
+from uneven.cluster.pure.describe.spec import Node
 
 
 class Machines:

@@ -1,4 +1,4 @@
-"""What workers write down where replicas are merged now and then, and which samples are in which merge. Pure.
+"""What workers write down where replicas are merged now and then, and which samples are in which merge.
 
 Under such a policy the gradient of a step is that of one worker alone. Its samples count once a merge holds the step,
 so each worker writes down its own steps, in its log, and the merges, in a file of its own; who is in a merge is what

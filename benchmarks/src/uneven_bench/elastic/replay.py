@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from uneven.core.actions import Exchange, Merge
-from uneven.core.views import SyncView
-from uneven.sync import policies
+from uneven.policy.core.actions import Exchange, Merge
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import policies
 from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 from uneven_bench.elastic.merges import MergedSteps, MergeLog
 from uneven_bench.elastic.ring import ring_sum

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.cluster import files
-from uneven.cluster.quantities import Recorded
+from uneven.cluster.pure.describe.quantities import Recorded
 from uneven.cluster.series import SeriesFiles
 from uneven.errors import ConfigError, LaunchError
 from uneven_bench.elastic import arms, judge, logs, trace

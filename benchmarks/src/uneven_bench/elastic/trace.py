@@ -1,4 +1,4 @@
-"""Who is there when, after recorded spot availability. Pure."""
+"""Who is there when, after recorded spot availability."""
 
 from __future__ import annotations
 

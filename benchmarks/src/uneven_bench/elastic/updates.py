@@ -1,4 +1,4 @@
-"""What workers write down that go at their own pace, and which samples are in an update that has arrived. Pure.
+"""What workers write down that go at their own pace, and which samples are in an update that has arrived.
 
 A worker's samples count once an update of its own that holds them has arrived where it is kept for all. Each writes
 down which of its steps an update holds before that begins, and when it has arrived; of one that is lost in between,

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from uneven.data.datasets import digits
-from uneven.demo.training import network
-from uneven.demo.worker import WIDTH
+from uneven.cli.demo.training import network
+from uneven.cli.demo.worker import WIDTH
+from uneven.cluster.virtual.datasets import digits
 
 FEATURES, CLASSES = 64, 10
 RATE, MOMENTUM = 0.02, 0.9

@@ -1,4 +1,4 @@
-"""What ``uneven bench far-sites`` compares, and where. Pure."""
+"""What ``uneven bench far-sites`` compares, and where."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from uneven.cluster.spec import ClusterSpec, Node, SiteLink, Workload, steady
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven_bench.sync.cases import CORES, SyncCase
 
 BSP = "bsp"

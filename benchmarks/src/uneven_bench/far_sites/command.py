@@ -25,7 +25,7 @@ def far_sites(
     Forty minutes, --case NAME ten at most; --quick a minute and a half, without real runs, of which --quick --case
     20mbit plays one.
     """
-    from uneven.data.datasets import images
+    from uneven.cluster.virtual.datasets import images
     from uneven_bench.far_sites.bench import run, tables
     from uneven_bench.show import show
 

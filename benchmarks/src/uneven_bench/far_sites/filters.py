@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from uneven.entries import Accumulator, Significant, pack
+from uneven.policy.select import Accumulator, Significant, pack
 
 ENTRIES, PART, THRESHOLD = 10_000_000, 0.01, 0.01
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from uneven.balance import balancers
-from uneven.cluster.spec import ClusterSpec
-from uneven.core.records import LineRecord, Record, ScalarRecord
-from uneven.simulate import Scenario
-from uneven.sync import policies
-from uneven.virtual import train
+from uneven.cluster.pure.describe.spec import ClusterSpec
+from uneven.cluster.pure.simulate import Scenario
+from uneven.cluster.virtual import train
+from uneven.policy.balance import balancers
+from uneven.policy.core.records import LineRecord, Record, ScalarRecord
+from uneven.policy.sync import policies
 from uneven_bench.far_sites.cases import BSP, POLICIES, LearningCase, worlds
 from uneven_bench.far_sites.tasks import LossTask, make
 

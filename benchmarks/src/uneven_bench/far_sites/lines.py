@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from uneven.cluster.spec import SiteLink, steady
+from uneven.cluster.pure.describe.spec import SiteLink, steady
 from uneven_bench.far_sites.cases import BSP
 from uneven_bench.far_sites.learning import TARGET
 from uneven_bench.lb_bsp.stage import play as stage

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.balance import balancers
-from uneven.simulate import Scenario
-from uneven.skew import partitions
-from uneven.sync import Scout, SyncPolicy, policies
-from uneven.virtual import train
-from uneven.virtual.homes import HomeOrder
-from uneven.virtual.traffic import ModelTraffic
+from uneven.cluster.pure.simulate import Scenario
+from uneven.cluster.virtual import train
+from uneven.cluster.virtual.homes import HomeOrder
+from uneven.cluster.virtual.traffic import ModelTraffic
+from uneven.policy.balance import balancers
+from uneven.policy.skew import partitions
+from uneven.policy.sync import Scout, SyncPolicy, policies
 from uneven_bench.far_sites.cases import BSP, NORMS, PART_BATCH, PARTS, SCOUT_SKEWS, SKEWED, five_sites
 from uneven_bench.far_sites.tasks import LossTask, NormalizedTask, lenet, small_images
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uneven.cluster.series import DATA_VARIABLE
-from uneven.data.datasets import images
+from uneven.cluster.virtual.datasets import images
+from uneven.cluster.virtual.task import Classification
 from uneven.errors import DataError, UnknownNameError
-from uneven.virtual.task import Classification
 from uneven_bench.workloads.resnet import resnet
 
 Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -30,7 +30,7 @@ _CALIBRATED = 4
 
 
 class LossTask(Classification):
-    """As :class:`~uneven.virtual.task.Classification`; it keeps the held-out loss of each evaluation as well.
+    """As :class:`~uneven.cluster.virtual.task.Classification`; it keeps the held-out loss of each evaluation as well.
 
     Attributes:
         losses: in the order of the evaluations.

@@ -1,4 +1,4 @@
-"""Whether a run with a fault ended as it has to, and whether every sample was used once. Pure."""
+"""Whether a run with a fault ended as it has to, and whether every sample was used once."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from uneven_bench.faults.judge import ENDS_WITHIN_S, Line, RunEnd, doubled, judg
 from uneven_bench.forked.scripts import Script
 from uneven_bench.marked import MARK, running
 
-_IMPORTED = ("uneven.cli.run", "uneven.launch.agent", "uneven_bench.faults.script", "rich.console")
+_IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.agent", "uneven_bench.faults.script", "rich.console")
 """What all launchers or workers would import for themselves."""
 
 _STARTS_WITHIN_S = 120.0

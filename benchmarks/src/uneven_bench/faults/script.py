@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 
 import uneven
 from uneven.journal.paths import rank_path
-from uneven.server.keys import SERVER, address
-from uneven.world import discover
+from uneven.runtime.messages.keys import SERVER, address
+from uneven.runtime.world import discover
 from uneven_bench.faults.cases import BATCH, MOST_EPOCHS, SAMPLES, SIGNALLED
 
 _MEET_WITHIN_S = 60.0

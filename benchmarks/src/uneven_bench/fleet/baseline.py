@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble, Member
-from uneven.jobs import Events
-from uneven.jobs.call import Child, telling
+from uneven.runtime.jobs import Events
+from uneven.runtime.jobs.call import Child, telling
 
 
 class Prepared(Dataset[Any]):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Subset
 
-from uneven.data.datasets import images
+from uneven.cluster.virtual.datasets import images
 from uneven.fleet import Ensemble, Member, accuracy, never
 
 Sample = tuple[torch.Tensor, torch.Tensor]

@@ -26,11 +26,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from uneven.emulate.ports import quiet_ports
+from uneven.cluster.emulate.ports import quiet_ports
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
-from uneven.jobs import Events, end_all
-from uneven.jobs.call import Child
+from uneven.runtime.jobs import Events, end_all
+from uneven.runtime.jobs.call import Child
 from uneven_bench.fleet.tensor_socket_child import consume, produce
 
 SILENCE_S = 120.0

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from uneven.errors import TrainingError
 from uneven.fleet import Ensemble
-from uneven.jobs.call import telling
+from uneven.runtime.jobs.call import telling
 from uneven_bench.fleet.baseline import Prepared, fit
 from uneven_bench.fleet.cases import BATCH
 

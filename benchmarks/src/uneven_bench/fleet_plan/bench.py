@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uneven.fleet.planning.allocate import Closeness, Flotilla
-from uneven.fleet.planning.assign import assign_devices
-from uneven.fleet.planning.base import FlotillaPlanner
-from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Paradigm, Planner
+from uneven.fleet.pure.planning.allocate import Closeness, Flotilla
+from uneven.fleet.pure.planning.assign import assign_devices
+from uneven.fleet.pure.planning.base import FlotillaPlanner
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet_plan.cases import (
     CHECKPOINT_S,
     DEVICES,

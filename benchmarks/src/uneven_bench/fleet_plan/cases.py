@@ -1,4 +1,4 @@
-"""Ensembles for ``uneven bench fleet-plan``: 100 members like those of FLEET's experiments, and small ones. Pure.
+"""Ensembles for ``uneven bench fleet-plan``: 100 members like those of FLEET's experiments, and small ones.
 
 What the paper says of its 100 members is little: rates on one device between 21 and 176 images/s, about 60 of the 100
 below 60; near-linear rates up to 8 devices, the highest about 1030, the lowest about 150 images/s there; roughly 10 to
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uneven.core.exact import Floats
 from uneven.errors import ConfigError
-from uneven.fleet.planning.profile import most_profiled
-from uneven.fleet.planning.rates import Rates
+from uneven.fleet.pure.planning.profile import most_profiled
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.policy.core.exact import Floats
 from uneven_bench.fleet_plan.simulate import EnsembleWork
 
 DEVICES = (20, 40, 60, 80, 100, 120, 140, 160)

@@ -1,4 +1,4 @@
-"""The flotilla whose devices do the most useful work: ours, beside FLEET's rule. Pure."""
+"""The flotilla whose devices do the most useful work: ours, beside FLEET's rule."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from uneven.core.exact import Floats, Wholes
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla, hand_out_rest, waiting_places
-from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Planner
+from uneven.fleet.pure.planning.allocate import Flotilla, hand_out_rest, waiting_places
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rounds import Planner
+from uneven.policy.core.exact import Floats, Wholes
 
 _PACES = 512
 """Paces that are tried at most."""

@@ -1,4 +1,4 @@
-"""A planner that believes what members show while they run. Pure."""
+"""A planner that believes what members show while they run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Planner
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rounds import Planner
 
 CHANGED = 0.10
 """A member whose measured rate is further from the table than this share of it is corrected. Ours."""

@@ -1,4 +1,4 @@
-"""How much time an ensemble needs at least, and the best rounds for a small one: yardsticks for a plan. Pure.
+"""How much time an ensemble needs at least, and the best rounds for a small one: yardsticks for a plan.
 
 Both know what no planner knows: how many epochs each member needs until it has converged.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uneven.core.exact import Floats
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.policy.core.exact import Floats
 from uneven_bench.fleet_plan.simulate import EnsembleWork
 
 MOST_PLANS = 100_000

@@ -8,8 +8,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.report.gantt import Span, gantt
-from uneven.report.page import Page
+from uneven.journal.report.page import Page
+from uneven.journal.report.pure.gantt import Span, gantt
 from uneven_bench.fleet_plan.cases import DEVICES, PAPER, PAPER_ROUNDS
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome
 

@@ -1,7 +1,8 @@
-"""What FLEET is compared with, as planners: one pipeline per member, homogeneous sharing, one after another. Pure.
+"""What FLEET is compared with, as planners: one pipeline per member, homogeneous sharing, one after another.
 
-They answer the same two questions as :class:`uneven.fleet.planning.rounds.Planner`, so that whatever plays or carries
-out one of them carries out all: see :class:`uneven.fleet.planning.base.FlotillaPlanner`.
+They answer the same two questions as :class:`uneven.fleet.pure.planning.rounds.Planner`, so that whatever plays or
+carries
+out one of them carries out all: see :class:`uneven.fleet.pure.planning.base.FlotillaPlanner`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import random
 from collections.abc import Iterable
 
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.rates import Rates
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.rates import Rates
 
 
 class OnePerDevice:

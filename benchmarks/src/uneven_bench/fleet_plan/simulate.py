@@ -1,4 +1,4 @@
-"""A whole ensemble in virtual time, under any planner. Pure.
+"""A whole ensemble in virtual time, under any planner.
 
 Members are rates and epochs. Those who share a stream go at the pace of the slowest: skew within the stream's bounded
 buffers is left out. A member ends at the end of its last epoch; FLEET-G's members start together at an epoch's
@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from uneven.errors import ConfigError
-from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.assign import assign_devices, spread
-from uneven.fleet.planning.base import FlotillaPlanner
-from uneven.fleet.planning.rates import Rates
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.assign import assign_devices, spread
+from uneven.fleet.pure.planning.base import FlotillaPlanner
+from uneven.fleet.pure.planning.rates import Rates
 
 _DONE = 1e-9  # epochs; what rounding leaves of a finished member
 _NEAR = 1e-6  # epochs; what rounding makes of an epoch's end

@@ -12,7 +12,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as Shown
 
-from uneven.balance import balancers
+from uneven.policy.balance import balancers
 from uneven_bench.flicker.play import flicker, together
 from uneven_bench.rivals.bench import recordings
 from uneven_bench.rivals.cases import ITERATIONS, Table, cases

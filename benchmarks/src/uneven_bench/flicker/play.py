@@ -1,4 +1,4 @@
-"""Load that changes every few iterations, in virtual time; and iterations that are finished together. Pure."""
+"""Load that changes every few iterations, in virtual time; and iterations that are finished together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from uneven.balance import balancers
-from uneven.core.views import Observation
-from uneven.loops.finish import FinishTogether
+from uneven.policy.balance import balancers
+from uneven.policy.core.views import Observation
+from uneven.policy.samples.finish import FinishTogether
 from uneven_bench.rivals.cases import CPU_OVERHEAD_S, CPU_PER_SAMPLE_S, ITERATIONS, LAUNCH_PART, RivalCase, Table
 from uneven_bench.rivals.loops import REPORT_S, RivalOutcome, SettledTotals, looped
 

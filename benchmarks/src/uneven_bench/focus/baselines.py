@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from uneven.focus import LadderRung
 from uneven.focus.networks import Cheap, run
 from uneven.focus.objects import Objects, unchanged
-from uneven.focus.sweep import ClassResult, Share, appearances
+from uneven.focus.pure.sweep import ClassResult, Share, appearances
 from uneven.focus.truth import as_input
 from uneven_bench.focus.seen import ScenePart, SceneSeen
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from uneven.focus import VideoIndex, VideoSource, drifted, ingest, retune
-from uneven.focus.sweep import Policy
+from uneven.focus.pure.sweep import Policy
 from uneven.focus.tune import Tuned
 from uneven_bench.focus import baselines, ours
 from uneven_bench.focus.baselines import Binary, Method, Targets, one_thread

@@ -13,9 +13,9 @@ import numpy as np
 
 from uneven.focus import IngestOptions, VideoIndex, Wanted, open
 from uneven.focus.networks import look
-from uneven.focus.spread import Precedents
+from uneven.focus.pure.spread import Precedents
+from uneven.focus.pure.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.store import StreamStore
-from uneven.focus.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.taking import Counts, Ingest
 from uneven.focus.tune import Tuned, tune
 from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, one_thread, timed

@@ -12,7 +12,7 @@ import torch
 
 from uneven.focus.moving import Boxes, Moving
 from uneven.focus.objects import Objects, found
-from uneven.focus.sweep import LabelledObjects
+from uneven.focus.pure.sweep import LabelledObjects
 from uneven.focus.truth import Crops, Truth, as_input
 from uneven_bench.focus.scenes import Scene
 

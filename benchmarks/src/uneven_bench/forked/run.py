@@ -139,11 +139,11 @@ def _show(environment: Mapping[str, str]) -> None:
 
 
 def fork_workers() -> None:
-    """From now on, torch's elastic agent and :mod:`uneven.jobs` in this process fork their workers from it."""
+    """From now on, torch's elastic agent and :mod:`uneven.runtime.jobs` in this process fork their workers from it."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    from uneven.jobs import command
+    from uneven.runtime.jobs import command
 
     vars(subprocess_handler)["Popen"] = vars(command)["Popen"] = Forked
     # For a log that nobody reads, torch looks up the source of all its callers: a second of processor time.

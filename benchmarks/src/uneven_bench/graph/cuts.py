@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from uneven.graph.clones import Holders, roots
-from uneven.graph.cut.base import EdgeCut, figures
-from uneven.graph.edge_list import EdgeList
 from uneven.graph.methods import cut
+from uneven.graph.pure.clones import Holders, roots
+from uneven.graph.pure.cut.base import EdgeCut, figures
+from uneven.graph.pure.edge_list import EdgeList
 from uneven_bench.graph import rivals
 from uneven_bench.graph.graphs import BenchGraph
 

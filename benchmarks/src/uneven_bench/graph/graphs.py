@@ -12,8 +12,8 @@ from torch import Tensor
 
 from uneven.cli.graph_files import GraphFile, read_graph
 from uneven.errors import DataError
-from uneven.graph.edge_list import EdgeList
 from uneven.graph.edges import edges_of
+from uneven.graph.pure.edge_list import EdgeList
 
 FILES = {"cornell": ("fb100_Cornell5", 602), "physics": ("coauthor_phy", 256), "amazon": ("amazon_cs", 767)}
 """Name → file, and how many of its features are kept at most: the commonest."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uneven.graph.edge_list import EdgeList
+from uneven.graph.pure.edge_list import EdgeList
 
 
 @cache

@@ -20,7 +20,7 @@ import uneven
 from uneven import graph
 from uneven.graph.store import GraphStore
 from uneven.run.start.connect import connect
-from uneven.world import discover, report_failures
+from uneven.runtime.world import discover, report_failures
 from uneven_bench.graph.graphs import BenchGraph, bench_graph
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into

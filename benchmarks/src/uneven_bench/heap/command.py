@@ -16,7 +16,7 @@ def heap(
 
     For the next step. Two minutes, --quick one.
     """
-    from uneven.data.datasets import images
+    from uneven.cluster.virtual.datasets import images
     from uneven_bench.heap.bench import run, tables
     from uneven_bench.show import show
 

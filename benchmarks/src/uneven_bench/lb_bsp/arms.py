@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import uneven
-from uneven.balance import Balancer
-from uneven.demo.training import FixedSampler, ReadyMark
+from uneven.cli.demo.training import FixedSampler, ReadyMark
+from uneven.policy.balance import Balancer
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 _FILLERS, _FILLER_BYTES = 20, 1 << 20

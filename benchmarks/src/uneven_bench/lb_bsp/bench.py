@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from uneven import journal
+from uneven.cluster.emulate.probe import why_not_isolated
 from uneven.cluster.series import DATA_VARIABLE
-from uneven.core.records import StepRecord
-from uneven.emulate.probe import why_not_isolated
 from uneven.errors import UnknownNameError
+from uneven.policy.core.records import StepRecord
 from uneven_bench.lb_bsp.cases import AGAIN, LIMIT, OURS, SHARES, LbBspCase, Table, cases, quick
 from uneven_bench.lb_bsp.page import tables
 from uneven_bench.lb_bsp.stage import play

@@ -1,4 +1,4 @@
-"""The cases of ``uneven bench lb-bsp``: which workers, how their shares of a core change, who takes part. Pure."""
+"""The cases of ``uneven bench lb-bsp``: which workers, how their shares of a core change, who takes part."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from uneven.balance import Balancer
-from uneven.core.views import BalanceView, Limits, Observation
-from uneven.data.order import epoch_order
+from uneven.policy.balance import Balancer
+from uneven.policy.core.views import BalanceView, Limits, Observation
+from uneven.policy.samples.order import epoch_order
 from uneven_bench.lb_bsp.arms import Arm, Block, DDPArm
 from uneven_bench.peers.accumulate.carrier import AccumulateCarrier
 from uneven_bench.peers.backup.carrier import BackupCarrier

@@ -15,15 +15,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from uneven.cluster.spec import ClusterSpec, Node, SiteLink
-from uneven.emulate import probe
-from uneven.emulate.isolated import Isolated
-from uneven.emulate.machines import Machines
-from uneven.emulate.replay import Quantity, Setting
-from uneven.emulate.throttled import Throttled
-from uneven.emulate.workers import Program, Workers
+from uneven.cluster.emulate import probe
+from uneven.cluster.emulate.isolated import Isolated
+from uneven.cluster.emulate.machines import Machines
+from uneven.cluster.emulate.pure.replay import Quantity, Setting
+from uneven.cluster.emulate.throttled import Throttled
+from uneven.cluster.emulate.workers import Program, Workers
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink
 from uneven.errors import LaunchError
-from uneven.jobs import Events
+from uneven.runtime.jobs import Events
 
 SOCKET = "stage"
 _PERIOD_S = 0.01

@@ -1,4 +1,4 @@
-"""From what the workers of ``uneven bench lb-bsp`` measured to its keys. Pure."""
+"""From what the workers of ``uneven bench lb-bsp`` measured to its keys."""
 
 from __future__ import annotations
 

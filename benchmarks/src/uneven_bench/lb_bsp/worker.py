@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from uneven.balance import balancers
-from uneven.core.views import Limits
-from uneven.registry import parse_spec
+from uneven.policy.balance import balancers
+from uneven.policy.core.registry import parse_spec
+from uneven.policy.core.views import Limits
 from uneven.run.lines.transport import Transport
 from uneven.run.start.connect import connect
-from uneven.world import discover, report_failures
+from uneven.runtime.world import discover, report_failures
 from uneven_bench.balancers.rivals import Lbb
 from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.balancers.rivals.fastest import fastest_finish

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import uneven
 from uneven.errors import DataError
-from uneven.world import discover
+from uneven.runtime.world import discover
 
 PAST, BATCH, WARM = 8, 128, 24
 """Characters that a guess looks at; speeches of a global batch; iterations that do not count."""

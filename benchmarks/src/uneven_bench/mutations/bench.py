@@ -21,7 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import LaunchError
-from uneven.jobs.processes import import_path
+from uneven.runtime.jobs.processes import import_path
 
 EACH = 800
 """Inputs for each target; there are eight."""

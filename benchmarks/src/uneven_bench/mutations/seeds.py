@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from uneven.core import records
+from uneven.policy.core import records
 
 PLAYED_NODES = 64
 """Up to so many nodes a cluster is simulated too."""

@@ -28,8 +28,8 @@ from typing import Any, Self
 
 import uneven
 import uneven_bench
-from uneven import rundir
 from uneven.errors import ConfigError, UnevenError
+from uneven.runtime import rundir
 from uneven_bench.mutations import make, seeds
 
 Input = bytes | list[str]
@@ -116,7 +116,7 @@ def _settings(data: bytes) -> None:
 
 
 def _run_settings(data: bytes) -> None:
-    from uneven.config import merge
+    from uneven.policy.core.config import merge
 
     Path(rundir.SETTINGS).write_bytes(data)
     merge(rundir.load_layers(Path()))
@@ -125,7 +125,7 @@ def _run_settings(data: bytes) -> None:
 def _cluster(data: bytes) -> None:
     """What is read is written and read again alike; and it can be simulated."""
     from uneven.cluster import files
-    from uneven.cluster.write import to_toml
+    from uneven.cluster.pure.describe.write import to_toml
 
     Path("cluster.toml").write_bytes(data)
     Path(seeds.SERIES).write_text("1.0\n0.5\n", encoding="utf-8")
@@ -182,11 +182,11 @@ def _search(data: bytes) -> None:
     """What is read gives settings that lie in its space."""
     from uneven.search import search_file
     from uneven.search.asked import SearchPlan, part_of
-    from uneven.search.core import SearchCore
-    from uneven.search.records import SearchTerms
-    from uneven.search.schedulers import schedulers
-    from uneven.search.searchers import searchers
-    from uneven.search.space import Space
+    from uneven.search.pure.core import SearchCore
+    from uneven.search.pure.records import SearchTerms
+    from uneven.search.pure.schedulers import schedulers
+    from uneven.search.pure.searchers import searchers
+    from uneven.search.pure.space import Space
 
     Path("search.toml").write_bytes(data)
     given = search_file.read(Path("search.toml"))
@@ -205,7 +205,7 @@ def _search(data: bytes) -> None:
 def _searched(data: bytes) -> None:
     """What is read is reported, forecast, written down for Optuna, and known to a search that begins with it."""
     from uneven.search.earlier import reopened, results_of
-    from uneven.search.forecast import recorded
+    from uneven.search.pure.forecast import recorded
     from uneven.search.result import SearchResult
 
     asked, _, events = data.partition(b"\n")
@@ -226,8 +226,8 @@ def _study(data: bytes) -> None:
     import optuna
 
     from uneven.search.earlier import results_of
-    from uneven.search.records import SearchTerms
-    from uneven.search.space import Space, integer, log
+    from uneven.search.pure.records import SearchTerms
+    from uneven.search.pure.space import Space, integer, log
 
     Path("study.db").write_bytes(data)
     space = Space({"lr": log(1e-3, 0.1), "depth": integer(1, 4)})
@@ -282,8 +282,13 @@ def _nothing(*_: Any, **__: Any) -> Any:
 _OURS = tuple(Path(file).parent for file in (uneven.__file__, uneven_bench.__file__) if file)
 
 _STARTS = (
-    *("uneven.launch:run", "uneven.server.process:ShardKeeper", "uneven.cli.emulate:emulate", "uneven.fleet:train"),
-    *("uneven.report.terminal:watch", "uneven.demo.show:phase", "uneven_bench.show:_measured"),
+    *(
+        "uneven.runtime.launch:run",
+        "uneven.runtime.messages.process:ShardKeeper",
+        "uneven.cli.emulate:emulate",
+        "uneven.fleet:train",
+    ),
+    *("uneven.journal.report.terminal:watch", "uneven.cli.demo.show:phase", "uneven_bench.show:_measured"),
     *("uneven.cli.doctor:findings", "uneven.cli.doctor:_clean"),
 )
 

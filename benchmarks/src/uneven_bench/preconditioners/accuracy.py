@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import uneven
-from uneven.data.datasets import images
+from uneven.cluster.virtual.datasets import images
 from uneven.testing.parts import alone
 from uneven_bench.preconditioners.arms import optimizers
 

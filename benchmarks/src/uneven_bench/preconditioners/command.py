@@ -25,7 +25,7 @@ def preconditioners(
     --quick plays steps of one ResNet, exact and a third of the settings alone, in a few minutes. The full cases
     have not been timed.
     """
-    from uneven.data.datasets import images
+    from uneven.cluster.virtual.datasets import images
     from uneven_bench.preconditioners.bench import run
     from uneven_bench.preconditioners.page import tables
     from uneven_bench.show import show

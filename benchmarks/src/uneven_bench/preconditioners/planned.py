@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from uneven.balance import balancers
-from uneven.cluster.parse import preconditioner_from_toml
+from uneven.cluster.pure.describe.parse import preconditioner_from_toml
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
+from uneven.cluster.pure.simulate import Scenario, simulate
 from uneven.cluster.series import SeriesFiles
-from uneven.cluster.spec import ClusterSpec, Node, Workload
-from uneven.simulate import Scenario, simulate
-from uneven.sync import policies
+from uneven.policy.balance import balancers
+from uneven.policy.sync import policies
 
 _PERIOD_S = 0.01
 """In which control groups deal out processor time."""

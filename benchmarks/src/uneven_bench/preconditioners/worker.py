@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 import uneven
 from uneven.run.start.connect import connect
+from uneven.runtime.world import discover, report_failures
 from uneven.testing.parts import alone
-from uneven.world import discover, report_failures
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, LR, KfacPytorch, PartArm, Plain, StepArm, rival

@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from uneven.predict import predictors
+from uneven.policy.predict import predictors
 from uneven_bench.predictors.cases import ITERATIONS, Floats, PredictorCase, announced, synthetic
 from uneven_bench.predictors.page import write_page
 from uneven_bench.predictors.play import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from uneven.report.figures import Figure, colour
-from uneven.report.html import write
-from uneven.report.page import Page
+from uneven.journal.report.html import write
+from uneven.journal.report.page import Page
+from uneven.journal.report.pure.figures import Figure, colour
 from uneven_bench.predictors.cases import Floats, PredictorCase
 
 SHOWN = 160

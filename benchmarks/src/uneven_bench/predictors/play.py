@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from uneven.core.views import Observation
-from uneven.predict import Predictor, predictors, study
+from uneven.policy.core.views import Observation
+from uneven.policy.predict import Predictor, predictors, study
 from uneven_bench.predictors.cases import BASE_PER_S, SPIKE, Floats, PredictorCase, announced, calm
 
 AHEAD = 4

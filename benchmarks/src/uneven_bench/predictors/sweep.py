@@ -12,7 +12,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.predict import predictors
+from uneven.policy.predict import predictors
 from uneven_bench.predictors.cases import PredictorCase, synthetic
 from uneven_bench.predictors.play import iteration_s, limit_s, play, rmse
 from uneven_bench.predictors.traces import real

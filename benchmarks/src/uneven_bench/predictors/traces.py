@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from uneven import journal
 from uneven.cluster.series import DATA_VARIABLE
-from uneven.core.records import LoadRecord, Record, StepRecord
 from uneven.errors import ConfigError, JournalError
+from uneven.policy.core.records import LoadRecord, Record, StepRecord
 from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Floats, PredictorCase, case_of
 
 STRETCH = 4.3

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from uneven import launch
 from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import ConfigError, LaunchError, UnknownNameError
-from uneven.server.process import ShardKeeper
+from uneven.runtime import launch
+from uneven.runtime.messages.process import ShardKeeper
 from uneven_bench.recommendation import worker
 from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.page import scaling_page

@@ -23,8 +23,8 @@ from torch import Tensor
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.host import PROGRAM, TABLES
 from uneven.errors import CheckpointError, LaunchError
-from uneven.server.process import ShardKeeper
-from uneven.world import RUN_VARIABLE
+from uneven.runtime.messages.process import ShardKeeper
+from uneven.runtime.world import RUN_VARIABLE
 from uneven_bench.recommendation.clicks import Clicks, clicks
 from uneven_bench.recommendation.quality import BATCH, DIM, HELD, ClickNet
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
-from uneven.embedding.config import RowOptimizer
 from uneven.embedding.kernels import kernels
-from uneven.embedding.rows import Bags, zeros
+from uneven.embedding.pure.config import RowOptimizer
+from uneven.embedding.pure.rows import Bags, zeros
 
 FIELDS, DIM, NUMBERS = 26, 16, 13
 _LOG = 1 << 15

@@ -8,8 +8,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.report.draw import Figure, colour, layout, line
-from uneven.report.page import Page
+from uneven.journal.report.page import Page
+from uneven.journal.report.pure.draw import Figure, colour, layout, line
 from uneven_bench.recommendation.tuning import LearningSettings
 
 

@@ -1,4 +1,4 @@
-"""With which settings each way is played, and what follows: all are tuned alike, on what is not reported. Pure.
+"""With which settings each way is played, and what follows: all are tuned alike, on what is not reported.
 
 ::
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import uneven
-from uneven.rundir import mark_coming, mark_ready
+from uneven.runtime.rundir import mark_coming, mark_ready
 from uneven_bench.recommendation.model import DLRM, FlatTables, Log, ModuleTables, served
 
 WAYS = ("served", "held", "flat", "modules", "ddp", "torchrec", "torchrec-pipeline")
@@ -93,7 +93,7 @@ def _torchrec(asked: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     marks = Marks(asked.folder, rank, size, asked.window_s)
-    run = uneven.world.discover().run_directory
+    run = uneven.runtime.world.discover().run_directory
     assert run is not None
     mark_coming(run, rank)
     for number, _ in enumerate(steps(asked.way == "torchrec-pipeline", asked.batch, rank, size)):
@@ -108,7 +108,7 @@ def _torchrec(asked: argparse.Namespace) -> None:
 def _plain(asked: argparse.Namespace) -> None:
     if asked.way == "ddp":
         dist.init_process_group("gloo")
-    world = uneven.world.discover()
+    world = uneven.runtime.world.discover()
     rank, size = world.rank, world.size
     tables = FlatTables() if asked.way == "flat" else ModuleTables()
     bare = DLRM(tables)
@@ -140,7 +140,7 @@ def _train(model: nn.Module, optimizers: list[torch.optim.Optimizer], batches: A
 
 def _all(over: bool, number: int) -> bool:
     """Under DDP all end in the same step: they vote in every fourth."""
-    if not dist.is_initialized() or uneven.world.discover().run_directory is not None:
+    if not dist.is_initialized() or uneven.runtime.world.discover().run_directory is not None:
         return over
     return _voted(over, number)
 

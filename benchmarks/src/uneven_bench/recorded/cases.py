@@ -1,4 +1,4 @@
-"""The emulated clusters on which ``uneven bench predictors`` records runs. Pure.
+"""The emulated clusters on which ``uneven bench predictors`` records runs.
 
 All nodes together have 1.7 cores, so that on a machine of two they compete for nothing but what the description says;
 what disturbs them are real processes inside their control groups.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uneven.cluster.spec import ClusterSpec, Node, Trace
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Trace
 from uneven_bench.predictors.cases import Floats
 
 CORES = (0.55, 0.45, 0.4, 0.3)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from uneven import journal
+from uneven.cluster.emulate.probe import why_not_isolated
 from uneven.cluster.files import load as load_cluster
-from uneven.cluster.spec import ClusterSpec
-from uneven.emulate.probe import why_not_isolated
+from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError, access
 from uneven_bench.predictors.cases import Floats, PredictorCase
 from uneven_bench.predictors.traces import common_steps, recorded, use_traces

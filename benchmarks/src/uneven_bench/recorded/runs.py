@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from uneven.cluster.spec import ClusterSpec
-from uneven.cluster.write import to_toml
+from uneven.cluster.pure.describe.spec import ClusterSpec
+from uneven.cluster.pure.describe.write import to_toml
 from uneven.errors import LaunchError
 
 DESCRIPTION, OUTPUT, RUN = "cluster.toml", "output.txt", "run"

@@ -1,4 +1,4 @@
-"""How soon predictors follow a competing process that starts or ends at a known moment. Pure."""
+"""How soon predictors follow a competing process that starts or ends at a known moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uneven.cluster.trace import Trace
+from uneven.cluster.pure.describe.trace import Trace
 from uneven_bench.predictors.cases import Floats
 
 FOLLOWED = 0.9

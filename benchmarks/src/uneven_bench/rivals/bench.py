@@ -19,8 +19,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as Shown
 from rich.text import Text
 
-from uneven.balance import balancers
 from uneven.cluster.series import DATA_VARIABLE
+from uneven.policy.balance import balancers
 from uneven_bench.balancers.rivals import RIVALS, Lbb
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr

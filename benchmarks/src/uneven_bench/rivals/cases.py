@@ -1,4 +1,4 @@
-"""The clusters of ``uneven bench rivals``: costs, and how slow each worker is in each iteration. Pure."""
+"""The clusters of ``uneven bench rivals``: costs, and how slow each worker is in each iteration."""
 
 from __future__ import annotations
 

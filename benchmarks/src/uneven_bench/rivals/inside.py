@@ -1,4 +1,4 @@
-"""Rivals that act inside an iteration, over the clusters of ``uneven bench rivals``. Pure.
+"""Rivals that act inside an iteration, over the clusters of ``uneven bench rivals``.
 
 Each is given what suits it best in hindsight: the micro-batch, whether messages are heard while it computes, or the
 number of spares.

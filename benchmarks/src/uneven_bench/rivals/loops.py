@@ -1,4 +1,4 @@
-"""Balancers in the closed loops of ``uneven bench rivals``: ours as a run asks them, rivals at once. Pure."""
+"""Balancers in the closed loops of ``uneven bench rivals``: ours as a run asks them, rivals at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import random
 from dataclasses import dataclass
 from statistics import median
 
-from uneven.balance.base import Balancer, balancers
-from uneven.control import Controller, Decider, Forecaster, Loopback
-from uneven.core.views import BalanceView, Limits, Observation
-from uneven.predict import predictors
+from uneven.policy.balance.base import Balancer, balancers
+from uneven.policy.control import Controller, Decider, Forecaster, Loopback
+from uneven.policy.core.views import BalanceView, Limits, Observation
+from uneven.policy.predict import predictors
 from uneven_bench.balancers.rivals import Lbb
 from uneven_bench.balancers.rivals.cubic import Cubic
 from uneven_bench.balancers.rivals.fastest import fastest_finish

@@ -22,14 +22,14 @@ from typing import Any, cast
 import numpy as np
 
 from uneven.errors import DataError
-from uneven.search.core import SearchCore
-from uneven.search.placing import Placer, Placing
-from uneven.search.records import SearchTerms, TrialRecord
-from uneven.search.rulings import GO_ON, Move, Progress, Ruling
-from uneven.search.schedulers import Scheduler, StoppingAsha, schedulers
-from uneven.search.searchers import RandomSearch
-from uneven.search.simulate import simulate
-from uneven.search.space import Params, Space, integer, uniform
+from uneven.search.pure.core import SearchCore
+from uneven.search.pure.placing import Placer, Placing
+from uneven.search.pure.records import SearchTerms, TrialRecord
+from uneven.search.pure.rulings import GO_ON, Move, Progress, Ruling
+from uneven.search.pure.schedulers import Scheduler, StoppingAsha, schedulers
+from uneven.search.pure.searchers import RandomSearch
+from uneven.search.pure.simulate import simulate
+from uneven.search.pure.space import Params, Space, integer, uniform
 from uneven_bench.search.ray_controller import RayController, RayTrial
 
 MAX_T = 27

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Subset
 
-from uneven.data.datasets import images
+from uneven.cluster.virtual.datasets import images
 from uneven.search import Trial
-from uneven.search.space import Params
+from uneven.search.pure.space import Params
 
 BATCH = 32
 SHARES = (0.6, 0.4, 0.2, 0.1)

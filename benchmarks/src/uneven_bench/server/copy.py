@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import zmq
 
-from uneven.server import Client, ZmqLine, make_keys, table_of
-from uneven.server.keys import client_keys, server_keys
-from uneven.server.process import shard_process
-from uneven.server.wire import PIECE_BYTES
+from uneven.runtime.messages.keys import client_keys, server_keys
+from uneven.runtime.messages.process import shard_process
+from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
+from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES
 from uneven_bench.server.parts import python
 
 BYTES = 16 << 20

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from uneven.server import Client, ZmqLine, make_keys, table_of
-from uneven.server.process import shard_process
+from uneven.runtime.messages.process import shard_process
+from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
 from uneven_bench.server.parts import ended, python, wait_for
 
 WORKERS, SHARDS, PROCESSES = 64, 4, 4

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from uneven.server.shard import Shard
-from uneven.server.wire import ENTRY_BYTES, Entry, Kind, Message, encode
+from uneven.runtime.parameter_server.pure.shard import Shard
+from uneven.runtime.parameter_server.pure.wire import ENTRY_BYTES, Entry, Kind, Message, encode
 
 _LIFE = 5
 _TABLE = 7

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from uneven.errors import LaunchError
-from uneven.jobs import Command
-from uneven.jobs.processes import import_path
+from uneven.runtime.jobs import Command
+from uneven.runtime.jobs.processes import import_path
 
 
 def python(module: str, *arguments: str) -> Command:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uneven.data.datasets import images
-from uneven.server import Client, ZmqLine, make_keys, table_of
-from uneven.server.process import shard_process
+from uneven.cluster.virtual.datasets import images
+from uneven.runtime.messages.process import shard_process
+from uneven.runtime.parameter_server import Client, ZmqLine, make_keys, table_of
 from uneven_bench.server.parts import ended
 
 WORKERS, SHARDS = 4, 2

@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from uneven.emulate.names import INTERFACE
-from uneven.world import discover
+from uneven.cluster.emulate.pure.names import INTERFACE
+from uneven.runtime.world import discover
 from uneven_bench.lb_bsp.arms import fillers
 
 RATE, MOMENTUM = 0.02, 0.9

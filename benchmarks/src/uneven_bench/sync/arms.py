@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import uneven
-from uneven.data.order import epoch_order
-from uneven.registry import parse_spec
-from uneven.run.parameters.shadow import ShadowThread
-from uneven.sync import Pace, policies
+from uneven.policy.core.registry import parse_spec
+from uneven.policy.samples.order import epoch_order
+from uneven.policy.sync import Pace, policies
+from uneven.run.replicas.peers.shadow import ShadowThread
 from uneven_bench.sync.arm import SyncArm
 from uneven_bench.sync.cases import HIVEMIND, TORCHFT
 from uneven_bench.workloads.base import whole

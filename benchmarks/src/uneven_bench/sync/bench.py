@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from uneven import journal
-from uneven.core.records import ExchangeRecord
-from uneven.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.cluster.emulate.probe import why_no_bandwidth, why_not_isolated
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.journal.exchanges import Exchanged
 from uneven.journal.paths import rank_paths
-from uneven.sync import carried
+from uneven.journal.pure.exchanges import Exchanged
+from uneven.policy.core.records import ExchangeRecord
+from uneven.policy.sync import carried
 from uneven_bench.lb_bsp.stage import play
 from uneven_bench.sync.cases import EVERY, SyncCase, cases, package_of, quick, short
 from uneven_bench.sync.page import tables

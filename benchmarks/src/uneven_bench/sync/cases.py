@@ -1,4 +1,4 @@
-"""The cases of ``uneven bench sync``: which workers on which links, and who takes part. Pure."""
+"""The cases of ``uneven bench sync``: which workers on which links, and who takes part."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from uneven.core.views import SyncView
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import groupings
 from uneven.run.lines import Traffic
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.transport import Transport
 from uneven.run.lines.vectors import VectorCarrier
-from uneven.sync import groupings
 from uneven_bench.sync.arm import sent_bytes
 
 EVERYBODY = "everybody"

@@ -21,7 +21,7 @@ from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
 
 from uneven.errors import UnknownNameError
-from uneven.sync.block import DiLoCo as DiLoCoPolicy
+from uneven.policy.sync.block import DiLoCo as DiLoCoPolicy
 from uneven_bench.sync.arm import SyncArm, own_address
 
 _TIMEOUT = timedelta(seconds=120)

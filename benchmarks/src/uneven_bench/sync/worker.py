@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from uneven.data.datasets import images
+from uneven.cluster.virtual.datasets import images
 from uneven.run.start.connect import Connection, connect
-from uneven.world import SITE_VARIABLE, discover, report_failures
+from uneven.runtime.world import SITE_VARIABLE, discover, report_failures
 from uneven_bench.lb_bsp.stage import OnStage
 from uneven_bench.lb_bsp.worker import print_into
 from uneven_bench.sync.arm import SyncArm, TrainingStretch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from uneven.data.datasets import images
-from uneven.demo.training import network
+from uneven.cli.demo.training import network
+from uneven.cluster.virtual.datasets import images
 from uneven.errors import UnknownNameError
 from uneven_bench.workloads.base import TrainingWorkload
 from uneven_bench.workloads.resnet import resnet

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from uneven.cluster.series import DATA_VARIABLE
-from uneven.data.datasets import digits
+from uneven.cluster.virtual.datasets import digits
 from uneven.errors import DataError
 from uneven_bench.workloads.base import TrainingWorkload
 

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from uneven import journal
-from uneven.balance import balancers
-from uneven.cluster.spec import ClusterSpec, Workload
-from uneven.core.records import Record
-from uneven.data.datasets import images
-from uneven.demo.training import network
-from uneven.emulate.probe import why_not_isolated
+from uneven.cli.demo.training import network
+from uneven.cluster.emulate.probe import why_not_isolated
+from uneven.cluster.pure.describe.spec import ClusterSpec, Workload
+from uneven.cluster.pure.simulate import Scenario, simulate
+from uneven.cluster.virtual.datasets import images
 from uneven.errors import LaunchError, UnknownNameError
-from uneven.simulate import Scenario, simulate
-from uneven.sync import BSP
+from uneven.policy.balance import balancers
+from uneven.policy.core.records import Record
+from uneven.policy.sync import BSP
 from uneven_bench.recorded.runs import emulate
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
 from uneven_bench.worlds.compare import (

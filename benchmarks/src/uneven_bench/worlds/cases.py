@@ -1,4 +1,4 @@
-"""The descriptions that ``uneven bench worlds`` plays in both worlds. Pure.
+"""The descriptions that ``uneven bench worlds`` plays in both worlds.
 
 Together the nodes of each have less than two cores, so that on a laptop they compete with each other for nothing but
 what the description says.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from uneven.cluster.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace, Workload, steady
+from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace, Workload, steady
 
 GLOBAL_BATCH = 256
 CHANGE_AT = 6

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from uneven.core.records import Record, StepRecord
+from uneven.policy.core.records import Record, StepRecord
 
 BALANCERS = ("even", "lb-bsp")
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
-from uneven.cluster.spec import ClusterSpec, Workload
-from uneven.core.records import Record, StepRecord
+from uneven.cluster.pure.describe.spec import ClusterSpec, Workload
+from uneven.policy.core.records import Record, StepRecord
 
 _REPORT_CORE_S = 0.0005
 """Giving a report and deciding, on a worker's main thread: 0.4 ms to decide and 0.15 ms to give one, both measured in

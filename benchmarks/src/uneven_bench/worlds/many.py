@@ -7,10 +7,10 @@ import resource
 import sys
 import time
 
-from uneven.balance import balancers
-from uneven.cluster.spec import ClusterSpec, Node, Workload
-from uneven.simulate import Scenario, simulate
-from uneven.sync import BSP
+from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
+from uneven.cluster.pure.simulate import Scenario, simulate
+from uneven.policy.balance import balancers
+from uneven.policy.sync import BSP
 
 _KINDS = (1.0, 0.8, 0.5, 0.4)
 """Cores of the nodes, by turns."""

@@ -7,8 +7,8 @@ import sys
 import torch
 
 import uneven
-from uneven.data.datasets import images
-from uneven.demo.training import loss_of, make_optimizer, network
+from uneven.cli.demo.training import loss_of, make_optimizer, network
+from uneven.cluster.virtual.datasets import images
 from uneven_bench.workloads.base import first
 
 WIDTH = 64

@@ -11,9 +11,9 @@ from uneven.fleet.engine.meeting import Meetings
 from uneven.fleet.member.host import Job, host
 from uneven.fleet.stream.feed import Feed
 from uneven.fleet.timeout import TIMEOUT_S, hangs
-from uneven.jobs import end_all
-from uneven.jobs.place import Linked, Place
-from uneven.jobs.pulse import Silence
+from uneven.runtime.jobs import end_all
+from uneven.runtime.jobs.place import Linked, Place
+from uneven.runtime.jobs.pulse import Silence
 
 _LOOK_S = 0.25
 

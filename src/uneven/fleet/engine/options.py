@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from uneven.balance import balancers
 from uneven.errors import ConfigError
 from uneven.fleet.engine.state import RunState
-from uneven.fleet.member.batch_rule import BatchRule
-from uneven.fleet.planning.allocate import Closeness
-from uneven.fleet.planning.rounds import ALPHA, Paradigm
-from uneven.fleet.stream.ledger import Ledger
+from uneven.fleet.pure.batch_rule import BatchRule
+from uneven.fleet.pure.ledger import Ledger
+from uneven.fleet.pure.planning.allocate import Closeness
+from uneven.fleet.pure.planning.rounds import ALPHA, Paradigm
 from uneven.fleet.timeout import TIMEOUT_S, checked
-from uneven.jobs.pulse import Silence
+from uneven.policy.balance import balancers
+from uneven.runtime.jobs.pulse import Silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,8 @@ class Options:
         preprocessors: their number; by default as many as the flotilla's speed needs, at most one per core.
         paradigm: plan all devices again when too few are busy (FLEET-G), or refill free devices (FLEET-L).
         together: all members that fit into memory share one stream and take turns on the CPU slots
-            (:class:`~uneven.fleet.planning.together.Together`, ours) instead of FLEET's rule. By default if the devices
+            (:class:`~uneven.fleet.pure.planning.together.Together`, ours) instead of FLEET's rule. By default if the
+            devices
             are CPU slots, at least as many as cores, and there are no ``rates``, which only FLEET's rule uses.
         alpha: share of the devices that must be busy for a round to continue.
         closeness: largest difference between the rates of members that share a stream; by default a quarter of the

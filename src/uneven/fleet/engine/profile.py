@@ -10,9 +10,9 @@ from uneven.errors import ConfigError
 from uneven.fleet.engine.hosts import Hosts
 from uneven.fleet.engine.state import RunState
 from uneven.fleet.member.host import Job
-from uneven.fleet.planning.profile import most_profiled, rate_per_s
-from uneven.fleet.planning.rates import Rates
-from uneven.jobs.place import Place
+from uneven.fleet.pure.planning.profile import most_profiled, rate_per_s
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.runtime.jobs.place import Place
 
 PROFILE_S = 0.5  # longest profile of a member on one number of devices
 

@@ -29,25 +29,25 @@ from uneven.fleet.engine.options import Options, RunSnapshot, Show
 from uneven.fleet.engine.profile import Profiler, take_given
 from uneven.fleet.engine.state import MemberState, RunState, folders, load, locked, save, tidy
 from uneven.fleet.ensemble import Ensemble
-from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.host import Job, checkpoint_path
-from uneven.fleet.planning.allocate import Flotilla
-from uneven.fleet.planning.assign import assign_devices
-from uneven.fleet.planning.base import FlotillaPlanner
-from uneven.fleet.planning.rates import Rates
-from uneven.fleet.planning.rounds import Planner
-from uneven.fleet.planning.together import LEAST_GAIN, Together, places_for, takes_turns
+from uneven.fleet.pure.converge import Epoch
+from uneven.fleet.pure.ledger import Ledger
+from uneven.fleet.pure.order import Stream
+from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.assign import assign_devices
+from uneven.fleet.pure.planning.base import FlotillaPlanner
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.fleet.pure.planning.rounds import Planner
+from uneven.fleet.pure.planning.together import LEAST_GAIN, Together, places_for, takes_turns
 from uneven.fleet.stream.feed import Feed, look
-from uneven.fleet.stream.ledger import Ledger
-from uneven.fleet.stream.order import Stream
 from uneven.fleet.stream.preprocess import Source
-from uneven.jobs.begun import Begun
-from uneven.jobs.call import IMPORTED
-from uneven.jobs.code import Code, code_of
-from uneven.jobs.devices import Devices
-from uneven.jobs.engines import place_for
-from uneven.jobs.place import Linked, Place
-from uneven.jobs.processes import usable_cores
+from uneven.runtime.jobs.begun import Begun
+from uneven.runtime.jobs.call import IMPORTED
+from uneven.runtime.jobs.code import Code, code_of
+from uneven.runtime.jobs.devices import Devices
+from uneven.runtime.jobs.engines import place_for
+from uneven.runtime.jobs.place import Linked, Place
+from uneven.runtime.jobs.processes import usable_cores
 
 _IMPORTED = (*IMPORTED, "uneven.fleet.member.host", "uneven.fleet.stream.preprocess")
 

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from uneven.core.plain import Amount, Count, Misfit, Range, read
 from uneven.errors import CheckpointError, ConfigError, reason
-from uneven.fleet.member.converge import Epoch, History
-from uneven.fleet.planning.rates import Rates
+from uneven.fleet.pure.converge import Epoch, History
+from uneven.fleet.pure.planning.rates import Rates
+from uneven.policy.core.plain import Amount, Count, Misfit, Range, read
 
 SCHEMA = 1
 STATE = "state.json"

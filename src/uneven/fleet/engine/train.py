@@ -10,8 +10,8 @@ from uneven.fleet.engine.run import code_in, run
 from uneven.fleet.engine.view import live
 from uneven.fleet.ensemble import Ensemble
 from uneven.fleet.result import Result
-from uneven.jobs.begun import DefaultFolder, folder_for
-from uneven.jobs.devices import Devices
+from uneven.runtime.jobs.begun import DefaultFolder, folder_for
+from uneven.runtime.jobs.devices import Devices
 
 _DIRECTORY = DefaultFolder("runs/fleet")
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from uneven.fleet.engine.hosts import member_of
 from uneven.fleet.engine.options import RunSnapshot, Show
-from uneven.report.console import Console
+from uneven.journal.report.console import Console
 
 SILENT_S = 10.0  # a longer silence is shown
 

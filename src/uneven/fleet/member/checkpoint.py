@@ -6,7 +6,7 @@ from typing import Any
 
 from uneven.errors import CheckpointError
 from uneven.fleet.ensemble import Member
-from uneven.states import StateFiles, random_state, set_random_state
+from uneven.runtime.states import StateFiles, random_state, set_random_state
 
 FILES = StateFiles(
     schema=1,

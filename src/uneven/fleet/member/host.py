@@ -16,19 +16,19 @@ import torch
 from uneven.errors import ConfigError
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.member import checkpoint
-from uneven.fleet.member.batch_rule import BatchRule, global_batch, most_workers, rate_factor
-from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.team import Alone, Samples, Seat, Team
 from uneven.fleet.member.train import Copies, diverged, nonfinite_in, profile, run_epoch
-from uneven.fleet.planning.profile import MOST_BATCHES
-from uneven.fleet.stream.order import Stream
+from uneven.fleet.pure.batch_rule import BatchRule, global_batch, most_workers, rate_factor
+from uneven.fleet.pure.converge import Epoch
+from uneven.fleet.pure.order import Stream
+from uneven.fleet.pure.planning.profile import MOST_BATCHES
 from uneven.fleet.stream.reader import Reader
 from uneven.fleet.stream.ring import RingHandle
-from uneven.jobs.call import telling
-from uneven.jobs.place import ProcessLine
-from uneven.jobs.pulse import Pulse
 from uneven.run.model.check import least_samples
-from uneven.states import random_state, seed_all
+from uneven.runtime.jobs.call import telling
+from uneven.runtime.jobs.place import ProcessLine
+from uneven.runtime.jobs.pulse import Pulse
+from uneven.runtime.states import random_state, seed_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from uneven.errors import PeerError
 from uneven.fleet.ensemble import Member
-from uneven.fleet.stream.order import Section
+from uneven.fleet.pure.order import Section
 from uneven.fleet.stream.reader import Reader, Shared
-from uneven.run.part import Part, Run
-from uneven.world import READY_VARIABLE, RUN_VARIABLE
+from uneven.run.step.part import Part, Run
+from uneven.runtime.world import READY_VARIABLE, RUN_VARIABLE
 
 if TYPE_CHECKING:
-    from uneven.session import Session
+    from uneven.run.session import Session
 
 PATIENCE_S = 1800.0  # a wait for another worker; the engine reports a worker's death much earlier
 
@@ -183,7 +183,7 @@ def as_it_is(batch: Any) -> Any:
 
 def together(seat: Seat, balance: str, *parts: Part) -> Session:
     """Return a session of the workers with seats at one rendezvous. Raises `PeerError` if a worker did not come."""
-    from uneven.session import Session  # imported here, because a single worker does not need it
+    from uneven.run.session import Session  # imported here, because a single worker does not need it
 
     for variable in (RUN_VARIABLE, READY_VARIABLE):  # inherited from a launcher of the whole program
         os.environ.pop(variable, None)

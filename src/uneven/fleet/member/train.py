@@ -12,12 +12,12 @@ from torch import nn
 
 from uneven.errors import TrainingError
 from uneven.fleet.ensemble import Member, Metric
-from uneven.fleet.member.converge import Epoch
 from uneven.fleet.member.team import Alone, Team
-from uneven.fleet.planning.profile import LAST_BATCHES, MOST_BATCHES
-from uneven.fleet.stream.order import Section
+from uneven.fleet.pure.converge import Epoch
+from uneven.fleet.pure.order import Section
+from uneven.fleet.pure.planning.profile import LAST_BATCHES, MOST_BATCHES
 from uneven.fleet.stream.reader import Reader
-from uneven.jobs.pulse import Pulse
+from uneven.runtime.jobs.pulse import Pulse
 
 _TRIED_BATCHES = 3  # of a profile, before the number of further batches is set
 

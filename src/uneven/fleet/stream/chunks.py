@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from uneven.fleet.stream.layout import Layout
-from uneven.jobs.place import ObjectLine, ObjectLostError, Parcel
+from uneven.runtime.jobs.place import ObjectLine, ObjectLostError, Parcel
 
 Told = dict[int, tuple[int, Any]]
 """Chunk → number of times it has been made, and a reference to it."""

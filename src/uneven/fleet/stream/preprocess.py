@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from uneven.fleet.pure.order import Chunk, Stream
 from uneven.fleet.stream.layout import Layout, arrays_of, check, layout_of
-from uneven.fleet.stream.order import Chunk, Stream
 from uneven.fleet.stream.ring import RingHandle
-from uneven.jobs.call import telling
-from uneven.jobs.place import ProcessLine
-from uneven.jobs.pulse import BEAT_S, Pulse
-from uneven.states import seed_all
+from uneven.runtime.jobs.call import telling
+from uneven.runtime.jobs.place import ProcessLine
+from uneven.runtime.jobs.pulse import BEAT_S, Pulse
+from uneven.runtime.states import seed_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from uneven.errors import ConfigError
-from uneven.fleet.stream.order import Section, batches
+from uneven.fleet.pure.order import Section, batches
 from uneven.fleet.stream.ring import Ring
-from uneven.jobs.place import ProcessLine
+from uneven.runtime.jobs.place import ProcessLine
 
 
 class Reader:

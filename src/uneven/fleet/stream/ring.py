@@ -17,7 +17,7 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.fleet.stream.layout import Layout
-from uneven.jobs.place import ProcessLine
+from uneven.runtime.jobs.place import ProcessLine
 
 _ALIGN = 64
 

@@ -8,7 +8,7 @@ from uneven.errors import ConfigError
 from uneven.fleet.stream.chunks import ChunksHandle, KeptChunks
 from uneven.fleet.stream.layout import Layout
 from uneven.fleet.stream.ring import Ring
-from uneven.jobs.place import Place
+from uneven.runtime.jobs.place import Place
 
 
 class Store(Protocol):

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.core.turn import Turn
 from uneven.errors import ConfigError, TrainingError
+from uneven.policy.core.registry import parse_spec
+from uneven.policy.core.turn import Turn
 from uneven.precondition.item_work import ItemWork
-from uneven.precondition.kfac.damping import AdaptiveDamping
-from uneven.precondition.kfac.known import translated
 from uneven.precondition.kfac.layer import Layer, Numbers
 from uneven.precondition.kfac.watch import LayerWatch, find_layers
 from uneven.precondition.part import Preconditioner
-from uneven.precondition.schedule import RunningAverage, Value, value
-from uneven.precondition.sharing import Sharing, one_of
-from uneven.registry import parse_spec
-from uneven.run.part import Run, Step
+from uneven.precondition.pure.damping import AdaptiveDamping
+from uneven.precondition.pure.known import translated
+from uneven.precondition.pure.schedule import RunningAverage, Value, value
+from uneven.precondition.pure.sharing import Sharing, one_of
+from uneven.run.step.part import Run, Step
 
 
 class KFAC(Preconditioner):
@@ -38,7 +38,7 @@ class KFAC(Preconditioner):
 
     Args:
         damping: λ, above 0: a number, a callable of the step, or "adaptive" ("adaptive:start=0.1"), which follows the
-            overshoot of steps; see :mod:`uneven.precondition.kfac.damping`.
+            overshoot of steps; see :mod:`uneven.precondition.pure.damping`.
         factor_decay: α of the running average, a callable of the factor step, or "exp": min(1 − 1/k, 0.95).
         kl_clip: bound on the step's predicted change in KL divergence, at the learning rate of the weight's group; None
             for no bound.
@@ -48,7 +48,7 @@ class KFAC(Preconditioner):
         accumulation_steps: backward passes per step, if each loss is divided by their number.
         grad_scaler: torch's gradient scaler, if used.
         skip_layers: regular expressions for names of layers that keep their plain gradient.
-        sharing: ``periods``, ``share`` and others of :class:`~uneven.precondition.sharing.Sharing`.
+        sharing: ``periods``, ``share`` and others of :class:`~uneven.precondition.pure.sharing.Sharing`.
 
     Raises:
         ConfigError: an argument is out of range, or is one of kfac-pytorch's without meaning here.

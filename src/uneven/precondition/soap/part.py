@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.part import Preconditioner
-from uneven.precondition.sharing import Sharing
+from uneven.precondition.pure.sharing import Sharing
 from uneven.precondition.soap.weight import AdamRates, Straight, Turned
-from uneven.run.part import Step
+from uneven.run.step.part import Step
 
 _SPARSE = "gradients of a few rows: use sparse=False, or give that table to another optimizer, such as SparseAdam"
 
@@ -34,7 +34,7 @@ class SOAP(Preconditioner):
         eps: of Adam.
         largest: weights with a longer side get Adam's step.
         sharing: ``periods`` (between updates of L and R, and between refreshes of the bases), ``share`` and others of
-            :class:`~uneven.precondition.sharing.Sharing`.
+            :class:`~uneven.precondition.pure.sharing.Sharing`.
 
     Raises:
         ConfigError: an argument is out of range.

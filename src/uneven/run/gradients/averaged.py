@@ -12,23 +12,23 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from uneven.control.reports import Report
-from uneven.core.actions import Payload, StepPlan
-from uneven.core.membership import Meeting
-from uneven.core.turn import Turn
 from uneven.errors import ConfigError
-from uneven.run.context import Context
-from uneven.run.elastic.carrier import ElasticCarrier
-from uneven.run.elastic.elastic import Elastic
+from uneven.policy.control.reports import Report
+from uneven.policy.core.actions import Payload, StepPlan
+from uneven.policy.core.membership import Meeting
+from uneven.policy.core.turn import Turn
+from uneven.policy.sync import Outlook
 from uneven.run.gradients.carrier import GradientCarrier
 from uneven.run.gradients.counted import PassCounts
+from uneven.run.gradients.elastic_carrier import ElasticCarrier
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.replicas import ReplicaCheck
 from uneven.run.gradients.sharded import ShardedCarrier
 from uneven.run.lines.groups import sum_now
-from uneven.run.observer import ExchangeObserver
+from uneven.run.membership.elastic import Elastic
 from uneven.run.start.connect import gradient_group
-from uneven.sync import Outlook
+from uneven.run.step.context import Context
+from uneven.run.step.observer import ExchangeObserver
 
 # On an accelerator, reading the flag for NaN and infinity blocks the host, so it is read once in this many iterations.
 _NONFINITE_EVERY = 50

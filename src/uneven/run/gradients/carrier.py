@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
 
-from uneven.core.turn import Turn
 from uneven.errors import TrainingError
+from uneven.policy.core.turn import Turn
 from uneven.run.gradients.held import nothing_of
 from uneven.run.gradients.instep import closures_checked, is_still, out_of_step, refuse_held
 from uneven.run.gradients.piggyback import Piggyback
@@ -37,7 +37,7 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
 from uneven.run.model.check import parts_called, refuse_sparse_on_accelerator, unused_parameters
 from uneven.run.model.hooks import ModelHook
-from uneven.run.observer import ExchangeObserver
+from uneven.run.step.observer import ExchangeObserver
 
 # Replaces weight zero while gradients of earlier passes wait in .grad. It is a power of two, so scaling them by its
 # inverse is exact, and so small that the padded batch vanishes in rounding.

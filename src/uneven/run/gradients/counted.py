@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from uneven.core.turn import Turn
-from uneven.data.hands import Hands
-from uneven.data.order import Portion
 from uneven.errors import TrainingError
+from uneven.policy.core.turn import Turn
+from uneven.policy.samples.order import Portion
 from uneven.run.lines import Line
+from uneven.run.samples.hands import Hands
 
 
 class GatheredCounts:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.data.hands import Hands, tensors_in
 from uneven.run.gradients.counted import PassCounts
+from uneven.run.samples.hands import Hands, tensors_in
 
 _LOOKS, _SEVERAL = 10, 5  # budget of looks; an iteration costs 1 if its batch is a single sample, otherwise 5
 _NODES, _MEAN, _SUM = 2000, 1, 2  # most nodes to visit from the loss; reductions, as torch numbers them

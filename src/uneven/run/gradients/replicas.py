@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uneven.core.turn import Turn
 from uneven.errors import TrainingError
+from uneven.policy.core.turn import Turn
 
 # The part of a tensor's norm by which replicas may differ, and the same in units of its type's rounding (ours).
 _TOLERANCE, _ROUNDING = 1e-3, 8.0

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.core.turn import Turn
 from uneven.errors import ConfigError, TrainingError
+from uneven.policy.core.turn import Turn
 from uneven.run.gradients.entering import weighted_on_entering
 from uneven.run.gradients.instep import closures_checked, is_still, refuse_held
 from uneven.run.gradients.statistics import BatchStatistics
@@ -26,7 +26,7 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.model.check import shards_of
 from uneven.run.model.hooks import ModelHook
-from uneven.run.observer import ExchangeObserver
+from uneven.run.step.observer import ExchangeObserver
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from uneven.run.model.hooks import ModelHook
-from uneven.run.observer import ExchangeObserver
+from uneven.run.step.observer import ExchangeObserver
 
 
 class _LeaveLayer(torch.autograd.Function):

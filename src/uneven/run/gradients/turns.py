@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.core.actions import Payload, StepPlan
-from uneven.core.turn import Turn
-from uneven.data.hands import Hands
-from uneven.data.order import Portion
 from uneven.errors import TrainingError
+from uneven.policy.core.actions import Payload, StepPlan
+from uneven.policy.core.turn import Turn
+from uneven.policy.samples.order import Portion
 from uneven.run.gradients.carrier import on_entering
 from uneven.run.model.check import parts_called
 from uneven.run.model.hooks import ModelHook
+from uneven.run.samples.hands import Hands
 
 
 class Turns:

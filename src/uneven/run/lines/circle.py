@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined] # its stubs say that they are private
 
-from uneven.patience import within
+from uneven.runtime.patience import within
 
 _POLL = timedelta(milliseconds=20)
 _TIMED_OUT = ("timed out", "Timed out")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from uneven.core.records import LineRecord
+from uneven.policy.core.records import LineRecord
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from uneven.core.records import LoadRecord
+from uneven.policy.core.records import LoadRecord
 from uneven.run.measure import memory
 
 

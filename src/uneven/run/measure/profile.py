@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from uneven.balance.profile import Profile, fits, next_size
 from uneven.errors import ConfigError
+from uneven.policy.balance.profile import Profile, fits, next_size
 from uneven.run.measure.memory import forget_peak, limit_bytes, peak_bytes, used_bytes
 from uneven.run.measure.untouched import untouched
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from uneven.errors import ConfigError
-from uneven.skew.norms import batch_norms
+from uneven.run.model.batch_norm import batch_norms
 
 # Classes of modules, and of owners of their hooks, that exchange gradients or parameters. Compared by name, because
 # importing torch's classes takes half a second that most runs do not need.

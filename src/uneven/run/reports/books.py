@@ -12,15 +12,15 @@ from functools import partial
 
 import torch
 
-from uneven.control import Load
-from uneven.core.records import StepRecord
-from uneven.data.order import Portion
+from uneven.policy.control import Load
+from uneven.policy.core.records import StepRecord
+from uneven.policy.samples.order import Portion
 from uneven.run.measure.clock import clock_for
 from uneven.run.measure.load import LoadMeter, nvml_uuid
 from uneven.run.measure.meter import Meter, MeterReading
 from uneven.run.measure.others import LEAST_S, Others, find
 from uneven.run.reports.slow import SlowLoop
-from uneven.run.scribe import Scribe
+from uneven.run.step.scribe import Scribe
 
 _LONGEST = 10.0
 """An iteration counts as at most this many times the shortest recent one: the loop may have been paused while it held

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.balance.profile import Profile
-from uneven.core.records import ProfileRecord
 from uneven.errors import ConfigError, TrainingError
+from uneven.policy.balance.profile import Profile
+from uneven.policy.core.records import ProfileRecord
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.profile import take_profile
 from uneven.run.start.connect import compare

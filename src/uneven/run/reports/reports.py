@@ -11,30 +11,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.balance import Balancer
-from uneven.balance.bounds import profiled_limits
-from uneven.balance.profile import Profile, in_passes
-from uneven.control import Decider, Forecaster
-from uneven.core.membership import Generation
-from uneven.core.views import Limits
-from uneven.data.drawn import DrawnSteps
-from uneven.data.loader import BalancedLoader
-from uneven.data.order import Portion
 from uneven.errors import ConfigError
-from uneven.predict import predictors
-from uneven.run.context import Context
+from uneven.policy.balance import Balancer
+from uneven.policy.balance.bounds import profiled_limits
+from uneven.policy.balance.profile import Profile, in_passes
+from uneven.policy.control import Decider, Forecaster
+from uneven.policy.core.membership import Generation
+from uneven.policy.core.views import Limits
+from uneven.policy.predict import predictors
+from uneven.policy.samples.order import Portion
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.turns import Turns
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.kind import kind_of
 from uneven.run.measure.load import nvml_uuid
 from uneven.run.model.check import check_model
-from uneven.run.own_pace.shared import OwnPace
 from uneven.run.reports.books import Books
 from uneven.run.reports.profiling import profile_record, profile_together
 from uneven.run.reports.slow import SlowLoop
 from uneven.run.reports.streams import check_samples
+from uneven.run.samples.drawn import DrawnSteps
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.own_pace.shared import OwnPace
 from uneven.run.start.connect import compare
+from uneven.run.step.context import Context
 
 
 @dataclass(frozen=True, slots=True)

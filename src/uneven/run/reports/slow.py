@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from uneven.control import Complaint, Controller, Decider, Forecaster, Load, Report, ReportTable
-from uneven.control.controller import Instruction
-from uneven.core.records import ForecastRecord, SplitRecord
-from uneven.core.views import Limits, Observation
+from uneven.policy.control import Complaint, Controller, Decider, Forecaster, Load, Report, ReportTable
+from uneven.policy.control.controller import Instruction
+from uneven.policy.core.records import ForecastRecord, SplitRecord
+from uneven.policy.core.views import Limits, Observation
 from uneven.run.gradients.piggyback import Heard
 from uneven.run.lines.transport import Pending
 from uneven.run.measure.meter import MeterReading
@@ -31,7 +31,7 @@ from uneven.run.reports.trainer import BackgroundTrainer
 
 
 class SlowLoop:
-    """Drives one rank's :class:`~uneven.control.Controller`, which decides; all ranks' come to the same answers.
+    """Drives one rank's :class:`~uneven.policy.control.Controller`, which decides; all ranks' come to the same answers.
 
     Args:
         rank: this worker.

@@ -6,8 +6,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from uneven.control import Forecaster
-from uneven.predict import Lesson
+from uneven.policy.control import Forecaster
+from uneven.policy.predict import Lesson
 
 _SHARE = 0.001
 """The share of the time that jobs may take."""

@@ -21,11 +21,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-from uneven.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.errors import ConfigError, ConflictError, PeerError
-from uneven.installed import FOLDER, VERSION
-from uneven.patience import within
-from uneven.registry import in_use
+from uneven.policy.core.config import OF_ONE_MACHINE, RunConfig, fields
+from uneven.policy.core.registry import in_use
+from uneven.policy.sync import Outlook
 from uneven.run.lines import GroupLines, Lines, ThreadLines
 from uneven.run.lines.collective import CollectiveTransport
 from uneven.run.lines.groups import new_group
@@ -36,9 +35,10 @@ from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
 from uneven.run.start.devices import backend_for, gpu_of
-from uneven.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_expendable
-from uneven.sync import Outlook
-from uneven.world import World, is_loopback
+from uneven.runtime.installed import FOLDER, VERSION
+from uneven.runtime.patience import within
+from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_expendable
+from uneven.runtime.world import World, is_loopback
 
 _LINGER_S = 2.0
 
@@ -321,12 +321,9 @@ def versions() -> dict[str, str]:
     return own | ({"plug-ins": ", ".join(in_use())} if in_use() else {})
 
 
-IN_A_RUN = (
-    *("__init__", "balance", "board", "config", "control", "core", "data", "ending", "entries", "errors", "folder"),
-    *("frames", "installed", "journal", "loops", "merge", "patience", "plugins", "predict", "registry", "run"),
-    *("rundir", "server", "session", "skew", "slurm", "stores", "sync", "tables", "world"),
-)
-"""The packages and modules that ``uneven.session`` imports, directly or not; ranks must have the same code in these.
+IN_A_RUN = ("__init__", "errors", "journal", "policy", "run", "runtime")
+"""The packages and modules that ``uneven.run.session`` imports, directly or not; ranks must have the same code in
+these.
 
 ``tests/test_architecture.py`` compares the list with the imports.
 """

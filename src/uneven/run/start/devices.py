@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from uneven.world import World
+from uneven.runtime.world import World
 
 
 def device_of(world: World) -> torch.device:

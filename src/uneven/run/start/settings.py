@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from uneven import rundir
-from uneven.balance import Balancer, balancers
-from uneven.config import Conflict, RunConfig, merge
 from uneven.errors import ConfigError
-from uneven.registry import describe
-from uneven.sync import compatible, threaded, unheeded
-from uneven.world import World
+from uneven.policy.balance import Balancer, balancers
+from uneven.policy.core.config import Conflict, RunConfig, merge
+from uneven.policy.core.registry import describe
+from uneven.policy.sync import compatible, threaded, unheeded
+from uneven.runtime import rundir
+from uneven.runtime.world import World
 
 CODE = "Session(...)"  # source of the values that the code gives
 ALONE = "a worker that is alone"  # source of the value that replaces a balancer for several workers

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from uneven.core.plain import Misfit, loading, read
 from uneven.errors import CheckpointError
+from uneven.policy.core.plain import Misfit, loading, read
 
 SCHEMA = 2
 _KEYS = {"schema", "loader", "control"}

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from uneven.core.actions import Moment
-from uneven.data.order import Portion
 from uneven.errors import TrainingError
-from uneven.run.parameter_server.served import Served
-from uneven.run.parameters.agree import Agreement
+from uneven.policy.core.actions import Moment
+from uneven.policy.samples.order import Portion
+from uneven.run.replicas.peers.agree import Agreement
+from uneven.run.replicas.server.served import Served
 
 
 class Stopped(TrainingError):

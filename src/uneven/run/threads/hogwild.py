@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.core.records import StepRecord
-from uneven.data.loader import BalancedLoader
-from uneven.data.order import Portion
-from uneven.run.loop import StepLoop
+from uneven.policy.core.records import StepRecord
+from uneven.policy.samples.order import Portion
 from uneven.run.measure.clock import ThreadClock
 from uneven.run.measure.meter import Meter, MeterReading
-from uneven.run.parameter_server.served import Served
-from uneven.run.parameters.agree import Agreement
+from uneven.run.replicas.peers.agree import Agreement
+from uneven.run.replicas.server.served import Served
 from uneven.run.reports.books import step_record
-from uneven.run.scribe import Scribe
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.step.loop import StepLoop
+from uneven.run.step.scribe import Scribe
 from uneven.run.threads.batch_queue import BatchQueue, Stopped
 from uneven.run.threads.twins import SharedOptimizer, twin
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from uneven.data.drawn import DrawnSteps
-from uneven.data.loader import BalancedLoader
-from uneven.data.order import Portion
 from uneven.errors import CheckpointError, ConfigError, TrainingError
-from uneven.run.loop import StepLoop
-from uneven.run.scribe import Scribe
+from uneven.policy.samples.order import Portion
+from uneven.run.samples.drawn import DrawnSteps
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.step.loop import StepLoop
+from uneven.run.step.scribe import Scribe
 from uneven.run.threads.hogwild import Hogwild, Loop
 
 

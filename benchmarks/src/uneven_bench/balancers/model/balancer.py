@@ -1,4 +1,4 @@
-"""Ours: every worker's cost learnt while it works, and the exact split for it. Pure."""
+"""Ours: every worker's cost learnt while it works, and the exact split for it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
-from uneven.balance._fitting import Curve
-from uneven.balance._intake import Intake, IntakeState
-from uneven.balance._minmax import CostLines, Costs, earliest_end
-from uneven.balance.base import Balancer, check_predictor, standing
-from uneven.balance.bounds import whole_numbers, with_memory
-from uneven.balance.even import Even
-from uneven.balance.hysteresis import DEFAULT_FRACTION
-from uneven.balance.presume import DEFAULT_MARGIN
-from uneven.balance.profile import Profile
-from uneven.core.actions import Split
-from uneven.core.apportion import proportional
-from uneven.core.exact import column, exact_sum
-from uneven.core.plain import Count, Range, inside, read
-from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
+from uneven.policy.balance._fitting import Curve
+from uneven.policy.balance._intake import Intake, IntakeState
+from uneven.policy.balance._minmax import CostLines, Costs, earliest_end
+from uneven.policy.balance.base import Balancer, check_predictor, standing
+from uneven.policy.balance.bounds import whole_numbers, with_memory
+from uneven.policy.balance.even import Even
+from uneven.policy.balance.hysteresis import DEFAULT_FRACTION
+from uneven.policy.balance.presume import DEFAULT_MARGIN
+from uneven.policy.balance.profile import Profile
+from uneven.policy.core.actions import Split
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.exact import column, exact_sum
+from uneven.policy.core.plain import Count, Range, inside, read
+from uneven.policy.core.views import BalanceView, Limits
 from uneven_bench.balancers.model.curve_level import CurveLevel, CurveLevelState
 from uneven_bench.balancers.model.curves import Curves, CurvesState
 from uneven_bench.balancers.model.overlap import Overlap, OverlapState
@@ -76,7 +76,7 @@ class Model(Balancer):
     there; where steps go back and forth, they are halved.
 
     Equal workers keep equal shares, and a move must be worth it, by the same margins as in
-    :class:`~uneven.balance.lb_bsp.LbBsp`, but with the times of the curves.
+    :class:`~uneven.policy.balance.lb_bsp.LbBsp`, but with the times of the curves.
 
     Args:
         predictor: specification of the predictor.

@@ -1,4 +1,4 @@
-"""How fast is each worker now, compared with its curve? Pure."""
+"""How fast is each worker now, compared with its curve?"""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance._intake import ReportColumns
-from uneven.core.exact import Floats, column
-from uneven.core.plain import PerMember, read
+from uneven.policy.balance._intake import ReportColumns
+from uneven.policy.core.exact import Floats, column
+from uneven.policy.core.plain import PerMember, read
 from uneven_bench.balancers.model.curves import Curves
 
 _STRANGE = 1.5

@@ -1,4 +1,4 @@
-"""Each worker's cost curve, learnt while it works. Pure.
+"""Each worker's cost curve, learnt while it works.
 
 Γ(x) = max(g, a + b x): a constant part, a part per sample, and below saturation a floor. Position i of every array
 belongs to the i-th member. All is elementwise arithmetic in a fixed order, so every rank comes to the same curve.
@@ -11,11 +11,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance._fitting import Curve, Points, fit
-from uneven.balance._intake import Flags, ReportColumns, pick
-from uneven.balance.profile import Profile
-from uneven.core.exact import Floats
-from uneven.core.plain import Count, Misfit, PerMember, read
+from uneven.policy.balance._fitting import Curve, Points, fit
+from uneven.policy.balance._intake import Flags, ReportColumns, pick
+from uneven.policy.balance.profile import Profile
+from uneven.policy.core.exact import Floats
+from uneven.policy.core.plain import Count, Misfit, PerMember, read
 
 SLOTS = 6
 """Batch sizes at which a worker's times are remembered."""
@@ -194,5 +194,5 @@ class Curves:
 
 
 def pick_rows(values: Floats, places: list[int], instead: float) -> Floats:
-    """:func:`~uneven.balance._intake.pick` for every row, shape (rows, n)."""
+    """:func:`~uneven.policy.balance._intake.pick` for every row, shape (rows, n)."""
     return np.stack([pick(row, places, np.full(len(places), instead)) for row in values])

@@ -1,4 +1,4 @@
-"""Each worker's own communication, and how much of it the backward pass hides. Pure.
+"""Each worker's own communication, and how much of it the backward pass hides.
 
 What is seen of it is c = max(u, w − ρ Γ): buckets begin to move when the computing has come to a part 1 − ρ, so the
 longer it takes, the more is hidden; the last bucket, u, never is. Ours; the overlap is modelled by others too
@@ -11,10 +11,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from uneven.balance._fitting import Points, added
-from uneven.balance._intake import ReportColumns, pick
-from uneven.core.exact import Floats
-from uneven.core.plain import PerMember, read
+from uneven.policy.balance._fitting import Points, added
+from uneven.policy.balance._intake import ReportColumns, pick
+from uneven.policy.core.exact import Floats
+from uneven.policy.core.plain import PerMember, read
 
 _MEMORY = 32.0  # iterations that the level is the mean of
 _STRANGE = 0.25  # relative to what is seen of it: further off twice in a row is a change for good …

@@ -1,10 +1,10 @@
-"""Balancers from the literature, written from their descriptions, to compare ours with. Pure.
+"""Balancers from the literature, written from their descriptions, to compare ours with.
 
 ``docs/ideas/rivals.md`` says what each description leaves open, and how they do. ``uneven plan`` tries them only where
 they are named.
 """
 
-from uneven.balance.base import Balancer
+from uneven.policy.balance.base import Balancer
 from uneven_bench.balancers.rivals.dbs import Dbs
 from uneven_bench.balancers.rivals.lbb import Lbb
 from uneven_bench.balancers.rivals.omnilearn import OmniLearn

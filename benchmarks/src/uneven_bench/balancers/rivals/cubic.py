@@ -1,4 +1,4 @@
-"""LBB's profile: seconds of a batch as a cubic in its size, and the split that it asks for. Pure."""
+"""LBB's profile: seconds of a batch as a cubic in its size, and the split that it asks for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uneven.core.views import Limits
 from uneven.errors import ConfigError
+from uneven.policy.core.views import Limits
 
 LEAST_SIZES = 4
 """Different batch sizes that a cubic needs: as many as it has coefficients."""

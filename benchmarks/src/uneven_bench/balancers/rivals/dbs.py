@@ -1,4 +1,4 @@
-"""DBS/DLB: the batch follows the speed of the last epoch. Pure.
+"""DBS/DLB: the batch follows the speed of the last epoch.
 
 After "DBS: Dynamic Batch Size for Distributed Deep Neural Network Training" (arXiv 2007.11831; DLB, IEEE TETCI 2022):
 x_i ← X · (x_i / t_i) / Σ_j (x_j / t_j) once an epoch, t_i the epoch's compute time of worker i.
@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from uneven.balance.base import Balancer, standing
-from uneven.core.actions import Split
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView, Limits
+from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.core.actions import Split
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView, Limits
 from uneven_bench.balancers.rivals.epochs import Epochs
 
 EPOCH = 40

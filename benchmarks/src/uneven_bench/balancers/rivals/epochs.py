@@ -1,13 +1,13 @@
-"""What every worker did in an epoch, for rules that decide once an epoch. Pure."""
+"""What every worker did in an epoch, for rules that decide once an epoch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from uneven.core.plain import Amount, Count, Misfit, Several, read, whole_key
-from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
+from uneven.policy.core.plain import Amount, Count, Misfit, Several, read, whole_key
+from uneven.policy.core.views import BalanceView
 
 
 @dataclass(frozen=True, slots=True)

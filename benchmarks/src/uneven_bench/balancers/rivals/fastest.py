@@ -1,4 +1,4 @@
-"""Whole samples for every worker, so that the last one finishes first, where costs are affine. Pure."""
+"""Whole samples for every worker, so that the last one finishes first, where costs are affine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uneven.core.apportion import MOST_SAMPLES, SpeedLines, bounds
-from uneven.core.exact import Floats, Wholes, column, exact_sum
-from uneven.core.views import Limits
 from uneven.errors import ConfigError
+from uneven.policy.core.apportion import MOST_SAMPLES, SpeedLines, bounds
+from uneven.policy.core.exact import Floats, Wholes, column, exact_sum
+from uneven.policy.core.views import Limits
 from uneven_bench.balancers.rivals.greedy import hand_out, take_back
 
 

@@ -1,4 +1,4 @@
-"""One sample at a time: the rule that :func:`~uneven_bench.balancers.rivals.fastest.fastest_finish` ends with. Pure.
+"""One sample at a time: the rule that :func:`~uneven_bench.balancers.rivals.fastest.fastest_finish` ends with.
 
 Costs are affine: rank i finishes x samples after overhead_i + cost_i · x seconds. The functions change ``shares``
 in place.
@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from uneven.core.exact import Floats, Wholes
+from uneven.policy.core.exact import Floats, Wholes
 
 Ranks = npt.NDArray[np.intp]
 

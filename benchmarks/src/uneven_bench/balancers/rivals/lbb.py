@@ -1,4 +1,4 @@
-"""LBB: a refit when times are far apart, one sample at a time when they are close. Pure.
+"""LBB: a refit when times are far apart, one sample at a time when they are close.
 
 After "LBB: Load-Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster" (The Journal of
 Supercomputing, 2024). SE = (max t − min t) / mean t decides what happens after an iteration.
@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from uneven.balance.base import Balancer, standing
-from uneven.balance.profile import Profile
-from uneven.core.actions import Split
-from uneven.core.plain import read
-from uneven.core.views import BalanceView, Limits
 from uneven.errors import ConfigError
+from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.balance.profile import Profile
+from uneven.policy.core.actions import Split
+from uneven.policy.core.plain import read
+from uneven.policy.core.views import BalanceView, Limits
 from uneven_bench.balancers.rivals.cubic import LEAST_SIZES, Cubic, even_finish
 from uneven_bench.balancers.rivals.fastest import fastest_finish
 

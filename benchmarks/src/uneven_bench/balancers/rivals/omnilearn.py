@@ -1,4 +1,4 @@
-"""OmniLearn's proportional controller for BSP. Pure.
+"""OmniLearn's proportional controller for BSP.
 
 After Tyagi and Sharma, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching" (arXiv
 2305.12213) and "OmniLearn" (TPDS 2025, arXiv 2503.17469), and the arithmetic of the authors' released program: once an
@@ -14,11 +14,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from uneven.balance.base import Balancer, standing
-from uneven.core.actions import Split
-from uneven.core.apportion import proportional
-from uneven.core.views import BalanceView
 from uneven.errors import ConfigError
+from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.core.actions import Split
+from uneven.policy.core.apportion import proportional
+from uneven.policy.core.views import BalanceView
 from uneven_bench.balancers.rivals.dbs import EPOCH
 from uneven_bench.balancers.rivals.epochs import Epochs
 

@@ -1,4 +1,4 @@
-"""hivemind-style: everybody takes micro-batches until X samples are in. Pure.
+"""hivemind-style: everybody takes micro-batches until X samples are in.
 
 After the documentation of hivemind's optimizer: peers accumulate gradients until together they have the target batch,
 then average, weighed by their samples. Nobody is told how much to take, so faster workers take more.

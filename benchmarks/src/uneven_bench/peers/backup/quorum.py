@@ -1,4 +1,4 @@
-"""Redundant execution: the first n − b gradients of a version make the update, the late are dropped. Pure.
+"""Redundant execution: the first n − b gradients of a version make the update, the late are dropped.
 
 After Chen et al., "Revisiting distributed synchronous SGD" (arXiv 1604.00981, 2016). Same machines for everybody who is
 compared: N = n − b gradients of X / N samples each (specification of LB-BSP, §2).

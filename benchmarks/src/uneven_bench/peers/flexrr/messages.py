@@ -1,4 +1,4 @@
-"""What FlexRR's workers tell each other, and what a worker's rules ask its carrier to do. Pure."""
+"""What FlexRR's workers tell each other, and what a worker's rules ask its carrier to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexRR's rules for one worker in one iteration: messages in, actions out. Pure.
+"""FlexRR's rules for one worker in one iteration: messages in, actions out.
 
 After Harlap et al., "Addressing the straggler problem for iterative convergent parallel ML" (SoCC 2016), as the
 specification of LB-BSP recalls it in §2: who is nearly through says so to its helper group; who is more than 20 %

@@ -1,4 +1,4 @@
-"""FlexRR in virtual time: the rules of every worker, messages that take a while, micro-batches that cost. Pure."""
+"""FlexRR in virtual time: the rules of every worker, messages that take a while, micro-batches that cost."""
 
 from __future__ import annotations
 

@@ -1,0 +1,44 @@
+"""``uneven demo``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    data: Annotated[
+        str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
+    ] = "digits",
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data, each way.")] = 12,
+    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the two runs are kept.")] = Path("runs"),
+) -> None:
+    """Train on four workers of unequal speed, first with DDP and equal batches, then balanced.
+
+    The workers are processes on this machine with 0.6, 0.4, 0.2 and 0.1 of a core. The live view shows how each worker
+    spends its time; a table and an HTML report follow. The demo takes one to two minutes on two cores.
+
+    \b
+    Examples:
+      uneven demo
+      UNEVEN_DATA=~/data uneven demo --data fashion-mnist --epochs 1
+    """
+    from uneven.cli.demo.show import WAYS, check, phase, show
+    from uneven.cluster.virtual.datasets import images
+    from uneven.errors import access
+    from uneven.journal.report.console import Console
+
+    check(images(data), epochs)  # raise errors here, not in a worker
+    console = Console()
+    stem = f"{datetime.now():%Y-%m-%d-%H%M%S}-demo"
+    phases = []
+    for number, (name, way) in enumerate(WAYS.items(), 1):
+        console.rule(f"{number} of {len(WAYS)}: {name}")
+        run = runs / f"{stem}-{way}"
+        with access(f"make the run directory {run}"):
+            run.mkdir(parents=True)
+        phases.append(phase(name, run, data, epochs, console))
+    show(phases, runs / f"{stem}.html", console)

@@ -1,0 +1,1 @@
+"""Plans of an emulation: names, wiring, shapes, checks."""

@@ -1,0 +1,1 @@
+"""Descriptions of clusters, and what is computed from them alone."""

@@ -1,0 +1,184 @@
+"""The reader of cluster descriptions in TOML. Pure: :mod:`uneven.cluster.files` reads the files.
+
+The keys of a table are the attributes of its class in :mod:`uneven.cluster.pure.describe.spec`, as listed in "Describe
+a cluster".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from uneven.cluster.pure.describe.quantities import ReadTrace, comings_and_goings, cost, trace
+from uneven.cluster.pure.describe.spec import (
+    ClusterSpec,
+    Do,
+    Event,
+    Node,
+    Preconditioning,
+    SiteLink,
+    TableWork,
+    Workload,
+)
+from uneven.cluster.pure.describe.write import to_toml as to_toml
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.policy.core.tables import Table, document, integer, items, known, located, number, required, table, text
+
+MOST_NODES = 100_000  # Ten times the number of workers for which decisions were measured. [our choice]
+
+_TOP = ("name", "about", "assumptions", "workload", "tables", "preconditioner", "defaults", "nodes", "events", "links")
+
+_Part = TypeVar("_Part", Node, Event, SiteLink, Workload, Preconditioning, TableWork)
+
+
+def from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> ClusterSpec:
+    """Return the cluster that a TOML document describes; ``source`` is its name, for messages.
+
+    Raises:
+        ConfigError: a mistake, with source, table, key and value; for invalid TOML, the line.
+        UnknownNameError: an unknown key or name, with the nearest known one.
+    """
+    table = document(text, source)
+    with located(source):
+        return from_table(table, read_trace)
+
+
+def from_table(document: Table, read_trace: ReadTrace) -> ClusterSpec:
+    """Return the cluster in a plain mapping, like :func:`from_toml` but without the source in messages."""
+    known(document, _TOP)
+    reader = _Reader(read_trace)
+    with located("name"):
+        name = text(required(document, "name"))
+    with located("about"):
+        about = text(document.get("about", ""))
+    with located("assumptions"):
+        assumptions = items(document.get("assumptions", []), text)
+    nodes, events = _nodes(document, read_trace)
+    events += [reader.part(Event, one, where) for one, where in _tables(document, "events")]
+    return ClusterSpec(
+        name=name,
+        about=about,
+        assumptions=assumptions,
+        workload=reader.part(Workload, _table(document, "workload"), "[workload]"),
+        tables=reader.part(TableWork, _table(document, "tables"), "[tables]"),
+        nodes=tuple(nodes),
+        events=tuple(events),
+        links=tuple(reader.part(SiteLink, one, where) for one, where in _tables(document, "links")),
+        preconditioner=_preconditioner(document, reader) if "preconditioner" in document else None,
+    )
+
+
+def preconditioner_from_toml(text: str | bytes, source: str, read_trace: ReadTrace) -> Preconditioning:
+    """Return the table ``[preconditioner]`` of a document without others; errors as for :func:`from_toml`."""
+    table = document(text, source)
+    with located(source):
+        known(table, ("preconditioner",))
+        required(table, "preconditioner")
+        return _preconditioner(table, _Reader(read_trace))
+
+
+def _preconditioner(document: Table, reader: _Reader) -> Preconditioning:
+    return reader.part(Preconditioning, _table(document, "preconditioner"), "[preconditioner]")
+
+
+def _table(document: Table, key: str) -> Table:
+    with located(key):
+        return table(document.get(key, {}))
+
+
+def _tables(document: Table, key: str) -> Iterator[tuple[Table, str]]:
+    value = document.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ConfigError(f"{key} must be tables, each under a line [[{key}]] in two pairs of brackets")
+    for place, one in enumerate(value, start=1):
+        yield one, f"[[{key}]] number {place}"
+
+
+def _nodes(document: Table, read_trace: ReadTrace) -> tuple[list[Node], list[Event]]:
+    """Return the nodes, and the joins and leaves from their key ``present``, in order of time."""
+    nodes: list[Node] = []
+    events: list[Event] = []
+    defaults = _table(document, "defaults")
+    with located("[defaults]"):
+        known(defaults, [key for key in _keys(Node) if key != "name"])
+    for own, place in _tables(document, "nodes"):
+        where = f"[[nodes]] {own['name']!r}" if isinstance(own.get("name"), str) else place
+        with located(where):
+            known(own, [*_keys(Node), "count", "present"])
+            name = text(required(own, "name"))
+            count = integer(own.get("count", 1))
+            if not 1 <= count <= MOST_NODES - len(nodes):
+                raise ConfigError(
+                    f"count = {count}: it must be 1 or more, and a cluster has {MOST_NODES:,} nodes at most"
+                )
+        # A key of the node overrides the same key of the defaults.
+        values = {**defaults, **{key: value for key, value in own.items() if key not in ("count", "present")}}
+        for copy in range(count):
+            values["name"] = f"{name}{copy}" if "count" in own else name
+            node = _Reader(read_trace, copy, count).part(Node, values, where, inherited=defaults.keys() - own)
+            nodes.append(node)
+            if "present" in own:
+                with located(f"{where} present"):
+                    events += comings_and_goings(node.name, trace(own["present"], read_trace, copy, count), copy)
+    return nodes, sorted(events, key=lambda event: event.at_s or 0.0)
+
+
+class _Reader:
+    """A reader of one table; the declared types of attributes decide the conversion. ``copy`` is the number of this
+    node among the ``copies`` of a table."""
+
+    def __init__(self, read_trace: ReadTrace, copy: int = 0, copies: int = 1) -> None:
+        self._read_trace = read_trace
+        self._copy = copy
+        self._copies = copies
+
+    def part(self, kind: type[_Part], values: Table, where: str, inherited: Collection[str] = ()) -> _Part:
+        """Return an object of ``kind``; the ``inherited`` keys come from the table of defaults."""
+        with located(where):
+            known(values, _keys(kind))
+        made = {}
+        for key, value in values.items():
+            with located(f"{'[defaults]' if key in inherited else where} {key}"):
+                made[key] = self._convert(_keys(kind)[key], value)
+        with located(where):
+            for one in fields(kind):
+                if one.init and one.default is MISSING and one.default_factory is MISSING:
+                    required(made, one.name)
+            return kind(**made)
+
+    def _convert(self, declared: str, value: Any) -> Any:
+        if declared.startswith("Trace"):
+            return trace(value, self._read_trace, self._copy, self._copies)
+        return _CONVERT[declared.removesuffix(" | None")](value)
+
+
+def _do(value: Any) -> Do:
+    name = text(value)
+    names = {one.value: one for one in Do}
+    if name not in names:
+        raise UnknownNameError("event", name, names)
+    return names[name]
+
+
+def _pair(value: Any) -> tuple[str, str]:
+    pair = items(value, text)
+    if len(pair) != 2:
+        raise ConfigError(f'{value!r} names {len(pair)} sites; it must name two, as ["eu", "us"]')
+    return pair[0], pair[1]
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "float": number,
+    "int": integer,
+    "str": text,
+    "Cost": cost,
+    "Do": _do,
+    "tuple[str, str]": _pair,
+    "tuple[tuple[int, ...], ...]": lambda value: items(value, lambda one: items(one, integer)),
+}
+"""The conversions from a TOML value to the declared type of an attribute."""
+
+
+def _keys(kind: type) -> dict[str, str]:
+    return {one.name: str(one.type) for one in fields(kind) if one.init}

@@ -1,0 +1,143 @@
+"""The conversion of TOML values to traces and cost curves. Pure; the caller reads trace files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from uneven.cluster.pure.describe.curves import Measured, Saturating
+from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.trace import Trace, steady
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.policy.core.cost import Affine, Cost
+from uneven.policy.core.tables import integer, items, known, located, number, required, table, text
+
+INLINE_KEYS = ("values", "step_s", "speedup", "rotate", "source")
+RECORDED_KEYS = (
+    *("file", "key", "row", "rows", "column", "first", "steps", "scale", "offset", "least", "most"),
+    *("step_s", "speedup", "rotate"),
+)
+"""The keys of a quantity over time with values in the description, and of a recorded one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One recorded series in a file."""
+
+    file: str  # path of a ``.npy``, ``.npz`` or ``.csv`` file, as in the description
+    key: str | None = None  # of the array, in a ``.npz`` file with several
+    row: int | None = None  # of a two-dimensional array
+    column: int | str | None = None  # number of a column of an array; name or number of a column of a CSV file
+
+    def __str__(self) -> str:
+        parts = {"key": self.key, "row": self.row, "column": self.column}
+        return ", ".join([self.file, *(f"{name} {value}" for name, value in parts.items() if value is not None)])
+
+
+ReadTrace = Callable[[Recorded], tuple[float, ...]]
+"""The reader of a recorded series; it raises `ConfigError` if it fails."""
+
+
+def trace(value: Any, read: ReadTrace, copy: int = 0, copies: int = 1) -> Trace:
+    """Return the trace of a number, or of a table with ``values`` or ``file``. Raises ConfigError if it is neither.
+    ``copy`` is the number of this node among the ``copies`` of a table."""
+    if not isinstance(value, dict):
+        return steady(number(value))
+    if ("values" in value) == ("file" in value):
+        raise ConfigError('a quantity over time is a table with either values = [...] or file = "..."')
+    if "values" in value:
+        known(value, INLINE_KEYS)
+        values = items(value["values"], number)
+        source = text(value.get("source", ""))
+    else:
+        known(value, RECORDED_KEYS)
+        series = _series(value, copy, copies)
+        values = _rescaled(value, _window(value, read(series)))
+        source = str(series)
+    if len(values) > 1 and "step_s" not in value:
+        raise ConfigError(f"there are {len(values)} values but no step_s: say how many seconds each lasts")
+    timing = {key: number(value[key]) for key in ("step_s", "speedup") if key in value}
+    # Each copy of a node starts at another place in the series, so copies do not slow down at the same time.
+    turn = integer(value.get("rotate", 0)) * copy % max(len(values), 1)
+    return Trace(values=values[turn:] + values[:turn], source=source, **timing)
+
+
+def _series(value: Mapping[str, Any], copy: int, copies: int) -> Recorded:
+    column = value.get("column")
+    if "row" in value and "rows" in value:
+        raise ConfigError("give either row or rows")
+    row = integer(value["row"]) if "row" in value else None
+    if "rows" in value:
+        rows = items(value["rows"], integer)
+        if len(rows) != copies:
+            raise ConfigError(f"rows has {len(rows)} entries for {copies} node(s): give one for each of count")
+        row = rows[copy]
+    return Recorded(
+        file=text(value["file"]),
+        key=text(value["key"]) if "key" in value else None,
+        row=row,
+        column=column if column is None or isinstance(column, str) else integer(column),
+    )
+
+
+def _window(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[float, ...]:
+    first = integer(value.get("first", 0))
+    steps = integer(value.get("steps", len(recorded) - first))
+    if first < 0 or steps < 1 or first + steps > len(recorded):
+        raise ConfigError(f"first = {first} and steps = {steps} do not fit the {len(recorded)} recorded values")
+    return recorded[first : first + steps]
+
+
+def _rescaled(value: Mapping[str, Any], recorded: tuple[float, ...]) -> tuple[float, ...]:
+    scale, offset = number(value.get("scale", 1.0)), number(value.get("offset", 0.0))
+    least, most = number(value.get("least", 0.0)), number(value.get("most", math.inf))
+    if least > most:
+        raise ConfigError(f"least = {least} is above most = {most}")
+    return tuple(min(max(offset + scale * one, least), most) for one in recorded)
+
+
+def comings_and_goings(node: str, there: Trace, fewer: int = 0) -> Iterator[Event]:
+    """Yield the joins and leaves of a node that is present while ``there`` is above ``fewer``; the trace plays once.
+    Raises ConfigError if the node is never present."""
+    here = [value > fewer for value in there.values]
+    if not any(here):
+        raise ConfigError(f"node {node!r} is never there: no value is above {fewer}; leave the node out")
+    for step, (before, now) in enumerate(pairwise(here), start=1):
+        if before != now:
+            yield Event(do=Do.JOIN if now else Do.LEAVE, node=node, at_s=step * there.lasts_s)
+
+
+_COSTS: dict[str, tuple[Callable[..., Cost], tuple[str, ...]]] = {
+    "affine": (Affine, ("overhead_s", "per_sample_s")),
+    "saturating": (Saturating, ("floor_s", "overhead_s", "per_sample_s")),
+}
+
+
+def cost(value: Any) -> Cost:
+    """Return the cost curve of a table with a ``kind``: affine, saturating or measured; otherwise raise ConfigError."""
+    given = dict(table(value))
+    kind = text(required(given, "kind"))
+    del given["kind"]
+    if kind == "measured":
+        known(given, ["points"])
+        points = items(required(given, "points"), _point)
+        return Measured(tuple(x for x, _ in points), tuple(y for _, y in points))
+    if kind not in _COSTS:
+        raise UnknownNameError("kind of cost", kind, [*_COSTS, "measured"])
+    make, keys = _COSTS[kind]
+    known(given, keys)
+    parameters = {}
+    for key in keys:
+        with located(key):
+            parameters[key] = number(required(given, key))
+    return make(**parameters)
+
+
+def _point(value: Any) -> tuple[int, float]:
+    pair = items(value)
+    if len(pair) != 2:
+        raise ConfigError(f"{value!r} is not a point: write [samples, seconds], as [32, 0.02]")
+    return integer(pair[0]), number(pair[1])

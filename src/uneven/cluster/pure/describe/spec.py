@@ -1,0 +1,247 @@
+"""A cluster description: nodes, links, events.
+
+The same object is emulated with real processes (:mod:`uneven.cluster.emulate`), simulated in virtual time
+(:mod:`uneven.cluster.pure.simulate`) and compared with a real run. Time starts with the training.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+
+from uneven.cluster.pure.describe.checks import not_negative, once, positive
+from uneven.cluster.pure.describe.curves import Measured as Measured
+from uneven.cluster.pure.describe.curves import Saturating as Saturating
+from uneven.cluster.pure.describe.curves import check_cost
+from uneven.cluster.pure.describe.events import COMINGS_AND_GOINGS, disorder
+from uneven.cluster.pure.describe.events import Do as Do
+from uneven.cluster.pure.describe.events import Event as Event
+from uneven.cluster.pure.describe.preconditioner import Preconditioning as Preconditioning
+from uneven.cluster.pure.describe.table_work import TableWork as TableWork
+from uneven.cluster.pure.describe.trace import Trace as Trace
+from uneven.cluster.pure.describe.trace import steady as steady
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.policy.core.cost import Affine, Cost
+
+MOST_BUCKETS = 100_000
+"""The largest number of gradient buckets, each a separate transfer. With DDP's 25 MiB they hold 2.6 TB."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine with one worker. Raises ConfigError, with node and attribute, for a value out of range."""
+
+    name: str  # letters, digits, ``.``, ``_`` and ``-``
+    cores: float = 1.0  # processor capacity of the worker on the idle machine; 0.6 is a share of one core
+    share: Trace = field(default_factory=lambda: steady(1.0))  # available part of ``cores``, over time, 0 … 1
+    # busy competing processes, over time; each takes its fair part of ``cores``. A fraction is a process that is
+    # busy for that part of the time.
+    load: Trace = field(default_factory=lambda: steady(0.0))
+    memory_bytes: int | None = None  # limit; None is unlimited
+    # up_bit_per_s, down_bit_per_s: of its link, over time; None is unlimited
+    up_bit_per_s: Trace | None = None
+    down_bit_per_s: Trace | None = None
+    latency_s: float = 0.0  # one way, between this node and its switch
+    site: str = ""  # its location
+    # Γ(x) of this node's device with all ``cores``, for the simulator; None derives it from the workload's
+    # core-seconds
+    cost: Cost | None = None
+    jitter: float = 0.0  # relative standard deviation of single compute times, log-normal, for the simulator
+    memory_samples: int | None = None  # largest batch that fits its device; None is unlimited
+    # period of the processor quota, like that of a control group; 0 spreads it evenly. For the simulator; the
+    # emulator's control groups have 10 ms.
+    period_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"node {self.name!r}: a name has letters, digits, '.', '_' and '-', as in 'gpu-0'")
+        where = f"node {self.name!r}"
+        positive(where, "cores", self.cores)
+        not_negative(where, "latency_s", self.latency_s)
+        not_negative(where, "jitter", self.jitter)
+        not_negative(where, "period_s", self.period_s)
+        for key in ("memory_bytes", "memory_samples", "up_bit_per_s", "down_bit_per_s", "share"):
+            value = getattr(self, key)
+            if value is not None:
+                positive(where, key, max(value.values) if isinstance(value, Trace) else value)
+        if max(self.share.values) > 1:
+            raise ConfigError(
+                f"{where}: share reaches {max(self.share.values)!r}: it is a part of cores and at most 1; "
+                f"for a larger machine raise cores"
+            )
+        if self.cost is not None:
+            check_cost(self.cost)
+
+    @property
+    def threads(self) -> int:
+        """The assumed number of threads of its worker: its cores, rounded up."""
+        return math.ceil(self.cores)
+
+    def available(self, time_s: float) -> float:
+        """Return the part of this node's full speed that its worker gets at a time, 0 … 1."""
+        rivals = self.load.at(time_s)
+        # The scheduler gives every busy thread an equal part: the worker has `threads` of them, each load process one.
+        share = self.share.at(time_s)
+        return share * (self.threads / (self.threads + rivals))
+
+    def link_bit_per_s(self, time_s: float) -> tuple[float | None, float | None]:
+        """Return the capacity of its link at a time, up and down; None is unlimited."""
+        up, down = (None if each is None else each.at(time_s) for each in (self.up_bit_per_s, self.down_bit_per_s))
+        return up, down
+
+    def next_change_s(self, time_s: float) -> float:
+        """Return the time at which :meth:`available` may change next."""
+        return min(self.share.next_change_s(time_s), self.load.next_change_s(time_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLink:
+    """The link between two sites, shared by all their nodes."""
+
+    between: tuple[str, str]
+    bit_per_s: Trace  # from the first site to the second, over time
+    back_bit_per_s: Trace | None = None  # from the second to the first; None is the same
+    latency_s: float = 0.0  # one way
+
+    def __post_init__(self) -> None:
+        where = f"link between {self.between[0]!r} and {self.between[1]!r}"
+        if self.between[0] == self.between[1]:
+            raise ConfigError(f"{where}: it must join two different sites; inside a site the nodes' own links count")
+        positive(where, "bit_per_s", max(self.bit_per_s.values))
+        if self.back_bit_per_s is not None:
+            positive(where, "back_bit_per_s", max(self.back_bit_per_s.values))
+        not_negative(where, "latency_s", self.latency_s)
+
+    @property
+    def ends(self) -> frozenset[str]:
+        return frozenset(self.between)
+
+    def toward(self, site: str) -> Trace:
+        back = self.back_bit_per_s if site == self.between[0] else None
+        return self.bit_per_s if back is None else back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The computation and traffic of one iteration, for the simulator, which runs no script."""
+
+    global_batch: int = 256  # X, samples
+    gradient_bytes: int = 4_000_000  # traffic of an exchange of the whole model, before compression
+    # overhead_core_s, per_sample_core_s: core-seconds of an iteration, Γ(x) on one core; for nodes without ``cost``
+    overhead_core_s: float = 0.005
+    per_sample_core_s: float = 0.0005
+    exchange_core_s: float = 0.0  # core-seconds of a worker's own side of an exchange
+    # core-seconds of a report and of a decision on all reports. They delay nothing here, but a higher cost makes
+    # reports rarer, because the slow loop has a budget.
+    report_core_s: float = 0.0
+    # part of the compute time in the backward pass. Gradients become ready evenly over it, so an exchange can
+    # overlap. 2/3 is usual: the backward pass takes twice the work of the forward pass.
+    backward: float = 2 / 3
+    # first_bucket_bytes, bucket_bytes: sizes of the gradient buckets; defaults are those of
+    # DistributedDataParallel, 1 MiB and 25 MiB
+    first_bucket_bytes: int = 2**20
+    bucket_bytes: int = 25 * 2**20
+    # link bytes per message byte; the default is that of TCP with time stamps in full Ethernet frames: 1,514 bytes
+    # with 1,448 of payload
+    framing: float = 1514 / 1448
+    # assumed part of the entries that a significance filter passes, because no gradients exist. [ours]
+    significant: float = 0.1
+    epoch_samples: int = 50_000  # length of the data set
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not isinstance(value, (int, float)):
+                continue
+            not_negative("workload", one.name, value)
+        for key in ("global_batch", "epoch_samples", "first_bucket_bytes", "bucket_bytes"):
+            positive("workload", key, getattr(self, key))
+        if self.gradient_bytes > MOST_BUCKETS * self.bucket_bytes:
+            raise ConfigError(
+                f"workload: gradient_bytes = {self.gradient_bytes} makes more than {MOST_BUCKETS:,} buckets of "
+                f"bucket_bytes = {self.bucket_bytes}: give a smaller model, or larger buckets"
+            )
+        if self.framing < 1:
+            raise ConfigError(f"workload: framing = {self.framing!r}: a link carries the message too, so at least 1")
+        for key in ("backward", "significant"):
+            if getattr(self, key) > 1:
+                raise ConfigError(f"workload: {key} = {getattr(self, key)!r}: it is a part, at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """A whole cluster. Raises ConfigError for parts that do not fit, UnknownNameError for an unknown node or site."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    about: str = ""
+    events: tuple[Event, ...] = ()
+    links: tuple[SiteLink, ...] = ()
+    workload: Workload = field(default_factory=Workload)
+    assumptions: tuple[str, ...] = ()  # sentences on assumed values, with their sources
+    # transforms gradients before each step, for the simulator; None for none
+    preconditioner: Preconditioning | None = None
+    tables: TableWork = field(default_factory=TableWork)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a cluster needs a name that is not empty")
+        if not self.nodes:
+            raise ConfigError(f"cluster {self.name!r} has no nodes: give at least one")
+        once("node", (node.name for node in self.nodes))
+        self._check_links()
+        self._check_events()
+        if not self.initial_members:
+            raise ConfigError(f"cluster {self.name!r}: every node joins later, so nobody is there at the start")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(node.site for node in self.nodes))
+
+    @property
+    def initial_members(self) -> tuple[str, ...]:
+        """The names of the nodes at the start: all except those whose first membership event is a join."""
+        first: dict[str, Do] = {}
+        for event in self.events:
+            if event.do in COMINGS_AND_GOINGS:
+                first.setdefault(event.node, event.do)
+        return tuple(node.name for node in self.nodes if first.get(node.name) is not Do.JOIN)
+
+    def cost(self, node: Node) -> Cost:
+        """Return Γ(x) of a node with all its cores."""
+        if node.cost is not None:
+            return node.cost
+        return Affine(self.workload.overhead_core_s / node.cores, self.workload.per_sample_core_s / node.cores)
+
+    def _check_links(self) -> None:
+        for link in self.links:
+            for site in link.between:
+                if site not in self.sites:
+                    raise UnknownNameError("site in a link:", site, self.sites)
+        once("link", (" and ".join(sorted(link.between)) for link in self.links))
+
+    def _check_events(self) -> None:
+        nodes = {node.name: node for node in self.nodes}
+        lines = {link.ends: " and ".join(link.between) for link in self.links}
+        changes: dict[str, list[Event]] = {}
+        for event in self.events:
+            if event.between is not None:
+                if event.of not in lines:
+                    raise UnknownNameError("line in event 'cut_link':", " and ".join(event.between), lines.values())
+                continue
+            if event.node not in nodes:
+                raise UnknownNameError(f"node in event {event.do.value!r}:", event.node, nodes)
+            node = nodes[event.node]
+            if event.do is Do.CUT_LINK and event.factor and node.up_bit_per_s is None and node.down_bit_per_s is None:
+                raise ConfigError(
+                    f"event 'cut_link' of node {node.name!r}: factor = {event.factor} of a link without a limit; "
+                    f"give bit_per_s instead, or give the node up_bit_per_s and down_bit_per_s"
+                )
+            if event.do in COMINGS_AND_GOINGS:
+                changes.setdefault(event.node, []).append(event)
+        for name, its in changes.items():
+            for problem in disorder(its):
+                raise ConfigError(f"events of node {name!r}: {problem}")

@@ -1,0 +1,97 @@
+"""The combinations of balancer and policy to simulate on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uneven.cluster.pure.describe.spec import ClusterSpec
+from uneven.policy.balance import balancers
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import SyncPolicy, compatible, policies
+
+_CLOCKS = (64, 256)  # steps over which the plans of two policies are compared, at least and at most
+_RANKS = 32  # workers whose plans are compared, at most
+SHADOWED = ("easgd", "ma")  # policies inside a shadow, if all policies are requested
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A balancer and a policy, as specifications."""
+
+    balance: str
+    sync: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A combination that is not simulated, and why; ``balance`` is empty if it stands for all balancers."""
+
+    balance: str
+    sync: str
+    why: str
+
+
+def default_syncs() -> tuple[str, ...]:
+    """Return all registered policies, with their default options."""
+    plain = tuple(name for name in policies if name != "shadow")
+    return plain + tuple(f"shadow:{inner}" for inner in SHADOWED if "shadow" in policies)
+
+
+def combinations(
+    spec: ClusterSpec, balances: Sequence[str] = (), syncs: Sequence[str] = ()
+) -> tuple[list[Choice], list[LeftOut]]:
+    """Return the combinations to simulate, and the others.
+
+    Args:
+        balances, syncs: specifications; by default all registered names.
+
+    Raises:
+        UnknownNameError: no such balancer, policy or option.
+        ConfigError: a specification cannot be parsed.
+    """
+    balances = tuple(dict.fromkeys(balances or balancers))
+    asked = tuple(dict.fromkeys(syncs or default_syncs()))
+    for balance in balances:
+        balancers.resolve(balance)
+    left: list[LeftOut] = []
+    different: dict[str, SyncPolicy] = {}
+    for sync in asked:
+        policy = policies.resolve(sync)
+        twin = next((name for name, other in different.items() if same_plans(policy, other, spec)), None)
+        if twin is None:
+            different[sync] = policy
+        else:
+            left.append(LeftOut("", sync, f"makes the same plans as {twin} here"))
+    choices: list[Choice] = []
+    for sync in different:
+        for balance in balances:
+            reason = compatible(sync, balance)
+            if reason is None:
+                choices.append(Choice(balance, sync))
+            else:
+                left.append(LeftOut(balance, sync, _short(reason)))
+    return choices, left
+
+
+def same_plans(one: SyncPolicy, other: SyncPolicy, spec: ClusterSpec) -> bool:
+    """Return whether two policies make the same plans on this cluster, in the steps and for the ranks compared."""
+    if one.evaluated is not other.evaluated and len(spec.sites) > 1:
+        return False
+    members = tuple(range(len(spec.nodes)))
+    sites = {rank: node.site for rank, node in enumerate(spec.nodes)}
+    # Two blocks of the longer policy, so that each has at least one whole block and the step after it.
+    every = max(policy.facts.every if policy.facts is not None else 1 for policy in (one, other))
+    least, most = _CLOCKS
+    for clock in range(min(most, max(least, 2 * every + 2))):
+        for rank in members[:: -(-len(members) // _RANKS)]:
+            view = SyncView(rank=rank, clock=clock, members=members, sites=sites)
+            if one.plan(view) != other.plan(view):
+                return False
+    return True
+
+
+def _short(reason: str) -> str:
+    # Without the parts of ``compatible``'s reason that the table already shows.
+    _, _, rest = reason.partition(": there ")
+    return (rest or reason).partition("; use ")[0]

@@ -1,0 +1,178 @@
+"""The figures of one simulated combination, as input of the reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from uneven.cluster.pure.plan.combine import Choice
+from uneven.cluster.pure.simulate import (
+    Arithmetic,
+    Outcome,
+    OwnOutcome,
+    Scenario,
+    Sink,
+    WorkerOutcome,
+    simulate,
+    streamed,
+)
+from uneven.errors import ConfigError
+from uneven.policy.core.actions import Exchange, Moment
+from uneven.policy.core.records import Record, StepRecord
+from uneven.policy.sync import Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The figures of all workers together."""
+
+    workers: tuple[WorkerOutcome, ...]
+    samples_per_s: float  # samples that counted, over the whole time
+    limit_per_s: float  # if every worker always computed at its speed here, with free communication
+    iteration_s: float  # median
+    wait_share: float  # this and the next: parts of all workers' time, 0 … 1
+    communicate_share: float
+    steps_apart: float  # a worker's steps between two exchanges in the background; 0 without any
+    ended_at_s: float
+    own: tuple[OwnOutcome, ...] = ()  # each worker's work for a preconditioner, if any
+
+    @property
+    def slowest(self) -> WorkerOutcome:
+        return min(self.workers, key=lambda worker: (worker.speed_per_s, worker.rank))
+
+    @property
+    def fastest(self) -> WorkerOutcome:
+        return max(self.workers, key=lambda worker: (worker.speed_per_s, -worker.rank))
+
+    @property
+    def unequal(self) -> float:
+        """The fastest worker's speed relative to the slowest's."""
+        return self.fastest.speed_per_s / self.slowest.speed_per_s if self.slowest.speed_per_s > 0 else math.inf
+
+    @property
+    def dropped_share(self) -> float:
+        return sum(one.dropped for one in self.workers) / max(1, sum(one.steps for one in self.workers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOutcome:
+    """The result of a training."""
+
+    reached_s: float | None  # time at which the goal was reached; None if it was not …
+    reached_samples: int | None  # … and the samples
+    best: float  # accuracy
+    diverged: bool = False  # whether it ended with NaN or infinite parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinationResult:
+    """One combination with its figures."""
+
+    choice: Choice
+    facts: Facts | None
+    figures: Figures
+    refused: str | None = None  # why a real run does not support the policy; None if it does
+    lesson: TrainingOutcome | None = None
+
+
+def played(scenario: Scenario, sink: Sink | None = None, *, progress: Callable[[int], None] | None = None) -> Figures:
+    """Simulate a scenario and return the figures.
+
+    Args:
+        sink, progress: as in :func:`~uneven.cluster.pure.simulate.simulate`.
+
+    Raises:
+        ConfigError: as ``simulate``; also if the workers did not exchange, so that the figures lack its cost.
+        TrainingError: as ``simulate``.
+    """
+    facts, counter = scenario.policy.facts, _Counter(sink)
+    every = 1 if facts is None else facts.every
+    scenario = streamed(scenario)
+    if scenario.samples is None:
+        # Whole rounds only: steps after the last exchange would look too fast.
+        scenario = replace(scenario, iterations=scenario.iterations // every * every or scenario.iterations)
+    outcome = simulate(scenario, counter.record, arithmetic=counter, progress=progress)
+    if len(outcome.workers) > 1 and not counter.exchanged:
+        slow = min(outcome.workers, key=lambda one: one.steps)
+        if slow.steps < every:
+            told = f"an exchange comes every {every} steps, and {slow.node} took {slow.steps}: simulate more iterations"
+            raise ConfigError(told)
+        told = f"no exchange of all workers ended in {outcome.ended_at_s:.3g} s of virtual time"
+        raise ConfigError(f"{told}: simulate more iterations, or check that all bandwidths are in bit/s")
+    return counter.figures(outcome, waits=facts is None or facts.pace.waits)
+
+
+class _Counter(Arithmetic):
+    """Counts exchanges during a simulation, and checks whether they have connected all workers."""
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
+        self._aside = 0
+        self._here: set[int] = set()
+        self._met: list[set[object]] = []  # workers, and groups by their members, that exchanges have connected
+        self.exchanged = False
+
+    def record(self, record: Record) -> None:
+        if self._sink is not None:
+            self._sink(record)
+        if not self.exchanged and isinstance(record, StepRecord):
+            # Checked when a step ends: an exchange that ends later has cost no worker anything yet.
+            self.exchanged = any(self._here <= met for met in self._met)
+
+    def enters(self, rank: int, source: int | None) -> None:
+        self._here.add(rank)
+
+    def leaves(self, rank: int) -> None:
+        self._here.discard(rank)
+
+    def merges(self, exchange: Exchange, ranks: tuple[int, ...]) -> None:
+        if exchange.moment is Moment.BACKGROUND:
+            self._aside += len(ranks)
+        self._connect(exchange, *ranks)
+
+    def writes(self, rank: int, exchange: Exchange) -> object:
+        return rank
+
+    def hears(self, exchange: Exchange, content: object, ranks: Sequence[int]) -> None:
+        self._connect(exchange, content)
+
+    def catches_up(self, rank: int, exchange: Exchange, source: int | None) -> None:
+        self._connect(exchange, rank)  # it came too late, but it has waited for the outcome
+
+    def _connect(self, exchange: Exchange, *ranks: object) -> None:
+        if self.exchanged:
+            return
+        joined: set[object] = {exchange.members, *ranks}
+        for party in exchange.parties:  # its first speaks for all of it
+            joined.update(() if joined.isdisjoint(party) else party)
+        for met in [met for met in self._met if not met.isdisjoint(joined)]:
+            joined |= met
+            self._met.remove(met)
+        self._met.append(joined)
+
+    def figures(self, outcome: Outcome, *, waits: bool) -> Figures:
+        # If workers do not wait for each other, all of an exchange is communication.
+        workers = outcome.workers if waits else tuple(_without_waiting(one) for one in outcome.workers)
+        time_s = math.fsum(one.step_s * one.steps for one in workers)
+        talk_s = math.fsum(one.communicate_share * one.step_s * one.steps for one in workers)
+        end_s = outcome.ended_at_s
+        return Figures(
+            workers=workers,
+            samples_per_s=_ratio(sum(one.samples for one in workers), end_s),
+            limit_per_s=_ratio(math.fsum(one.speed_per_s * one.present_s for one in workers), end_s),
+            iteration_s=outcome.iteration_s,
+            wait_share=outcome.wait_share if waits else 0.0,
+            communicate_share=_ratio(talk_s, time_s),
+            steps_apart=_ratio(sum(one.steps for one in workers), self._aside),
+            ended_at_s=end_s,
+            own=outcome.own,
+        )
+
+
+def _without_waiting(worker: WorkerOutcome) -> WorkerOutcome:
+    return replace(worker, wait_share=0.0, communicate_share=worker.communicate_share + worker.wait_share)
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below > 0 else 0.0

@@ -1,0 +1,224 @@
+"""The reasons for a combination's speed, in words; every number is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uneven.cluster.pure.describe.spec import ClusterSpec, Do
+from uneven.cluster.pure.plan.bottleneck import bottleneck
+from uneven.cluster.pure.plan.figures import CombinationResult, Figures
+from uneven.cluster.pure.plan.rank import Plan, Row
+from uneven.cluster.pure.simulate import OwnOutcome, WorkerOutcome
+from uneven.journal.report.pure.text import percent, seconds, size
+from uneven.policy.balance import balancers
+from uneven.policy.sync import Pace
+
+_EQUAL = 1.1  # ratio of fastest to slowest below which workers count as equally fast [default]
+_HEAVY = 0.15  # part of the time from which communication is mentioned [default]
+_UNIT = 1000  # ratio of exchange to computing from which a wrong unit is likely [default]
+_SAMPLES = 0.05  # relative difference in samples to the goal that is mentioned [default]
+
+
+def findings(spec: ClusterSpec, plan: Plan) -> list[str]:
+    """Return what the baseline shows about the cluster, in sentences without a full stop."""
+    figures, parts = plan.baseline.result.figures, []
+    if len(figures.workers) > 1:
+        parts.append(_unequal(plan.baseline.result))
+    if figures.communicate_share >= _HEAVY:
+        parts.append(_heavy(spec, figures))
+    if figures.own:
+        parts.append(preconditioning(spec, figures.own))
+    parts += _happenings(spec)
+    return parts
+
+
+def preconditioning(spec: ClusterSpec, own: Sequence[OwnOutcome]) -> str:
+    """Return what a preconditioner adds to a step, in a sentence without a full stop."""
+    one = spec.preconditioner
+    assert one is not None
+    workers, longest = len(own), max(own, key=lambda it: (it.seconds + it.factors_s, -it.rank))
+    held = max(1, round(one.share * workers))
+    name = {"kfac": "K-FAC", "soap": "SOAP"}[one.kind]
+    owners = ", ".join(f"{spec.nodes[it.rank].name} {it.squares}" for it in own if it.squares)
+    often, seldom = one.factor_period, one.refresh_period
+    return (
+        f"{name} on {len(one.layers)} layers, periods {often} and {seldom}, f = {held}/{workers}: of a step, "
+        f"{seconds(longest.seconds + longest.factors_s)} are its work on {spec.nodes[longest.rank].name}, where that "
+        f"takes longest, {seconds(longest.factors_s)} of these its factors; a worker sends "
+        f"{size(max(it.sent_bytes for it in own))} a step at most; squares are owned by {owners}"
+    )
+
+
+def reason(row: Row, plan: Plan) -> str:
+    """Return the reason for a combination's rank, without a full stop."""
+    return "; ".join(filter(None, (_timing(row.result, plan), _learning(row.result, plan))))
+
+
+def _unequal(result: CombinationResult) -> str:
+    figures = result.figures
+    slow, fast = figures.slowest, figures.fastest
+    if figures.unequal < _EQUAL:
+        return f"All {len(figures.workers)} nodes compute about as fast: there is little to balance"
+    text = f"{slow.node} computes {times(figures.unequal)} slower than {fast.node}, the fastest"
+    held_up = _others_wait(figures, slow)
+    if result.facts is not None and result.facts.pace is Pace.TOGETHER and held_up >= 0.02:
+        how = "equal batches leave" if result.choice.balance == "even" else f"{result.choice.balance} leaves"
+        text += f": {how} the others waiting {percent(held_up)} of the time"
+    return text
+
+
+def _heavy(spec: ClusterSpec, figures: Figures) -> str:
+    slow = figures.slowest
+    talk_s, compute_s = slow.communicate_share * slow.step_s, _compute_s(slow)
+    text = f"An exchange takes {seconds(talk_s)}, computing {seconds(compute_s)} on {slow.node}"
+    narrow = bottleneck(spec)
+    if narrow is not None and narrow.seconds >= talk_s / 4:
+        check = "; check that all bandwidths are in bit/s" if talk_s >= _UNIT * compute_s else ""
+        return f"{text}: {narrow.what} is the bottleneck{check}"
+    if spec.workload.exchange_core_s > 0:
+        return f"{text}: most of it is the processors' own part of it"
+    return text
+
+
+def _happenings(spec: ClusterSpec) -> list[str]:
+    parts = []
+    for do, what in (
+        (Do.JOIN, "comes/come"), (Do.LEAVE, "leaves/leave"), (Do.KILL, "dies/die"),
+        (Do.SLOW, "is slowed down/are slowed down"), (Do.STOP, "stands still for a while/stand still for a while"),
+        (Do.CUT_LINK, "has its link cut/have their links cut"),
+    ):  # fmt: skip
+        one, several = what.split("/")
+        nodes = {event.node for event in spec.events if event.do is do and event.node}
+        if nodes:
+            parts.append(f"{len(nodes)} {several}" if len(nodes) > 1 else f"{next(iter(nodes))} {one}")
+    lines = {event.of: event.where for event in spec.events if event.between is not None}
+    parts += [f"{where} is cut" for where in lines.values()]
+    return ["On the way, " + ", ".join(parts)] if parts else []
+
+
+def _timing(result: CombinationResult, plan: Plan) -> str:
+    facts = result.facts
+    if facts is None:
+        return "the policy states no facts about itself"
+    if facts.pace is Pace.OWN:
+        return _own_pace(result)
+    if facts.pace is Pace.BOUNDED:
+        return _bounded(result)
+    if facts.pace is Pace.QUORUM:
+        return _quorum(result)
+    return _together(result, plan)
+
+
+def _own_pace(result: CombinationResult) -> str:
+    figures = result.figures
+    slow, fast = _rarest(figures), _most(figures)
+    if figures.steps_apart:
+        head = f"nobody waits; an exchange runs beside the training, one in {figures.steps_apart:.3g} steps"
+    elif figures.communicate_share >= _HEAVY:
+        head = f"no worker waits, but the exchange itself takes {percent(figures.communicate_share)} of the time"
+    else:
+        head = "nobody waits for anybody"
+    if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s:
+        return f"{head}; all take about as many steps"
+    others = sum(one.late_rate_per_s for one in figures.workers) - slow.late_rate_per_s
+    return (
+        f"{head}: {fast.node} takes {times(fast.late_rate_per_s / slow.late_rate_per_s)} as many steps as {slow.node}; "
+        f"while that takes one, the others take {others / slow.late_rate_per_s:.0f}, and so stale is what it learns"
+    )
+
+
+def _bounded(result: CombinationResult) -> str:
+    figures = result.figures
+    slow, fast = figures.slowest, _most(figures)
+    if fast.late_rate_per_s < _EQUAL * slow.late_rate_per_s and _others_wait(figures, slow) > 0.1:
+        return (
+            f"runs at the pace of {slow.node} once the lead is used up: the others then wait, "
+            f"{percent(_others_wait(figures, slow))} of their time in all"
+        )
+    return f"the lead that is allowed takes up what varies: the others wait {percent(_others_wait(figures, slow))}"
+
+
+def _quorum(result: CombinationResult) -> str:
+    figures = result.figures
+    late = sorted((one for one in figures.workers if one.dropped), key=lambda one: -one.dropped / one.steps)
+    if not late:
+        return "nobody came too late"
+    first = late[0]
+    text = f"continues without the last: {percent(figures.dropped_share)} of all steps are thrown away"
+    return f"{text}, {percent(first.dropped / first.steps)} of those of {first.node}"
+
+
+def _together(result: CombinationResult, plan: Plan) -> str:
+    figures = result.figures
+    parts = [_balance(result, plan)]
+    every = result.facts.every if result.facts is not None else 1
+    before = plan.baseline.result.figures.communicate_share
+    if result.facts is not None and result.facts.pace is Pace.GROUPS:
+        parts.append("only a group waits for its slowest, and meets another group next")
+    elif every > 1 and before >= 0.05:
+        parts.append(f"an exchange every {every} steps: communication takes {percent(figures.communicate_share)}")
+    elif figures.communicate_share >= _HEAVY:
+        parts.append(f"communication takes {percent(figures.communicate_share)}")
+    return "; ".join(parts)
+
+
+def _balance(result: CombinationResult, plan: Plan) -> str:
+    figures = result.figures
+    least, most = min(one.batch for one in figures.workers), max(one.batch for one in figures.workers)
+    if not balancers.resolve(result.choice.balance).adapts and least + 1 >= most:
+        if figures.unequal < _EQUAL:
+            return "equal batches, about equal workers"
+        held_up = _others_wait(figures, figures.slowest)
+        return f"equal batches: the others wait {percent(held_up)} of their time for {figures.slowest.node}"
+    small = min(figures.workers, key=lambda one: (one.batch, one.rank))
+    large = max(figures.workers, key=lambda one: (one.batch, -one.rank))
+    if least + 1 >= most:
+        return f"came to equal batches; waiting takes {percent(figures.wait_share)}"
+    text = f"{large.node} takes {most} samples and {small.node} {least}"
+    base = plan.baseline.result.figures.wait_share
+    if figures.wait_share < base:
+        return f"{text}: waiting takes {percent(figures.wait_share)} instead of {percent(base)}"
+    return f"{text}; waiting takes {percent(figures.wait_share)}"
+
+
+def _learning(result: CombinationResult, plan: Plan) -> str:
+    # The number of samples to the goal shows most of the cost of asynchrony.
+    lesson, base = result.lesson, plan.baseline.result.lesson
+    if lesson is None:
+        return ""
+    if lesson.diverged:
+        return "but the model goes astray"
+    if lesson.reached_samples is None:
+        return f"but it comes to {percent(lesson.best)} only"
+    if base is None or base.reached_samples is None or result is plan.baseline.result:
+        return ""
+    needs = lesson.reached_samples / base.reached_samples
+    if abs(needs - 1) < _SAMPLES:
+        return ""
+    more = "more" if needs > 1 else "fewer"
+    than = f"{plan.baseline.result.choice.sync} with {plan.baseline.result.choice.balance} shares"
+    return f"needs {percent(abs(needs - 1))} {more} samples than {than}"
+
+
+def _others_wait(figures: Figures, slow: WorkerOutcome) -> float:
+    # Part of their time that all workers except the slowest wait.
+    others = [one for one in figures.workers if one.rank != slow.rank]
+    time_s = sum(one.step_s * one.steps for one in others)
+    return sum(one.wait_share * one.step_s * one.steps for one in others) / time_s if time_s > 0 else 0.0
+
+
+def _compute_s(worker: WorkerOutcome) -> float:
+    return worker.step_s * (1 - worker.wait_share - worker.communicate_share)
+
+
+def _rarest(figures: Figures) -> WorkerOutcome:
+    return min(figures.workers, key=lambda one: (one.late_rate_per_s, one.rank))
+
+
+def _most(figures: Figures) -> WorkerOutcome:
+    return max(figures.workers, key=lambda one: (one.late_rate_per_s, -one.rank))
+
+
+def times(value: float) -> str:
+    """Return a factor as text: ``3.94`` → ``3.9 ×``."""
+    return f"{value:.1f} ×" if value < 9.95 else f"{value:.0f} ×"

@@ -1,0 +1,243 @@
+"""The steps of the workers.
+
+::
+
+    begin ─► waits hold? ─► read the server ─► compute ─► exchanges of the plan, in order ─► end ─► begin …
+                                                    └─ gradients of the first exchange travel while it computes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from uneven.cluster.pure.simulate.exchanges import VirtualExchanges
+from uneven.cluster.pure.simulate.preconditioning import VirtualPreconditioner
+from uneven.cluster.pure.simulate.shares import Shares
+from uneven.cluster.pure.simulate.stage import Stage
+from uneven.cluster.pure.simulate.table_servers import VirtualTables
+from uneven.cluster.pure.simulate.worker import Worker
+from uneven.policy.core.actions import Moment, Wait, overlapping
+from uneven.policy.core.records import StepRecord
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync import SyncPolicy
+
+
+class Steps:
+    """Takes workers through their steps.
+
+    Args:
+        iterations: the clock at which a worker is finished.
+        samples: total that all workers take from one common order; None for fixed positions in each step.
+        pause_s: pause before the first step with other members, if gradients are averaged.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        exchanges: VirtualExchanges,
+        shares: Shares,
+        *,
+        policy: SyncPolicy,
+        iterations: int,
+        samples: int | None,
+        pause_s: float,
+        started: Callable[[int], None],
+        record: Callable[[StepRecord], None],
+        over: Callable[[Worker], None],
+        preconditioner: VirtualPreconditioner | None = None,
+        tables: VirtualTables | None = None,
+    ) -> None:
+        self._stage = stage
+        self._exchanges = exchanges
+        self._shares = shares
+        self._policy = policy
+        self._iterations = iterations
+        self._samples = samples
+        self._taken = 0
+        self._pause_s = pause_s
+        self._paused: dict[int, int] = {}  # rank → the last generation that it has paused for
+        self._started = started
+        self._record = record
+        self._over = over
+        self._preconditioner = preconditioner
+        self._tables = tables
+        self._sites = dict(enumerate(stage.topology.sites))
+
+    def begin(self, worker: Worker) -> None:
+        stage, clock = self._stage, worker.clock
+        if worker.gone:
+            return
+        enough = clock >= self._iterations or self._left() <= 0
+        if clock > stage.newest and not enough:
+            self._started(clock)
+        if enough or (worker.stop_at is not None and clock >= worker.stop_at):
+            self._over(worker)
+        if worker.gone:
+            return
+        present = stage.history.at(clock)
+        worker.began_s = stage.queue.now_s
+        worker.todo = 0
+        worker.plan = self._policy.plan(
+            SyncView(
+                rank=worker.rank,
+                clock=clock,
+                members=present.members,
+                generation=present.generation,
+                sites=self._sites,
+            )
+        )
+        if self._pauses(worker, present.generation):
+            stage.queue.at(stage.queue.now_s + self._pause_s, self._start, worker)
+        else:
+            self._start(worker)
+
+    def _pauses(self, worker: Worker, generation: int) -> bool:
+        # The members of its last step were others, and these have to meet first.
+        met = self._paused.get(worker.rank, 0)
+        self._paused[worker.rank] = generation
+        exchanges = worker.plan.exchanges
+        return generation > met and self._pause_s > 0.0 and bool(exchanges) and exchanges[0].moment is Moment.BACKWARD
+
+    def _start(self, worker: Worker) -> None:
+        worker.began_s = self._stage.queue.now_s
+        late = worker.due.pop(worker.clock, None)
+        self._wait(worker, (*worker.plan.waits, *(() if late is None else (late,))))
+
+    def _wait(self, worker: Worker, waits: tuple[Wait, ...]) -> None:
+        if worker.gone:
+            return
+        clocks = self._stage.clocks
+        for wait in waits:
+            if not clocks.holds(wait.members, wait.clock):
+                clocks.when(wait.members, wait.clock, partial(self._wait, worker, waits))
+                return
+        letters = self._exchanges.letters
+        if letters.blocks(worker.rank, waits):
+            letters.when_heard(worker.rank, partial(self._wait, worker, waits))
+            return
+        self._compute(worker)
+
+    def _compute(self, worker: Worker) -> None:
+        if worker.gone:
+            return
+        if worker.unread:
+            one = worker.unread.pop(0)
+            self._exchanges.read(worker, one, partial(self._compute, worker))
+            return
+        if self._left() <= 0:  # other workers took the last samples during the wait
+            self._over(worker)
+            return
+        if self._waits_for_rows(worker):
+            return
+        stage, machine, clock = self._stage, worker.machine, worker.clock
+        worker.batch, worker.first = self._shares.part(worker.rank, clock)
+        first = self._first(worker)
+        stage.arithmetic.computes(worker.rank, clock, range(first, first + worker.batch), stage.queue.now_s)
+        work_s = machine.cost.seconds(worker.batch) * machine.jitter.factor(clock)
+        factors_s = 0.0 if self._preconditioner is None else self._preconditioner.factors_work_s(worker, clock)
+        worker.compute(stage.queue.now_s, work_s + factors_s)
+        worker.factors_s = (worker.computed_s - worker.started_s) * factors_s / (work_s + factors_s or 1.0)
+        exchanges = worker.plan.exchanges
+        if exchanges and exchanges[0].moment is Moment.BACKWARD:
+            worker.todo = 1
+            self._exchanges.overlap(worker, exchanges[0])
+        else:
+            stage.when_done(worker, 1.0, self._computed, worker)
+
+    def _waits_for_rows(self, worker: Worker) -> bool:
+        if self._tables is None:
+            return False
+        now_s = self._stage.queue.now_s
+        batch = self._shares.part(worker.rank, worker.clock).batch
+        there_s = self._tables.rows_s(worker.rank, worker.clock, batch, now_s)
+        if there_s <= now_s:
+            return False
+        self._tables.waited(worker.rank, there_s - now_s)
+        worker.rows_s += there_s - now_s
+        self._stage.queue.at(there_s, self._compute, worker)
+        return True
+
+    def _first(self, worker: Worker) -> int:
+        if self._samples is None:
+            return worker.clock * self._stage.workload.global_batch + worker.first
+        # From the common order every worker takes the next samples, regardless of its position in the split.
+        worker.batch = min(worker.batch, self._samples - self._taken)
+        first, self._taken = self._taken, self._taken + worker.batch
+        return first
+
+    def _left(self) -> float:
+        return math.inf if self._samples is None else self._samples - self._taken
+
+    def _computed(self, worker: Worker) -> None:
+        worker.event = worker.awaited = None
+        self.go_on(worker)
+
+    def go_on(self, worker: Worker) -> None:
+        """Continue after the computing, or after an exchange that delayed the worker."""
+        exchanges = worker.plan.exchanges
+        while worker.todo < len(exchanges):
+            one = exchanges[worker.todo]
+            if not worker.stepped and one.moment is not Moment.BACKWARD:
+                self._optimize(worker)
+            worker.todo += 1
+            # The outcome enters later: the step of that clock waits for it.
+            if one.delay:
+                if worker.due:
+                    raise overlapping(one)
+                worker.due[worker.clock + 1 + one.delay] = Wait(one.members, worker.clock + 1)
+            if not self._exchanges.begin(worker, one):
+                return
+        if self._preconditioner is None:
+            self._end(worker)
+        else:
+            self._preconditioner.begin(worker, partial(self._end, worker))
+
+    def _optimize(self, worker: Worker) -> None:
+        worker.stepped = True
+        if worker.plan.divided:
+            self._stage.arithmetic.divides(worker.rank, *self._divided(worker))
+        if not worker.late:
+            self._stage.arithmetic.steps(worker.rank, worker.clock, self._stage.queue.now_s)
+
+    def _divided(self, worker: Worker) -> tuple[float, float]:
+        # Factors of learning rate and gradient: 1 / K, and K times the site's part of the samples.
+        parties = max(len(one.parties) for one in worker.plan.exchanges)
+        near = next((one.members for one in worker.plan.exchanges if one.moment is Moment.BACKWARD), (worker.rank,))
+        everybody = self._stage.history.at(worker.clock).members
+        taken = {rank: self._shares.part(rank, worker.clock).batch for rank in everybody}
+        return 1 / parties, parties * sum(taken[rank] for rank in near) / max(1, sum(taken.values()))
+
+    def _end(self, worker: Worker) -> None:
+        if not worker.stepped:
+            self._optimize(worker)
+        step = self._step(worker)
+        self._record(step)
+        self._shares.measured(step, worker.batch)
+        clock = worker.clock
+        worker.clock = max(clock + 1, worker.skip_to if worker.late else 0)
+        worker.stepped = worker.late = False
+        worker.transfer_s = worker.own_s = worker.refresh_s = worker.rows_s = 0.0
+        worker.counted = None
+        self._exchanges.tell_clock(worker)
+        self._shares.ended(worker, clock, self._stage.newest)
+        self.begin(worker)
+
+    def _step(self, worker: Worker) -> StepRecord:
+        now_s, load = self._stage.queue.now_s, self._stage.workload
+        computed_s = worker.computed_s - worker.started_s
+        more_s = 0.0 if self._preconditioner is None else self._preconditioner.counted_s(worker)
+        return StepRecord(
+            rank=worker.rank,
+            iteration=worker.clock,
+            epoch=worker.clock * load.global_batch // load.epoch_samples,
+            batch=0 if worker.late else worker.batch,
+            global_batch=load.global_batch if worker.counted is None else worker.counted,
+            data_s=worker.rows_s,
+            compute_s=computed_s + more_s,
+            exchange_s=max(0.0, now_s - worker.began_s - computed_s - worker.own_s - worker.rows_s),
+            control_s=0.0,
+            ended_at_s=now_s,
+            transfer_s=worker.transfer_s,
+        )

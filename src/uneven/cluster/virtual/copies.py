@@ -1,0 +1,64 @@
+"""Parameter servers in virtual time: one for all workers, or one per site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from uneven.cluster.virtual.replicas import mean
+from uneven.policy.merge import Combined, Kept, Merge
+
+
+@dataclass(slots=True, eq=False)
+class VirtualCopy:
+    """The parameters of a server, vectors of shape (size,)."""
+
+    first: Tensor  # its initial parameters
+    parameters: Tensor
+    shared: Tensor  # the parameters without what was not sent to other servers
+    kept: dict[type[Merge], Kept] = field(default_factory=dict)  # further state of each kind of merge
+
+    def kept_by(self, merge: Merge) -> Kept:
+        """Return the state of a merge, including the center if the parameters are one."""
+        kept = self.kept.get(type(merge)) or merge.begin(self.first)
+        return kept if merge.combined is Combined.MEAN else {**kept, "centre": self.parameters}
+
+    def take_in(self, merge: Merge, given: Tensor) -> None:
+        """Add a contribution, or a sum of several, of shape (size,)."""
+        self.kept[type(merge)], self.parameters = merge.combine(self.kept_by(merge), given, 1.0)
+
+    def hear(self, given: Tensor) -> None:
+        """Add another server's message, of shape (size,)."""
+        # Added to both, so that it is not sent on as this server's own movement.
+        self.parameters, self.shared = self.parameters + given, self.shared + given
+
+
+class VirtualCopies:
+    """The copy of each worker's server; all members of one exchange with a server share it."""
+
+    def __init__(self, first: Tensor) -> None:
+        self._first = first
+        self._of: dict[int, VirtualCopy] = {}
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._of)
+
+    def of(self, members: Sequence[int]) -> VirtualCopy:
+        found = next((self._of[rank] for rank in members if rank in self._of), None)
+        if found is None:
+            found = VirtualCopy(self._first, self._first, self._first)
+        self._of.update({rank: found for rank in members if rank not in self._of})
+        return found
+
+    @property
+    def parameters(self) -> Tensor:
+        """The copy's parameters, or the mean of several copies weighted by their workers; shape (size,)."""
+        # By identity: several ranks share one copy.
+        copies = list({id(one): one for one in self._of.values()}.values())
+        if len(copies) < 2:
+            return copies[0].parameters if copies else self._first
+        counts = [sum(one is copy for one in self._of.values()) for copy in copies]
+        return mean([copy.parameters for copy in copies], counts)

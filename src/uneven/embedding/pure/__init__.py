@@ -1,0 +1,1 @@
+"""Decisions of tables and their servers: rows, routes, sharding, messages."""

@@ -1,0 +1,198 @@
+"""The columns of a click log, and the parsing of a block of its text into arrays."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from uneven.errors import ConfigError, DataError
+
+Wholes = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+_KINDS = ("hex", "int", "text")
+_FNV_OFFSET, _FNV_PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)
+_NIBBLES = np.full(256, 255, np.uint8)
+for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
+    _NIBBLES[list(_digits)] = range(16)
+
+
+_WORDS = {b"1": [b"True", b"TRUE", b"true"], b"0": [b"False", b"FALSE", b"false"]}
+_INTEGERS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a log, counted from 0; the defaults are Criteo's.
+
+    Attributes:
+        clicked: 0 or 1, or true or false; None for a log without labels, which are then NaN.
+        numbers: an empty field is 0.
+        ids: an empty field is 0.
+        kind: of the ids in text: "hex" (at most 15 digits), "int", or "text", which is hashed (FNV-1a, 63 bits).
+
+    Raises:
+        ConfigError: a column is given twice, is not an index, no column is given, or the kind is unknown.
+    """
+
+    clicked: int | None = 0
+    numbers: tuple[int, ...] = tuple(range(1, 14))
+    ids: tuple[int, ...] = tuple(range(14, 40))
+    kind: str = "hex"
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ConfigError(f"Columns(kind={self.kind!r}): it is one of {', '.join(_KINDS)}")
+        every = [*self.every]
+        for one in every:
+            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+                raise ConfigError(f"Columns: column {one!r} is not a number: count the columns of the file from 0")
+        if len(set(every)) < max(1, len(every)):
+            raise ConfigError(f"Columns: {every} names a column twice, or none")
+
+    @property
+    def valued(self) -> tuple[int, ...]:
+        """The label column, if any, and the number columns."""
+        return (*([] if self.clicked is None else [self.clicked]), *self.numbers)
+
+    @property
+    def every(self) -> tuple[int, ...]:
+        """All columns: :attr:`valued`, then ids."""
+        return (*self.valued, *self.ids)
+
+    @property
+    def needed(self) -> int:
+        """The minimum number of columns of a file."""
+        return max(*self.every, 0) + 1
+
+
+class LogRows(NamedTuple):
+    """Rows of a log: ids of shape (n, fields), numbers of shape (n, numbers), clicked of shape (n,)."""
+
+    ids: Wholes
+    numbers: Floats
+    clicked: Floats
+
+
+def is_header(fields: list[bytes], columns: Columns) -> bool:
+    """Return whether a first line holds column names: no field parses as its column's type, and none repeats."""
+    counted = fields if fields[0] else fields[1:]  # pandas writes numbers for columns without names
+    if len(counted) > 3 and counted == [b"%d" % place for place in range(len(counted))]:
+        return True
+    typed = columns.valued or (() if columns.kind == "text" else columns.ids)
+    names = {fields[place] for place in typed}
+    for one in names:
+        with suppress(ValueError):
+            as_floats(np.array([one])) if columns.valued else as_ids(np.array([one]), columns.kind)
+            return False
+    return len(names) == len(typed) > 0
+
+
+def read_text(lines: list[bytes], columns: Columns, path: Any, row: int, width: int, divider: bytes = b"\t") -> LogRows:
+    """Parse non-empty lines into ids (n, fields), numbers (n, numbers) and clicks (n,), or raise DataError."""
+    try:
+        text = divider.join(lines)
+        if found := next((one for one in (b"\0", b"\r") if one in text), None):
+            raise ValueError(f"the character {found!r} in a line: save the file as UTF-8, with line ends of Linux")
+        if text[:1] == b'"' or divider + b'"' in text:
+            raise ValueError("a field in quotation marks: write the file without them (csv.QUOTE_NONE)")
+        if wrong := next((one for one in lines if one.count(divider) != width - 1), None):
+            raise ValueError(f"{wrong.count(divider) + 1} fields, and {width} in the first line")
+        fields = np.array(text.split(divider) if lines else [], np.bytes_).reshape(len(lines), width)
+        numbers = as_floats(fields[:, list(columns.numbers)])
+        clicked = np.full(len(lines), np.nan, np.float32)
+        if columns.clicked is not None:
+            clicked = as_floats(fields[:, columns.clicked], labels=True)
+        return LogRows(as_ids(fields[:, list(columns.ids)], columns.kind), numbers, clicked)
+    except ValueError as error:
+        if len(lines) > 1:  # parse line by line, to report the row
+            for place, line in enumerate(lines):
+                read_text([line], columns, path, row + place, width, divider)
+        raise DataError(f"{path}, row {row}: {error}") from error
+
+
+def as_floats(values: npt.NDArray[Any], *, labels: bool = False) -> Floats:
+    """Convert numbers or bytes of any shape to float32, missing values and NaN to 0; raise ValueError for others."""
+    if values.dtype.kind not in "biufS":
+        raise ValueError(f"numbers of type {values.dtype}: give integers or floats")
+    with np.errstate(over="ignore"):
+        found = _parsed(values) if values.dtype.kind == "S" else values.astype(np.float32)
+    if np.isinf(found).any():
+        raise ValueError("a number that is not finite in 32 bits")
+    if labels and np.isnan(found).any():
+        raise ValueError("a label is missing: leave out rows without one, or take clicked=None for a log without any")
+    return np.nan_to_num(found, copy=False)
+
+
+def as_ids(values: npt.NDArray[Any], kind: str) -> Wholes:
+    """Convert numbers or bytes of any shape to int64 ids, NaN to 0; raise ValueError for others."""
+    if values.dtype.kind == "S":
+        return _ids(values, kind)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"ids of type {values.dtype}: give whole numbers")
+    if values.dtype.kind == "f":
+        values = np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)  # infinities stay, to be rejected below
+        # Above 2^(mantissa bits + 1), floats skip integers.
+        wrong = (values != np.floor(values)) | (np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1))
+    else:
+        wrong = values >= _INTEGERS
+    if wrong.any():
+        raise ValueError(f"{values[wrong][0]!s} is not a whole number that is exact in 64 bits: give integers, or text")
+    found: Wholes = values.astype(np.int64)
+    return found
+
+
+def _parsed(values: npt.NDArray[Any]) -> Floats:
+    _plain(values)
+    filled = np.where(values == b"", b"nan", values)
+    try:
+        return filled.astype(np.float32)
+    except ValueError:
+        for digit, words in _WORDS.items():  # booleans are rare: try them only after numbers fail
+            filled = np.where(np.isin(filled, words), digit, filled)
+        return filled.astype(np.float32)
+
+
+def _plain(values: npt.NDArray[Any]) -> None:
+    """Raise ValueError for 1_000, which only Python reads as a number."""
+    if (np.ascontiguousarray(values).view(np.uint8) == ord("_")).any():
+        raise ValueError("'_' in a number")
+
+
+def _ids(fields: npt.NDArray[Any], kind: str) -> Wholes:
+    if kind == "int":
+        _plain(fields)
+        try:
+            return np.where(fields == b"", b"0", fields).astype(np.int64)
+        except OverflowError:
+            raise ValueError("an id that has more than 64 bits: take kind='text'") from None
+        except ValueError:  # pandas writes integers of a column with gaps as 12.0
+            return as_ids(np.where(fields == b"", b"0", fields).astype(np.float64), kind)
+    width = fields.dtype.itemsize
+    letters = np.ascontiguousarray(fields).view(np.uint8).reshape(*fields.shape, width)
+    return _hashed(letters) if kind == "text" else _of_hex(letters)
+
+
+def _of_hex(letters: npt.NDArray[np.uint8]) -> Wholes:
+    if letters.shape[-1] > 15 and letters[..., 15:].any():
+        raise ValueError("an id of more than 15 hexadecimal digits: take kind='text'")
+    found = np.zeros(letters.shape[:-1], np.int64)
+    for place in range(min(15, letters.shape[-1])):
+        letter = letters[..., place]
+        digit = _NIBBLES[letter]
+        if (wrong := (digit == 255) & (letter != 0)).any():
+            raise ValueError(f"{chr(int(letter[wrong][0]))!r} is no hexadecimal digit: take kind='text'")
+        found = np.where(letter == 0, found, found * 16 + digit)
+    return found
+
+
+def _hashed(letters: npt.NDArray[np.uint8]) -> Wholes:
+    found = np.full(letters.shape[:-1], _FNV_OFFSET, np.uint64)
+    for place in range(letters.shape[-1]):
+        letter = letters[..., place]
+        found = np.where(letter == 0, found, (found ^ letter) * _FNV_PRIME)
+    empty = (letters == 0).all(-1) if letters.shape[-1] else np.ones(letters.shape[:-1], bool)
+    return np.where(empty, np.uint64(0), found >> np.uint64(1)).astype(np.int64)

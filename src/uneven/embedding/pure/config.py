@@ -1,0 +1,296 @@
+"""The tables and their optimizers.
+
+Names follow TorchRec, whose configurations are accepted by duck typing; fields without an equivalent raise ConfigError.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from numbers import Integral
+from typing import Any
+
+from uneven.errors import ConfigError
+
+MOST_ROWS = 2**31 - 1  # of one shard: row numbers travel as int32
+MOST_DIM = 1 << 14
+_MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
+_POOLINGS = ("sum", "mean")
+_EVICTIONS = ("age", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class RowwiseAdagrad:
+    """Adagrad with one sum per row: G += mean(g²), row −= lr · g / (√G + eps).
+
+    This is FBGEMM's ``EXACT_ROWWISE_ADAGRAD``: g is the sum of all gradients of a row in a batch.
+
+    Attributes:
+        initial_accumulator_value: G of a new row, as in ``torch.optim.Adagrad``. With 0, the first step of a row has
+            length of about lr · √dim, however small its gradient is.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    lr: float = 0.05
+    eps: float = 1e-8
+    initial_accumulator_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("RowwiseAdagrad", lr=self.lr, eps=self.eps)
+        first = self.initial_accumulator_value
+        if not (isinstance(first, int | float) and 0 <= first <= _MOST_FLOAT32):
+            raise ConfigError(f"RowwiseAdagrad(initial_accumulator_value={first!r}): give a finite float32, 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """Plain gradient descent: row −= lr · g.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    lr: float = 0.05
+
+    def __post_init__(self) -> None:
+        _positive("SGD", lr=self.lr)
+
+
+RowOptimizer = RowwiseAdagrad | SGD
+_OPTIMIZERS: dict[str, type[RowwiseAdagrad] | type[SGD]] = {"adagrad": RowwiseAdagrad, "sgd": SGD}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One embedding table.
+
+    Attributes:
+        name: used in messages, checkpoints and state dicts.
+        rows: number of rows; ids are 0 to rows − 1. None: the table grows, and ids may be any int64.
+        dim: numbers in a row.
+        features: names of the features that look up this table; by default one with the table's name.
+        pooling: "sum" or "mean" of the rows of a bag.
+        scale: rows are initialized uniformly in [−scale, scale], or between two given numbers; by default 1 / √rows, as
+            in DLRM.
+        modulo: take ids modulo ``rows``; ``stats().sharing`` reports how many ids then share a row.
+        most_rows: maximum number of rows of a growing table. Memory is allocated as rows are added.
+        admit: for a growing table: an id gets a row after this number of lookups; or, below 1, with this probability at
+            each lookup. All ids without a row share one.
+        no_id: an id that means "no id", for example 0 in padded bags or −1: it has no row, and a mean does not count
+            it.
+        evict: for a growing table: evict the rows looked up least recently ("age") or least often ("count").
+
+    Raises:
+        ConfigError: a value is invalid; the message names it.
+    """
+
+    name: str
+    rows: int | None
+    dim: int
+    features: tuple[str, ...] = ()
+    pooling: str = "sum"
+    scale: float | tuple[float, float] | None = None
+    modulo: bool = False
+    most_rows: int = 1 << 20
+    admit: float = 1
+    evict: str = "age"
+    no_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(one.isalnum() or one in "_-+" for one in self.name):
+            raise ConfigError(f"Table({self.name!r}): a name has letters, digits, _, - and +; it names a file")
+        for what in ("rows", "dim", "most_rows", "no_id"):  # JSON cannot serialize the integers of NumPy or pandas
+            if isinstance(value := getattr(self, what), Integral) and not isinstance(value, bool):
+                object.__setattr__(self, what, int(value))
+        many = "most_rows" if self.rows is None else "rows"
+        for what, value, most in ((many, self.held, MOST_ROWS - 1), ("dim", self.dim, MOST_DIM)):
+            if type(value) is not int or not 1 <= value <= most:
+                raise ConfigError(f"Table({self.name!r}, {what}={value!r}): give a whole number from 1 to {most:,}")
+        if self.pooling not in _POOLINGS:
+            others = "for others, pool the rows of an EmbeddingCollection in the model"
+            raise ConfigError(f"Table({self.name!r}, pooling={self.pooling!r}): it is 'sum' or 'mean'; {others}")
+        try:
+            low, high = (float(one) for one in self.spread)
+        except (TypeError, ValueError):  # not numbers, or not two of them
+            low = high = math.nan
+        if not (-_MOST_FLOAT32 <= low <= high <= _MOST_FLOAT32 and high - low <= _MOST_FLOAT32):
+            raise ConfigError(f"Table({self.name!r}, scale={self.scale!r}): give a number, 0 or more, or (least, most)")
+        if not isinstance(self.scale, int | float | None):
+            object.__setattr__(self, "scale", (low, high) if isinstance(self.scale, Sequence) else high)
+        if not (self.no_id is None or (type(self.no_id) is int and -(2**63) <= self.no_id < 2**63)):
+            raise ConfigError(f"Table({self.name!r}, no_id={self.no_id!r}): give a whole number of 64 bits")
+        if isinstance(self.features, str):
+            raise ConfigError(f"Table({self.name!r}, features={self.features!r}): give a list of names")
+        if self.evict not in _EVICTIONS:
+            raise ConfigError(f"Table({self.name!r}, evict={self.evict!r}): it is 'age' or 'count'")
+        if not (0 < self.admit < 1 or self.admit in range(1, 256)):
+            raise ConfigError(f"Table({self.name!r}, admit={self.admit!r}): give sightings, 1 to 255, or a probability")
+        if self.modulo and self.rows is None:
+            raise ConfigError(f"Table({self.name!r}, rows=None, modulo=True): give one of the two")
+        object.__setattr__(self, "features", tuple(self.features) or (self.name,))
+
+    @property
+    def grows(self) -> bool:
+        """True if rows are created as ids arrive."""
+        return self.rows is None
+
+    @property
+    def held(self) -> int:
+        """The number of rows; of a growing table, the maximum."""
+        return self.most_rows if self.rows is None else self.rows
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The least and the largest initial value of a new row's numbers."""
+        if isinstance(self.scale, Sequence):  # a spec that was read from JSON has a list
+            return self.scale
+        most = 1 / math.sqrt(self.held) if self.scale is None else self.scale
+        return -most, most
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """All tables of a model and their common settings, as a worker sends them to a shard."""
+
+    tables: tuple[Table, ...]
+    optimizer: RowOptimizer
+    seed: int = 0
+    save_every_s: float | None = None  # interval of a shard's automatic saves, for restarts; None for never
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ConfigError("an EmbeddingBagCollection needs a Table, and got none")
+        if self.save_every_s is not None:
+            _positive("EmbeddingBagCollection", save_every_s=self.save_every_s)
+        for what, found in (("tables", [one.name for one in self.tables]), ("features of a table", self.columns)):
+            if twice := sorted({one for one in found if found.count(one) > 1}):
+                raise ConfigError(f"two {what} have the name {twice[0]!r}: each needs another one")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features of all tables, in order; a feature of several tables is listed once per table."""
+        return tuple(feature for one in self.tables for feature in one.features)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of :attr:`features` in results, as in TorchRec: ``feature@table`` if several tables share it."""
+        pairs = [(feature, one.name) for one in self.tables for feature in one.features]
+        return tuple(one if self.features.count(one) == 1 else f"{one}@{table}" for one, table in pairs)
+
+    @property
+    def text(self) -> str:
+        kind = next(name for name, one in _OPTIMIZERS.items() if isinstance(self.optimizer, one))
+        tables = [asdict(one) for one in self.tables]
+        for one in tables:
+            if one["no_id"] is None:
+                del one["no_id"]  # older specs lack the key, and checkpoints are compared with them as text
+        plain = {"tables": tables, "seed": self.seed, "save_every_s": self.save_every_s}
+        values = asdict(self.optimizer)
+        if not values.get("initial_accumulator_value", 1):
+            del values["initial_accumulator_value"]  # older specs lack the key, which means 0
+        return json.dumps({**plain, "optimizer": [kind, values]}, sort_keys=True)
+
+    @property
+    def fingerprint(self) -> int:
+        return zlib.crc32(self.text.encode())
+
+    @classmethod
+    def read(cls, text: str) -> TableSpec:
+        """Parse :attr:`text`; raise :class:`ConfigError` if it is not a table specification."""
+        try:
+            plain = json.loads(text)
+            kind, values = plain["optimizer"]
+            tables = tuple(Table(**{**one, "features": tuple(one["features"])}) for one in plain["tables"])
+            return cls(tables, _OPTIMIZERS[kind](**values), int(plain["seed"]), plain["save_every_s"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"no description of tables: {error!r}") from error
+
+
+_NEEDED = ("name", "num_embeddings", "embedding_dim", "feature_names", "pooling")
+_KNOWN = {*_NEEDED, "data_type", "init_fn", "weight_init_min", "weight_init_max"}
+_FLOAT32 = ("fp32", "float32", "torch.float32")
+_BEGINS: dict[str, Callable[..., tuple[float, float]]] = {
+    "torch.nn.init.uniform_": lambda a=0.0, b=1.0: (a, b),
+    "torch.nn.init.constant_": lambda val: (val, val),
+    "torch.nn.init.zeros_": lambda: (0.0, 0.0),
+    "torch.nn.init.ones_": lambda: (1.0, 1.0),
+}
+"""TorchRec initializers that ``Table.scale`` can express: function name → (least, largest) from its arguments."""
+_INSTEAD = {
+    "data_type": "rows are float32; EmbeddingBagCollection(…, wire='bfloat16') halves what travels",
+    "init_fn": "give Table(scale=(least, most)), or load rows with tables.load(…) on one worker before the training",
+    "is_weighted": "leave it out, weights that come with the ids always count",
+    "use_virtual_table": "give Table(rows=None, most_rows=…), which grows",
+    "virtual_table_eviction_policy": "give Table(rows=None, evict=…)",
+}
+
+
+def tables_of(given: Any, *, pooled: bool = True) -> tuple[Table, ...]:
+    """Return tables; convert TorchRec's configurations (of bags if ``pooled``); raise ConfigError for others."""
+    if not isinstance(given, Iterable):
+        raise ConfigError(f"tables of type {type(given).__name__}: give a list of them")
+    return tuple(one if isinstance(one, Table) else _as_table(one, pooled) for one in given)
+
+
+def _as_table(given: Any, pooled: bool) -> Table:
+    kind = type(given).__name__
+    missing = [one for one in _NEEDED[: 4 + pooled] if not hasattr(given, one)]
+    if missing == ["pooling"]:
+        raise ConfigError(f"{kind} {given.name!r} has no pooling: give it to EmbeddingCollection, or set a pooling")
+    if missing or callable(given):  # nn.EmbeddingBag has further settings, which no table has
+        raise ConfigError(
+            f"{given!r} is not a table: give Table(name, rows, dim, features=[…], pooling='sum' or 'mean', "
+            f"no_id=padding_idx) or TorchRec's EmbeddingBagConfig; no table has max_norm or scale_grad_by_freq"
+        )
+
+    def refuse(name: str) -> ConfigError:
+        instead = _INSTEAD.get(name, "tables have nothing like it; leave it out")
+        return ConfigError(f"{kind} {given.name!r}: {name}={getattr(given, name)!r}: {instead}")
+
+    for name in _ignored(given):
+        raise refuse(name)
+    dtype = getattr(given, "data_type", _FLOAT32[0])
+    if str(getattr(dtype, "value", dtype)).lower() not in _FLOAT32:
+        raise refuse("data_type")
+    low, high = (getattr(given, f"weight_init_{end}", None) for end in ("min", "max"))
+    pooling = given.pooling if pooled else "sum"
+    table = Table(
+        given.name,
+        given.num_embeddings,
+        given.embedding_dim,
+        given.feature_names,
+        str(getattr(pooling, "value", pooling)).lower(),
+    )
+    least, most = table.spread
+    scale = (least if low is None else low, most if high is None else high)
+    if (begin := getattr(given, "init_fn", None)) is not None:
+        function = getattr(begin, "func", begin)  # unwrap functools.partial
+        name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+        try:
+            scale = _BEGINS[name](*getattr(begin, "args", ()), **getattr(begin, "keywords", {}))
+        except (KeyError, TypeError) as error:  # an unknown initializer, or arguments it does not take
+            raise refuse("init_fn") from error
+    return replace(table, scale=scale)
+
+
+def _ignored(given: Any) -> Iterator[str]:
+    own, declared = getattr(given, "__dict__", {}), getattr(given, "__dataclass_fields__", {})
+    for name in sorted({*dir(given), *(given if isinstance(given, Mapping) else ())}):
+        value = getattr(given, name, None)
+        method = inspect.isroutine(value) and name not in own and name not in declared
+        if not (name.startswith("_") or name in _KNOWN or method):
+            default = declared[name].default if name in declared else None
+            if repr(value) not in ("None", "False", "''", "[]", "()", "{}", repr(default)):
+                yield name
+
+
+def _positive(what: str, **values: float) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            raise ConfigError(f"{what}({name}={value!r}): give a number above 0")

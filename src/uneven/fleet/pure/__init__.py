@@ -1,0 +1,1 @@
+"""Plans of a fleet: devices, orders of samples, batch sizes."""

@@ -1,0 +1,83 @@
+"""Keep each member's rate on each number of devices: r_i(m) of the FLEET paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.policy.core.exact import Floats
+
+
+class Rates:
+    """The samples/s of every member on 1, 2, 3, … devices of one kind, if no other member trains and data never lack.
+
+    Args:
+        per_s: member → its rates on 1, 2, 3, … devices. Zero means that the member does not fit on this number (its
+            memory, for instance); a shorter row means that it cannot use more devices.
+
+    Raises:
+        ConfigError: there are no members; a rate is negative or not finite; or a member fits on no number of devices,
+            or on some number but not on a larger one.
+    """
+
+    __slots__ = ("_place", "members", "most", "table")
+
+    def __init__(self, per_s: Mapping[str, Sequence[float] | Floats]) -> None:
+        if not per_s:
+            raise ConfigError("an ensemble without members has no rates: name at least one member")
+        self.members = tuple(per_s)  # the names, in the order given; among equals, the planner takes the earlier one
+        self.most = max(len(row) for row in per_s.values())  # the largest number of devices that some member can use
+        self._place = {name: place for place, name in enumerate(self.members)}
+        table = np.zeros((len(per_s), self.most))
+        for name, row in per_s.items():
+            table[self._place[name], : len(row)] = _checked(name, row)
+        table.flags.writeable = False
+        # shape (members, most), read-only; zero if a member cannot use this number of devices
+        self.table: Floats = table
+
+    def place(self, member: str) -> int:
+        """Return the member's row in the table. Raises `UnknownNameError` if there is no such member."""
+        if member not in self._place:
+            raise UnknownNameError("member", member, self.members)
+        return self._place[member]
+
+    def per_s(self, member: str, devices: int) -> float:
+        """Return the samples/s of a member on a number of devices; zero if it cannot use that number."""
+        row = self.table[self.place(member)]
+        return float(row[devices - 1]) if 1 <= devices <= self.most else 0.0
+
+    def least(self, member: str) -> int:
+        """Return the smallest number of devices that the member fits on."""
+        return int(np.argmax(self.table[self.place(member)] > 0.0)) + 1
+
+    def at_least(self, devices: Mapping[str, int]) -> Rates:
+        """Return these rates with zeros below the given smallest numbers of devices."""
+        kept = self._lists()
+        for name, least in devices.items():
+            kept[self.members[self.place(name)]][: least - 1] = [0.0] * (least - 1)
+        return Rates(kept)
+
+    def _lists(self) -> dict[str, list[float]]:
+        return {name: self.table[place].tolist() for place, name in enumerate(self.members)}
+
+
+def _checked(name: str, row: Sequence[float] | Floats) -> Floats:
+    rates = np.asarray(row, dtype=np.float64)
+    bad = ~(np.isfinite(rates) & (rates >= 0.0))
+    if bad.any():
+        devices = int(np.argmax(bad)) + 1
+        raise ConfigError(
+            f"rate of member {name!r} on {devices} devices is {rates[devices - 1]}: it must be samples/s, zero if it "
+            f"does not fit"
+        )
+    fits = np.flatnonzero(rates)
+    if len(fits) == 0:
+        raise ConfigError(f"member {name!r} fits on no number of devices: give it more memory or leave it out")
+    if len(fits) != fits[-1] - fits[0] + 1:
+        raise ConfigError(
+            f"member {name!r} fits on {fits[0] + 1} devices and again on {fits[-1] + 1}, but not on all between: "
+            f"who fits on some number fits on a larger one"
+        )
+    return rates

@@ -1,0 +1,110 @@
+"""Decide when a flotilla ends and which one follows: FLEET-G, FLEET-L, and both together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from uneven.errors import ConfigError
+from uneven.fleet.pure.planning.allocate import Closeness, Flotilla, create_flotilla
+from uneven.fleet.pure.planning.rates import Rates
+
+ALPHA = 0.8  # α of the paper's experiments: share of the devices that must be busy for a round to continue
+
+_SAME = 1e-9  # devices; α · M as a float product may be slightly above the integer that it stands for
+
+
+class Paradigm(Enum):
+    """The use of the devices of a member that has converged."""
+
+    GLOBAL = "fleet-g"
+    """They are idle until the round ends; then all devices are planned again."""
+
+    LOCAL = "fleet-l"
+    """They are given immediately to waiting members; no running member is stopped."""
+
+    REFILL = "fleet-refill"
+    """Ours: they are given immediately to members within δ of the running rate, and all is planned again as in FLEET-G.
+    Members converge at an epoch's end, so newcomers are in step with running members."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The plan of a whole training. It has no state; the caller keeps track of waiting and running members.
+
+    A round of FLEET-G with M devices::
+
+        flotilla = planner.next_flotilla(waiting, M, running=Flotilla())     # none waits: the training is over
+        ...each epoch end: take the converged ones out of ``running``, their devices rest...
+        if planner.round_ends(running.devices):  checkpoint all, running = Flotilla(), plan again
+
+    The other paradigms call ``next_flotilla(waiting, free, running)`` when devices become free. It may be called at any
+    time: FLEET-G returns an empty flotilla during a round.
+
+    Args:
+        rates: of all members; make a new planner when they have changed.
+        alpha: α; ``round_ends`` when fewer than α · M devices are busy. In the paper it belongs to FLEET-G.
+        at_running_pace: newcomers to a running flotilla must be within δ of its rate. Ours, for FLEET-L: otherwise a
+            newcomer may be slower than all running members and slow their stream down. The paper does not define the
+            reference in this case; without this flag it is the fastest newcomer, as in a new flotilla.
+
+    Raises:
+        ConfigError: fewer than one device, α outside 0 … 1, or a member that does not fit on all devices together.
+    """
+
+    shared: ClassVar[bool] = True
+    """Members that run at the same time share one stream of samples."""
+
+    rates: Rates
+    devices: int
+    paradigm: Paradigm = Paradigm.GLOBAL
+    closeness: Closeness = field(default_factory=Closeness)
+    alpha: float = ALPHA
+    at_running_pace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ConfigError(f"an ensemble cannot be trained on {self.devices} devices: give at least one")
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ConfigError(f"alpha is {self.alpha}: it is a share of the devices, 0 … 1")
+        for name in self.rates.members:
+            if self.rates.least(name) > self.devices:
+                raise ConfigError(
+                    f"member {name!r} needs {self.rates.least(name)} devices, and there are {self.devices}: give it "
+                    f"more memory per device, or leave it out"
+                )
+
+    def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
+        """Return the members that start now and their devices; empty if none does.
+
+        `waiting` are members that are neither trained nor running, `running` those in training that have not converged.
+        Raises `ConfigError` if more devices are in use or free than there are, or a member both waits and runs.
+        """
+        queue = tuple(waiting)
+        if running.devices + free_devices > self.devices:
+            raise ConfigError(
+                f"{running.devices} devices in use and {free_devices} free are more than the {self.devices} there are"
+            )
+        twice = [name for name in queue if name in running.members]
+        if twice:
+            raise ConfigError(f"member {twice[0]!r} is running, so it cannot wait: name it once")
+        if running.members and self.paradigm is Paradigm.GLOBAL:
+            return Flotilla()
+        near = self.at_running_pace or self.paradigm is Paradigm.REFILL
+        reference = running.pace_per_s(self.rates) if running.members and near else None
+        return self._chosen(queue, free_devices, reference)
+
+    def _chosen(self, queue: tuple[str, ...], devices: int, pace_per_s: float | None) -> Flotilla:
+        return create_flotilla(self.rates, queue, devices, closeness=self.closeness, reference_per_s=pace_per_s)
+
+    def round_ends(self, busy_devices: int) -> bool:
+        """Return whether all running members are to be stopped and planned again: fewer than α · M devices are busy.
+
+        α is a share of *devices*, not of members; at exactly α · M the round continues. FLEET-L has no rounds, so it
+        returns False while a member runs.
+        """
+        if self.paradigm is Paradigm.LOCAL:
+            return busy_devices == 0
+        return busy_devices == 0 or busy_devices < self.alpha * self.devices - _SAME

@@ -1,0 +1,1 @@
+"""Arithmetic on cameras, clusters and times."""

@@ -1,0 +1,1 @@
+"""Cuts of graphs, and what they cost."""

@@ -1,0 +1,1 @@
+"""Arithmetic on the records of a run."""

@@ -1,0 +1,1 @@
+"""Contents of the report's page, as data."""

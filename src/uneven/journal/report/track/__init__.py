@@ -1,0 +1,15 @@
+"""Curves and settings for experiment trackers: TensorBoard, Weights & Biases, MLflow.
+
+::
+
+    a session's journal ── points.py ──┐                       ┌── tensorboard.py   event files
+    a search's trials ─────────────────┼──► a Tracker's runs ──┼── wandb.py         offline, or a server
+    a fleet's members ─────────────────┘     (base.py)         └── mlflow.py        a folder, or a server
+
+A tracker's library is only imported by its module.
+"""
+
+from uneven.journal.report.pure.points import LoggedValue, Plain
+from uneven.journal.report.track.base import TrackedRun, Tracker, tracker
+
+__all__ = ["LoggedValue", "Plain", "TrackedRun", "Tracker", "tracker"]

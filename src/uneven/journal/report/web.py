@@ -1,0 +1,231 @@
+"""The live report of a run on the loopback interface: drawn by the browser, updated by server-sent events."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from uneven.errors import ConfigError, JournalError
+from uneven.journal.paths import rank_paths
+from uneven.journal.report.html import report_page
+from uneven.journal.report.page import STYLE, Page, escape
+from uneven.journal.report.plotly_code import BESIDE, plotly
+
+LOOPBACK = "127.0.0.1"
+_BREATH = 10.0  # least pause ÷ duration of a drawing, so that a long run's page costs at most a tenth of a core
+_ALIVE_EVERY_S = 15.0
+_FIRST_WITHIN_S = 5.0
+_WAITING: dict[str, Any] = {"lead": "", "parts": [], "problem": "being drawn for the first time"}
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+_FOLLOW = """
+const boxes = new Map();
+function show(part, after) {
+  let box = boxes.get(part.title);
+  if (!box) {
+    box = document.createElement("div");
+    boxes.set(part.title, box);
+  }
+  if (box.previousElementSibling !== after) after.after(box);
+  if (box.dataset.html !== part.html) {
+    box.dataset.html = part.html;
+    box.innerHTML = part.html;
+  }
+  if (part.figure) {
+    const figure = JSON.parse(part.figure);
+    figure.layout.uirevision = "kept";  // where somebody has zoomed
+    Plotly.react(box.querySelector(".figure"), figure.data, figure.layout, {responsive: true, displayModeBar: false});
+  }
+  return box;
+}
+function update(page) {
+  document.getElementById("lead").textContent = page.lead;
+  let last = document.getElementById("lead");
+  for (const part of page.parts) last = show(part, last);
+  document.getElementById("state").textContent = page.problem || `drawn at ${new Date().toLocaleTimeString()}`;
+}
+update(JSON.parse(document.getElementById("first").textContent));
+const source = new EventSource("events");
+source.onmessage = (event) => update(JSON.parse(event.data));
+source.onerror = () => { document.getElementById("state").textContent = "nobody serves this page any more"; };
+"""
+
+
+class LiveReport:
+    """The newest report of a run, drawn again when its journal has grown, at most every ``every_s`` seconds."""
+
+    def __init__(self, run: Path, every_s: float) -> None:
+        self.run = run
+        self._every_s = every_s
+        self._changed = threading.Condition()
+        self._version = 0
+        self._text = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="uneven-live-report", daemon=True)
+        self._thread.start()
+
+    def newer(self, version: int, within_s: float) -> tuple[int, str]:
+        """Return the report after ``version`` as JSON; the same version and "" if there is none within that time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version > version or self._over.is_set(), within_s)
+            return (self._version, self._text) if self._version > version else (version, "")
+
+    @property
+    def closed(self) -> bool:
+        return self._over.is_set()
+
+    def close(self) -> None:
+        """Stop drawing and wake waiting requests."""
+        self._over.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _draw(self) -> None:
+        drawn: object = None
+        while not self._over.is_set():
+            began_s = time.monotonic()
+            grown = [(path, path.stat().st_size) for path in rank_paths(self.run).values()]
+            if grown != drawn:
+                drawn = grown
+                text = json.dumps(_drawn(self.run))
+                with self._changed:
+                    self._version, self._text = self._version + 1, text
+                    self._changed.notify_all()
+            self._over.wait(max(self._every_s, _BREATH * (time.monotonic() - began_s)))
+
+
+def _drawn(run: Path) -> dict[str, Any]:
+    try:
+        page, problem = report_page(run), ""
+    except JournalError as error:
+        page, problem = Page(f"Run {run.name}", "waiting for the first records"), str(error)
+    parts = [{"title": part.title, "html": part.before + part.after, "figure": part.figure} for part in page.parts]
+    return {"lead": page.lead, "parts": parts, "problem": problem}
+
+
+class WebServer:
+    """A server of a run's page at ``address`` (with its token) until it is closed; a ``with`` block closes it.
+
+    Raises:
+        ConfigError: the port is in use.
+    """
+
+    def __init__(self, run: Path, *, port: int = 0, every_s: float = 1.0) -> None:
+        self._live = LiveReport(run, every_s)
+        token = secrets.token_urlsafe(24)
+        handler = type("Handler", (_Handler,), {"live": self._live, "token": token})
+        try:
+            self._server = ThreadingHTTPServer((LOOPBACK, port), handler)
+        except OSError as error:
+            self._live.close()
+            raise ConfigError(
+                f"port {port} on {LOOPBACK} cannot be had ({error.strerror}): give another with --port, or leave it out"
+            ) from error
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self.address = f"http://{LOOPBACK}:{self.port}/{token}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="uneven-web", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def close(self) -> None:
+        self._live.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    live: LiveReport
+    token: str
+    server_version, sys_version = "uneven", ""
+    timeout = 60.0  # of a silent connection
+
+    def do_GET(self) -> None:
+        # DNS rebinding: a foreign page may reach this port under its own host name, so check Host and Origin first,
+        # also if the token is right. The token in the address is the only credential.
+        host = f"{LOOPBACK}:{self.server.server_address[1]}"  # type: ignore[index]
+        own = (host, host.replace(LOOPBACK, "localhost"))
+        origin = self.headers.get("Origin")
+        if self.headers.get("Host") not in own or origin not in (None, *(f"http://{one}" for one in own)):
+            self.send_error(403)
+            return
+        _, token, rest = self.path.split("/", 2) if self.path.count("/") > 1 else ("", "", "")
+        # In constant time, and with the answer of a missing page: a guess learns nothing.
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            self.send_error(404)
+        elif rest == "":
+            self._send("text/html; charset=utf-8", _shell(self.live))
+        elif rest == BESIDE:
+            self._send("text/javascript; charset=utf-8", plotly())
+        elif rest == "events":
+            self._stream()
+        else:
+            self.send_error(404)
+
+    def _head(self, kind: str) -> None:
+        self.send_response(200)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Cache-Control", "no-store"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Content-Security-Policy", _POLICY),
+        ):
+            self.send_header(name, value)
+
+    def _send(self, kind: str, text: str) -> None:
+        body = text.encode()
+        self._head(kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _stream(self) -> None:
+        self._head("text/event-stream")
+        self.end_headers()
+        version = 0
+        while not self.live.closed:
+            version, text = self.live.newer(version, _ALIVE_EVERY_S)
+            try:
+                self.wfile.write(f"data: {text}\n\n".encode() if text else b": alive\n\n")
+                self.wfile.flush()
+            except (ConnectionError, TimeoutError):
+                return  # the browser has closed the page
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Log nothing, because the address contains the token."""
+
+
+def _shell(live: LiveReport) -> str:
+    name = escape(f"Run {live.run.resolve().name}")
+    first = (live.newer(0, _FIRST_WITHIN_S)[1] or json.dumps(_WAITING)).replace("<", "\\u003c")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{name}</title><style>{STYLE}</style></head>\n"
+        f'<body><main><h1>{name}</h1><p class="note" id="lead"></p>\n'
+        '<footer id="state">waiting for the first records</footer></main>\n'
+        f'<script type="application/json" id="first">{first}</script>\n'
+        f'<script src="{BESIDE}"></script>\n<script>{_FOLLOW}</script></body></html>\n'
+    )

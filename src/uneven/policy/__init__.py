@@ -1,0 +1,1 @@
+"""Decisions: who computes how much, who agrees with whom and when, what is merged and sent."""

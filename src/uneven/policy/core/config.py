@@ -1,0 +1,135 @@
+"""The settings of a run: one frozen object, from code, command line and file.
+
+Code overrides the command line, which overrides ``uneven.toml``. If two of them give a key different values, the
+stronger one applies, and the conflict is reported on the terminal and in the journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uneven.errors import ConfigError, UnknownNameError
+from uneven.policy.core.tables import boolean, document, integer, located, number, quoted, table, text
+
+LONGEST_S = 1e6  # Eleven days. Socket waits count milliseconds in 32 bits, which is twice as long.
+
+MOST_THREADS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The settings of one run. They must be equal on all ranks, which is checked at the start."""
+
+    balance: str = "lb-bsp"  # balancer specification, see :mod:`uneven.policy.core.registry`
+    sync: str = "bsp"  # synchronisation policy specification
+    seed: int = 0  # with the epoch, determines the order of the samples
+    budget: float = 0.005  # part of an iteration that measuring and deciding may cost, 0 … 1
+    timeout_s: float = 300.0  # longest wait of an exchange for other workers
+    # "warn" or "raise" on the rank where a NaN or infinity appears first. The default is a warning, because a
+    # gradient scaler for float16 produces infinities regularly.
+    nonfinite: str = "warn"
+    threads: int = 1  # of each worker, which train its replica in parallel
+    # keep the memory that a step frees for the next one, if the model is on the CPU and the C library is glibc; see
+    # :mod:`uneven.run.start.heap`
+    keep_freed_memory: bool = True
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("budget", 0 < self.budget < 1, "between 0 and 1, for instance 0.005"),
+            ("timeout_s", 0 < self.timeout_s <= LONGEST_S, f"positive, and at most {LONGEST_S:,.0f} seconds"),
+            ("nonfinite", self.nonfinite in ("raise", "warn"), "'raise' or 'warn'"),
+            ("seed", 0 <= self.seed < 2**63, "zero or a positive integer of at most 63 bits"),
+            ("threads", 1 <= self.threads <= MOST_THREADS, f"at least 1 and at most {MOST_THREADS:,}"),
+        )
+        for key, good, want in checks:
+            if not good:
+                raise ConfigError(f"{key} = {getattr(self, key)!r}: it must be {want}")
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "balance": text,
+    "sync": text,
+    "seed": integer,
+    "budget": number,
+    "timeout_s": number,
+    "nonfinite": text,
+    "threads": integer,
+    "keep_freed_memory": boolean,
+}
+"""The conversions from plain values to settings."""
+
+OF_ONE_MACHINE = frozenset({"threads", "keep_freed_memory"})  # Settings that may differ between ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two sources give one key different values."""
+
+    key: str
+    winner: str
+    used: Any
+    loser: str
+    ignored: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.winner} says {self.used!r}, {self.loser} says {self.ignored!r}; using {self.used!r}"
+
+
+def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the values, after a check of keys and types. Raises UnknownNameError for an unknown key, ConfigError with
+    source, key and value for a wrong value."""
+    good: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in _READ:
+            raise UnknownNameError(f"key in {source}:", key, _READ)
+        with located(f"{source}: {key}"):
+            good[key] = _READ[key](value)
+    return good
+
+
+def merge(layers: Mapping[str, Mapping[str, Any]]) -> tuple[RunConfig, tuple[Conflict, ...]]:
+    """Combine layers (source, such as "command line", → key → value), the strongest first. Return the settings and
+    every conflict, in the order of the layers."""
+    used: dict[str, tuple[str, Any]] = {}
+    conflicts = []
+    for source, values in layers.items():
+        for key, value in checked(values, source).items():
+            if key not in used:
+                used[key] = (source, value)
+            elif used[key][1] != value:
+                winner, best = used[key]
+                conflicts.append(Conflict(key, winner, best, source, value))
+    return RunConfig(**{key: value for key, (_, value) in used.items()}), tuple(conflicts)
+
+
+def from_toml(data: bytes | str, source: str) -> dict[str, Any]:
+    """Return the ``[run]`` table of a TOML document, checked. Raises ConfigError for invalid TOML or a wrong value,
+    UnknownNameError for an unknown table or key."""
+    found = document(data, source)
+    for name in found:
+        if name != "run":
+            raise UnknownNameError(f"table in {source}:", name, ["run"])
+    with located(f"{source}: [run]"):
+        run = table(found.get("run", {}))
+    return checked(run, f"{source} [run]")
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Return the TOML text of settings, the inverse of :func:`from_toml`."""
+    good = checked(values, "settings").items()
+    lines = [f"{key} = {_written(value)}" for key, value in good]
+    return "\n".join(["[run]", *lines, ""])
+
+
+def _written(value: Any) -> str:
+    # Python's True is TOML's true. A bool is an int for Python, so this comes first.
+    if isinstance(value, bool):
+        return str(value).lower()
+    return quoted(value) if isinstance(value, str) else repr(value)
+
+
+def fields(config: RunConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)

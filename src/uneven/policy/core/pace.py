@@ -1,0 +1,26 @@
+"""The waiting rules between the workers of a run."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+PACE = "pace"  # the key, among the settings of a run record, of the value of the run's :class:`Pace`
+
+
+class Pace(Enum):
+    """The workers that a worker waits for, which determine its speed."""
+
+    TOGETHER = "together"  # for all, at each exchange: the slowest sets the pace
+    GROUPS = "groups"  # for its group of the moment: a delay spreads from group to group
+    QUORUM = "quorum"  # for the first N; the others are left behind
+    BOUNDED = "bounded"  # for none until its lead reaches a bound
+    OWN = "own"  # for none
+
+    @property
+    def waits(self) -> bool:
+        return self is not Pace.OWN
+
+    @property
+    def apart(self) -> bool:
+        """Return whether workers count steps independently, so the k-th steps of all are not one iteration."""
+        return self in (Pace.QUORUM, Pace.BOUNDED, Pace.OWN)

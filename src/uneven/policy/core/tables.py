@@ -1,0 +1,132 @@
+"""Readers of TOML documents and of typed values in their tables, with precise errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from uneven.errors import ConfigError, UnknownNameError
+
+Table = Mapping[str, Any]
+
+_INTEGERS = 2**63  # TOML guarantees integers of 64 bits, and our readers have no more
+
+
+def document(data: bytes | str, source: str) -> dict[str, Any]:
+    """Return a TOML document, as UTF-8. Raises ConfigError with ``source``, its name, and the line if known."""
+    try:
+        return tomllib.loads((data if isinstance(data, str) else data.decode("utf-8")).removeprefix("\ufeff"))
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        problem = f"byte {error.object[error.start]:#x} in line {line} is not UTF-8: save the file as UTF-8"
+    except tomllib.TOMLDecodeError as error:
+        problem = str(error)
+    except RecursionError:
+        problem = "its brackets are nested too deeply"
+    except ValueError:
+        problem = "a number in it has more than 4,300 digits"  # Python's limit
+    raise ConfigError(f"{source} is not TOML: {problem}")
+
+
+def quoted(value: str) -> str:
+    # A JSON string is a TOML string too, except for the delete character, which TOML wants escaped.
+    return json.dumps(_writable(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _writable(value: str) -> str:
+    """Escape characters that UTF-8 cannot encode, such as those of a file name that is not UTF-8."""
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Put ``where`` in front of the message of a ConfigError; its class stays."""
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (f"{where}: {error}",)
+        raise
+
+
+def known(table: Table, names: Iterable[str]) -> None:
+    """Raise an error for unknown keys, with the nearest known one."""
+    names = list(names)
+    for key in table:
+        if key not in names:
+            raise UnknownNameError("key", key, names)
+
+
+def required(table: Table, key: str) -> Any:
+    if key not in table:
+        raise ConfigError(f"the key {key!r} is missing")
+    return table[key]
+
+
+def number(value: Any) -> float:
+    # A bool is an int for Python, but not a number in a settings file.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _type_error(value, "a number")
+    if math.isnan(_in_64_bits(value)):
+        raise ConfigError(f"{value!r} is not a number: give one")
+    return float(value)
+
+
+def integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _type_error(value, "a whole number")
+    return int(_in_64_bits(value))
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _type_error(value, "true or false")
+    return value
+
+
+def text(value: Any) -> str:
+    """Return a text, which UTF-8 must be able to encode."""
+    if not isinstance(value, str):
+        raise _type_error(value, "a text in quotation marks")
+    if value != _writable(value):
+        raise ConfigError(f"{shown(value)} holds a character that UTF-8 cannot write: leave it out")
+    return value
+
+
+def table(value: Any) -> Table:
+    if not isinstance(value, dict):
+        raise _type_error(value, "a table, as { key = value }")
+    return value
+
+
+def items(value: Any, each: Callable[[Any], Any] = lambda one: one) -> tuple[Any, ...]:
+    """Return a list after a check of each item with ``each``; errors give the position."""
+    if not isinstance(value, list):
+        raise _type_error(value, "a list in square brackets")
+    found = []
+    for place, one in enumerate(value):
+        with located(f"item {place}"):
+            found.append(each(one))
+    return tuple(found)
+
+
+def shown(value: Any) -> str:
+    """Return a value for messages, shortened if it is long."""
+    if isinstance(value, int) and abs(value) >= _INTEGERS:
+        return "a whole number of more than 64 bits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _in_64_bits(value: Any) -> Any:
+    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+        raise ConfigError("a whole number has at most 64 bits, and this one has more: give a smaller one")
+    return value
+
+
+def _type_error(value: Any, want: str) -> ConfigError:
+    kind = {dict: "a table", list: "a list", str: "a text", bool: "true or false"}.get(type(value), "")
+    return ConfigError(f"{shown(value)} is {kind or 'of type ' + type(value).__name__}; it must be {want}")

@@ -1,0 +1,19 @@
+"""Merges: rules that combine the contributions of several workers into one result.
+
+Code that exchanges also needs :mod:`uneven.run.replicas.flat` (a model as one vector) and
+:mod:`uneven.run.replicas.weighted_sums` (the
+content of a sum over the members); both need torch.
+"""
+
+from uneven.policy.merge.add import Add
+from uneven.policy.merge.base import Combined, Kept, Merge, Payload, merges
+from uneven.policy.merge.block import BlockMomentum
+from uneven.policy.merge.elastic import Elastic
+from uneven.policy.merge.mean import Mean
+
+merges.register("mean", Mean)
+merges.register("add", Add)
+merges.register("elastic", Elastic)
+merges.register("block-momentum", BlockMomentum)
+
+__all__ = ["Add", "BlockMomentum", "Combined", "Elastic", "Kept", "Mean", "Merge", "Payload", "merges"]

@@ -1,0 +1,30 @@
+"""The sum of contributions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uneven.policy.merge.base import Combined, Kept, Merge, Payload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Merge):
+    """Add contributions, scaled, to the parameter server; without a server, to every other replica."""
+
+    scale: float = 1.0
+
+    combined = Combined.SUM
+    payloads = frozenset(Payload)
+    whole = True
+
+    def combine(self, kept: Kept, given: Tensor, weight: float, *, in_place: bool = False) -> tuple[Kept, Tensor]:
+        """Return the new copy, copy + scale · given; all are flat and have one length."""
+        centre = kept["centre"] + self.scale * given
+        return {"centre": centre}, centre
+
+    def served(self, payload: Payload) -> float | None:
+        return self.scale if payload is Payload.DELTA else None

@@ -1,0 +1,1 @@
+"""Which worker refreshes which item of a preconditioner."""

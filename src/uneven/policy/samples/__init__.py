@@ -1,0 +1,1 @@
+"""Who trains on which sample: the order of an epoch, leases, requeued samples."""

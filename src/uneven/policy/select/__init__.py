@@ -1,0 +1,33 @@
+"""Sparse exchange: selection of the entries of a vector to send, error feedback for the others, and serialization.
+Pure.
+
+A :class:`Selection` picks entries, an :class:`Accumulator` keeps the rest until it is sent, and :func:`pack` and
+:func:`unpack` convert to bytes and back.
+"""
+
+from uneven.policy.select.accumulator import Accumulator
+from uneven.policy.select.bandwidth import BandwidthControl
+from uneven.policy.select.barrier import Backlog, Barrier
+from uneven.policy.select.pack import HEADER_BYTES, Index, pack_places, packed_bytes, unpack, unpack_places
+from uneven.policy.select.pack import pack as pack
+from uneven.policy.select.picked import Picked
+from uneven.policy.select.select import Selection, Significant, TopK, estimated_bytes
+
+__all__ = [
+    "HEADER_BYTES",
+    "Accumulator",
+    "Backlog",
+    "BandwidthControl",
+    "Barrier",
+    "Index",
+    "Picked",
+    "Selection",
+    "Significant",
+    "TopK",
+    "estimated_bytes",
+    "pack",
+    "pack_places",
+    "packed_bytes",
+    "unpack",
+    "unpack_places",
+]

@@ -1,0 +1,34 @@
+"""The accumulated movement that a worker has not sent yet."""
+
+from __future__ import annotations
+
+from uneven.policy.select.pack import shortest
+from uneven.policy.select.picked import Array, Picked
+from uneven.policy.select.select import Selection
+
+
+class Accumulator:
+    """Error feedback, as in Gaia's accumulated update: unsent movement adds up until it is sent, so nothing is lost.
+
+    Add only movements of this worker's own steps: received ones would be sent back.
+    """
+
+    def __init__(self, held: Array) -> None:
+        self.held = held  # (n,)
+
+    def add(self, movement: Array) -> None:
+        """Add the movement of the worker's own steps; shape (n,)."""
+        self.held += movement
+
+    def take(self, select: Selection, values: Array, rate: float = 1.0) -> Picked:
+        """Return the entries of ``held`` (n,) to send now, given the replica (n,); keep the rest and rounding
+        errors."""
+        # If entries with their places would take as many bytes as the whole vector, send the vector without rounding.
+        picked = shortest(select.pick(self.held, values, rate), self.held)
+        if picked.places is None:
+            self.held[:] = 0
+        elif picked.bits == 32:
+            self.held[picked.places] = 0
+        else:
+            self.held[picked.places] -= picked.values  # the rounding error stays
+        return picked

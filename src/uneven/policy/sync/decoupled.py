@@ -1,0 +1,77 @@
+"""Learners that never wait: the shared copy takes an outer step on the movements of a quorum."""
+
+from __future__ import annotations
+
+from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan, Via
+from uneven.policy.core.views import SyncView
+from uneven.policy.merge.movement import OuterMovement
+from uneven.policy.sync._parts import NOTHING, Members, Remembered, number, whole
+from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.local import often
+
+
+class Decoupled(SyncPolicy):
+    """Asynchronous local steps, with an outer step on the movements of a quorum (after Decoupled DiLoCo, 2026).
+
+    Every ``every`` steps a learner sends its movement and trains on. When ``quorum`` of them have arrived, the copy
+    waits for a grace window: ``grace`` times the time between the first and the last arrival of the quorum, or until
+    all have sent. It then takes one outer step with Nesterov momentum on their mean, weighted by samples, and answers:
+    x ← copy + what the learner has moved since it sent. A later arrival counts in the next merge. A learner without an
+    answer continues, and sends more at the end of the block in which the answer arrived. The paper's code is not
+    public; the window and the handling of late arrivals are ours.
+
+    Args:
+        every: steps between two contributions of a learner.
+        quorum: learners, at least 1; at most all of them count.
+        grace: length of the window relative to the time that the quorum took; 0 is none.
+        outer_lr, outer_momentum: of the outer step, as in ``diloco``.
+    """
+
+    evaluated = Evaluated.CENTRE
+
+    def __init__(
+        self,
+        *,
+        every: int = 16,
+        quorum: int = 2,
+        grace: float = 1.0,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+    ) -> None:
+        self.every = whole("decoupled", "every", every, least=1)
+        self.quorum = whole("decoupled", "quorum", quorum, least=1)
+        self.grace = number("decoupled", "grace", grace, "[0, inf)")
+        self.outer_lr = number("decoupled", "outer_lr", outer_lr, "(0, inf)")
+        self.outer_momentum = number("decoupled", "outer_momentum", outer_momentum, "[0, 1)")
+        self._merge = OuterMovement(self.outer_momentum, self.outer_lr)
+        self._plan = Remembered(self._make_plan)
+
+    def plan(self, view: SyncView) -> StepPlan:
+        return NOTHING if (view.clock + 1) % self.every else self._plan(view.members)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(
+            payloads=(Payload.DELTA,),
+            every=self.every,
+            pace=Pace.OWN,
+            stops=False,
+            moves=f"what a learner has moved, {often(self.every)}, to the copy of the parameters, and that back",
+            waits="nobody; the copy for the first "
+            f"{self.quorum} learners and {self.grace:g} times as long as these have taken",
+            stale="a learner's replica, by the merges since its last answer",
+            lost_when_one_dies="what it had moved and not sent; the others go on",
+        )
+
+    def _make_plan(self, members: Members) -> StepPlan:
+        # Background and a server: the learner continues, and the answer enters whenever it arrives.
+        one = Exchange(
+            payload=Payload.DELTA,
+            members=members,
+            merge=self._merge,
+            moment=Moment.BACKGROUND,
+            via=Via.SERVER,
+            quorum=min(self.quorum, len(members)),
+            grace=self.grace,
+        )
+        return StepPlan(exchanges=(one,))

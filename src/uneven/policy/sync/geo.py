@@ -1,0 +1,249 @@
+"""Gaia: BSP or SSP inside a site; between sites only significant entries travel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from uneven.errors import ConfigError
+from uneven.policy.core.actions import Add, Exchange, Moment, Payload, Significant, StepPlan, Via, Wait
+from uneven.policy.core.views import SyncView
+from uneven.policy.sync._parts import PerRank, flag, number, whole
+from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy
+from uneven.policy.sync.groups import by_site
+
+SCHEDULES = ("rate", "sqrt", "linear", "fixed")  # of the threshold
+
+
+class Geo(WrappingPolicy):
+    """Gaia (Hsieh et al. 2017): BSP or SSP inside each site; between sites, significant entries of each step.
+
+    Each site accumulates its movements that it has not sent. After each step it sends the entries that exceed
+    ``threshold`` times the parameter and zeroes them; it adds other sites' entries to its replica. Before the next step
+    every site has received all messages, as in the released code with no slack. So threshold 0 is BSP. Movements are
+    added, not averaged. Optimizer state and running statistics of batch norm are not exchanged. With one site it is the
+    inner policy.
+
+    Under ``geo:ssp:staleness=S`` each site has a parameter server, and its workers train within S steps of each other.
+    The site sends the movement of its copy when the least of its workers' clocks advances, and adds received entries to
+    the copy. A step waits until this site's workers have finished all but S of the steps before it, and other sites all
+    but S + lead. With S = 0 and threshold 0 it is BSP on plain SGD.
+
+    Args:
+        inner: policy inside a site: one that averages gradients on every step, or one that bounds staleness.
+        threshold: v, at least 0, relative to the parameter: 0.01 is 1 %.
+        schedule: how v changes: "rate", with the learning rate (v · η_t / η_0, as in the released code); "sqrt",
+            v / √t (the theory); "linear", to ``lower`` over ``within`` steps; "fixed".
+        lower, within: of "linear".
+        flush: steps between two sends of all unsent entries; 0 is never.
+        divide: each of K sites steps with 1 / K of the learning rate and weights its gradient by its samples, so that
+            BSP's learning rate fits; under ssp, each movement is scaled by 1 / all workers. The released code has 0.01
+            / K.
+        bits: per value sent, 32 or 16; rounding errors are kept and accumulate.
+        mbit: limit of what a site sends to the others, Mbit/s; 0 is none. The threshold rises by 0.005 if more than 1.1
+            of it was sent, up to ``most``, and falls back if less than 0.9 was, as in the released code.
+        soft: if less than 0.9 of ``mbit`` was sent, the threshold falls to this part of v (Gaia's soft threshold).
+        hubs: the first site of each group (us/east and us/west are in group us) forwards between groups, so no site
+            receives an entry twice. Changes of several sites cross between groups once. Not with a lead.
+        lead: steps that a site may be ahead of the messages it has received (the mirror clock); 0 is the released code.
+            An error if momentum makes it unstable, see :mod:`uneven.policy.sync.stability`.
+        barrier_kb: kB that may be in transit before workers wait (the selective barrier); 0 is no limit. Needs a lead.
+
+    Raises:
+        ConfigError: an argument out of range, or an inner policy of another kind.
+    """
+
+    evaluated: Evaluated = Evaluated.MEAN
+
+    def __init__(
+        self,
+        inner: str | SyncPolicy = "bsp",
+        *,
+        threshold: float = 0.01,
+        schedule: str = "rate",
+        lower: float = 0.0,
+        within: int = 0,
+        flush: int = 0,
+        divide: bool = True,
+        bits: int = 32,
+        mbit: float = 0.0,
+        most: float = 0.0,
+        soft: float = 1.0,
+        hubs: bool = False,
+        lead: int = 0,
+        barrier_kb: float = 0.0,
+    ) -> None:
+        super().__init__(inner)
+        self._paced = _bounds_the_lead(self.inner)
+        if self._paced:
+            self.evaluated = Evaluated.CENTRE
+        self.threshold = number("geo", "threshold", threshold, "[0, inf)")
+        if schedule not in SCHEDULES:
+            raise ConfigError(f"geo: schedule = {schedule!r} must be one of: {', '.join(SCHEDULES)}")
+        self.schedule = schedule
+        self.lower = number("geo", "lower", lower, "[0, inf)")
+        self.within = whole("geo", "within", within, least=0)
+        if (schedule == "linear") != (self.within > 0):
+            raise ConfigError(
+                f"geo: schedule = {schedule!r} with within = {within}: the steps in which the threshold goes to "
+                f"lower = {lower:g} belong to 'linear', and to no other schedule"
+            )
+        self.flush = whole("geo", "flush", flush, least=0)
+        self.divide = flag("geo", "divide", divide)
+        self.bits = whole("geo", "bits", bits, least=1)
+        self.mbit = number("geo", "mbit", mbit, "[0, inf)")
+        self.most = number("geo", "most", most, "[0, inf)")
+        self.soft = number("geo", "soft", soft, "(0, 1]")
+        self.hubs = flag("geo", "hubs", hubs)
+        # Only replicas' messages are forwarded; servers send to servers directly.
+        if self._paced and (self.hubs or barrier_kb):
+            raise ConfigError(
+                f"geo: {'hubs' if self.hubs else 'barrier_kb'} with {self.inner!r} inside a site: parameter servers of "
+                f"sites tell each other directly, and wait for steps only; leave it out, or take geo:bsp"
+            )
+        if self.hubs and lead:
+            raise ConfigError(f"geo: lead = {lead} with hubs: what they hand on belongs to one step; take one of both")
+        self.lead = whole("geo", "lead", lead, least=0)
+        self.barrier_kb = number("geo", "barrier_kb", barrier_kb, "[0, inf)")
+        if self.barrier_kb and not self.lead:
+            raise ConfigError(
+                f"geo: barrier_kb = {barrier_kb:g} without a lead: every step waits for all of the step before, so "
+                f"there is nothing to bar; give a lead of at least 1, or leave barrier_kb away"
+            )
+        self._significant = Significant(
+            self.threshold,
+            by_rate=schedule == "rate",
+            bits=self.bits,
+            mbit_per_s=self.mbit,
+            most=self.most,
+            soft=self.soft,
+        )
+        self._homes = PerRank(_homes, looks_at_sites=True)
+        self._made: dict[int, tuple[object, StepPlan]] = {}
+
+    def plan(self, view: SyncView) -> StepPlan:
+        homes, home = self._homes(view, 0)
+        near = self.inner.plan(view._replace(members=home))
+        if len(homes) == 1:
+            return near
+        exchanges, asked = near.exchanges, (near.exchanges, homes, self._selection(view.clock))
+        # Equal in most steps: the threshold changes only with a flush, "sqrt" or "linear".
+        known = self._made.get(view.rank)
+        if known is None or known[0] != asked:
+            if self._paced and self.divide:
+                exchanges = tuple(_scaled(one, len(home) / len(view.members)) for one in exchanges)
+            # A single worker has no peer to average with; its gradient is already the site's.
+            elif not self._paced and len(home) == 1:
+                exchanges = ()
+            far = self._far(view, *asked[1:])
+            plan = StepPlan(exchanges=(*exchanges, far), divided=self.divide and not self._paced)
+            known = self._made[view.rank] = asked, plan
+        # Waits change with every step, so they are added to the cached plan.
+        waits = self._waits(view, near)
+        return replace(known[1], waits=waits) if waits else known[1]
+
+    def _far(self, view: SyncView, homes: tuple[tuple[int, ...], ...], select: Significant) -> Exchange:
+        return Exchange(
+            payload=Payload.DELTA,
+            members=view.members,
+            parties=homes,
+            merge=Add(),
+            moment=Moment.STEP,
+            via=Via.SERVER if self._paced else Via.GROUP,
+            select=select,
+            lead=self.lead,
+            groups=_groups(view, homes) if self.hubs else (),
+            barrier_bytes=1e3 * self.barrier_kb,
+        )
+
+    def _waits(self, view: SyncView, near: StepPlan) -> tuple[Wait, ...]:
+        # What is finished here must be finished at the other sites too, up to the lead.
+        if not self._paced:
+            due = view.clock - self.lead
+            return (Wait(view.members, due),) if self.lead and due > 0 else ()
+        far = tuple(Wait(view.members, one.clock - self.lead) for one in near.waits if one.clock > self.lead)
+        return (*near.waits, *far) if self.lead else far
+
+    def _selection(self, clock: int) -> Significant:
+        step = clock + 1
+        if self.flush and step % self.flush == 0:
+            return replace(self._significant, threshold=0.0)
+        if self.schedule == "sqrt":
+            return replace(self._significant, threshold=self.threshold / math.sqrt(step))
+        if self.schedule == "linear":
+            # From the full threshold at clock 0 to ``lower`` at clock ``within``.
+            part = min(1.0, clock / self.within)
+            return replace(self._significant, threshold=self.threshold + part * (self.lower - self.threshold))
+        return self._significant
+
+    @property
+    def constant(self) -> bool:
+        return self.inner.constant and not self.flush and not self.lead and self.schedule in ("rate", "fixed")
+
+    @property
+    def facts(self) -> Facts | None:
+        inner = self.inner.facts
+        assert inner is not None
+        entries = f"the entries that have moved by more than {self.threshold:.3g} of their value"
+        lead = f", other sites no more than {self.lead} steps behind" if self.lead else ""
+        lost = "what its site held back"
+        if self._paced:
+            return replace(
+                inner,
+                stops=True,
+                moves=f"{inner.moves}, inside a site; between sites {entries}, after each step of the site's slowest",
+                waits=f"{inner.waits}; for all sites, as for its own{lead}",
+                stale=f"{inner.stale}"
+                + (f", at other sites {self.lead} more" if self.lead else "")
+                + "; of the rest of theirs, what each site holds back until it is significant",
+                lost_when_one_dies=f"the step that it was about to push; {lost}, if it kept its copy; the others stop",
+            )
+        return replace(
+            inner,
+            payloads=(Payload.GRADIENT, Payload.DELTA),
+            pace=Pace.TOGETHER,
+            moves=f"the gradient inside a site, every step; between sites {entries}, every step, after the optimizer",
+            waits=f"all workers for the slowest, every step{lead}"
+            + (f", none of them beyond {self.barrier_kb:g} kB under way" if self.barrier_kb else ""),
+            stale=(
+                f"what was significant in the last {self.lead} steps elsewhere"
+                if self.lead
+                else "nothing that was significant"
+            )
+            + "; of the rest, what each site holds back until it is",
+            lost_when_one_dies=f"{lost}, if it was alone there; the others stop at once",
+        )
+
+
+def _bounds_the_lead(inner: SyncPolicy) -> bool:
+    """Return True for bounded staleness inside a site, False for BSP; raise ``ConfigError`` for any other policy."""
+    facts = inner.facts
+    if facts is not None and facts.payloads == (Payload.DELTA,) and facts.pace is Pace.BOUNDED:
+        return True
+    if facts is not None and facts.payloads == (Payload.GRADIENT,) and facts.pace is Pace.TOGETHER:
+        return False
+    raise ConfigError(
+        f"geo: {inner!r} inside a site: a site speaks with one voice, so either its replicas are equal after every "
+        f"step, as under bsp, or its parameter server's copy has a clock that bounds the lead, as under ssp: use "
+        f"geo:bsp or geo:ssp:staleness=2, or sparse-local for steps apart"
+    )
+
+
+def _scaled(one: Exchange, part: float) -> Exchange:
+    scale = one.merge.served(one.payload)
+    if scale is None or one.merge != Add(scale):
+        raise ConfigError(f"geo: {one.merge!r} inside a site adds no movements, which divide=true scales: use ssp")
+    return replace(one, merge=Add(scale * part))
+
+
+def _groups(view: SyncView, homes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    # Only the first rank of each site sends, grouped by the prefix of the site's name.
+    found: dict[str, list[int]] = {}
+    for home in homes:
+        found.setdefault(view.sites.get(home[0], "").partition("/")[0], []).append(home[0])
+    return tuple(tuple(group) for group in found.values())
+
+
+def _homes(view: SyncView, phase: int) -> dict[int, tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
+    homes = by_site(view)
+    return {rank: (homes, home) for home in homes for rank in home}

@@ -1,0 +1,50 @@
+"""Compatibility of policies and balancers with several threads that train one replica."""
+
+from __future__ import annotations
+
+from uneven.policy.balance import Balancer, balancers
+from uneven.policy.core.actions import Moment, Payload, Via
+from uneven.policy.core.registry import describe
+from uneven.policy.sync.base import Facts, SyncPolicy, policies
+from uneven.policy.sync.outlook import first_plans
+
+
+def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, workers: int) -> str | None:
+    """Return why this policy or balancer does not work with several threads per worker; None if it does."""
+    if threads == 1:
+        return None
+    agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
+    exchanges = [one for plan in first_plans(agreeing, tuple(range(workers)), {}) for one in plan.exchanges]
+    facts = agreeing.facts
+    said = f"sync = {describe(policy)} with threads = {threads}"
+    beside = all(one.moment is Moment.BACKGROUND and one.payload is Payload.PARAMETERS for one in exchanges)
+    if any(one.via is Via.SERVER for one in exchanges) and not beside:
+        return (
+            f"{said}: each of its steps goes through a parameter server, and the threads of a worker do not step "
+            f"together; use sync = 'shadow:easgd', which goes there in the background, or threads = 1"
+        )
+    if workers == 1:
+        return None
+    # Threads of one worker step whenever they are ready and share one replica, so gradients of several workers cannot
+    # be averaged into one step. Parameters can be, in the foreground (all threads pause) or in the background.
+    if any(one.payload is Payload.GRADIENT for one in exchanges):
+        return (
+            f"{said}: it averages gradients of all workers in one step, and the threads of a worker do not step "
+            f"together; use sync = {_of_parameters(facts)!r} or, so that nobody waits, sync = 'shadow:ma', or "
+            f"threads = 1"
+        )
+    if any(one.delay for one in exchanges):
+        return (
+            f"{said}: what an exchange comes to enters after one step, which threads side by side take at no one "
+            f"moment; leave the delay out, or take threads = 1"
+        )
+    if splitting.adapts:
+        return (
+            f"balance = {describe(balancer)} with threads = {threads}: shares follow the speed of workers that take "
+            f"one step at a time; use balance = 'even' or 'static:shares=…' with threads, or threads = 1"
+        )
+    return None
+
+
+def _of_parameters(facts: Facts | None) -> str:
+    return f"local:every={facts.every}" if facts is not None and facts.every > 1 else "local:every=8"

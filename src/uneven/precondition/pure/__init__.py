@@ -1,0 +1,1 @@
+"""Schedules, packing and sharing of a preconditioner's work."""

@@ -1,0 +1,208 @@
+"""Carries the weighted mean of the gradients among members that come and go, without losing a step when one dies.
+
+DDP's bucket holds this worker's gradient until the sums of all are complete, which are made in other memory.
+All confirm that they have them, and DDP copies them into the parameters' gradients then. An exchange fails inside of
+``loss.backward()``, where autograd's last callback waits for it, and is mended there
+(:mod:`uneven.run.lines.recovery`). No backward pass is run twice; it just takes longer.
+
+Gradients of several batches may wait in ``.grad`` for one exchange (``session.no_sync``). When a worker is lost, the
+samples of the others then count as much more as there are fewer of them in all these batches together.
+"""
+
+# No "from __future__ import annotations" here, as in the carrier that this one derives from.
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven.policy.core.membership import Meeting
+from uneven.policy.core.turn import Turn
+from uneven.policy.samples.returned import Returned
+from uneven.run.gradients.carrier import GradientCarrier, _Lane
+from uneven.run.gradients.statistics import BatchStatistics
+from uneven.run.lines.circle import alone
+from uneven.run.lines.recovery import ExchangePlace, Recovery
+from uneven.run.lines.traffic import bytes_of_sum
+from uneven.run.membership.membership import Membership
+
+_CARRIED = (torch.float32, torch.float64)
+"""Types of gradients behind whose buckets reports and announcements fit."""
+
+
+@dataclass(kw_only=True)
+class ElasticCarrier(GradientCarrier):
+    """See the module.
+
+    Args:
+        membership: who takes part.
+        returned: what each iteration's samples were split into.
+        recovery: makes the exchanges.
+        groups: whose gradients are averaged with whose in this step; of None where everybody's are.
+    """
+
+    membership: Membership
+    returned: Returned
+    recovery: Recovery
+    groups: Callable[[], Meeting | None]
+    roll: Any = None  # who is missing, the membership knows
+    _passes: list[Turn] = field(default_factory=list)  # batches whose gradients are in the next exchange
+    _buckets: int = 0  # in the exchange under way
+    _sums: list[torch.Tensor] = field(default_factory=list)  # memory for the sum of each bucket, by its place
+    _results: list[torch.futures.Future[torch.Tensor]] = field(default_factory=list)  # of the exchange under way
+    _options: dict[str, Any] = field(default_factory=dict)  # of DDP
+
+    # ---------------------------------------------------------------- the model
+    def attach(self, model: nn.Module, **ddp: Any) -> None:
+        """See :meth:`GradientCarrier.attach`; of a worker that joins later nothing is exchanged yet.
+
+        Raises:
+            ConfigError: the model cannot be carried while members come and go.
+        """
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        refuse_model(model, self._parameters)
+        self._options = ddp
+        self._wrap(model, alone(), same=True, **ddp)
+        self._statistics = BatchStatistics(model)
+        self.piggyback = self.recovery.slots  # type: ignore[assignment] # stands where it does
+        self._hang(model)
+
+    def wrap_again(self) -> None:
+        """Let DDP's reducer begin anew, as a newcomer's does: buckets follow the order of the first backward pass."""
+        assert self._ddp is not None
+        model: nn.Module = self._ddp.module
+        self._ddp._remove_autograd_hooks()
+        self._lanes.clear()
+        self._sums.clear()
+        self._wrap(model, alone(), same=True, **self._options)
+
+    # ---------------------------------------------------------------- an exchange
+    def carry(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        lane, turn = self._lane(bucket, len(self.recovery.pieces)), self.turn
+        if self.recovery.at is None:
+            where = turn.epoch, *3 * (turn.iteration,)
+            how: dict[str, Any] = {"groups": self.groups(), "confirmed": True, "passes": self._passes_taken}
+            self.recovery.enter(ExchangePlace(self._this_exchange, *where, **how))
+        if lane.last:
+            self.observer.ready()
+            self._buckets = len(self.recovery.pieces) + 1
+        self.recovery.begin(lane.bucket, self._scale_now, into=self._sum_of(lane))
+        self._results.append(torch.futures.Future[torch.Tensor]())
+        if lane.last:
+            statistics = None if self._statistics is None else self._statistics.flat()
+            if statistics is not None:
+                self.recovery.begin(statistics, self._weight_now)
+            torch.autograd.Variable._execution_engine.queue_callback(self._land)
+        return self._results[-1]
+
+    def _share(self, statistics: BatchStatistics, weight: float) -> None:
+        """They come behind the gradients, so that they are exchanged anew with these."""
+
+    def _count(self, turn: Turn, exchanged: bool) -> None:
+        super()._count(turn, exchanged)
+        if turn.exchanging and all(one.iteration != turn.iteration for one in self._passes):
+            self._passes.append(turn)
+
+    @property
+    def _grouped(self) -> bool:
+        """Whether not all members average with each other in the exchange under way."""
+        return self.recovery.at is not None and self.recovery.at.groups is not None
+
+    def _weight_now(self) -> float:
+        """x_i / Σ x over those that take part now, of the batch that the newest pass is on."""
+        return self.turn.weight / self._samples_there(self.turn)
+
+    def _scale_now(self) -> float:
+        """What this worker's gradients count among those that take part now.
+
+        Those of several batches, which may be split in unlike parts, each count as before, and all of them as much more
+        as there are fewer samples in all batches together: a mean over the samples that are there.
+        """
+        those = self._passes
+        there = sum(map(self._there, those))
+        return self._weight * len(those) / there if there else self._weight
+
+    def _there(self, turn: Turn) -> float:
+        """Which part of what a batch counts is that of members that take part now."""
+        counted = turn.there(self._those)
+        return self._samples_there(turn) if counted is None else counted
+
+    @property
+    def _those(self) -> tuple[int, ...]:
+        """Whose gradients are averaged with this worker's now."""
+        at = self.recovery.at
+        return self.membership.members if at is None or at.groups is None else self.recovery.mine(at.groups)
+
+    def _samples_there(self, turn: Turn) -> float:
+        """Which part of the samples of a batch is that of members that take part now."""
+        part = self.returned.part(turn.iteration)
+        if part is None:
+            return 1.0
+        whole: float = part.size
+        if self._grouped:  # what it is a part of: its group's samples when it was handed out
+            if not turn.weight:
+                return 1.0
+            whole = part.batch(self.membership.worker) / turn.weight
+        return max(1, part.among(self._those)) / max(1, whole)
+
+    def _land(self) -> None:
+        assert self._ddp is not None
+        if self._ddp.find_unused_parameters:
+            # DDP adds this up in its own group, which is of this process only, and reads it when this has returned.
+            self.recovery.begin(self._ddp.reducer._get_local_used_map(), _one)
+        with self.traffic.waiting():
+            pieces = self.recovery.complete(self.recovery.land())
+        members = self.membership.members
+        self.traffic.sent_bytes += sum(bytes_of_sum(one.sent.nbytes, len(one.inside or members)) for one in pieces)
+        buckets = pieces[: self._buckets]
+        # After a loss a sum has new memory, because the exchange that failed may still write into the old one.
+        self._sums, results, self._results = [piece.sum for piece in buckets], self._results, []
+        for result, summed in zip(results, self._sums, strict=True):
+            result.set_result(summed)
+        culprit = not all(piece.fine for piece in buckets) and self._weight_now() > 0.0
+        rest = [piece for piece in pieces[self._buckets :] if piece.own.numel()]
+        if self._ddp.find_unused_parameters:
+            rest.pop().take()
+        if rest:
+            assert self._statistics is not None
+            self._statistics.put(rest.pop().sum)
+        self._passes = []
+        self._exchanges += 1
+        self.observer.done()
+        self._held = self._prepared = False
+        if culprit:
+            self.on_nonfinite()
+
+    def _sum_of(self, lane: _Lane) -> torch.Tensor:
+        place = len(self.recovery.pieces)
+        if place >= len(self._sums) or self._sums[place].numel() != lane.bucket.numel():
+            self._sums[place:] = [torch.empty_like(lane.bucket)]
+        return self._sums[place]
+
+
+def _one() -> float:
+    return 1.0
+
+
+def refuse_model(model: nn.Module, parameters: list[nn.Parameter]) -> None:
+    """What is not carried while members come and go.
+
+    Raises:
+        ConfigError: naming it, and the way out.
+    """
+    why = ""
+    if any(one.device.type != "cpu" for one in parameters):
+        why = "a model on an accelerator: only gloo's exchanges on the CPU can be mended"
+    elif odd := sorted({str(one.dtype) for one in parameters if one.dtype not in _CARRIED}):
+        why = f"parameters of type {odd[0]}"
+    elif any(isinstance(one, nn.SyncBatchNorm) for one in model.modules()):
+        why = (
+            "SyncBatchNorm, which torch has for accelerators only, and whose messages inside of the forward pass go "
+            "over torch's default group, which an elastic run has none of: use BatchNorm"
+        )
+    elif any(isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse for one in model.modules()):
+        why = "sparse gradients: use sparse=False"
+    if why:
+        raise ConfigError(f"an elastic run cannot carry {why}; or leave --elastic out")

@@ -1,0 +1,124 @@
+"""The way to the others in an elastic run: everything but gradients passes the store, where no group can break."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from uneven.errors import PeerError
+from uneven.run.lines import Lines
+from uneven.run.lines.elastic import RecoveredLines
+from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.transport import Rows
+from uneven.run.measure.meter import Meter
+from uneven.run.membership.membership import Membership
+from uneven.run.start.connect import Connection
+from uneven.runtime.stores import reach
+from uneven.runtime.world import World
+
+_LOOK_EVERY_S = 0.002
+
+
+class BoardTransport:
+    """See :class:`uneven.run.lines.transport.Transport`. For the start of a run, among its founders.
+
+    A worker that joins later makes the same calls, and hears what the founders have said.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership, self._calls = membership, 0
+        self.rank, self.size = membership.worker, membership.founders
+
+    def gather(self, row: Sequence[float]) -> _Gathering:
+        """Start to give this row to all."""
+        return _Gathering(self._give(json.dumps([str(one) for one in row])), self._rows)
+
+    def gather_text(self, text: str) -> tuple[str, ...]:
+        """The texts of all founders, and at the end that of a worker that joins later."""
+        texts = self._hear(self._give(text))
+        return (*texts, text) if self._membership.joins_later else texts
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _give(self, text: str) -> int:
+        self._calls += 1
+        self._membership.board.write(f"talk/{self._calls}/{self.rank}", text)
+        return self._calls
+
+    def _rows(self, call: int) -> Rows:
+        return np.array([[float(one) for one in json.loads(text)] for text in self._hear(call)])
+
+    def _hear(self, call: int) -> tuple[str, ...]:
+        board, until_s = self._membership.board, time.monotonic() + self._membership.timeout_s
+        found: dict[int, str] = {}
+        while len(found) < self.size:
+            absent = [one for one in range(self.size) if one not in found]
+            for one in absent:
+                if (text := board.look(f"talk/{call}/{one}")) is not None:
+                    found[one] = text
+            if len(found) == self.size:
+                break
+            gone = {one: why for one, why in board.dead(absent).items() if one not in found}
+            if gone:
+                said = "; ".join(f"worker {one}: {why}" for one, why in gone.items())
+                raise PeerError(f"a worker was gone before the training began ({said})")
+            if time.monotonic() > until_s:
+                raise PeerError(
+                    f"start of the run: worker {', '.join(map(str, absent))} did not come within "
+                    f"{self._membership.timeout_s:g} s; one that only starts slowly needs a larger timeout_s"
+                )
+            time.sleep(_LOOK_EVERY_S)
+        return tuple(found[one] for one in range(self.size))
+
+
+@dataclass
+class _Gathering:
+    call: int
+    rows: Callable[[int], Rows]
+
+    def result(self) -> Rows:
+        return self.rows(self.call)
+
+
+@dataclass(slots=True)
+class ElasticConnection(Connection):
+    """See :class:`Connection`.
+
+    Attributes:
+        membership: who takes part.
+        recovery: makes the exchanges, once there is one.
+    """
+
+    membership: Membership = field(kw_only=True)
+    recovery: Recovery | None = None
+
+    def lines(self, meter: Meter, refusal: str = "") -> Lines:
+        assert self.recovery is not None
+        return RecoveredLines(self.world.rank, self.recovery, lambda what: meter.waiting(), self.traffic, refusal)
+
+
+def connect_elastic(world: World, timeout_s: float) -> ElasticConnection:
+    """Reach the store of the run.
+
+    Raises:
+        PeerError: it cannot be reached within ``timeout_s``.
+    """
+    assert world.elastic is not None
+    try:
+        membership = Membership(
+            world.rank, world.size, (world.elastic.least, world.elastic.most),
+            partial(reach, world.meeting, world.port, timeout_s, world.elastic.silence_s),
+            silence_s=world.elastic.silence_s, timeout_s=timeout_s, interface=world.elastic.address,
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise PeerError(
+            f"worker {world.rank} cannot reach the store of the run at {world.meeting}:{world.port} within "
+            f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}): does the process that keeps it still run?"
+        ) from error
+    return ElasticConnection(BoardTransport(membership), None, None, world, timeout_s, membership=membership)

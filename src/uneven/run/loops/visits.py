@@ -1,0 +1,140 @@
+"""Models that visit other sites, for a policy that wants to know what they lose there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven.policy.sync import Scout
+from uneven.run.lines.base import Line
+from uneven.run.lines.traffic import TrafficBook
+from uneven.run.replicas.flat import Flat
+from uneven.run.step.context import Context
+from uneven.run.step.part import Part, Run, Step
+
+
+class Visits(Part):
+    """Lets each site's model visit the next site now and then, for ``sync="scout:…"``::
+
+        def score(model):                       # on samples of this worker's own site
+            with torch.no_grad():
+                return float((model(x).argmax(1) == y).float().mean())
+
+        session = uneven.Session(sync="scout:geo", parts=[uneven.Visits(score)])
+
+    Every ``period`` steps of the policy the first worker of each site scores its own model, then the mean of all sites'
+    models, or, with ``judge="copies"``, the model of another site; all hear what came of it. Copies travel; nobody's
+    replica changes. Running statistics of batch norm are those of the worker that scores.
+
+    Args:
+        score: model → accuracy, 0 … 1, on some training samples that lie here. It must leave model and random numbers
+            as they are.
+    """
+
+    def __init__(self, score: Callable[[nn.Module], float]) -> None:
+        self._score = score
+        self._policy: Scout | None = None
+
+    def bind(self, policy: Scout, sites: dict[int, str], book: TrafficBook) -> None:
+        """Whom to tell, where each worker is, and who counts what it sends."""
+        self._policy = policy
+        self._book = book
+        names = sorted(set(sites.values()))
+        self._speakers = [min(rank for rank, site in sites.items() if site == name) for name in names]
+
+    def attach(self, run: Run) -> None:
+        self._run = run
+        self._line: Line = run.lines.open("visits")
+        self._flat = Flat([one for one in run.model.parameters() if one.requires_grad])
+        self._counted = torch.zeros(2, dtype=torch.float64)
+
+    def before_step(self, step: Step) -> None:
+        """Where a period is over, the models travel; what is found holds from the step after this one on."""
+        policy, sites = self._policy, len(self._speakers)
+        if policy is None or sites < 2 or not step.iteration or step.iteration % policy.period:
+            return
+        speaks, means = step.rank in self._speakers, policy.judge == "mean"
+        guest = self._mean(speaks) if means else self._neighbour(step.rank)
+        told = torch.zeros(4, dtype=torch.float64)  # accuracy at home, of what it is compared with, bytes
+        if speaks:
+            told[:2] = torch.tensor(self._scores(guest), dtype=torch.float64)
+        now = torch.tensor([self._sent("entries "), self._sent("parameters")], dtype=torch.float64)
+        told[2:] = now - self._counted
+        self._counted = now
+        self._line.sum(told).wait()
+        home, away, entries, parameters = told.tolist()
+        whole = 2.0 * self._flat.size * (8 if self._flat.dtype is torch.float64 else 4) * policy.period
+        share = entries / (whole * (sites - 1)) + parameters / (whole * max(1, len(step.members) - 1))
+        share += (1 if means else sites / (2 * (sites - 1))) / policy.period  # the visits
+        loss, before = (home - away) / sites, policy.setting
+        after = policy.heard(step.iteration + 1, loss=loss, share=share)
+        self._run.log("accuracy at home", home / sites)
+        self._run.log("loss of the mean" if means else "loss away", loss)
+        self._run.log("bytes of BSP's", share)
+        if after != before:
+            self._run.tell(
+                "scout",
+                f"{policy.knob} = {after:g} after {before:g}: models lose {100 * loss:.1f} points "
+                f"{'when their mean is taken' if means else 'at other sites'}, and {100 * share:.1f} % of what BSP "
+                f"sends was sent",
+            )
+
+    def _mean(self, speaks: bool) -> torch.Tensor:
+        """The mean of the models of all sites; shape (size,)."""
+        vector = self._flat.read()
+        vector.mul_(1 / len(self._speakers) if speaks else 0.0)
+        self._line.sum(vector).wait()
+        return vector
+
+    def _neighbour(self, rank: int) -> torch.Tensor:
+        """The model of the site before this one, at the first worker of a site; shape (size,)."""
+        guest = self._flat.read()
+        if rank in self._speakers:
+            place, own = self._speakers.index(rank), guest.clone()
+            sent = self._line.send(own, self._speakers[(place + 1) % len(self._speakers)])
+            self._line.receive(guest, self._speakers[place - 1]).wait()
+            sent.wait()
+        return guest
+
+    def _scores(self, guest: torch.Tensor) -> tuple[float, float]:
+        """Scores of the model that lives here, and of the one that it is compared with."""
+        own, model = self._flat.read(), self._run.model
+        home = self._score(model)
+        try:
+            self._flat.write(guest)
+            return home, self._score(model)
+        finally:
+            self._flat.write(own)
+
+    def _sent(self, line: str) -> float:
+        """Bytes that this worker has sent on lines whose names begin so, but for those inside its site."""
+        return float(self._book.sent_bytes(lambda name: name.startswith(line) and " inside " not in name))
+
+
+def bind_visits(context: Context, parts: Sequence[Part]) -> None:
+    """Let visits tell the policy.
+
+    Raises:
+        ConfigError: a policy that has to hear of them, and nobody visits; or the other way round.
+    """
+    visits = [one for one in parts if isinstance(one, Visits)]
+    policy = context.policy
+    if isinstance(policy, Scout) and not visits:
+        raise ConfigError(
+            f"sync = {policy!r} has to hear what models lose at other sites: give the session a function that says how "
+            f"well a model does on samples of its own site, Session(parts=[uneven.Visits(score)]), or name the policy "
+            f"inside alone"
+        )
+    if isinstance(policy, Scout) and context.elastic is not None:
+        raise ConfigError(
+            f"sync = {policy!r} in an elastic run: visits go round among sites that stay; leave out --elastic"
+        )
+    for one in visits:
+        if not isinstance(policy, Scout):
+            raise ConfigError(
+                f"uneven.Visits under sync = {policy!r}, which does not ask for them: use sync='scout:geo'"
+            )
+        one.bind(policy, context.sites, context.connection.traffic)

@@ -1,0 +1,414 @@
+"""Exchanges of picked entries: the movement of this worker's steps, its selected part, and the merge of all."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from uneven.errors import CheckpointError, TrainingError
+from uneven.policy.core.actions import Combined, Exchange
+from uneven.policy.select import HEADER_BYTES, Accumulator, Selection, pack, unpack
+from uneven.policy.select.pack import Unpacked
+from uneven.policy.select.picked import Array, Picked
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic
+from uneven.run.replicas.flat import Flat
+from uneven.run.replicas.peers.replica import Met
+from uneven.run.replicas.sparse.ahead import MirrorClock
+from uneven.run.replicas.sparse.announce import Announcements
+from uneven.run.replicas.sparse.bandwidth import LineThreshold
+from uneven.run.replicas.sparse.outcome import LateEntries, outcome_of
+from uneven.run.replicas.sparse.overlay import Overlay, sparse
+from uneven.run.replicas.sparse.whole import WholeSum
+from uneven.runtime.messages.post import Post
+
+Party = tuple[int, ...]
+Saved = TypeVar("Saved")
+
+OWN = "entries-"
+HELD, BASE, WHOSE = f"{OWN}held", f"{OWN}base", f"{OWN}rank"
+
+# One name for all waits for entries, because a worker that returns after a pause is a step behind the others, or ahead.
+_PLACE = "the exchange of entries"
+
+
+class Moved(NamedTuple):
+    """A worker's input to an exchange.
+
+    ``weight`` are its party's samples since the last exchange; its own steps count as ``part``; ``rate`` is the
+    learning rate as a part of the first one.
+    """
+
+    clock: int
+    weight: float
+    part: float = 1.0
+    rate: float = 1.0
+
+
+class EntriesExchange:
+    """One worker's part in exchanges of picked entries of ``flat``, the trained parameters.
+
+    The first worker of each party is its speaker: it picks, sends to all other speakers, receives from them, and
+    forwards to its party, whose workers hold one replica together.
+
+    Args:
+        post: its peers are those of :func:`peers_of`.
+        traffic: to each party; for this worker's own, the forwarded bytes.
+        texts: gathers a text from every rank.
+        dropped: whether no worker may be waited for any longer.
+    """
+
+    def __init__(
+        self,
+        flat: Flat,
+        rank: int,
+        parties: Sequence[Party],
+        post: Post,
+        traffic: Sequence[Traffic],
+        roll: RollCall,
+        texts: Callable[[str], Sequence[str]],
+        dropped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._dropped = dropped
+        self._flat = flat
+        self._rank = rank
+        self._post = post
+        self._roll = roll
+        self.parties = tuple(parties)
+        self._mine = next(place for place, party in enumerate(parties) if rank in party)
+        self._traffic = traffic
+        self._width = 8 if flat.dtype is torch.float64 else 4
+        others = [place for place in range(len(parties)) if place != self._mine]
+        self._mirrors = MirrorClock(others, self._mirrored, lambda place: post.arrived(parties[place][0]))
+        self._announced: Announcements | None = None
+        self._clock = -1  # of the last exchange after which messages may be under way
+        self._base: torch.Tensor | None = None  # the replica after the last exchange
+        # New pages cost the processor more than the computation on them: 21 of 31 ms for 10,000,000 entries.
+        self._spare: torch.Tensor | None = None  # the replica after the exchange before, whose memory is free
+        self._movement: Array | None = None
+        self._sums: Accumulator | None = None
+        self._picked = 1.0
+        self._threshold = LineThreshold()
+        self._texts = texts
+        self._saved: tuple[int, dict[str, torch.Tensor]] = (-1, {})  # rank and state from a checkpoint
+
+    def begin(self) -> None:
+        """Start with the training: movements are measured from here on, or from a loaded checkpoint."""
+        if self._base is not None:
+            return
+        own, (whose, saved) = self._flat.read(), self._saved
+        self._saved = -1, {}
+        with self._roll.waiting("the start of the exchange of entries"):
+            said = self._texts(str(whose))
+        # The saved state is valid only if every worker has loaded its own. Entries that another worker held back are in
+        # that worker's replica, and this worker must not send them too.
+        if saved and all(text == str(rank) for rank, text in enumerate(said)):
+            self._base = saved[BASE].to(own.device, own.dtype, copy=True)
+            self._sums = Accumulator(saved[HELD].to(own.dtype).cpu().numpy().copy())
+        else:
+            self._base = own
+            self._sums = Accumulator(np.zeros(self._flat.size, dtype=own.cpu().numpy().dtype))
+
+    def forget(self) -> None:
+        self._clock = -1
+        self._base = self._sums = self._spare = None
+        self._saved = -1, {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the held entries and the replica after the last exchange, each of shape (size,).
+        Raises :class:`CheckpointError` if entries may be under way from other sites."""
+        if self._clock >= 0 and self._mirrors.lacks(self._clock):
+            raise CheckpointError(
+                "entries of other sites are under way, and would be in no checkpoint: save inside session.evaluated(), "
+                "where everything has arrived"
+            )
+        own = self._flat.read()
+        held = torch.zeros_like(own) if self._sums is None else torch.from_numpy(self._sums.held.copy())
+        return {HELD: held, BASE: own if self._base is None else self._base.clone()}
+
+    def check(self, vectors: dict[str, torch.Tensor]) -> None:
+        """Raise :class:`CheckpointError` if vectors, shape (size,), are of another model; no vectors are always
+        accepted."""
+        for name, vector in vectors.items():
+            if len(vector) != self._flat.size:
+                raise CheckpointError(
+                    f"{name!r} in the checkpoint has {len(vector)} numbers, and this model {self._flat.size}: resume "
+                    f"with the model that the run began with"
+                )
+
+    def load_state_dict(self, vectors: dict[str, torch.Tensor], rank: int) -> None:
+        """Load :meth:`state_dict`, vectors (size,) of worker ``rank``, when training starts."""
+        self._saved = (rank, dict(vectors)) if set(vectors) == {HELD, BASE} else (-1, {})
+
+    def meet(self, exchange: Exchange, moved: Moved) -> Met:
+        """Take part in an exchange, from reading the replica to writing into it, and wait for it.
+        Raises :class:`PeerError` for an absent worker or damaged message, :class:`TrainingError` if steps differ."""
+        own, movement, finite = self._moved(moved)
+        assert exchange.select is not None
+        if exchange.lead or exchange.groups:
+            return self._meet_by_way(exchange, moved, own, movement, finite)
+        if exchange.select.whole and exchange.merge.combined is Combined.SUM:
+            return self._meet_whole(own, movement, moved.clock, finite)
+        messages, sent_bytes = self._give(exchange.select, moved, own, movement)
+        heard, more_bytes = self._hear(exchange.select, moved.clock, messages)
+        assert self._base is not None
+        outcome = outcome_of(exchange.merge, own, self._base.cpu().numpy(), heard, self._mine)
+        return self._written(outcome, sent_bytes + more_bytes, finite)
+
+    def begin_late(self, exchange: Exchange, moved: Moved, landed: Callable[[Met, float], None]) -> LateEntries:
+        """Send the picked entries of an exchange whose outcome enters some steps later.
+        ``landed`` is called with its result, and the seconds of training that it took."""
+        began_s = time.perf_counter()
+        own, movement, finite = self._moved(moved)
+        assert exchange.select is not None
+        messages, sent_bytes = self._give(exchange.select, moved, own, movement)
+
+        def hear() -> tuple[dict[int, Unpacked], int]:
+            assert exchange.select is not None
+            return self._hear(exchange.select, moved.clock, messages)
+
+        def arrive() -> torch.Tensor:
+            here_s = time.perf_counter()
+            heard, more_bytes = hear()
+            assert self._base is not None
+            outcome = outcome_of(exchange.merge, own.copy(), self._base.cpu().numpy(), heard, self._mine)
+            self._spare, self._base = self._base, torch.from_numpy(outcome).to(self._flat.device)
+            landed(self._met(sent_bytes + more_bytes, finite), gave_s + time.perf_counter() - here_s)
+            return torch.from_numpy(np.subtract(outcome, own, out=own)).to(self._flat.device)
+
+        gave_s = time.perf_counter() - began_s
+        return LateEntries(arrive, hear)
+
+    def _moved(self, moved: Moved) -> tuple[Array, Array, bool]:
+        """Return the replica and its movement since the last exchange, each (size,), and whether that is finite."""
+        self.begin()
+        assert self._base is not None
+        base, own = self._base.cpu().numpy(), self._flat.read(self._spare).cpu().numpy()
+        movement = self._movement = np.subtract(own, base, out=self._movement)
+        if moved.part != 1.0:  # P parties that divide the learning rate: the steps of each count 1 / P
+            movement *= own.dtype.type(moved.part)
+            np.add(base, movement, out=own)
+        return own, movement, math.isfinite(float(movement.sum()))
+
+    def _give(
+        self, select: Selection, moved: Moved, own: Array, movement: Array
+    ) -> tuple[dict[int, bytes | memoryview], int]:
+        """Pick and send if this worker is the speaker; return its own message, by place, and the bytes sent."""
+        if self._rank != self.parties[self._mine][0]:
+            return {}, 0
+        assert self._sums is not None
+        self._sums.add(movement)
+        picked = self._sums.take(self._threshold.within(select), own, moved.rate)
+        self._picked = picked.part
+        message = pack(picked, moved.clock, moved.weight)
+        sent_bytes = self._send(message)
+        self._threshold.sent_bytes = sent_bytes
+        return {self._mine: message}, sent_bytes
+
+    def _hear(
+        self, select: Selection, clock: int, messages: dict[int, bytes | memoryview]
+    ) -> tuple[dict[int, Unpacked], int]:
+        """Return the messages of all parties, by place, and the bytes forwarded; waits."""
+        with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
+            sent_bytes = self._gather(messages, self._rank == self.parties[self._mine][0], select.beside)
+        return {place: self._read(place, one, clock, self._flat.size) for place, one in messages.items()}, sent_bytes
+
+    def _meet_whole(self, own: Array, movement: Array, clock: int, finite: bool) -> Met:
+        """Sum everything that is held, without picking; overwrites ``own`` and ``movement``, each (size,)."""
+        assert self._sums is not None
+        party, before = self.parties[self._mine], sum(one.sent_bytes for one in self._traffic)
+        speakers = [one[0] for one in self.parties]
+        with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
+            if self._rank == party[0]:
+                self._sums.add(movement)
+                total = WholeSum(speakers, self._rank, self._tell, self._values).of(self._sums.held, clock)
+                others = np.subtract(total, self._sums.held, out=movement)
+                self._sums.held[:] = 0
+                message = pack(Picked(len(others), None, others), clock)
+                for rank in party[1:]:
+                    self._tell(rank, message)
+            else:
+                others = self._values(party[0], clock, self._flat.size).dense()
+        own += others
+        self._picked = 1.0
+        return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
+
+    def _meet_by_way(self, exchange: Exchange, moved: Moved, own: Array, movement: Array, finite: bool) -> Met:
+        """Send the picked entries to others or to a hub; receive those that are here or due."""
+        assert self._sums is not None
+        assert exchange.select is not None
+        before, picked = sum(one.sent_bytes for one in self._traffic), None
+        if self._rank == self.parties[self._mine][0]:
+            self._sums.add(movement)
+            picked = self._sums.take(self._threshold.within(exchange.select), own, moved.rate)
+            self._picked = picked.part
+        if exchange.groups:
+            far = self._far_bytes()
+            own += self._by_hubs(exchange.groups, picked, moved.clock)
+            self._threshold.sent_bytes = self._far_bytes() - far
+        else:
+            if self._clock < 0:
+                self._mirrors.begin(moved.clock - 1)
+            self._clock = moved.clock
+            if picked is not None:
+                message = pack(picked, moved.clock, moved.weight)
+                if exchange.barrier_bytes:
+                    self._announcing(exchange.barrier_bytes).leaves(picked, len(message))
+                self._threshold.sent_bytes = self._send(message)
+            own += self._heard(moved.clock, moved.clock - exchange.lead)
+        return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
+
+    def _far_bytes(self) -> int:
+        return sum(one.sent_bytes for place, one in enumerate(self._traffic) if place != self._mine)
+
+    def _announcing(self, most_bytes: float) -> Announcements:
+        if self._announced is None:
+            speakers = {place: party[0] for place, party in enumerate(self.parties) if place != self._mine}
+            self._announced = Announcements(self._post, speakers, self._traffic, self._flat.size, most_bytes)
+        return self._announced
+
+    def _by_hubs(self, groups: Sequence[Party], picked: Picked | None, clock: int) -> Array:
+        """Return the sum of other parties' entries, shape (size,), the same on all workers of a party."""
+        party = self.parties[self._mine]
+        with self._roll.waiting(f"the exchange of entries after step {clock}", _PLACE):
+            if picked is None:
+                return self._values(party[0], clock, self._flat.size).dense()
+            others = Overlay(groups, self._rank, self._tell, self._by_rank).heard(picked, clock)
+            self._hand_on(others, clock)
+        return others
+
+    def _hand_on(self, others: Array, clock: int) -> None:
+        party = self.parties[self._mine]
+        if party[1:]:
+            message = pack(sparse(others), clock)
+            for rank in party[1:]:
+                self._tell(rank, message)
+
+    def _by_rank(self, rank: int, clock: int) -> Picked:
+        return self._values(rank, clock, self._flat.size)
+
+    def catch_up(self) -> None:
+        """Receive what is still under way; all workers call it at the same step."""
+        if self._clock >= 0 and not self._dropped():
+            self._written(self._flat.read().cpu().numpy() + self._heard(self._clock, self._clock), 0, True)
+
+    def _heard(self, clock: int, due: int) -> Array:
+        """Return the sum, shape (size,), of entries that a party takes in now, the same on all its workers."""
+        party = self.parties[self._mine]
+        with self._roll.waiting(f"entries of step {due}", _PLACE):
+            if self._rank != party[0]:
+                self._mirrors.begin(due)  # the speaker has received at least these steps
+                return self._values(party[0], clock, self._flat.size).dense()
+            assert self._sums is not None
+            others = np.zeros_like(self._sums.held)
+            announced = self._announced
+            for one in self._mirrors.take(due, announced.due() if announced else None):
+                one.picked.add_to(others)
+            if announced is not None:
+                announced.taken(self._mirrors.taken)
+            self._hand_on(others, clock)
+        return others
+
+    def _mirrored(self, place: int) -> Unpacked:
+        with self._traffic[place].waiting():
+            message = self._post.receive(self.parties[place][0])
+        return unpack(message, self._flat.size, self._width)
+
+    def _tell(self, rank: int, message: bytes) -> None:
+        self._post.send(rank, message)
+        place = next(place for place, party in enumerate(self.parties) if rank in party)
+        self._traffic[place].sent_bytes += len(message)
+
+    def _values(self, rank: int, clock: int, size: int) -> Picked:
+        place = next(place for place, party in enumerate(self.parties) if rank in party)
+        with self._traffic[place].waiting():
+            message = self._post.receive(rank)
+        return self._read(place, message, clock, size).picked
+
+    def _written(self, outcome: Array, sent_bytes: int, finite: bool) -> Met:
+        assert self._sums is not None
+        after = torch.from_numpy(outcome).to(self._flat.device)
+        self._flat.write(after)
+        self._spare, self._base = self._base, after
+        return self._met(sent_bytes, finite)
+
+    def _met(self, sent_bytes: int, finite: bool) -> Met:
+        assert self._sums is not None
+        held = self._sums.held
+        distance = math.sqrt(float(np.dot(held, held)) / max(1, len(held)))
+        return Met(sent_bytes, distance, finite, 0, self._picked)
+
+    # ---------------------------------------------------------------- messages
+    def _send(self, message: bytes) -> int:
+        sent_bytes = 0
+        for place, party in enumerate(self.parties):
+            if place != self._mine:
+                self._post.send(party[0], message)
+                self._traffic[place].sent_bytes += len(message)
+                sent_bytes += len(message)
+        return sent_bytes
+
+    def _gather(self, messages: dict[int, bytes | memoryview], speaks: bool, beside: bool) -> int:
+        """Collect and forward the messages of all parties; the own party's only if unsent entries wait outside the
+        replica."""
+        party, sent_bytes = self.parties[self._mine], 0
+        for place, other in enumerate(self.parties):
+            if place == self._mine and not beside:
+                messages.pop(place, None)
+                continue
+            if place not in messages:
+                with self._traffic[place].waiting():
+                    messages[place] = self._post.receive(other[0] if speaks else party[0])
+            for rank in party[1:] if speaks else ():
+                self._post.send(rank, bytes(messages[place]))
+                self._traffic[self._mine].sent_bytes += len(messages[place])
+                sent_bytes += len(messages[place])
+        return sent_bytes
+
+    def _read(self, place: int, message: bytes | memoryview, clock: int, size: int) -> Unpacked:
+        found = unpack(message, size, self._width)
+        if found.clock != clock:
+            raise TrainingError(
+                f"rank {self.parties[place][0]} sends entries of step {found.clock} where rank {self._rank} is at step "
+                f"{clock}: all ranks must run the same loop. Look for a break, continue or return that only some reach"
+            )
+        return found
+
+    def close(self, failed: bool) -> None:
+        """Close the connections when others no longer need them. Raises :class:`PeerError` if a worker has failed."""
+        if self._dropped() and not failed:  # in the background, because the script must not wait here
+            threading.Thread(target=_say_goodbye, args=(self._post,), name="uneven-goodbye").start()
+            return
+        with self._roll.waiting("the end of the exchanges of entries"):
+            self._post.close(failed)
+
+
+def _say_goodbye(post: Post) -> None:
+    with suppress(RuntimeError):  # a peer has failed, and no caller is left to report it to
+        post.close(failed=False)
+
+
+def peers_of(rank: int, parties: Sequence[Party]) -> Party:
+    """Return the peers of a worker: for a speaker all other speakers and its party, for another worker its speaker."""
+    mine = next(party for party in parties if rank in party)
+    if rank != mine[0]:
+        return (mine[0],)
+    return tuple(sorted({*(party[0] for party in parties if party is not mine), *mine[1:]}))
+
+
+def apart(saved: dict[str, Saved]) -> tuple[dict[str, Saved], dict[str, Saved]]:
+    """Split a saved state into the part of this module and the rest."""
+    own = {name: one for name, one in saved.items() if name.startswith(OWN)}
+    return own, {name: one for name, one in saved.items() if name not in own}
+
+
+def most_bytes(size: int) -> int:
+    """Return the largest size of a message for a vector of this length, including headers."""
+    return 2 * HEADER_BYTES + 8 * size

@@ -1,0 +1,1 @@
+"""Loaders, and the batches that are in flight."""

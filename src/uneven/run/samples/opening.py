@@ -1,0 +1,224 @@
+"""Opens the source that a script's options ask for."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral
+from typing import Any, cast
+
+from torch.utils.data import DataLoader
+
+from uneven.errors import DataError, UnknownNameError
+from uneven.policy.samples.costs import SampleCosts
+from uneven.policy.samples.order import Changing, EpochPlan, Portion, SplitSource, never
+from uneven.policy.samples.paced import PacedSampler, Positions
+from uneven.policy.samples.supply import SampleCounter
+from uneven.run.samples.indexed import IndexedSource, PlannedSampler, Sampler
+from uneven.run.samples.sampled import EpochOrders, SampledOrders, check_samplers
+from uneven.run.samples.sharded import Shards, ShardSource
+from uneven.run.samples.source import BatchSource
+from uneven.run.samples.stream import StreamSource, is_stream
+
+# What the loader decides itself: batches out of order could not be told from one another.
+_OURS = frozenset(("in_order",))
+_PASSED = frozenset(inspect.signature(DataLoader.__init__).parameters) - _OURS - {"self", "dataset"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """What a script asks of its loader.
+
+    Attributes:
+        batch_size: the global batch X, of all ranks together.
+        lower: least samples in a batch, where the last part allows it, and in a padded one always.
+        shards: of a stream of which each rank has a shard of its own, how long they are; see :mod:`.sharded`.
+        stream_sharded: a stream divides itself among its reader processes; see :class:`.stream.StreamSource`.
+        sampler: draws the order of an epoch, the same on all ranks; see :mod:`.sampled`.
+        batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
+        cost: of each sample, an array, or a function of its index: batches are divided by it; see :mod:`.costs`.
+        padded: a part costs its number of samples times the greatest cost among them, not the sum.
+        ahead: batches that are read before they are handed out, so that what they need can be asked for in time.
+        ids: what is to be asked for, of a batch.
+        dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
+            ``pin_memory``, ``prefetch_factor``, …), except ``in_order``.
+
+    Raises:
+        DataError: a keyword that the loader decides itself; a ``DataLoader`` for a data set; or ``lower`` below 1.
+        UnknownNameError: a keyword that ``DataLoader`` does not have.
+    """
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool = True
+    drop_last: bool = False
+    lower: int = 1
+    shards: Shards | None = None
+    stream_sharded: bool = False
+    sampler: Any = None
+    batch_sampler: Any = None
+    cost: Any = None
+    padded: bool = False
+    ahead: int = 0
+    ids: Callable[[Any], object] | None = None
+    dataloader: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def split(cls, **given: Any) -> LoaderOptions:
+        """Those of this loader by their names, and all others for torch's ``DataLoader``."""
+        own = {one.name for one in fields(cls)} - {"dataloader"}
+        more = {name: value for name, value in given.items() if name not in own}
+        return cls(**{name: given[name] for name in own & given.keys()}, dataloader=more)
+
+    def __post_init__(self) -> None:
+        for name in self.dataloader:
+            if name in _OURS:
+                raise DataError(
+                    f"{name} cannot be given: the loader hands batches out in order, as it knows them by that"
+                )
+            if name not in _PASSED:
+                raise UnknownNameError("keyword for the loader:", name, _PASSED)
+        if isinstance(self.dataset, DataLoader):
+            raise DataError(
+                "the data set is a DataLoader, whose batches would count as samples: give session.loader the data set, "
+                "the size of the global batch, and what the DataLoader was given (num_workers, collate_fn, …)"
+            )
+        if not isinstance(self.batch_size, Integral):
+            raise DataError(
+                f"session.loader(batch_size={self.batch_size!r}): give the samples of all workers together in a step, "
+                f"a whole number. If the data set gives whole batches, let it give samples, or draw the batches "
+                f"yourself in `with session.step(batch_size=…)`"
+            )
+        if self.lower < 1:
+            raise DataError(f"lower = {self.lower}: a batch holds at least 1 sample")
+        if type(self.ahead) is not int or self.ahead < 0 or (self.ahead and self.ids is None):
+            raise DataError(
+                f"ahead = {self.ahead!r}: give a number of batches, 0 or more, and ids=, a function of a batch: what "
+                f"is to be asked for when it has been read"
+            )
+        if self.ahead and is_stream(self.dataset):
+            raise DataError(f"ahead = {self.ahead} of a stream: its batches are cut when they are handed out; use 0")
+        if self.cost is None and self.padded:
+            raise DataError("padded=True says how costs add up: give cost=, what each sample costs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Which of the samples are those of one rank.
+
+    Attributes:
+        workers: how many divide them.
+        seed: with the epoch it gives the order of the samples.
+        split_for: iteration → shares of all ranks, adding up to the global batch.
+        settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
+        counter: of all ranks, where each takes samples at its own pace.
+        changing: where workers leave and join: whose samples are split among whom, and what comes again.
+    """
+
+    rank: int
+    workers: int
+    seed: int
+    split_for: SplitSource
+    settled: Callable[[], bool] = never
+    counter: SampleCounter | None = None
+    changing: Changing | None = None
+
+    def plan(self, asked: LoaderOptions) -> EpochPlan:
+        """How an epoch is cut."""
+        return EpochPlan(
+            batch_size=asked.batch_size, lower=asked.lower, drop_last=asked.drop_last,
+            workers=self.workers, split_for=self.split_for, settled=self.settled, changing=self.changing,
+        )  # fmt: skip
+
+
+Unused = Callable[[], Sequence[Portion]]
+
+
+def open_source(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Unused) -> BatchSource:
+    """The batches of one rank.
+
+    Args:
+        unused: batches that the script was handed and that are in no model yet.
+
+    Raises:
+        DataError: the data set can be neither indexed nor iterated, or is empty; or the options do not go together.
+    """
+    stream = is_stream(asked.dataset)
+    if asked.batch_size < division.workers * asked.lower:
+        raise DataError(
+            f"global batch of {asked.batch_size} is too small for {division.workers} workers with at least "
+            f"{asked.lower} sample(s) each: use a batch_size of at least {division.workers * asked.lower}, or fewer "
+            f"workers"
+        )
+    check_samplers(asked.sampler, asked.batch_sampler, stream=stream, drop_last=asked.drop_last)
+    _check_cost(asked, division, stream)
+    if asked.shards is not None:
+        return ShardSource(asked.dataset, shards=asked.shards, rank=division.rank, plan=plan, options=asked.dataloader)
+    if not stream:
+        return _indexed(asked, division, plan, unused)
+    if division.counter is not None:
+        raise DataError(
+            "a stream has no index by which workers could each take samples at their own pace: give a data set "
+            "with __len__ and __getitem__, or a policy under which workers wait for each other"
+        )
+    return StreamSource(
+        asked.dataset, plan=plan, rank=division.rank, sharded=asked.stream_sharded, options=asked.dataloader
+    )
+
+
+def _indexed(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Unused) -> IndexedSource:
+    size = _checked_length(asked)
+    orders = _orders(asked, division.seed, size)
+    if division.counter is not None:
+        orders.check_paced()
+        usable = orders.length - orders.length % asked.batch_size if asked.drop_last else orders.length
+        paced = PacedSampler(
+            rank=division.rank, shares_for=division.split_for, order_of=cast("Callable[..., Positions]", orders),
+            usable=usable, lower=asked.lower, counter=division.counter, workers=division.workers,
+            now=time.perf_counter, unused=unused,
+            members=None if (moving := division.changing) is None else moving.members,
+        )  # fmt: skip
+        return _read(asked, orders, paced, "")
+    costs = None
+    if asked.cost is not None:
+        values = [asked.cost(index) for index in range(size)] if callable(asked.cost) else asked.cost
+        costs = SampleCosts(values, size, padded=asked.padded)
+    planned = PlannedSampler(plan=plan, rank=division.rank, orders=orders, costs=costs)
+    alike = "" if costs is None else costs.digest
+    return _read(asked, orders, planned, alike)
+
+
+def _read(asked: LoaderOptions, orders: EpochOrders, sampler: Sampler, alike: str) -> IndexedSource:
+    return IndexedSource(
+        asked.dataset, orders=orders, sampler=sampler, alike=alike, options=asked.dataloader, ahead=asked.ahead,
+        read=asked.ids or (lambda batch: None),
+    )  # fmt: skip
+
+
+def _orders(asked: LoaderOptions, seed: int, size: int) -> EpochOrders:
+    batched = asked.batch_sampler is not None
+    drawn = asked.batch_sampler if batched else asked.sampler
+    if drawn is None:
+        return EpochOrders(size, seed, asked.shuffle)
+    return SampledOrders(drawn, batch_size=asked.batch_size, batched=batched, size=size, seed=seed)
+
+
+def _check_cost(asked: LoaderOptions, division: Division, stream: bool) -> None:
+    moving, counted = division.changing is not None, division.counter is not None
+    if asked.cost is not None and (stream or moving or counted):
+        where = "a stream" if stream else "an elastic run" if moving else "samples taken at each worker's own pace"
+        raise DataError(f"cost with {where}: who takes which samples of a batch cannot be known there; leave it out")
+
+
+def _checked_length(asked: LoaderOptions) -> int:
+    length = len(asked.dataset)
+    if length == 0:
+        raise DataError(f"data set of type {type(asked.dataset).__name__} is empty: its length is 0")
+    if asked.drop_last and length < asked.batch_size:
+        raise DataError(
+            f"drop_last with a global batch of {asked.batch_size} drops all {length} samples: use a smaller "
+            "batch_size, or drop_last=False"
+        )
+    return length

@@ -1,0 +1,216 @@
+"""Attaches a model to a session: everything that hangs on it, in one fixed order on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.policy.core.actions import StepPlan
+from uneven.policy.core.membership import Meeting
+from uneven.policy.core.registry import describe
+from uneven.policy.sync import Outlook, outlook
+from uneven.run.gradients.averaged import Averaged
+from uneven.run.gradients.counted import PassCounts
+from uneven.run.gradients.losses import FirstLosses
+from uneven.run.model.check import (
+    check_model,
+    check_optimizer,
+    check_sharded,
+    describe_model,
+    is_sharded,
+    parts_called,
+)  # fmt: skip
+from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
+from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
+from uneven.run.replicas.peers.agree import Agreement
+from uneven.run.replicas.peers.plans import Plans
+from uneven.run.replicas.peers.together import Alike, Exchanging
+from uneven.run.reports.reports import Reports
+from uneven.run.samples.hands import Hands
+from uneven.run.samples.own_pace.shared import OwnPace
+from uneven.run.start.connect import compare
+from uneven.run.start.heap import keep_freed_memory
+from uneven.run.step.checks import apart, check_alone, check_attached, check_momentum_of
+from uneven.run.step.context import Context
+from uneven.run.step.factory import by_copy, exchanging, follow
+from uneven.run.step.part import Run
+from uneven.run.step.parts import Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """A model in a session, and what was made for it.
+
+    Attributes:
+        agreement: what is exchanged beside gradients.
+        watch: looks after the model.
+        detach: leaves the model as it came.
+        averaging: the ranks whose gradients are averaged with this worker's under a plan; None where none are.
+    """
+
+    context: Context
+    agreement: Exchanging
+    watch: ModelWatch | Unwatched
+    detach: Callable[[], None]
+    averaging: Callable[[StepPlan], tuple[int, ...] | None]
+
+    def check(self, plan: StepPlan) -> None:
+        """See that everything was made that a plan asks for.
+
+        Raises:
+            ConfigError: naming what the plan exchanges, and none before it did.
+        """
+        if len(self.context.members) > 1:
+            more = not isinstance(self.agreement, Alike)
+            check_attached(
+                self.context.policy, plan, self.agreement.clock, averaging=self.averaging(plan), exchanging=more
+            )
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        """Other workers take part, from the next step on."""
+        self.agreement.members_changed(members, generation)
+
+
+class NoModel:
+    """Stands where :class:`Attached` does before a session has a model: it can only train alone."""
+
+    def __init__(self, context: Context) -> None:
+        self.agreement = Alike(Plans(context.policy, context.rank, context.members, context.sites))
+        self.watch = Unwatched()
+        self._members = context.members
+
+    def check(self, plan: StepPlan) -> None:
+        """See that there are no other workers, whatever the plan is.
+
+        Raises:
+            ConfigError: there are, and each would train a model of its own.
+        """
+        check_alone(self._members)
+
+    def members_changed(self, members: tuple[int, ...], generation: int) -> None:
+        self._members = members
+        self.agreement.members_changed(members, generation)
+
+    def detach(self) -> None:
+        """Nothing was put on anything."""
+
+
+def attach(
+    context: Context,
+    model: nn.Module,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    *,
+    owner: object,
+    undo: Undo,
+    reports: Reports,
+    gradients: Averaged,
+    hands: Hands,
+    counting: PassCounts,
+    own_pace: OwnPace | None,
+    parts: Parts,
+    **ddp: Any,
+) -> Attached:
+    """Compare the ranks' models, make what exchanges, and hang it on the model and its optimizers.
+
+    Args:
+        owner: the session, which lives as long as the model.
+        undo: what takes off again all that is put on the user's objects.
+        ddp: options of ``DistributedDataParallel``.
+
+    Raises:
+        ConfigError: the model cannot be carried.
+        ConflictError: another rank has another model.
+    """
+    refuse_shared(model)
+    known = {id(one) for one in model.parameters()}
+    for optimizer in optimizers:  # a worker that is alone trains all that its optimizer holds
+        check_optimizer(optimizer, lambda one: len(context.members) == 1 or id(one) in known)
+    check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
+    parts.adopt(model, context.config.threads)
+    device, sharded = check_model(model), is_sharded(model)
+    said = {**describe_model(model), "find_unused_parameters": ddp["find_unused_parameters"]}
+    compare(context.connection.transport, said, "session.setup")
+    heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
+    reports.measure_on(device)
+    if context.elastic is not None:
+        context.elastic.meet(model)
+    meter, out = reports.books.meter, outlook(context.policy, context.members, context.sites)
+    if sharded:
+        check_sharded(model, len(context.members), _no_shards(context, out))
+    agreement = exchanging(context, model, out, own_pace, meter)
+    alike = isinstance(agreement, Alike)
+    follower = None if alike else follow(context, model, hands, agreement, out)
+    if not by_copy(context):
+        gradients.exchange(context, out, counting, meter, sharded=sharded, groups=partial(_groups, agreement))
+    before_step = gradients.attach(model, owner, **ddp)
+    if not alike:
+        before_step.append(agreement.still)
+    reports.piggyback, reports.piggybacks = gradients.piggyback, alike
+    if context.elastic is not None and own_pace is None:  # they ride with merges, too
+        reports.piggybacks = True
+        reports.piggyback = context.elastic.recovery.slots  # type: ignore[assignment] # stands where it does
+    in_step = own_pace is None or (len(context.members) == 1 and context.elastic is None)
+    lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
+    parts.attach(
+        Run(rank=context.rank, members=context.members, lines=lines, model=model, optimizers=optimizers,
+            log=context.scribe.scalar, tell=context.scribe.event, now=lambda: parts.now(hands.turn),
+            turn=lambda: counting.turn, own_time=lambda: meter.own_time,
+            work_changed=meter.work_changed, spread=meter.spread)
+    )  # fmt: skip
+    if alike:
+        gradients.compare(model, optimizers, context)
+    if parts.sees_optimizers:
+        before_step.append(partial(_ready, parts, hands))
+    for optimizer in optimizers:
+        undo.add(*(optimizer.register_step_pre_hook(ModelHook(call)).remove for call in before_step))
+    hands.watch(model, *optimizers)
+    begins = hands.forward
+    if alike and gradients.carrier is not None and context.scribe.speaks:
+        look = FirstLosses(hands, counting, partial(context.scribe.event, "loss", warn=True))
+        begins = look.forward
+        undo.add(look.close)
+    following = ModelHook(begins)  # before all that asks which batch a pass is on
+    for one in parts_called(model):
+        undo.add(one.register_forward_pre_hook(following, with_kwargs=True, prepend=True).remove)
+    undo.add(keep_out_of_copies(model))
+    alone = len(context.members) == 1
+    warn = partial(context.scribe.event, "gradients", warn=context.scribe.speaks)
+    watched = partial(ModelWatch, warn=warn) if gradients.carrier is not None else ModelWatch
+    watch = Unwatched() if alone or sharded else watched(model)
+    if isinstance(watch, ModelWatch):
+        undo.add(watch.close)
+
+    def detach() -> None:
+        gradients.detach()
+        if follower is not None:
+            follower.detach()
+        if heap is not None:
+            heap()
+
+    return Attached(context=context, agreement=agreement, watch=watch, detach=detach, averaging=gradients.averaging)
+
+
+def _groups(agreement: Exchanging) -> Meeting | None:
+    """Who averages gradients with whom in the step under way; None where all do."""
+    return agreement.groups() if isinstance(agreement, Agreement) else None
+
+
+def _no_shards(context: Context, out: Outlook) -> str:
+    """Why no sharded model can be trained in this run; "" where one can."""
+    if context.elastic is not None:
+        return "in an elastic run: who is lost takes its part of the model along; leave --elastic out"
+    if by_copy(context) or not out.gradients_of_all(context.members):
+        return (
+            f"under sync = {describe(context.policy)}: workers have replicas there that differ, and torch keeps one "
+            f"model; use sync='bsp'"
+        )
+    return ""
+
+
+def _ready(parts: Parts, hands: Hands, *step: object) -> None:
+    parts.ready(hands.turn, *step)  # type: ignore[arg-type]

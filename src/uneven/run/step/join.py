@@ -1,0 +1,71 @@
+"""Joins a run: what was asked for, what of it makes sense, the way to the others, and the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from uneven.errors import ConfigError
+from uneven.policy.balance import Balancer, balancers
+from uneven.policy.sync import policies, unsited
+from uneven.run.lines.elastic_connection import ElasticConnection, connect_elastic
+from uneven.run.loops.visits import bind_visits
+from uneven.run.start.connect import compare, connect, identity, versions
+from uneven.run.start.settings import ALONE, CODE, decide_settings
+from uneven.run.step.checks import check_carried, refuse_elastic
+from uneven.run.step.context import Context
+from uneven.run.step.factory import elastic_kind, pace_of
+from uneven.run.step.part import Part
+from uneven.run.step.scribe import Scribe
+from uneven.runtime.world import World
+
+
+def join(
+    world: World, given: dict[str, Any], journal: str | Path | None, parts: Sequence[Part]
+) -> tuple[Context, Balancer]:
+    """Join the others with the same settings; every rank calls it at the same time.
+
+    Args:
+        given: settings of the script, None where it says nothing.
+        journal: directory, or None for the run's own.
+        parts: of each step.
+
+    Raises:
+        ConfigError, ConflictError, PeerError: see :class:`uneven.Session`.
+    """
+    if isinstance(parts, Part):
+        raise ConfigError(f"parts={parts.name!r}: give a list, even of one, parts=[…]")
+    settings = decide_settings(world, {key: value for key, value in given.items() if value is not None})
+    config = settings.config
+    sync, balance = (settings.objects.get(key, getattr(config, key)) for key in ("sync", "balance"))
+    balancer, policy = balancers.resolve(balance), policies.resolve(sync)
+    check_carried(policy, tuple(range(world.size)), {})
+    if parts and config.threads > 1:
+        raise ConfigError(f"parts with threads = {config.threads}: there is no one step that they could be of")
+    if world.elastic is not None:
+        refuse_elastic(world.elastic, policy, balancer, config)
+    connection = (connect if world.elastic is None else connect_elastic)(world, config.timeout_s)
+    with ExitStack() as undo:
+        undo.callback(connection.close, failed=True)
+        said = compare(connection.transport, {**identity(config), "_site": world.site}, "start of the session")
+        directory = journal if journal is not None else world.run_directory
+        scribe = Scribe(world, directory, config, versions(), pace_of(policy))
+        undo.pop_all()
+    for conflict in settings.conflicts:  # the launcher has reported those between command line and file
+        scribe.event("conflict", str(conflict), warn=world.rank == 0 and conflict.winner in (CODE, ALONE))
+    sites = {rank: one["_site"] for rank, one in enumerate(said)}
+    if world.rank == 0 and (plain := unsited(policy, sites)):
+        scribe.say(plain, "one-site")
+    if world.rank == 0 and settings.note and not world.alone:
+        scribe.say(settings.note, "balance")
+    elastic = None
+    if isinstance(connection, ElasticConnection):
+        elastic = elastic_kind(policy)(connection.membership, scribe.write, scribe.say, world.leave_on)
+        connection.leaving, connection.recovery = elastic.close, elastic.recovery
+    context = Context(
+        world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe, elastic=elastic
+    )
+    bind_visits(context, parts)
+    return context, balancer

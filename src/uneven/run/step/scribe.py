@@ -1,0 +1,162 @@
+"""Writes the journal of this rank, if there is one, and says on the terminal what must not be missed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from uneven.errors import NonFiniteError
+from uneven.journal import END, LEFT, PLAN, BackgroundWriter, Writer, plan_message, rank_path
+from uneven.policy.core.config import RunConfig
+from uneven.policy.core.pace import PACE, Pace
+from uneven.policy.core.records import SHARE, EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
+from uneven.runtime.frames import warn as warn_user
+from uneven.runtime.world import World
+
+_SPOKEN = 3
+"""How often one kind of event is also said on the terminal; the journal has them all."""
+
+FAILED = "failed"
+"""This rank's program is ending of an error; the message says which."""
+
+
+class Scribe:
+    """Writes records; without a directory, none.
+
+    Args:
+        directory: the run directory, or None.
+        pace: at which this run's workers go; None if nobody says.
+
+    Attributes:
+        speaks: whether this worker writes what all know alike.
+        counts: event → how many of its kind there were.
+
+    Raises:
+        JournalError: the journal cannot be written there.
+    """
+
+    def __init__(
+        self, world: World, directory: str | Path | None, config: RunConfig, versions: dict[str, str],
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
+        self.rank = world.rank
+        self.speaks = world.rank == 0
+        self.iteration = 0
+        self.counts: Counter[str] = Counter()
+        self._left = False  # the others go on
+        self._old = (sys.exception(), getattr(sys, "last_value", None))
+        self._writer = None
+        if directory is not None:
+            self._writer = BackgroundWriter(Writer(rank_path(Path(directory), world.rank)))
+        settings = asdict(config)
+        if world.share is not None:
+            settings[SHARE] = world.share
+        if pace is not None:
+            settings[PACE] = pace.value
+        self.write(
+            RunRecord(
+                run=Path(directory).name if directory is not None else "",
+                rank=world.rank,
+                world_size=world.size,
+                host=world.host,
+                pid=os.getpid(),
+                started_at_s=time.time(),
+                world=world.kind,
+                settings=settings,
+                versions=versions,
+            )
+        )
+
+    @property
+    def writing(self) -> bool:
+        """Whether there is a journal."""
+        return self._writer is not None
+
+    def write(self, record: Record | Callable[[], Record]) -> None:
+        """Append a record, or what will make one beside the training."""
+        if self._writer is not None:
+            self._writer.write(record)
+
+    def take_spent_s(self) -> float:
+        """Processor time that writing has cost since the last call, in seconds."""
+        return self._writer.take_spent_s() if self._writer is not None else 0.0
+
+    def scalar(self, name: str, value: float, weight: float = 1.0) -> None:
+        """Append a number that the user logged; ``weight`` is what it counts in the mean over all workers."""
+        self.write(
+            ScalarRecord(
+                rank=self.rank, iteration=self.iteration, at_s=time.time(), name=name, value=value, weight=weight
+            )
+        )
+
+    def event(self, event: str, message: str, warn: bool = False, rank: int | None = None) -> None:
+        """Append an event; with ``warn``, say the first few of its kind as a RuntimeWarning too."""
+        who = self.rank if rank is None else rank
+        self.write(EventRecord(rank=who, iteration=self.iteration, at_s=time.time(), event=event, message=message))
+        self.counts[event] += 1
+        if warn and self.counts[event] <= _SPOKEN:
+            warn_user(f"uneven: {message}")
+
+    def split(self, record: SplitRecord) -> None:
+        """Append a new split; all ranks decide the same one, so one's word is enough."""
+        if self.speaks:
+            self.write(record)
+
+    def complain(self, rank: int, iteration: int, text: str) -> None:
+        """Append that all ranks do not believe the report of one of them."""
+        if self.speaks:
+            self.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
+
+    def say(self, text: str, event: str = "") -> None:
+        """Say on the terminal what members do, and append it as an event, where no other record has it."""
+        self._left = self._left or event == LEFT
+        if event:
+            self.event(event, text)
+        print(f"uneven: {text}", file=sys.stderr)
+
+    def plan(self, iterations: int) -> None:
+        """Say how long the run will be."""
+        self.event(PLAN, plan_message(iterations))
+
+    def failure(self) -> BaseException | None:
+        """What the program is ending of, if it is: an error being handled now, or one that nobody caught.
+
+        Errors that are older than this scribe do not count: a notebook remembers those of earlier cells.
+        """
+        for error in (sys.exception(), getattr(sys, "last_value", None)):
+            ended_well = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
+            if error is not None and not ended_well and not any(error is old for old in self._old):
+                return error
+        return None
+
+    def close(self) -> None:
+        """The last line: how it ended."""
+        if self._writer is None:
+            return
+        error = self.failure()
+        if error is None and not self._left:
+            self.event(END, "the run has ended")
+        elif error is not None:
+            self.event(FAILED, f"{type(error).__name__}: {error}")
+        self._writer.close()
+        self._writer = None
+
+
+def tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:
+    """Write down that this rank has met a NaN or an infinity; warn of the first, the tenth, the hundredth and so on.
+
+    Raises:
+        NonFiniteError: that is what the settings say.
+    """
+    error = NonFiniteError(what, (rank,), scribe.iteration)
+    scribe.event("non-finite", str(error))
+    if config.nonfinite == "raise":
+        raise error
+    times = scribe.counts["non-finite"]
+    if times == 10 ** (len(str(times)) - 1):
+        warn_user(f"uneven: {error}" + (f" (number {times:,} on this rank)" if times > 1 else ""))

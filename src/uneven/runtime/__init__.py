@@ -1,0 +1,1 @@
+"""The machine: processes, launchers, stores, messages and the parameter server."""

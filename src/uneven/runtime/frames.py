@@ -1,0 +1,52 @@
+"""A filter for the user's own lines in errors and warnings. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import warnings
+from types import CodeType, TracebackType
+
+from uneven.errors import UnevenError
+from uneven.runtime.installed import FOLDER
+
+_INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OTHERS = ("<frozen ", *(os.path.join(folder, "") for folder in {str(FOLDER), *_INSTALLED}))
+
+
+def shorten(error: BaseException) -> None:
+    """Leave only the user's own lines in the traceback of an :class:`UnevenError`, and no cause without such a line.
+
+    Nothing changes if no line is the user's, or if ``UNEVEN_TRACEBACK=1``.
+    """
+    own = _own_lines(error)
+    if not isinstance(error, UnevenError) or not own or os.environ.get("UNEVEN_TRACEBACK") == "1":
+        return
+    trace = None
+    for one in reversed(own):
+        trace = TracebackType(trace, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    error.__traceback__ = trace
+    cause = error.__cause__ or error.__context__
+    if cause is not None and not _own_lines(cause):
+        error.__cause__ = None
+
+
+def warn(message: str) -> None:
+    """Warn at the newest line of the user's code; without a location if this thread runs none."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and _foreign(frame.f_code):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level + _foreign(frame.f_code))  # Python has no levels beyond
+
+
+def _own_lines(error: BaseException) -> list[TracebackType]:
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found += [] if _foreign(trace.tb_frame.f_code) else [trace]
+        trace = trace.tb_next
+    return found
+
+
+def _foreign(code: CodeType) -> bool:
+    return code.co_filename.startswith(_OTHERS)

@@ -1,0 +1,29 @@
+"""The registry of places by engine name."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from uneven.errors import ConfigError, UnknownNameError, install_hint
+from uneven.runtime.jobs.call import IMPORTED
+from uneven.runtime.jobs.devices import Devices, devices_of
+from uneven.runtime.jobs.local import Local
+from uneven.runtime.jobs.place import Place
+
+ENGINES = ("local", "ray")
+
+
+def place_for(engine: str, devices: Devices, imported: Sequence[str] = IMPORTED) -> Place:
+    """Return the place of an engine; raise UnknownNameError or ConfigError if it, its devices or package are
+    missing.
+    """
+    if engine == "local":
+        return Local(devices_of(devices), imported)
+    if engine != "ray":
+        raise UnknownNameError("engine", engine, ENGINES)
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"engine='ray': Ray is not installed: {install_hint('.[ray]')}")
+    from uneven.runtime.jobs.ray import Cluster
+
+    return Cluster(devices)

@@ -1,0 +1,11 @@
+"""Start workers through torch's elastic launcher, which ends all workers when an indispensable one dies.
+
+:func:`run` launches and waits for the workers; :func:`start` does the same in a separate process. torch is imported
+only when workers are started.
+"""
+
+from uneven.runtime.launch.local import LocalRun, run, start
+from uneven.runtime.launch.output import WorkerOutput
+from uneven.runtime.launch.spec import Launch
+
+__all__ = ["Launch", "LocalRun", "WorkerOutput", "run", "start"]

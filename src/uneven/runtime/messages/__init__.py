@@ -1,0 +1,1 @@
+"""Authenticated messages over ZeroMQ, and the processes that serve them."""

@@ -1,0 +1,162 @@
+"""Shards in their own processes: one, or those of a run, restarted when they die."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from uneven.errors import ConfigError, LaunchError
+from uneven.runtime.jobs import Command, Ending, Events, Kept, end_all
+from uneven.runtime.jobs.processes import import_path
+from uneven.runtime.messages.keys import address, make_keys
+from uneven.runtime.parameter_server.host import LOOPBACK
+
+_BEGIN_WITHIN_S = 60.0
+
+_ENVIRONMENT = {
+    # The arithmetic is limited by memory, not by processors.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    # Vector pieces come and go. By default glibc returns the memory of each to the kernel, and gets it page by page
+    # for the next. Older versions accept at most 32 MiB here.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+}
+
+
+class ShardProgram(NamedTuple):
+    """The program of a shard's process."""
+
+    module: str  # run as ``python -m module DIRECTORY SHARD MEMBERS``
+    whole: str  # the service that it is a shard of, for messages
+
+
+PARAMETER_SERVER = ShardProgram("uneven.runtime.parameter_server", "the parameter server")
+
+
+def shard_process(
+    directory: Path,
+    shard: int,
+    members: int,
+    *options: str,
+    program: ShardProgram = PARAMETER_SERVER,
+    events: Events | None = None,
+    ended: Callable[[Command], None] = lambda process: None,
+) -> Command:
+    """Start a shard in its own process. It uses the keys of ``directory``, and writes its address there."""
+    # -P: exactly this copy of uneven, and nothing from the working directory, where a queue.py may be the user's.
+    line = [sys.executable, "-P", "-m", program.module, str(directory), str(shard), str(members), *options]
+    environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": import_path()}
+    return Command(f"shard {shard} of {program.whole}", line, env=environment, events=events, ended=ended)
+
+
+class ShardKeeper:
+    """The shards of a run. One that dies is restarted, and gets its state from the workers.
+
+    Args:
+        directory: for keys and addresses; created, with new keys.
+        bind: address to listen on, see :class:`uneven.runtime.parameter_server.host.ShardHost`.
+        growing: workers may leave and join.
+
+    Raises:
+        ConfigError: no shards, or the directory has keys of another run.
+        LaunchError: a shard cannot be started; it prints its own message before.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shards: int,
+        members: int,
+        *,
+        bind: str = LOOPBACK,
+        program: ShardProgram = PARAMETER_SERVER,
+        growing: bool = False,
+    ) -> None:
+        if shards < 1:
+            raise ConfigError(f"{shards} shards of {program.whole}: it must be a positive number")
+        make_keys(directory)
+        self._program = program
+        self._options = ("--growing",) if growing else ()
+        self._over = False
+        self._events = Events()
+        self._shards = [
+            Kept(
+                partial(self._start, directory, shard, members, bind),
+                told=partial(_say, f"shard {shard} of {program.whole}"),
+            )
+            for shard in range(shards)
+        ]
+        self._thread = threading.Thread(target=self._keep, name="uneven-keeper", daemon=True)
+        try:
+            self._wait(directory)
+        except BaseException:
+            self.close()
+            raise
+        self._thread.start()
+
+    @property
+    def deaths(self) -> int:
+        return sum(shard.ends for shard in self._shards)
+
+    def pids(self) -> list[int]:
+        return [shard.process.pid for shard in self._shards]
+
+    def close(self) -> None:
+        """End all shards. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        if self._thread.is_alive():
+            self._events.wake()
+            self._thread.join()
+        self._end()
+        self._events.close()
+
+    def __enter__(self) -> ShardKeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, directory: Path, shard: int, members: int, bind: str, ended: Callable[[Command], None]) -> Command:
+        return shard_process(
+            directory,
+            shard,
+            members,
+            "--bind",
+            bind,
+            *self._options,
+            program=self._program,
+            events=self._events,
+            ended=ended,
+        )
+
+    def _wait(self, directory: Path) -> None:
+        limit_s = time.monotonic() + _BEGIN_WITHIN_S
+        for number, shard in enumerate(self._shards):
+            while address(directory, number) is None:
+                if shard.process.wait(0.01) is not None or time.monotonic() > limit_s:
+                    raise LaunchError(f"{shard.process.name} could not be started")
+
+    def _keep(self) -> None:
+        while not self._over:
+            self._events.wait(None)
+        self._end()  # here, so that shards which this thread has started do not outlive it
+
+    def _end(self) -> None:
+        end_all([shard.process for shard in self._shards])
+
+
+def _say(shard: str, ending: Ending, again: bool) -> None:
+    then = "is started again" if again else "is not started again"
+    print(f"uneven: {shard} {ending.words} and {then}", file=sys.stderr)

@@ -1,0 +1,16 @@
+"""A sharded parameter server: workers push to it and pull from it asynchronously.
+
+``Client`` is a worker's end. A shard is a ``ShardHost`` in a thread or ``python -m uneven.runtime.parameter_server``
+in its own process.
+The decisions of both ends are pure (``shard``, ``link``); ``host`` and ``line`` transport messages over ZeroMQ. Only
+``tensors`` imports torch. The protocol and its losses: docs/ideas/server.md.
+"""
+
+from uneven.runtime.messages.keys import make_keys
+from uneven.runtime.parameter_server.client import Client, Reply
+from uneven.runtime.parameter_server.host import ShardHost, Stored
+from uneven.runtime.parameter_server.line import ZmqLine
+from uneven.runtime.parameter_server.pure.known import Patience
+from uneven.runtime.parameter_server.pure.partition import PartitionTable, table_of
+
+__all__ = ["Client", "PartitionTable", "Patience", "Reply", "ShardHost", "Stored", "ZmqLine", "make_keys", "table_of"]

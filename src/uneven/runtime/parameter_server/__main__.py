@@ -1,0 +1,10 @@
+"""The command ``python -m uneven.runtime.parameter_server DIRECTORY SHARD MEMBERS``: one shard in its own process,
+until SIGTERM."""
+
+from functools import partial
+
+from uneven.runtime.messages.program import run_shard
+from uneven.runtime.parameter_server.host import serve
+
+if __name__ == "__main__":
+    run_shard("uneven.runtime.parameter_server", serve, growing=partial(serve, growing=True))

@@ -1,0 +1,1 @@
+"""Decisions of the parameter server's shards and clients."""

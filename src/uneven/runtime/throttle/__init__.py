@@ -1,0 +1,1 @@
+"""Limits on the processor time of processes."""

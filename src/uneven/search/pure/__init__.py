@@ -1,0 +1,1 @@
+"""Decisions of a search: spaces, searchers, schedulers, placement."""

@@ -1,0 +1,27 @@
+"""Decide which trials continue, and which waiting trial is next."""
+
+from uneven.search.pure.schedulers.asha import StoppingAsha
+from uneven.search.pure.schedulers.base import Scheduler, schedulers
+from uneven.search.pure.schedulers.fifo import Fifo
+from uneven.search.pure.schedulers.hyperband import HyperBand
+from uneven.search.pure.schedulers.median import MedianStopping
+from uneven.search.pure.schedulers.pbt import PopulationBased
+from uneven.search.pure.schedulers.promotion import PromotingAsha
+
+schedulers.register("fifo", Fifo)
+schedulers.register("asha", StoppingAsha)
+schedulers.register("asha-promote", PromotingAsha)
+schedulers.register("hyperband", HyperBand)
+schedulers.register("median", MedianStopping)
+schedulers.register("pbt", PopulationBased)
+
+__all__ = [
+    "Fifo",
+    "HyperBand",
+    "MedianStopping",
+    "PopulationBased",
+    "PromotingAsha",
+    "Scheduler",
+    "StoppingAsha",
+    "schedulers",
+]

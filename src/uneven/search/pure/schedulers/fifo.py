@@ -1,0 +1,13 @@
+"""First in, first out: no trial is stopped."""
+
+from __future__ import annotations
+
+from uneven.search.pure.rulings import GO_ON, Progress, Ruling
+from uneven.search.pure.schedulers.base import Scheduler
+
+
+class Fifo(Scheduler):
+    """The scheduler that trains every trial to its end, in the order of suggestion."""
+
+    def on_result(self, progress: Progress) -> Ruling:
+        return GO_ON

@@ -1,0 +1,183 @@
+"""Small parts: token buckets, rivals, names, what is kept for cleaning, requests to stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uneven.cluster import files
+from uneven.cluster.emulate import state
+from uneven.cluster.emulate.load import Rivals, duties
+from uneven.cluster.emulate.pure import names, shape
+from uneven.cluster.emulate.workers import Program, environment
+from uneven.cluster.pure.describe.trace import Trace
+from uneven.errors import ConfigError, LaunchError
+from uneven.runtime.jobs import Command, Ending, Stop
+from uneven.runtime.jobs.processes import import_path
+from uneven.runtime.world import discover
+
+
+def test_a_bucket_holds_two_milliseconds_and_at_least_a_packet() -> None:
+    assert shape.burst_bytes(100e6) == 25_000
+    assert shape.burst_bytes(1e6) == shape.LEAST_BURST_BYTES
+    assert shape.queue_bytes(100e6) == 6_250_000
+    assert 1514 < shape.at_once_bytes(1e6) < shape.at_once_bytes(100e6) < 25_000  # else the bucket cuts it into packets
+    assert shape.at_once_bytes(math.inf) == shape.at_once_bytes(10e9) == 65_536
+    assert shape.queue_bytes(1e6) == shape.LEAST_QUEUE_BYTES
+
+
+def test_words_for_tc() -> None:
+    limited = "qdisc replace dev eth0 root handle 1: tbf rate 100000000bit burst 25000 limit 6250000"
+    delay = "handle 10: netem delay 1500us limit 100000"
+    away = "qdisc del dev eth0 root"
+    assert shape.commands("eth0", 100e6, 0) == [limited]
+    assert shape.commands("eth0", math.inf, 0) == []
+    assert shape.commands("eth0", math.inf, 0, before_bit_per_s=1e6) == [away]
+    assert shape.commands("eth0", 100e6, 0, before_bit_per_s=20e6) == [limited]
+    assert shape.commands("eth0", 100e6, 0, before_bit_per_s=400e6) == [away, limited]
+    nothing = "qdisc replace dev eth0 root handle 2: pfifo limit 0"
+    assert shape.commands("eth0", 0.0, 0.0015, before_bit_per_s=100e6) == [nothing]
+    assert shape.commands("eth0", 100e6, 0, before_bit_per_s=0.0) == [away, limited]
+    assert shape.commands("eth0", math.inf, 0, before_bit_per_s=0.0) == [away]
+    assert shape.commands("eth0", 100e6, 0.0015) == [limited, f"qdisc replace dev eth0 parent 1:1 {delay}"]
+    assert shape.commands("eth0", math.inf, 0.0015) == [f"qdisc replace dev eth0 root {delay}"]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("load", [0, 0.2, 0.5, 1, 1.37, 3, 4.9])
+def test_rivals_leave_the_worker_its_fair_part(load: float, threads: int) -> None:
+    busy = duties(load, threads)
+    assert all(0 < duty <= 1 for duty in busy)
+    whole = [duty for duty in busy if duty == 1]
+    left = [duty for duty in busy if duty < 1]
+    assert len(left) <= 1
+    duty = left[0] if left else 0.0
+    gets = duty * threads / (threads + len(whole) + 1) + (1 - duty) * threads / (threads + len(whole))
+    assert gets == pytest.approx(threads / (threads + load))
+
+
+def test_rivals_start_when_needed_stay_and_end() -> None:
+    started: list[Command] = []
+
+    def start() -> Command:
+        env = {**os.environ, "PYTHONPATH": import_path()}
+        line = [sys.executable, "-P", "-m", "uneven.cluster.emulate.rival"]
+        started.append(Command("rival", line, stdin=subprocess.PIPE, env=env))
+        return started[-1]
+
+    rivals = Rivals(start, threads=1)
+    rivals.set(0)
+    assert started == []
+    rivals.set(1.5)
+    assert len(started) == 2
+    rivals.set(0)
+    assert [one.wait(0.0) for one in started] == [None, None]  # asleep
+    os.kill(started[0].pid, signal.SIGKILL)
+    started[0].wait()
+    rivals.set(2)  # one was killed with its node, where another worker computes now
+    assert len(started) == 3
+    rivals.close()
+    assert [one.ending for one in started] == [Ending.of(-signal.SIGKILL)] * 3
+
+
+def test_a_rival_ends_with_its_standard_input() -> None:
+    line = [sys.executable, "-P", "-m", "uneven.cluster.emulate.rival"]
+    done = subprocess.run(line, input=b"0.1\n0.9\n", env={**os.environ, "PYTHONPATH": import_path()}, timeout=60)
+    assert done.returncode == 0
+
+
+def test_names() -> None:
+    ids = {state.new_id() for _ in range(50)}
+    assert len(ids) == 50
+    assert all(map(names.is_id, ids))
+    assert not names.is_id("../../etc")
+    assert (names.address(0), names.address(299)) == ("10.77.0.1", "10.77.1.44")
+
+
+def test_a_program_is_checked_as_by_run() -> None:
+    with pytest.raises(ConfigError, match=r"no such file: no_such_script\.py"):
+        Program(target=("no_such_script.py",))
+    with pytest.raises(ConfigError, match="nothing to run"):
+        Program(target=())
+    assert Program(target=("package.train", "-x"), module=True).line[1:] == ("-u", "-m", "package.train", "-x")
+
+
+def test_what_a_dead_owner_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    folder, tree = tmp_path / "state", tmp_path / "tree"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    mine = state.begin("aaaaaaaa", [tree / "uneven-aaaaaaaa"], folder)
+    assert mine.alive
+    others = {"bbbbbbbb": (ended.pid, 1), "cccccccc": (os.getpid(), mine.started - 1)}  # ended; its number given anew
+    for run, (pid, started) in others.items():
+        groups = [str(tree / f"uneven-{run}"), str(tree / "precious")]
+        (folder / f"{run}.json").write_text(json.dumps({"id": run, "pid": pid, "started": started, "groups": groups}))
+    (folder / "dddddddd.new").write_text("{")  # killed while writing: nothing was made yet
+    for name in ("uneven-aaaaaaaa", "uneven-bbbbbbbb/node0", "uneven-cccccccc/node0", "precious"):
+        (tree / name).mkdir(parents=True)
+    removed = state.clean(folder)
+    assert [(one.id, one.groups, one.processes) for one in removed] == [("bbbbbbbb", 2, 0), ("cccccccc", 2, 0)]
+    assert "emulation bbbbbbbb: 2 control groups and 0 processes" in str(removed[0])
+    assert sorted(path.name for path in tree.iterdir()) == ["precious", "uneven-aaaaaaaa"]
+    assert sorted(path.name for path in folder.iterdir()) == ["aaaaaaaa.json", "lock"]
+    state.end(mine, folder)
+    assert [path.name for path in tree.iterdir()] == ["precious"]
+    assert state.clean(folder) == []
+    assert state.clean(tmp_path / "none") == []
+
+
+def test_a_strange_state_file_is_not_acted_upon(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "aaaaaaaa.json").write_text('{"id": "aaaaaaaa"}')
+    with pytest.raises(LaunchError, match=r"aaaaaaaa\.json was not written by this version"):
+        state.clean(tmp_path)
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(LaunchError, match="can be written by others"):
+        state.clean(tmp_path)
+
+
+def test_requests_to_stop_are_counted_and_raise_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Stop() as stop:
+        assert stop.requests == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        while stop.requests < 2:
+            signal.sigtimedwait([], 0.01)
+        assert stop.number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.requests == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_worker_is_told_the_cores_that_it_is_held_to_unless_they_change(tmp_path: Path) -> None:
+    spec = files.load("demo4")
+    carried: Any = SimpleNamespace(network={"MASTER_ADDR": "127.0.0.1"})
+
+    def told(spec: Any, rank: int) -> float | None:
+        return discover(environment(spec, rank, rank, carried, tmp_path, 4)).share
+
+    assert [told(spec, rank) for rank in range(4)] == [one.cores * one.share.at(0.0) for one in spec.nodes]
+    moving = replace(spec.nodes[0], share=Trace(values=(1.0, 0.5), step_s=1.0, source="made up"))
+    assert told(replace(spec, nodes=(moving, *spec.nodes[1:])), 0) is None

@@ -1,0 +1,76 @@
+"""What members of an elastic run say in a few numbers: told by each to each, it is what the sum of all would say."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from uneven.run.lines.slots import LEAVES, SILENT, Slots, Telling
+
+SIZE, LENGTH = 3, 4
+SOON = timedelta(seconds=1)
+
+
+class Table:
+    """Stands for the process groups of three members: what each has sent arrives once all have."""
+
+    def __init__(self) -> None:
+        self.size = SIZE
+        self.begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def swap(self, sent: torch.Tensor, arrived: torch.Tensor, sent_sizes: list[int], arrived_sizes: list[int]) -> Any:
+        assert sent_sizes == arrived_sizes == [len(sent) // SIZE] * SIZE
+        self.begun.append((sent, arrived))
+        return self
+
+    def wait(self, within: timedelta) -> None:
+        if len(self.begun) < SIZE:
+            raise RuntimeError("timed out")
+        for place, (_, arrived) in enumerate(self.begun):
+            arrived.copy_(torch.cat([sent.view(SIZE, -1)[place] for sent, _ in self.begun]))
+
+
+def filled(dtype: torch.dtype, late: int | None) -> list[tuple[Slots, torch.Tensor]]:
+    """Of three members the first reports, the second leaves and the last calls; one may be an iteration behind."""
+    members = []
+    for place in range(SIZE):
+        slots = Slots(LENGTH)
+        slots.renew(place, SIZE)
+        if place == 0:
+            slots.carry([0.1, 2.0, 3.0, 4.0])
+        if place == 2:
+            slots.call([5.0, 6.0, 7.0, 8.0])
+        numbers = torch.full((slots.count(dtype),), 9.0, dtype=dtype)
+        slots.fill(numbers, 1, 7 - (place == late), LEAVES if place == 1 else SILENT)
+        members.append((slots, numbers))
+    return members
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("late", [None, 0, 1])
+def test_telling_says_what_the_sum_says(dtype: torch.dtype, late: int | None) -> None:
+    members = filled(dtype, late)
+    total = torch.stack([numbers for _, numbers in members]).sum(0)
+    table = Table()
+    tellings = [slots.tell(numbers, table) for slots, numbers in members]  # type: ignore[arg-type]
+    for telling in tellings:
+        telling.wait(SOON)
+    for slots, numbers in members:
+        assert numbers.tolist() == total.tolist()
+        slots.read(numbers)
+        assert slots.apart == (late is not None)
+        assert slots.announced == (SILENT, LEAVES, SILENT)
+        assert slots.take().called
+
+
+def test_it_is_waited_for_as_a_work() -> None:
+    table = Table()
+    slots, numbers = filled(torch.float64, None)[1]
+    before = numbers.tolist()
+    telling: Telling = slots.tell(numbers, table)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="timed out"):
+        telling.wait(SOON)
+    assert numbers.tolist() == before

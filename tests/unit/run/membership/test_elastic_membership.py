@@ -1,0 +1,73 @@
+"""Membership on a real store: what one worker does when another is gone, or the store is."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
+
+from uneven.policy.core.membership import Generation
+from uneven.run.lines.circle import Broken
+from uneven.run.membership.membership import Membership
+from uneven.run.membership.watch import Watch
+from uneven.runtime.board import WORKERS, Board
+from uneven.runtime.stores import reach
+
+LIMIT = timedelta(seconds=60)
+OPEN_FILES = Path("/proc/self/fd")
+
+
+def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() -> None:
+    """The thread that makes the first one waits for its member until a time-out, which the second one must not."""
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+
+    connect = partial(reach, "127.0.0.1", kept.port, 60.0)
+    here = Membership(0, 2, (1, 2), connect, silence_s=0.0, timeout_s=10.0)
+    try:
+        here.board.bury(1, "it was killed")
+        with pytest.raises(Broken):
+            here.circle("exchanges")
+        here.enter(Generation(number=1, members=(0,), left=(1,), came={}, why={"1": "it was killed"}))
+        assert here.circle("exchanges").size == 1
+    finally:
+        here.close()
+
+
+def test_a_worker_that_no_launcher_has_started_yet_is_not_gone() -> None:
+    """The launchers of ``uneven run --join`` start one after another, and only then do their workers begin to beat."""
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    board = Board(kept)
+    watch = Watch(board, 0, (0, 1), silence_s=10.0)
+    watch.close()  # its thread has another clock than this test
+    beats: dict[int, tuple[int, float]] = {}
+
+    def gone(now_s: float) -> bool:
+        watch._look_after(beats, now_s, slept=False)
+        return 1 in board.dead((1,))
+
+    board.count(WORKERS, 1)
+    assert not any(map(gone, (0.0, 11.0, 1000.0)))
+    board.count(WORKERS, 1)
+    assert not gone(1011.0), "Python starts"
+    board.count("beats/1", 1)
+    assert not gone(1012.0)
+    assert gone(1023.0)
+
+
+@pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="this system does not list open files")
+def test_a_connection_that_fails_in_time_costs_one_descriptor() -> None:
+    """Others of this process are looked at to find the one whose limit is to be set: files, and pipes, too."""
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+    reads, writes = os.pipe()
+    try:
+        before = len([*OPEN_FILES.iterdir()])
+        stores = [reach("127.0.0.1", kept.port, 60.0, gone_s=10.0) for _ in range(3)]
+        there = len([*OPEN_FILES.iterdir()]) - before
+    finally:
+        os.close(reads)
+        os.close(writes)
+    assert there == 2 * len(stores), "both ends are here"

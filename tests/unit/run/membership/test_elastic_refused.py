@@ -1,0 +1,99 @@
+"""Which policies an elastic run carries, and why it refuses the others."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven.policy.balance import balancers
+from uneven.policy.core.config import RunConfig
+from uneven.policy.sync import policies
+from uneven.run.gradients.elastic_carrier import refuse_model
+from uneven.run.membership.beside import BesideElastic
+from uneven.run.membership.own_pace import OwnPaceElastic
+from uneven.run.step.checks import refuse_elastic
+from uneven.run.step.factory import elastic_kind
+from uneven.runtime.world import Elastic
+
+RUN = Elastic(least=1, most=4, silence_s=10.0)
+
+
+def refuse(sync: str, *, balance: str = "lb-bsp", run: Elastic = RUN, threads: int = 1) -> None:
+    refuse_elastic(run, policies.resolve(sync), balancers.resolve(balance), RunConfig(threads=threads))
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        "bsp",
+        "local:every=4",
+        "local:every=4,warmup=10",
+        "ma",
+        "bmuf",
+        "diloco",
+        "blocks:merge=mean",
+        "local:every=9999",
+        "shuffle",
+        "shuffle:groups=random,size=3:ma:every=4",
+        "hierarchical",
+    ],
+)
+def test_carried(sync: str) -> None:
+    refuse(sync)
+
+
+@pytest.mark.parametrize("sync", ["shadow:ma", "shadow:bmuf", "shadow:local", "shadow:diloco:every=3"])
+def test_carried_beside_the_training(sync: str) -> None:
+    refuse(sync, balance="even")
+    assert elastic_kind(policies.resolve(sync)) is BesideElastic
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp", "easgd", "backup", "shadow:easgd", "shadow:asp"])
+def test_carried_through_a_parameter_server(sync: str) -> None:
+    refuse(sync, balance="even")
+    assert elastic_kind(policies.resolve(sync)) is OwnPaceElastic
+
+
+@pytest.mark.parametrize(
+    ("sync", "why"),
+    [
+        ("sparse-local", "has moved and not sent yet"),
+        ("topk", "has moved and not sent yet"),
+        ("geo", "has moved and not sent yet"),
+        ("geo:ssp", "has moved and not sent yet"),
+        ("shadow:easgd:together=true", "replicas stay apart"),
+        ("diloco:fragments=2", "exchanged in pieces"),
+        ("diloco:delay=2", "exchanged in pieces"),
+        ("decoupled", "no merge has taken in yet"),
+        ("easgd:together=true", "replicas stay apart"),
+    ],
+)
+def test_refused_with_the_reason(sync: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        refuse(sync)
+
+
+def test_other_reasons() -> None:
+    with pytest.raises(ConfigError, match="threads = 2"):
+        refuse("shadow:ma", balance="even", threads=2)
+    with pytest.raises(ConfigError, match="made for 2 workers"):
+        refuse("bsp", balance="static:shares=2/1")
+    with pytest.raises(ConfigError, match="threads = 2"):
+        refuse("bsp", threads=2)
+    with pytest.raises(ConfigError, match="more than 64 workers"):
+        refuse("bsp", run=Elastic(least=1, most=65, silence_s=10.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), "SyncBatchNorm, which torch has for accelerators only"),
+        (nn.Embedding(3, 2, sparse=True), "sparse gradients"),
+        (nn.Linear(2, 2).half(), "parameters of type torch.float16"),
+        (nn.Linear(2, 2, device="meta"), "a model on an accelerator"),
+    ],
+)
+def test_models_that_are_not_carried(model: nn.Module, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        refuse_model(model, [*model.parameters()])

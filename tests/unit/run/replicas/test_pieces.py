@@ -1,0 +1,46 @@
+"""What a merge keeps of each piece, where parameters are exchanged a piece at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from uneven.errors import ConfigError
+from uneven.policy.core.actions import BlockMomentum, Exchange, Mean, Moment, Payload, StepPlan, span
+from uneven.run.replicas.peers import pieces
+from uneven.run.replicas.peers.replica import Replica
+
+SIZE = 11
+
+
+@pytest.mark.parametrize("merge", [BlockMomentum(0.9, 0.7, nesterov=True), BlockMomentum(0.5), Mean()])
+def test_each_piece_is_merged_as_if_it_were_a_model_of_its_own(merge: BlockMomentum | Mean) -> None:
+    start = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
+    kept, alone = pieces.begin(merge, start, 3), [merge.begin(start[span((n, 3), SIZE)].clone()) for n in range(3)]
+    for turn in range(7):
+        piece = (turn % 3, 3)
+        given = torch.full((len(start[span(piece, SIZE)]),), 0.1 * turn, dtype=torch.float64)
+        found, outcome = merge.combine(pieces.of_piece(kept, piece, SIZE), given.clone(), 5.0 + turn, in_place=True)
+        pieces.put(kept, piece, SIZE, found)
+        alone[piece[0]], expected = merge.combine(alone[piece[0]], given, 5.0 + turn)
+        assert torch.equal(outcome, expected)
+    vectors = {key for key, value in kept.items() if isinstance(value, torch.Tensor)}
+    assert all(len(kept[key]) == SIZE for key in vectors), "as a checkpoint wants them"
+    assert len(kept) - len(vectors) == 3 * sum(not isinstance(one, torch.Tensor) for one in alone[0].values())
+
+
+def exchange(piece: tuple[int, int] | None) -> StepPlan:
+    one = Exchange(
+        payload=Payload.PARAMETERS, members=(0, 1), merge=BlockMomentum(0.5), moment=Moment.STEP, piece=piece
+    )
+    return StepPlan(exchanges=(one,))
+
+
+def test_parameters_are_cut_in_one_way() -> None:
+    replica = Replica(torch.nn.Linear(2, 2))
+    replica.expect([BlockMomentum(0.5)], centre=True, cuts=[2, 2])
+    assert replica.refused(exchange((1, 2))) is None
+    assert "cut them otherwise" in str(replica.refused(exchange((1, 3))))
+    assert "all parameters" in str(replica.refused(exchange(None)))
+    with pytest.raises(ConfigError, match=r"into \[2, 3\] pieces"):
+        replica.expect([BlockMomentum(0.5)], centre=True, cuts=[3, 2])

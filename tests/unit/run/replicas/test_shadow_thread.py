@@ -1,0 +1,154 @@
+"""The thread beside the training: it holds nobody up, and it ends when all are through."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from uneven.errors import PeerError, TrainingError
+from uneven.run.replicas.peers.overhead import OverheadBudget
+from uneven.run.replicas.peers.shadow import ShadowThread
+
+
+class Meeting:
+    """Where the shadows of several workers meet, in place of an all-reduce; notes who came with which order."""
+
+    def __init__(self, size: int) -> None:
+        self.rounds: list[dict[int, tuple[str, bool]]] = []
+        self._here: dict[int, tuple[str, bool]] = {}
+        self._barrier = threading.Barrier(size, self._close, timeout=20)
+
+    def _close(self) -> None:
+        self.rounds.append(dict(self._here))
+
+    def meet(self, rank: int, order: str, resting: bool) -> bool:
+        self._here[rank] = order, resting
+        self._barrier.wait()
+        return all(rests for _, rests in self.rounds[-1].values())
+
+    def shadow(self, rank: int) -> ShadowThread[str]:
+        return ShadowThread(lambda order, resting: self.meet(rank, order, resting))
+
+
+def test_it_holds_nobody_up_and_takes_one_order_at_a_time() -> None:
+    meeting = Meeting(2)
+    first, second = meeting.shadow(0), meeting.shadow(1)
+    assert first.idle
+    first.offer("a")
+    for _ in range(1000):  # the other one does not come
+        assert not first.idle
+    assert meeting.rounds == []
+    second.offer("x")
+    resting = threading.Thread(target=second.rest, args=("z",))
+    resting.start()
+    first.rest("b")
+    resting.join()
+    assert meeting.rounds[0] == {0: ("a", False), 1: ("x", False)}
+    assert meeting.rounds[-1] == {0: ("b", True), 1: ("z", True)}
+    first.close()
+    second.close()
+
+
+def test_who_is_through_serves_the_others_until_the_last_one_is() -> None:
+    meeting = Meeting(3)
+    shadows = [meeting.shadow(rank) for rank in range(3)]
+    early = [threading.Thread(target=shadows[rank].rest, args=("done",)) for rank in (0, 1)]
+    for thread in early:
+        thread.start()
+    for step in range(5):
+        shadows[2].offer(f"step {step}")
+        while not shadows[2].idle:
+            pass
+    assert all(thread.is_alive() for thread in early)
+    shadows[2].rest("done")
+    for thread in early:
+        thread.join()
+    assert [one[2] for one in meeting.rounds] == [*((f"step {step}", False) for step in range(5)), ("done", True)]
+    assert all(one[0] == ("done", True) for one in meeting.rounds)
+
+    for shadow in shadows:  # and training may go on
+        assert shadow.idle
+        shadow.offer("again")
+    while not all(shadow.idle for shadow in shadows):
+        pass
+    assert len(meeting.rounds) == 7
+    for shadow in shadows:
+        shadow.close()
+
+
+class _Heard(OverheadBudget):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quiet: list[bool] = []
+
+    def stepped(self, took_s: float, quiet_s: float) -> None:
+        self.quiet.append(quiet_s > 0.0)
+        super().stepped(took_s, quiet_s)
+
+
+def test_to_wait_for_the_others_counts_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = _Heard()
+    monkeypatch.setattr("uneven.run.replicas.peers.shadow.OverheadBudget", lambda _: heard)
+    come, met, over = threading.Event(), threading.Event(), threading.Event()
+
+    def meet(order: str, resting: bool) -> bool:
+        met.set()
+        return over.wait()
+
+    shadow: ShadowThread[str] = ShadowThread(meet, lambda order: come.wait())
+    shadow.stepped()
+    shadow.offer("a")
+    shadow.stepped()
+    come.set()
+    met.wait()
+    shadow.stepped()
+    over.set()
+    while not shadow.idle:
+        pass
+    shadow.stepped()
+    shadow.close()
+    assert heard.quiet == [True, False, True]
+
+
+def test_steps_are_timed_from_when_the_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, told = [100.0], []
+    monkeypatch.setattr("uneven.run.replicas.peers.shadow.time.perf_counter", lambda: now_s[0])
+    shadow: ShadowThread[str] = ShadowThread(lambda order, resting: True)
+    monkeypatch.setattr(shadow._budget, "stepped", lambda took_s, quiet_s: told.append(took_s))
+    shadow.stepped()  # nobody knows how long it took
+    now_s[0] += 1.0
+    shadow.stepped()
+    shadow.paused()
+    now_s[0] += 60.0
+    shadow.resumed()
+    now_s[0] += 0.5
+    shadow.stepped()
+    assert told == [1.0, 0.5]
+    shadow.close()
+
+
+def test_what_goes_wrong_in_it_is_raised_where_the_training_is() -> None:
+    def fail(order: str, resting: bool) -> bool:
+        raise PeerError("rank 1 is gone")
+
+    shadow: ShadowThread[str] = ShadowThread(fail)
+    shadow.offer("a")
+    with pytest.raises(PeerError, match="rank 1 is gone"):
+        shadow.rest("b")
+    with pytest.raises(PeerError, match="rank 1 is gone"):
+        _ = shadow.idle
+    shadow.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_ours_in_it_does_not_let_the_training_wait_for_ever() -> None:
+    def fail(order: str, resting: bool) -> bool:
+        raise ZeroDivisionError
+
+    shadow: ShadowThread[str] = ShadowThread(fail)
+    with pytest.raises(TrainingError, match="beside the training has ended"):
+        shadow.rest("a")
+    shadow.close()

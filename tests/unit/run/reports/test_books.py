@@ -1,0 +1,56 @@
+"""What is read of the machine between iterations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from uneven.policy.core.config import RunConfig
+from uneven.policy.samples.order import Portion
+from uneven.run.measure.meter import MeterReading
+from uneven.run.reports.books import Books
+from uneven.run.step.scribe import Scribe
+from uneven.runtime.world import discover
+
+
+def timing(whole_s: float) -> MeterReading:
+    return MeterReading(0, data_s=0.0, compute_s=whole_s, exchange_s=0.0)
+
+
+def test_a_pause_with_a_batch_in_hand_is_not_taken_for_training() -> None:
+    books = Books(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu"))
+    try:
+        assert books._trained_s([timing(0.1), timing(0.2)]) == pytest.approx(0.3)
+        assert books._trained_s([timing(60.0)]) == pytest.approx(1.0), "ten times the shortest"
+        assert books._trained_s([timing(0.1), timing(60.0)]) == pytest.approx(1.1)
+        assert books._trained_s([]) == 0.0
+        assert books._trained_s([timing(5.0), timing(5.0)]) == pytest.approx(2.0)
+        assert books._trained_s([timing(5.0), timing(5.0)]) == pytest.approx(10.0), "they have become longer for good"
+    finally:
+        books.close()
+
+
+class Listening:
+    """A slow loop that notes which iterations its forecaster may learn from."""
+
+    adapts = watches = False
+
+    def __init__(self) -> None:
+        self.learnt: list[int] = []
+
+    def measured(self, timing: MeterReading, samples: int, control_s: float, load: object, late: bool) -> None:
+        if not late:
+            self.learnt.append(timing.iteration)
+
+
+def test_nothing_is_learnt_of_speed_from_the_few_samples_that_end_an_epoch() -> None:
+    books, slow = Books(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu")), Listening()
+    try:
+        for k, size in enumerate((64, 64, 20, 64, 64, 20, 48, 48)):
+            books.meter.begin(k)
+            books.meter.end()
+            books.end(Portion(iteration=k, epoch=k // 3, start=0, size=size, shares=(size,)), size)
+        books.read(slow)  # type: ignore[arg-type]
+    finally:
+        books.close()
+    assert slow.learnt == [0, 1, 3, 4, 6, 7]

@@ -1,0 +1,75 @@
+"""``uneven store``: what it refuses, and runs that have ended; tests/ranks/test_elastic_store.py trains with it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from uneven.cli import main
+from uneven.cli.run import members_of
+from uneven.errors import ConfigError, LaunchError
+from uneven.runtime.board import WORKERS, Board
+from uneven.runtime.launch import Launch, before, members, store
+from uneven.runtime.launch.here import keep_store
+
+
+def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The complaint of the command line."""
+    with pytest.raises(SystemExit) as ended:
+        main(["store", *words])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--elastic", "8:2"], "--elastic 8:2: the least number comes first, as in 2:8"),
+        (["--elastic", "two"], "--elastic two: it must be a positive number"),
+        (["--elastic", "1:2", "--silence", "nan"], "--silence nan: give seconds"),
+        (["--elastic", "1:2", "--host", "203.0.113.1"], "Give an address of this machine with --host"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint in refusal([*words, "--port", "0"], capsys)
+
+
+def test_a_port_in_use_is_named_with_the_way_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = refusal(["--elastic", "1:2", "--port", str(port)], capsys)
+        assert f"127.0.0.1, port {port}: Address already in use" in said
+        assert "a free port with --port" in said
+        start = Launch(target=(str(tmp_path / "train.py"),), elastic="1:2", rdzv_endpoint=f"127.0.0.1:{port}")
+        with pytest.raises(LaunchError, match=f"whose store is there need --join 127.0.0.1:{port}"):
+            before.check(start)
+
+
+def test_a_store_serves_one_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    kept, port = keep_store("127.0.0.1", 0)
+    store.open_run(kept, 1, (1, 2), 10.0)
+    Board(kept).write("over", "")
+    with pytest.raises(LaunchError, match="the run has come to its end"):
+        members._join(Launch(target=(str(tmp_path / "train.py"),), join=f"127.0.0.1:{port}"))
+
+
+def test_the_loss_of_all_workers_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, port = keep_store("127.0.0.1", 0)
+    monkeypatch.setattr(store, "keep_store", lambda *given: (kept, port))  # on a port that no other test can take
+    board = Board(kept)
+    board.count(WORKERS, 1)
+    board.bury(0, "it was killed")
+    with pytest.raises(LaunchError, match="all workers have ended before the end of the training") as ended:
+        store.keep("127.0.0.1", port, (1, 2), 10.0)
+    assert ended.value.exit_code == 1
+
+
+def test_servers_belong_to_the_launcher_that_keeps_the_store(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    start = Launch(target=(str(tmp_path / "train.py"),), nproc="2", join="127.0.0.1:29500")
+    with pytest.raises(ConfigError, match="--servers 1 with --join"):
+        members_of(start, servers=1)
