@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from uneven.fleet.pure.order import Stream
-from uneven.fleet.stream.reader import Reader
-from uneven.fleet.stream.ring import RingHandle
+from uneven.fleet.pure.sections import Stream
+from uneven.fleet.stream.sample_ring import RingHandle
+from uneven.fleet.stream.stream_reader import Reader
 
 
 class Counted:

@@ -10,8 +10,8 @@ from typing import Any
 
 from uneven.errors import DataError
 from uneven.runtime.jobs import call
-from uneven.runtime.jobs.place import ProcessLine
-from uneven.runtime.jobs.pulse import Pulse
+from uneven.runtime.jobs.executor import ProcessLine
+from uneven.runtime.jobs.heartbeat import Pulse
 
 
 def answers(line: ProcessLine, factor: int) -> None:

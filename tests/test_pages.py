@@ -15,7 +15,7 @@ import typer
 
 from uneven.cli import application
 from uneven.cli.commands import COMMANDS
-from uneven.policy.core.config import RunConfig, fields
+from uneven.policy.core.run_config import RunConfig, fields
 from uneven_bench.forked.scripts import run_script
 
 ROOT = Path(__file__).parents[1]

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from uneven.policy.merge import Merge, merges
     from uneven.policy.predict import Predictor, predictors
     from uneven.policy.sync import SyncPolicy, WrappingPolicy, policies
-    from uneven.precondition.kfac.part import KFAC
-    from uneven.precondition.soap.part import SOAP
+    from uneven.precondition.kfac.kfac import KFAC
+    from uneven.precondition.soap.soap import SOAP
     from uneven.run.loops.visits import Visits
     from uneven.run.session import Session
     from uneven.run.step.part import Part, Run, Step
@@ -92,8 +92,8 @@ _HOMES = {
         "UnevenError",
     ),
     "uneven.policy.merge": ("Merge", "merges"),
-    "uneven.precondition.kfac.part": ("KFAC",),
-    "uneven.precondition.soap.part": ("SOAP",),
+    "uneven.precondition.kfac.kfac": ("KFAC",),
+    "uneven.precondition.soap.soap": ("SOAP",),
     "uneven.policy.predict": ("Predictor", "predictors"),
     "uneven.run.step.part": ("Part", "Run", "Step"),
     "uneven.run.loops.visits": ("Visits",),

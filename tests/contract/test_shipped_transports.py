@@ -9,8 +9,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from uneven.errors import PeerError
 from uneven.run.lines.collective import CollectiveTransport
-from uneven.run.lines.hub import Hub
-from uneven.run.lines.meeting import MeetingPlace
+from uneven.run.lines.in_process_rendezvous import Hub
+from uneven.run.lines.rendezvous import MeetingPlace
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.testing.contracts import check_transport

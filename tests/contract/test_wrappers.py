@@ -9,7 +9,7 @@ import pytest
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.balance import Balancer, Hysteresis, PresumeEqual, Static, WrappingBalancer
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Split, StepPlan
 from uneven.policy.core.views import BalanceView, Limits, SyncView
 from uneven.policy.sync import MA, Evaluated, Facts, LocalSGD, Shadow, Shuffle, SyncPolicy, WrappingPolicy

@@ -22,7 +22,7 @@ import uneven
 from brought import brought
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
-from uneven.journal.report.pure.series import run_data
+from uneven.journal.report.pure.chart_series import run_data
 from uneven.policy.samples.order import epoch_order
 from uneven.testing.ranks import RankContext, ranks
 

@@ -19,11 +19,11 @@ from torch.utils.data import TensorDataset
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven.cluster.pure.simulate import Scenario, simulate
-from uneven.cluster.virtual.board import Board
-from uneven.cluster.virtual.replicas import SampleOrder, Sgd
-from uneven.cluster.virtual.run import prepared
+from uneven.cluster.virtual.server_copies_board import Board
 from uneven.cluster.virtual.task import Classification
-from uneven.cluster.virtual.training import Training
+from uneven.cluster.virtual.virtual_replicas import SampleOrder, Sgd
+from uneven.cluster.virtual.virtual_run import prepared
+from uneven.cluster.virtual.virtual_training import Training
 from uneven.errors import ConfigError, PeerError
 from uneven.policy.balance import balancers
 from uneven.policy.core.actions import Exchange

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_elastic import HERE, run
 
-from uneven.policy.samples.returned import runs
+from uneven.policy.samples.requeued import runs
 from uneven.run.loops.mended import positions_in, without
 
 

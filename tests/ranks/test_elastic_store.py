@@ -12,8 +12,8 @@ import pytest
 import test_elastic
 from test_elastic import HERE, free_port, run
 
-from uneven.runtime.board import WORKERS
-from uneven.runtime.stores import reach
+from uneven.runtime.membership_board import WORKERS
+from uneven.runtime.tcp_store import reach
 from uneven_bench.forked.scripts import Script
 
 pytestmark = pytest.mark.timeout(300)
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 @contextmanager
 def kept(port: int, *words: object) -> Iterator[Script]:
     """The store, once it answers."""
-    imported = ("uneven.cli.store", "uneven.runtime.launch.store")
+    imported = ("uneven.cli.store", "uneven.runtime.launch.store_server")
     with Script(["-m", "uneven", "store", "--port", port, *words], imported=imported) as store:
         reach("127.0.0.1", port, 100.0)
         yield store

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import uneven
 from uneven.errors import ConfigError
 from uneven.policy.core.records import ExchangeRecord
-from uneven.run.replicas.server.served import Served
+from uneven.run.replicas.server.server_sync import Served
 from uneven.testing.ranks import RankContext, ranks
 
 X = 7

@@ -13,7 +13,7 @@ import torch
 import uneven
 from brought import brought, refusal
 from uneven.embedding import EmbeddingBagCollection, EmbeddingCollection, Table
-from uneven.embedding.host import PROGRAM, TABLES
+from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.journal import read
 from uneven.runtime.messages.process import ShardKeeper

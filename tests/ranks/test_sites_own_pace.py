@@ -18,8 +18,8 @@ from test_served_run import union
 
 from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.samples.order import epoch_order
-from uneven.run.replicas.server.home import _made
-from uneven.run.replicas.server.sited import SitedServed
+from uneven.run.replicas.server.locate import _made
+from uneven.run.replicas.server.per_site import SitedServed
 from uneven.runtime.messages.keys import SERVER
 from uneven.runtime.world import discover
 from uneven.testing.ranks import RankContext, ranks

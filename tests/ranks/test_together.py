@@ -17,7 +17,7 @@ import uneven
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal import read
 from uneven.policy.core.records import StepRecord
-from uneven.run.loops.together import PieceCounter
+from uneven.run.loops.piece_taking import PieceCounter
 from uneven.testing.ranks import RankContext, ranks
 
 X = 24

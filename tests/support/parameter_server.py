@@ -10,10 +10,10 @@ import pytest
 
 from uneven.errors import NonFiniteError, PeerError
 from uneven.runtime.parameter_server.client import Client
-from uneven.runtime.parameter_server.host import Stored
-from uneven.runtime.parameter_server.line import ShardLine
+from uneven.runtime.parameter_server.connection import ShardLine
 from uneven.runtime.parameter_server.pure.partition import table_of
 from uneven.runtime.parameter_server.pure.wire import Array
+from uneven.runtime.parameter_server.shard_host import Stored
 
 SHAPES = ((3, 5), (30_000,), (1,))
 """The second is cut in two."""

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 
 from uneven.errors import ConfigError
-from uneven.runtime.parameter_server.host import Stored
-from uneven.runtime.parameter_server.line import Ear
-from uneven.runtime.parameter_server.pure.known import Patience
+from uneven.runtime.parameter_server.connection import Ear
+from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.shard import Shard
 from uneven.runtime.parameter_server.pure.wire import Message, encode
+from uneven.runtime.parameter_server.shard_host import Stored
 
 _BEAT_S = 0.02
 
@@ -119,7 +119,7 @@ class LocalShards:
 
 
 class LocalLine:
-    """See :class:`uneven.runtime.parameter_server.line.ShardLine`."""
+    """See :class:`uneven.runtime.parameter_server.connection.ShardLine`."""
 
     def __init__(self, shards: LocalShards, rank: int) -> None:
         self.shards = len(shards)

@@ -14,13 +14,13 @@ from uneven.cluster import files
 from uneven.cluster.pure.describe.quantities import Recorded
 from uneven.cluster.series import SeriesFiles
 from uneven.fleet import ensemble_file
-from uneven.fleet.engine.state import SCHEMA, load
+from uneven.fleet.engine.fleet_state import SCHEMA, load
 from uneven.journal import rank_path, read
 from uneven.policy.core.records import EventRecord, to_json
 from uneven.policy.core.tables import document
 from uneven.runtime.rundir import file_layer, load_layers
 from uneven.search import search_file
-from uneven.search.events import ASKED, EVENTS, asked_in, read_events
+from uneven.search.search_events import ASKED, EVENTS, asked_in, read_events
 
 BOM = b"\xef\xbb\xbf"
 EVENT = EventRecord(rank=0, iteration=5, at_s=1.0, event="cut_link", message="100 Mbit/s left")

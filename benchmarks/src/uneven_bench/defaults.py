@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal
-from uneven.cluster.emulate.probe import why_not_isolated
+from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, Trace, steady
 from uneven.errors import ConfigError
 from uneven.policy.core.records import Record, StepRecord

@@ -18,7 +18,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import nn
 
-from uneven.cli.demo.training import network
+from uneven.cli.demo.demo_training import network
 from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.run.session import Session
 

@@ -20,8 +20,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from uneven.cluster.emulate import probe, state
-from uneven.cluster.emulate.pure.checks import Able
+from uneven.cluster.emulate import capabilities, emulation_state
+from uneven.cluster.emulate.pure.requirements import Able
 from uneven.errors import ConfigError, install_hint
 from uneven.journal.report.console import Console
 from uneven.runtime.installed import VERSION
@@ -89,7 +89,7 @@ def doctor(
 def _clean() -> None:
     if os.geteuid() != 0:
         raise ConfigError("doctor --clean: only root can have left something, and only root can remove it; use sudo")
-    removed = state.clean()
+    removed = emulation_state.clean()
     for one in removed:
         typer.echo(f"removed what was left of {one}")
     if not removed:
@@ -113,16 +113,16 @@ def findings(environment: Mapping[str, str] = os.environ) -> list[Finding]:
         on_torch(torch),
         on_gloo(torch),
         on_gpus(torch, *driver_gpus()),
-        on_emulation(probe.able(isolated=probe.why_not_isolated())),
+        on_emulation(capabilities.able(isolated=capabilities.why_not_isolated())),
         on_extras(extras(importlib.metadata.requires("uneven") or ())),
     ]
 
 
 def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
-    """Run :mod:`uneven.cli.trial`, which ends at the time limit, and read its report."""
+    """Run :mod:`uneven.cli.torch_probe`, which ends at the time limit, and read its report."""
     # A separate process, because a broken torch may hang or crash its process.
     # -P: a file in the working directory must not hide a module.
-    command = [sys.executable, "-P", "-m", "uneven.cli.trial", str(limit_s)]
+    command = [sys.executable, "-P", "-m", "uneven.cli.torch_probe", str(limit_s)]
     trial = subprocess.run(command, capture_output=True, text=True, errors="replace", env=dict(environment))
     values: dict[str, Any] = {}
     for line in trial.stdout.splitlines():

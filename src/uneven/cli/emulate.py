@@ -9,9 +9,9 @@ import typer
 from uneven.cli import options
 from uneven.cli.run import ends_with_a_line, layers_of, refuse_misfits, run_directory
 from uneven.cluster import files
-from uneven.cluster.emulate.pure.checks import without
-from uneven.cluster.emulate.run import READY_WITHIN_S, check, emulate
-from uneven.cluster.emulate.workers import Program, bounds
+from uneven.cluster.emulate.emulated_workers import Program, bounds
+from uneven.cluster.emulate.emulation import READY_WITHIN_S, check, emulate
+from uneven.cluster.emulate.pure.requirements import without
 from uneven.cluster.pure.describe.write import to_toml
 from uneven.errors import access
 

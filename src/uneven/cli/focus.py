@@ -12,14 +12,14 @@ import typer
 
 from uneven.cli.options import Engine
 from uneven.errors import ConfigError, access
+from uneven.policy.core.printable import printable
 from uneven.policy.core.tables import located
-from uneven.policy.core.text import printable
 
 if TYPE_CHECKING:
-    from uneven.focus.begin import Update
     from uneven.focus.query import VideoIndex
+    from uneven.focus.start import Update
+    from uneven.focus.text_query import Embedding
     from uneven.focus.truth import Truth
-    from uneven.focus.words import Embedding
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Find things in recorded video: cheap at ingest, exact at query."
@@ -169,7 +169,7 @@ def watch(
     from rich.live import Live
 
     from uneven import focus
-    from uneven.focus.watch import over, table
+    from uneven.focus.watch_cameras import over, table
 
     opened = focus.open(index)
     with Live(table(opened), refresh_per_second=10) as live:
@@ -190,7 +190,7 @@ def report(
 ) -> None:
     """Write a report on the choice of settings, the cost of each step, and pictures of the found objects."""
     from uneven import focus
-    from uneven.focus.report import page
+    from uneven.focus.focus_report import page
 
     opened = focus.open(index)
     with access(f"write the report {output}"):
@@ -208,7 +208,7 @@ def _named(name: str, option: str) -> Any:
 
 
 def _embedding(name: str) -> Embedding:
-    from uneven.focus.words import Embedding
+    from uneven.focus.text_query import Embedding
 
     made = _named(name, "--words")
     found = made() if callable(made) else made
@@ -231,7 +231,7 @@ def _truth(name: str, side: int) -> Truth:
 
 
 def _policy(name: str) -> Any:
-    from uneven.focus.begin import policy_named
+    from uneven.focus.start import policy_named
 
     return policy_named(name)
 

@@ -9,7 +9,7 @@ import typer
 
 from uneven.cli.options import DESCRIBED
 from uneven.errors import ConfigError
-from uneven.policy.core.text import printable
+from uneven.policy.core.printable import printable
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Cut graphs for full-batch training on several workers."
@@ -58,7 +58,7 @@ def partition(
 def inspect(directory: Annotated[Path, typer.Argument(help="A folder that was written by partition.")]) -> None:
     """Print how a graph was partitioned: copies, balance, and the traffic of each exchange of a layer."""
     from uneven.cli.graph_page import described
-    from uneven.graph.store import GraphStore
+    from uneven.graph.parts_folder import GraphStore
 
     print(printable(described(GraphStore(directory))))
 

@@ -16,9 +16,9 @@ from uneven.cluster import files
 from uneven.cluster.pure.simulate.graph_steps import EXCHANGES, CutLoad, Rows, phases
 from uneven.cluster.pure.simulate.phases import play
 from uneven.errors import ConfigError
+from uneven.graph.graph_source import GraphSource
+from uneven.graph.parts_folder import GraphStore
 from uneven.graph.pure.capacity import GraphRates
-from uneven.graph.source import GraphSource
-from uneven.graph.store import GraphStore
 from uneven.journal.report.console import Console
 from uneven.journal.report.pure.text import seconds
 
@@ -96,7 +96,7 @@ def _rates(core: Sequence[float] | None) -> GraphRates:
     if core is None:
         import torch
 
-        from uneven.graph.probe import measured
+        from uneven.graph.machine_rates import measured
 
         before = torch.get_num_threads()
         # The rates are per core, so measure with one thread.

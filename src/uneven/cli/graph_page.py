@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from uneven.graph.store import GraphStore
+from uneven.graph.parts_folder import GraphStore
 
 
 def described(store: GraphStore) -> str:

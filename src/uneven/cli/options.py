@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from uneven.cli.names import BALANCERS, POLICIES, PREDICTORS
+from uneven.cli.plugin_names import BALANCERS, POLICIES, PREDICTORS
 
 if TYPE_CHECKING:
     from uneven.journal.report.track import Tracker

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import options
-from uneven.cli.names import BALANCERS, POLICIES
 from uneven.cli.options import played
+from uneven.cli.plugin_names import BALANCERS, POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,13 +83,13 @@ def command(
       uneven plan runs/NAME --what-if "without the straggler" --what-if "with shadow:ma" --report what-if.html
     """
     if what_if:
-        from uneven.cli import what_if as asking
+        from uneven.cli import what_if_page as asking
 
         asking.plan(Path(cluster), what_if, seed, report, as_json=as_json)
         return
     from uneven.cli import learning, plan_page
     from uneven.cluster.pure.plan import combinations, ranked
-    from uneven.cluster.pure.simulate.world import MOST_ITERATIONS
+    from uneven.cluster.pure.simulate.virtual_world import MOST_ITERATIONS
     from uneven.errors import ConfigError
     from uneven.policy.core.tables import shown
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from uneven.cluster.pure.plan import LeftOut, Plan, Row, findings, reason
 from uneven.cluster.pure.plan.bottleneck import listed
-from uneven.cluster.pure.plan.table_servers import TablePlanned, planned
+from uneven.cluster.pure.plan.table_plan import TablePlanned, planned
 from uneven.journal.report.console import Console
 from uneven.journal.report.pure.text import count, percent, seconds
 from uneven.policy.balance import balancers

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import TextIO
 
-from uneven.policy.core.text import printable
+from uneven.policy.core.printable import printable
 
 _EVERY_S = 0.05
 _LINE_EVERY_S = 10.0

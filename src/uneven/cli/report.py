@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli.options import LogTo, trackers
-from uneven.policy.core.text import printable
+from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
     from uneven.journal.report.page import Page
@@ -80,14 +80,14 @@ def report(
     html.write_page(page, out, plotly_beside=beside)
     _say("report", out)
     if trace is not None:
-        from uneven.journal.report import trace as tracing
+        from uneven.journal.report import perfetto as tracing
 
         tracing.write(paths[0], trace)
         _say("trace", trace, " (open it at https://ui.perfetto.dev)")
     for tool in trackers(log_to, tensorboard):
-        from uneven.journal.report.track import session
+        from uneven.journal.report.track import tracking
 
-        session.write(paths[0], tool)
+        tracking.write(paths[0], tool)
     if tensorboard is not None:
         _say("tensorboard", tensorboard, f" (tensorboard --logdir {tensorboard})")
     if page.advice:

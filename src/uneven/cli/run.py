@@ -19,13 +19,13 @@ from uneven.errors import ConfigError, JournalError
 from uneven.journal.paths import rank_paths
 from uneven.journal.reader import Follower
 from uneven.journal.report.pure.advice import one_line
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.policy.balance import balancers
-from uneven.policy.core import config
+from uneven.policy.core import run_config
 from uneven.policy.core.registry import describe
 from uneven.policy.sync import carried, compatible, policies, threaded, unheeded
 from uneven.runtime import launch, rundir
-from uneven.runtime.launch.before import check, local_workers
+from uneven.runtime.launch.preflight import check, local_workers
 
 _MOST_SHARDS = 1_000
 _READY_WITHIN_S = 60.0
@@ -167,7 +167,7 @@ def shards(run: Path, servers: int, tables: int, members: int, *, growing: bool)
 
             stack.enter_context(ShardKeeper(run / SERVER, servers, members, growing=growing))
         if tables:
-            from uneven.embedding.host import PROGRAM, TABLES
+            from uneven.embedding.table_host import PROGRAM, TABLES
             from uneven.runtime.messages.process import ShardKeeper
 
             stack.enter_context(ShardKeeper(run / TABLES, tables, members, program=PROGRAM))
@@ -210,7 +210,7 @@ def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
     ConfigError for a wrong value or an unsupported policy, UnknownNameError for an unknown name or key."""
     said = {key: value for key, value in asked.items() if value is not None}
     layers = {rundir.COMMAND_LINE: said, **rundir.file_layer(config_file)}
-    settings, conflicts = config.merge(layers)
+    settings, conflicts = run_config.merge(layers)
     for values in layers.values():
         # Each layer's names must exist, even if a stronger layer overrides them.
         if "balance" in values:
@@ -228,7 +228,7 @@ def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:
 def refuse_misfits(layers: rundir.Layers, workers: int | None) -> None:
     """Check that the given settings fit each other and the number of workers (None if unknown); the workers would find
     the same errors. Raises ConfigError with an alternative."""
-    settings, _ = config.merge(layers)
+    settings, _ = run_config.merge(layers)
     source = {key: where for where, values in reversed(layers.items()) for key in values}
     sync = settings.sync if "sync" in source else "shadow:ma"
     balance = settings.balance if "balance" in source else "even"

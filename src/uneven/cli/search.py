@@ -11,7 +11,7 @@ import typer
 
 from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
 from uneven.errors import ConfigError
-from uneven.policy.core.text import printable
+from uneven.policy.core.printable import printable
 from uneven.runtime.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:

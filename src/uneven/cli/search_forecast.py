@@ -13,8 +13,8 @@ from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError
 from uneven.journal.report.console import Console
 from uneven.journal.report.pure.text import count, percent, seconds
-from uneven.search.earlier import reopened
-from uneven.search.pure.forecast import cheapest, counts, recorded
+from uneven.search.pure.search_forecast import cheapest, counts, recorded
+from uneven.search.warm_start import reopened
 
 
 def show(what: list[str], trials: int | None) -> None:

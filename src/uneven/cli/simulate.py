@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from uneven.cli import options
-from uneven.cli.names import BALANCERS, POLICIES
 from uneven.cli.options import accuracy, option, played, task
-from uneven.policy.core.text import printable
+from uneven.cli.plugin_names import BALANCERS, POLICIES
+from uneven.policy.core.printable import printable
 
 if TYPE_CHECKING:
     from uneven.cli.learning import LearningGoal
@@ -86,7 +86,7 @@ def command(
       uneven simulate clicks.toml --sync shadow:easgd --tables 2 --ahead 1     trainers and table servers
     """
     from uneven.cli import learning, simulate_page
-    from uneven.policy.sync.fits import compatible
+    from uneven.policy.sync.compatibility import compatible
 
     lesson = learning.lesson(train, until_accuracy, "--until-accuracy")
     scenario = _scenario(cluster, balance, sync, iterations, seed, lookahead, costs, preconditioner)
@@ -158,7 +158,7 @@ def _scenario(
 
 def _with_tables(scenario: Scenario, servers: int | None, ahead: int | None) -> Scenario:
     """Add servers of embedding tables if the description has tables; by default as many as a plan advises."""
-    from uneven.cluster.pure.plan.table_servers import planned
+    from uneven.cluster.pure.plan.table_plan import planned
     from uneven.cluster.pure.simulate import TableServers
     from uneven.errors import ConfigError
 
@@ -223,7 +223,7 @@ def _plain(scenario: Scenario, lesson: LearningGoal) -> FinishedSimulation:
 def _timed(scenario: Scenario, lesson: LearningGoal, sink: Sink | None) -> FinishedSimulation:
     from uneven.cli.progress import bar
     from uneven.cli.simulate_page import FinishedSimulation
-    from uneven.cluster.pure.describe.events import COMINGS_AND_GOINGS
+    from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS
     from uneven.cluster.pure.simulate import simulate
     from uneven.journal.pure.goodput import goodput
     from uneven.journal.pure.metrics import Join

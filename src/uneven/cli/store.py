@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from uneven.cli import options
-from uneven.runtime.launch.spec import DEFAULT_PORT, bounds_of, check_silence
+from uneven.runtime.launch.launch_spec import DEFAULT_PORT, bounds_of, check_silence
 
 Host = Annotated[
     str, typer.Option(metavar="HOST", help="Address of this machine that the machines with workers reach.")
@@ -41,6 +41,6 @@ def store(
     # Checked first, because the import of torch takes seconds.
     bounds = bounds_of(elastic)
     check_silence(silence)
-    from uneven.runtime.launch.store import keep  # imports torch
+    from uneven.runtime.launch.store_server import keep  # imports torch
 
     keep(host, port, bounds, silence)

@@ -9,7 +9,7 @@ import typer
 
 from uneven.cli.options import LogTo, trackers
 from uneven.errors import ConfigError, JournalError, access
-from uneven.policy.core.text import printable
+from uneven.policy.core.printable import printable
 
 
 def watch(
@@ -47,7 +47,7 @@ def watch(
     """
     from uneven.journal.paths import newest_run, rank_paths
     from uneven.journal.report import terminal
-    from uneven.journal.report.track.session import LiveTracking
+    from uneven.journal.report.track.tracking import LiveTracking
     from uneven.runtime.rundir import SETTINGS
 
     run = run if run is not None else newest_run(started_by=SETTINGS)

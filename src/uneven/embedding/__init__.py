@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.late import late
+from uneven.runtime.lazy import late
 
 if TYPE_CHECKING:
     from uneven.embedding.bags import EmbeddingBagCollection, EmbeddingCollection, PooledFeatures

@@ -1,6 +1,6 @@
 """``python -m uneven.embedding DIRECTORY SHARD MEMBERS``: one shard of the tables in its own process."""
 
-from uneven.embedding.host import serve
+from uneven.embedding.table_host import serve
 from uneven.runtime.messages.program import run_shard
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from uneven.embedding.client import AskedRows, TableStats
-from uneven.embedding.door import TableDoor
+from uneven.embedding.access import TableDoor
 from uneven.embedding.ids import device_of
-from uneven.embedding.part import TablesPart
 from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
-from uneven.embedding.pure.place import MeasuredTables
-from uneven.embedding.pure.wire import Say
+from uneven.embedding.pure.sharding_plan import MeasuredTables
+from uneven.embedding.pure.table_wire import Say
+from uneven.embedding.table_client import AskedRows, TableStats
+from uneven.embedding.tables_part import TablesPart
 from uneven.embedding.transfer import misfits, read_grown, read_state, read_tables, write_state
 from uneven.errors import ConfigError, reason
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from uneven.embedding.pure.route import BatchIds, by_sample, ranges
-from uneven.embedding.pure.rows import Floats
+from uneven.embedding.pure.row_optimizers import Floats
 from uneven.errors import DataError
 
 

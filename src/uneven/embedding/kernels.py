@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad
-from uneven.embedding.pure.rows import Bags, Floats, Halves, Ids, Kernels
+from uneven.embedding.pure.row_optimizers import Bags, Floats, Halves, Ids, Kernels
 
 
 class TorchKernels:

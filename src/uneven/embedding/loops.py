@@ -16,7 +16,7 @@ from numba import float32, float64, int32, int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from uneven.embedding.pure.rows import CACHE_LINE
+from uneven.embedding.pure.row_optimizers import CACHE_LINE
 
 _AHEAD = 16  # prefetch distance in rows
 _LANES = 8  # an inner loop of constant length compiles to one vector instruction

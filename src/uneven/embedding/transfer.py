@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.embedding.door import TableDoor
+from uneven.embedding.access import TableDoor
 from uneven.embedding.pure.config import Table
-from uneven.embedding.pure.place import RowRange
-from uneven.embedding.pure.rows import Bags
-from uneven.embedding.pure.wire import Say
+from uneven.embedding.pure.row_optimizers import Bags
+from uneven.embedding.pure.sharding_plan import RowRange
+from uneven.embedding.pure.table_wire import Say
 from uneven.errors import ConfigError
 
 _KEY = "embedding_bags.{}.{}"

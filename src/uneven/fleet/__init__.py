@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.late import late
+from uneven.runtime.lazy import late
 
 if TYPE_CHECKING:
-    from uneven.fleet.engine.options import Options
-    from uneven.fleet.engine.train import train
+    from uneven.fleet.engine.entry import train
+    from uneven.fleet.engine.fleet_options import Options
     from uneven.fleet.ensemble import Ensemble, Member, Metric, accuracy, own_loss
+    from uneven.fleet.fleet_result import Result
     from uneven.fleet.pure.batch_rule import BatchRule
     from uneven.fleet.pure.converge import Epoch, History, never, plateau, target
     from uneven.fleet.pure.planning.allocate import Closeness
-    from uneven.fleet.pure.planning.rounds import Paradigm
-    from uneven.fleet.result import Result
+    from uneven.fleet.pure.planning.flotillas import Paradigm
 
 __all__ = [
     "BatchRule",
@@ -48,11 +48,11 @@ _HOMES = {
     "uneven.fleet.pure.planning.allocate": ("Closeness",),
     "uneven.fleet.pure.batch_rule": ("BatchRule",),
     "uneven.fleet.pure.converge": ("Epoch", "History", "never", "plateau", "target"),
-    "uneven.fleet.engine.options": ("Options",),
-    "uneven.fleet.engine.train": ("train",),
+    "uneven.fleet.engine.fleet_options": ("Options",),
+    "uneven.fleet.engine.entry": ("train",),
     "uneven.fleet.ensemble": ("Ensemble", "Member", "Metric", "accuracy", "own_loss"),
-    "uneven.fleet.result": ("Result",),
-    "uneven.fleet.pure.planning.rounds": ("Paradigm",),
+    "uneven.fleet.fleet_result": ("Result",),
+    "uneven.fleet.pure.planning.flotillas": ("Paradigm",),
 }
 # Names are imported on first use, so that planning does not import torch.
 __getattr__ = late(__name__, _HOMES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from uneven.fleet.engine.state import RunState
+from uneven.fleet.engine.fleet_state import RunState
 from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.result_table import MemberRow
 from uneven.journal.report.page import Page, PageTable

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from uneven.fleet.engine.run import best_checkpoint
-from uneven.fleet.engine.state import MemberState, RunState
+from uneven.fleet.engine.fleet_run import best_checkpoint
+from uneven.fleet.engine.fleet_state import MemberState, RunState
 from uneven.fleet.ensemble import Ensemble
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uneven.errors import ConfigError
-from uneven.runtime.jobs.pulse import Silence
+from uneven.runtime.jobs.heartbeat import Silence
 
 TIMEOUT_S = 300.0  # for a sample, a step, a factory's call or a checkpoint; equal to ``uneven.Session``'s
 

@@ -24,23 +24,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uneven.runtime.installed import need
-from uneven.runtime.late import late
+from uneven.runtime.lazy import late
 
 if TYPE_CHECKING:
-    from uneven.focus.begin import Update, ingest, open, retune
+    from uneven.focus.background_subtraction import Moving, MovingOptions
     from uneven.focus.drift import Drift, drifted
-    from uneven.focus.moving import Moving, MovingOptions
+    from uneven.focus.ingest import IngestOptions
     from uneven.focus.networks import LadderRung
     from uneven.focus.pure.cameras import place
     from uneven.focus.pure.clusters import Clusters
     from uneven.focus.pure.sweep import Policy, SweepGrid
     from uneven.focus.query import Hit, VideoIndex
     from uneven.focus.sprites import Sprites
-    from uneven.focus.taking import IngestOptions
+    from uneven.focus.start import Update, ingest, open, retune
+    from uneven.focus.text_query import Embedding
     from uneven.focus.truth import Truth
     from uneven.focus.tune import Wanted
     from uneven.focus.video import Frame, Video, VideoSource
-    from uneven.focus.words import Embedding
 
 __all__ = [
     "Clusters",
@@ -69,12 +69,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "uneven.focus.begin": ("Update", "ingest", "open", "retune"),
+    "uneven.focus.start": ("Update", "ingest", "open", "retune"),
     "uneven.focus.pure.cameras": ("place",),
     "uneven.focus.pure.clusters": ("Clusters",),
     "uneven.focus.drift": ("Drift", "drifted"),
-    "uneven.focus.taking": ("IngestOptions",),
-    "uneven.focus.moving": ("Moving", "MovingOptions"),
+    "uneven.focus.ingest": ("IngestOptions",),
+    "uneven.focus.background_subtraction": ("Moving", "MovingOptions"),
     "uneven.focus.networks": ("LadderRung",),
     "uneven.focus.query": ("Hit", "VideoIndex"),
     "uneven.focus.sprites": ("Sprites",),
@@ -82,7 +82,7 @@ _HOMES = {
     "uneven.focus.truth": ("Truth",),
     "uneven.focus.tune": ("Wanted",),
     "uneven.focus.video": ("Frame", "VideoSource", "Video"),
-    "uneven.focus.words": ("Embedding",),
+    "uneven.focus.text_query": ("Embedding",),
 }
 need("focus", "av", "scipy")
 __getattr__ = late(__name__, _HOMES)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.focus.moving import Moving
+from uneven.focus.background_subtraction import Moving
+from uneven.focus.ingest import IngestOptions
 from uneven.focus.networks import look
 from uneven.focus.objects import Objects, found
 from uneven.focus.pure.sweep import ClassResult, Grouped, LabelledObjects
 from uneven.focus.query import VideoIndex
-from uneven.focus.taking import IngestOptions
 from uneven.focus.tune import restored, until
 from uneven.focus.video import VideoSource
 

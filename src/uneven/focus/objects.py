@@ -9,7 +9,7 @@ from itertools import chain, groupby, islice
 import numpy as np
 import numpy.typing as npt
 
-from uneven.focus.moving import Boxes, Detector, Moving, cut_out, overlaps
+from uneven.focus.background_subtraction import Boxes, Detector, Moving, cut_out, overlaps
 from uneven.focus.truth import Crops
 from uneven.focus.video import Frame
 

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
+from uneven.focus.index import OTHER, ClusterRow, StreamStore, feature_of
 from uneven.focus.networks import run
 from uneven.focus.pure.moment import Moment, seconds
-from uneven.focus.pure.spread import ROUND, Spreading
-from uneven.focus.store import OTHER, ClusterRow, StreamStore, feature_of
+from uneven.focus.pure.verdict_propagation import ROUND, Spreading
+from uneven.focus.text_query import Embedding, nearness
 from uneven.focus.truth import Crops, Truth
 from uneven.focus.tune import restored
-from uneven.focus.words import Embedding, nearness
 
 # A cheap network for one query: (n, side, side, 3) uint8 → (n,) bool, True if the truth network need not see the crop.
 Reject = Callable[[Crops], npt.NDArray[np.bool_]]

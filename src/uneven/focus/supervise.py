@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from uneven.errors import TrainingError
+from uneven.focus.index import StreamStore
+from uneven.focus.ingest import Counts, Ingest, IngestOptions
 from uneven.focus.pure.cameras import place
-from uneven.focus.store import StreamStore
-from uneven.focus.taking import Counts, Ingest, IngestOptions
 from uneven.focus.video import VideoSource
 from uneven.runtime.jobs import Ending, How, Kept, Stop, end_all
-from uneven.runtime.jobs.place import Linked, Place, ProcessLine
+from uneven.runtime.jobs.executor import Linked, Place, ProcessLine
 
 _LOOK_S = 0.2
 _PROBE_S = 0.5

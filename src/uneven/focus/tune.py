@@ -17,11 +17,11 @@ import torch
 
 from uneven import fleet
 from uneven.errors import ConfigError
-from uneven.focus.moving import Detector, Moving
+from uneven.focus.background_subtraction import Detector, Moving
 from uneven.focus.networks import LADDER, NAMED, Candidate, Cheap, LadderRung, candidates, ensemble, fused, look
 from uneven.focus.objects import Objects, found
-from uneven.focus.pure.spread import NO_PRECEDENTS, Precedents
 from uneven.focus.pure.sweep import LabelledObjects, Policy, SweepGrid, Tried, choose, promising, sweep, widened
+from uneven.focus.pure.verdict_propagation import NO_PRECEDENTS, Precedents
 from uneven.focus.truth import Crops, Truth
 from uneven.focus.video import Frame, VideoSource
 from uneven.runtime.jobs.devices import Devices

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.late import late
+from uneven.runtime.lazy import late
 
 if TYPE_CHECKING:
     from uneven.graph.conv import GCNConv, GINConv, SAGEConv
     from uneven.graph.cutting import partition
     from uneven.graph.graph import PartedGraph, load
-    from uneven.graph.store import GraphStore
+    from uneven.graph.parts_folder import GraphStore
 
 __all__ = ["GCNConv", "GINConv", "GraphStore", "PartedGraph", "SAGEConv", "load", "partition"]
 
@@ -30,6 +30,6 @@ __getattr__ = late(
         "uneven.graph.conv": ("GCNConv", "GINConv", "SAGEConv"),
         "uneven.graph.cutting": ("partition",),
         "uneven.graph.graph": ("PartedGraph", "load"),
-        "uneven.graph.store": ("GraphStore",),
+        "uneven.graph.parts_folder": ("GraphStore",),
     },
 )

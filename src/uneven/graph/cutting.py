@@ -13,11 +13,11 @@ from torch import Tensor
 from uneven.cluster.files import load
 from uneven.errors import ConfigError
 from uneven.graph.edges import graph_of, rows_of
+from uneven.graph.machine_rates import all_measured
 from uneven.graph.methods import cut
-from uneven.graph.probe import all_measured
+from uneven.graph.parts_folder import GraphStore, write_store
 from uneven.graph.pure.capacity import GraphRates, StepWork, capped, shares_of
-from uneven.graph.pure.cut.base import normal
-from uneven.graph.store import GraphStore, write_store
+from uneven.graph.pure.cut.partitioner import normal
 from uneven.runtime.installed import need
 
 

@@ -17,12 +17,12 @@ from uneven.graph.constant import Constants
 from uneven.graph.dropout import same_everywhere
 from uneven.graph.exchange.choice import ExchangeChoice
 from uneven.graph.exchange.clones import CloneExchange
-from uneven.graph.exchange.exact import ExactExchange, RowCarrier
+from uneven.graph.exchange.exact_exchange import ExactExchange, RowCarrier
+from uneven.graph.graph_losses import Criterion, SplitLoss, mask_of
+from uneven.graph.graph_source import GraphSource
 from uneven.graph.layers import carry_layers
-from uneven.graph.losses import Criterion, SplitLoss, mask_of
 from uneven.graph.parted import GraphPart
 from uneven.graph.pure.regions import alone_s
-from uneven.graph.source import GraphSource
 from uneven.run.lines import Line
 from uneven.run.step.part import Part, Run, Step
 
@@ -421,8 +421,8 @@ def load(
         DataError: there is no cut graph, or a whole graph was given to several workers.
         ConfigError: there are more workers than parts, or the number of speeds is wrong.
     """
-    from uneven.graph.elastic import ElasticGraph
-    from uneven.graph.store import GraphStore, WholeGraph
+    from uneven.graph.elastic_parts import ElasticGraph
+    from uneven.graph.parts_folder import GraphStore, WholeGraph
     from uneven.runtime.world import discover
 
     how = ExchangeChoice.of(exchange, backward, delays or {}, faithful)

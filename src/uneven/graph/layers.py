@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.errors import ConfigError
-from uneven.graph.exchange.exact import RowMove
+from uneven.graph.exchange.exact_exchange import RowMove
 
 if TYPE_CHECKING:
     from uneven.graph.graph import PartedGraph

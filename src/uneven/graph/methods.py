@@ -10,10 +10,10 @@ import numpy as np
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.graph import native
-from uneven.graph.pure.cut.base import EdgeCut
 from uneven.graph.pure.cut.expand import expand
 from uneven.graph.pure.cut.greedy import MOST_PARTS, Rule, hdrf, libra, placed, stream_order
 from uneven.graph.pure.cut.hashed import cut_dbh, cut_random
+from uneven.graph.pure.cut.partitioner import EdgeCut
 from uneven.graph.pure.edge_list import EdgeList
 from uneven.runtime.installed import need
 

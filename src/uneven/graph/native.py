@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from uneven.graph.adjacency import RowIndex
 from uneven.graph.pure.edge_list import EdgeList, Ids, Wholes
-from uneven.graph.rows import RowIndex
 from uneven.graph.workspaces import WORKSPACES
 
 LIBRARY = Path(__file__).with_name("_native.so")

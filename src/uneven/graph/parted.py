@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.graph.pure.clones import Holders
+from uneven.graph.adjacency import Adjacency
+from uneven.graph.pure.clone_plan import Holders
 from uneven.graph.pure.edge_list import EdgeList, Ids, Wholes
-from uneven.graph.rows import Adjacency
 
 
 @dataclass(frozen=True, slots=True)

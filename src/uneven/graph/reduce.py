@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uneven.graph import native
-from uneven.graph.rows import Adjacency, RowIndex
+from uneven.graph.adjacency import Adjacency, RowIndex
 
 
 def row_sums(rows: RowIndex, x: Tensor, scale: Tensor | None = None, weight: Tensor | None = None) -> Tensor:

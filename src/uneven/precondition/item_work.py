@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uneven.policy.ownership.place import Item
+from uneven.policy.ownership.placement import Item
 
 
 def like(model: nn.Module, kind: torch.dtype | None) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 from uneven.policy.balance import Balancer
 from uneven.policy.samples.order import Portion
 from uneven.run.place import PlaceInRun
-from uneven.run.samples.drawn import DrawnSteps
 from uneven.run.samples.loader import BalancedLoader
-from uneven.run.step.drawing import drawn_step, drawn_steps
+from uneven.run.samples.user_batches import DrawnSteps
+from uneven.run.step.open_loader import drawn_step, drawn_steps
 
 
 class OwnBatches(PlaceInRun):

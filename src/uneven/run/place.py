@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from uneven.run.membership.handover import LoopOfMembers
-from uneven.run.start.devices import device_of
+from uneven.run.membership.state_transfer import LoopOfMembers
+from uneven.run.start.model_device import device_of
 from uneven.run.step.loop import StepLoop
 from uneven.runtime.world import World
 

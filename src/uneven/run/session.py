@@ -14,32 +14,32 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
-from uneven.policy.balance.profile import Profile
-from uneven.policy.core.config import RunConfig
+from uneven.policy.balance.profiled import Profile
+from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import SyncPolicy
 from uneven.run.loops.over_all import OverAll
-from uneven.run.membership.handover import LoopOfMembers
+from uneven.run.membership.state_transfer import LoopOfMembers
 from uneven.run.model.check import least_samples
 from uneven.run.model.hooks import Undo
 from uneven.run.own_batches import OwnBatches
 from uneven.run.reports.profiling import steps_on
-from uneven.run.samples.drawn import DrawnSteps
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.opening import LoaderOptions
+from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.start.connect import joined
-from uneven.run.start.state import pack, unpack
+from uneven.run.start.run_state import pack, unpack
 from uneven.run.step.attach import Attached
 from uneven.run.step.checkpoint import state_of, take_up
-from uneven.run.step.checks import check_microbatch, check_profile, check_together
 from uneven.run.step.context import leave
-from uneven.run.step.drawing import make_loader, shards_of
 from uneven.run.step.join import join
 from uneven.run.step.loop import StepLoop
+from uneven.run.step.open_loader import make_loader, shards_of
 from uneven.run.step.part import Part
 from uneven.run.step.parts import Parts
-from uneven.run.threads.threads import ThreadedTraining, Threads
-from uneven.runtime.ending import ends_with_the_program
+from uneven.run.step.refusals import check_microbatch, check_profile, check_together
+from uneven.run.threads.threaded_training import ThreadedTraining, Threads
+from uneven.runtime.at_exit import ends_with_the_program
 from uneven.runtime.rundir import mark_coming, mark_ready
 from uneven.runtime.world import discover, report_failures
 

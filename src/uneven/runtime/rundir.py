@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError, access
-from uneven.policy.core.config import RunConfig, checked, from_toml, to_toml
+from uneven.policy.core.run_config import RunConfig, checked, from_toml, to_toml
 from uneven.policy.core.tables import document, items, known, located, quoted, required, table, text
 
 _UNFIT = re.compile(r"[^\w.+-]+")  # Characters of a script's name that do not fit a directory that is printed and typed

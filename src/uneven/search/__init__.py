@@ -21,16 +21,16 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from uneven.errors import ConfigError, install_hint
-from uneven.runtime.late import late
+from uneven.runtime.lazy import late
 from uneven.search.pure.schedulers import schedulers as _schedulers
 from uneven.search.pure.searchers import searchers as _searchers
 
 if TYPE_CHECKING:
-    from uneven.search.begin import run
     from uneven.search.pure.schedulers import Scheduler
     from uneven.search.pure.searchers import Searcher
     from uneven.search.pure.space import Space, choice, grid, integer, log, uniform
-    from uneven.search.result import SearchResult
+    from uneven.search.search_result import SearchResult
+    from uneven.search.search_run import run
     from uneven.search.trial import Trainable, Trial
     from uneven.search.with_optuna import OptunaPruner, OptunaSearch
 
@@ -50,8 +50,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "uneven.search.result": ("SearchResult",),
-    "uneven.search.begin": ("run",),
+    "uneven.search.search_result": ("SearchResult",),
+    "uneven.search.search_run": ("run",),
     "uneven.search.pure.schedulers": ("Scheduler",),
     "uneven.search.pure.searchers": ("Searcher",),
     "uneven.search.pure.space": ("Space", "choice", "grid", "integer", "log", "uniform"),

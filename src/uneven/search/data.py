@@ -14,17 +14,17 @@ import psutil
 import torch
 
 from uneven.errors import ConfigError, DataError
-from uneven.fleet.pure.order import Section, Stream
+from uneven.fleet.pure.sections import Section, Stream
 from uneven.fleet.stream.feed import MOST_DEATHS, look
 from uneven.fleet.stream.layout import arrays_of
 from uneven.fleet.stream.preprocess import Source, preprocess
-from uneven.fleet.stream.ring import Ring, RingHandle
+from uneven.fleet.stream.sample_ring import Ring, RingHandle
 from uneven.runtime.jobs import end_all
-from uneven.runtime.jobs.place import Linked, Place, ProcessLine
+from uneven.runtime.jobs.executor import Linked, Place, ProcessLine
 from uneven.runtime.states import random_state, seed_all, set_random_state
-from uneven.search.post import TrialPost
 from uneven.search.pure.core import SearchCore
-from uneven.search.pure.shelf import Shelf, slots_for
+from uneven.search.pure.sample_cache import Shelf, slots_for
+from uneven.search.search_messages import TrialPost
 
 DATA_BYTES = 512 * 2**20  # for prepared samples, at most a tenth of the free memory
 

@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError, TrainingError
-from uneven.fleet.engine.meeting import Meetings
+from uneven.fleet.engine.member_meeting import Meetings
 from uneven.runtime.jobs import Stop, end_all
-from uneven.runtime.jobs.place import Linked, Place
+from uneven.runtime.jobs.executor import Linked, Place
 from uneven.search import checkpoints
 from uneven.search.control import SearchControl
 from uneven.search.data import SharedData
 from uneven.search.pure.core import SearchCore
+from uneven.search.pure.decisions import Move, Ruling
 from uneven.search.pure.dispatch import Dispatch
 from uneven.search.pure.placing import Placer
-from uneven.search.pure.records import TrialRecord, TrialStatus
-from uneven.search.pure.rulings import Move, Ruling
+from uneven.search.pure.trial_records import TrialRecord, TrialStatus
 from uneven.search.slots import DeviceSlots, Slot
 from uneven.search.trial import TrialJob
-from uneven.search.worker import seed_of, work
+from uneven.search.trial_worker import seed_of, work
 
 LOOK_S = 0.25
 

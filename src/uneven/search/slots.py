@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from uneven.fleet.member.team import Seat
-from uneven.runtime.jobs.place import Linked
+from uneven.runtime.jobs.executor import Linked
 
 
 @dataclass(slots=True)

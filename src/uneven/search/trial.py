@@ -19,9 +19,9 @@ from uneven.policy.core.tables import shown
 from uneven.runtime.states import random_state, set_random_state
 from uneven.search import checkpoints
 from uneven.search.data import DataReader
-from uneven.search.post import TrialPost
 from uneven.search.pure.space import Choices, Domain, FloatRange, IntRange, Params, Plain
-from uneven.search.team import TrialTeam
+from uneven.search.search_messages import TrialPost
+from uneven.search.trial_team import TrialTeam
 
 _UNDIVIDED = (
     "a trial on several devices divides the batches of trial.epochs(model, optimizer) among them, and this one reads "

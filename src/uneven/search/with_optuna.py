@@ -12,13 +12,13 @@ import optuna
 from sqlalchemy.exc import SQLAlchemyError
 
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.search.earlier import source_name
 from uneven.search.pure.core import Happened, SearchCore
-from uneven.search.pure.records import SearchTerms, TrialStatus
-from uneven.search.pure.rulings import GO_ON, Move, Progress, Ruling
+from uneven.search.pure.decisions import GO_ON, Move, Progress, Ruling
 from uneven.search.pure.schedulers import Scheduler
 from uneven.search.pure.searchers import NoneNow, Searcher
 from uneven.search.pure.space import Choices, Domain, FloatRange, IntRange, Params, Plain, Space, domain_of
+from uneven.search.pure.trial_records import SearchTerms, TrialStatus
+from uneven.search.warm_start import source_name
 
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
     "tpe": optuna.samplers.TPESampler,

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from uneven.policy.balance import Balancer
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Moment, Payload, StepPlan, Via
 from uneven.policy.core.views import BalanceView, Limits, Observation, SyncView
 from uneven.policy.predict import Predictor, predictors, study

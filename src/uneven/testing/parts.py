@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.policy.core.turn import Turn
+from uneven.policy.core.batch_weight import Turn
 from uneven.run.lines import Lines, ThreadLines
 from uneven.run.step.part import Part, Run, Step
 

@@ -68,7 +68,7 @@ def _run(command: dict[str, Any]) -> Any:
     import torch
     import torch.distributed as dist
 
-    from uneven.run.lines.groups import sum_now
+    from uneven.run.lines.group_lines import sum_now
 
     sys.path[:] = command["path"]
     os.chdir(command["directory"])

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
 from uneven.search.pure.core import Happened, SearchCore
-from uneven.search.pure.records import SearchTerms, TrialStatus
-from uneven.search.pure.rulings import Move
+from uneven.search.pure.decisions import Move
 from uneven.search.pure.schedulers import Fifo, Scheduler
 from uneven.search.pure.searchers import NoneNow, RandomSearch, Searcher
 from uneven.search.pure.space import Plain, Space, choice, integer, log, uniform
+from uneven.search.pure.trial_records import SearchTerms, TrialStatus
 
 _examples = settings(
     max_examples=15,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from uneven.errors import ConfigError, LaunchError
-from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.balance.balancer import Balancer, standing
 from uneven.policy.core.actions import Split
 from uneven.policy.core.views import BalanceView
 from uneven.policy.samples.order import epoch_order

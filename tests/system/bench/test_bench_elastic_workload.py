@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.cli.demo.training import network
-from uneven.cli.demo.worker import GLOBAL_BATCH, WIDTH
+from uneven.cli.demo.demo_training import network
+from uneven.cli.demo.demo_worker import GLOBAL_BATCH, WIDTH
 from uneven.cluster.virtual.datasets import digits
 from uneven_bench.elastic.workload import CountedWorkload, counted, hidden, weights
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from uneven.fleet.engine.state import STATE
+from uneven.fleet.engine.fleet_state import STATE
 from uneven_bench.fleet import kill as bench
 
 

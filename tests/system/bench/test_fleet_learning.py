@@ -5,8 +5,8 @@ import pytest
 from ensembles import EQUAL, EXAMPLE
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.flotillas import Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Planner
 from uneven_bench.fleet_plan.learning import LearningPlanner
 from uneven_bench.fleet_plan.simulate import play
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from ensembles import EQUAL, EXAMPLE, ensembles, methods
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.flotillas import Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Planner
 from uneven_bench.fleet_plan.optimal import MOST_PLANS, best_rounds, least_wall_s, round_s
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from ensembles import EQUAL, EXAMPLE, ensembles, methods
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet_plan.rivals import Homogeneous, OneAfterAnother, OnePerDevice
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome, play
 

@@ -15,15 +15,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uneven.cluster.emulate import probe, state
+from uneven.cluster.emulate import capabilities, emulation_state
 from uneven.cluster.emulate.pure import names
 from uneven.runtime.jobs.processes import import_path
 from uneven_bench.forked.scripts import run_script
 
-WHY_NOT = probe.why_not_isolated()
+WHY_NOT = capabilities.why_not_isolated()
 needs_root = pytest.mark.skipif(bool(WHY_NOT), reason=f"emulates with namespaces and control groups: {WHY_NOT}")
 
-IMPORTED = ("uneven.cli.run", "uneven.cluster.emulate.run", "uneven.runtime.launch.here", "rich.console")
+IMPORTED = (
+    "uneven.cli.run",
+    "uneven.cluster.emulate.emulation",
+    "uneven.runtime.launch.local_rendezvous",
+    "rich.console",
+)
 
 READY = """
 import json, os, sys, time
@@ -109,7 +114,7 @@ def until(happens: Callable[[], object], within_s: float = 60.0) -> bool:
 def owned_by(pid: int) -> list[str]:
     """Emulations of this process that are written down."""
     found = []
-    for path in state.FOLDER.glob("*.json"):
+    for path in emulation_state.FOLDER.glob("*.json"):
         try:
             if json.loads(path.read_text())["pid"] == pid:
                 found.append(path.stem)
@@ -129,9 +134,9 @@ def left_of(runs: list[str], namespaces: set[str], marks: tuple[str, ...]) -> se
     Args:
         marks: parts of the command lines of their processes.
     """
-    trees = probe.trees()
+    trees = capabilities.trees()
     found = {str(group) for run in runs for group in trees.groups(run, memory=True) if group.exists()}
-    found |= {str(path) for run in runs for path in state.FOLDER.glob(f"{run}*")}
+    found |= {str(path) for run in runs for path in emulation_state.FOLDER.glob(f"{run}*")}
     for process in psutil.process_iter(["cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         if any(mark in command for mark in marks):

@@ -30,7 +30,7 @@ from emulation import (
     until,
 )
 
-from uneven.cluster.emulate import cgroup, probe, state
+from uneven.cluster.emulate import capabilities, cgroup, emulation_state
 from uneven.cluster.emulate.netns import EmulatedNetwork
 from uneven.cluster.emulate.pure import names
 from uneven.cluster.emulate.pure.wiring import Wiring
@@ -145,7 +145,7 @@ def test_doctor_removes_what_was_left_and_only_that(tmp_path: Path) -> None:
         clean = [*alive.args[:3], "doctor", "--clean"]  # type: ignore[misc, index]
         first = subprocess.run(clean, capture_output=True, text=True, timeout=60)
         assert first.returncode == 0, first.stderr
-        groups = 4 * len(probe.trees().groups(left, memory=True))  # of three nodes, and above them
+        groups = 4 * len(capabilities.trees().groups(left, memory=True))  # of three nodes, and above them
         assert f"removed what was left of emulation {left}: {groups} control groups" in first.stdout
         assert left_of([left], set(), ()) == set()
         assert left_of([lives], set(), ()) != set()
@@ -268,7 +268,7 @@ def test_a_group_of_version_2_goes_with_everything_in_it() -> None:
     """The kernel's own files for killing and removing, which need no controller."""
     top = unified()
     assert top is not None
-    group = top / names.group(state.new_id())
+    group = top / names.group(emulation_state.new_id())
     (group / "node0").mkdir(parents=True)
     sleepers = [subprocess.Popen(CHILD.split()) for _ in range(2)]
     for sleeper in sleepers:

@@ -148,7 +148,7 @@ def test_a_worker_that_is_through_is_not_throttled_any_more(tmp_path: Path) -> N
     with launched(options, run) as launcher:
         pids = [int(str(worker["pid"])) for worker in reports(run, 2)]
         below = descendants(launcher.pid)
-        assert any("uneven.runtime.throttle.loop" in psutil.Process(pid).cmdline() for pid in below)
+        assert any("uneven.runtime.throttle.throttle_loop" in psutil.Process(pid).cmdline() for pid in below)
         (run / "enough").touch()
         assert until(lambda: not any((run / f"ready-{rank}").exists() for rank in range(2)))
         assert until(lambda: all(map(runs_freely, pids)))

@@ -13,10 +13,10 @@ import ray
 from colours import sprites
 from ray_world import connected, nodes
 
-from uneven.focus import Frame, taking
+from uneven.focus import Frame, ingest
 from uneven.focus import supervise as supervising
+from uneven.focus.ingest import Counts, Ingest
 from uneven.focus.supervise import Cameras, supervise
-from uneven.focus.taking import Counts, Ingest
 from uneven.runtime.jobs.ray import Cluster
 from uneven_bench.focus import kills
 
@@ -36,7 +36,7 @@ class Slow:
         return SECONDS
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        taking._WRITE_EVERY_S = 0.0
+        ingest._WRITE_EVERY_S = 0.0
         if self.waits:
             (self.folder / f"{self.name}.node").write_text(ray.get_runtime_context().get_node_id())
         for frame in sprites(SECONDS, seed=ord(self.name)).frames(per_s, first):

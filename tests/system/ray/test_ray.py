@@ -20,8 +20,8 @@ from ray_world import program
 import search_functions
 from fleet_members import same
 from uneven import search
-from uneven.fleet.engine import state as engine_state
-from uneven.fleet.engine.run import run
+from uneven.fleet.engine import fleet_state as engine_state
+from uneven.fleet.engine.fleet_run import run
 
 pytest.importorskip("ray")
 pytest.importorskip("av")

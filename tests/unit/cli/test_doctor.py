@@ -31,7 +31,7 @@ from uneven.cli.doctor import (
     show,
     try_torch,
 )
-from uneven.cluster.emulate.pure.checks import Able
+from uneven.cluster.emulate.pure.requirements import Able
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

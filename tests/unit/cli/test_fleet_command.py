@@ -11,7 +11,7 @@ import uneven.fleet as fleet
 from uneven.cli import main
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet import ensemble_file
-from uneven.fleet.engine.state import MemberState, RunState
+from uneven.fleet.engine.fleet_state import MemberState, RunState
 from uneven.fleet.pure.converge import Epoch
 from uneven.runtime.jobs.processes import import_path
 from uneven_bench.forked.scripts import run_script

@@ -48,7 +48,7 @@ with idle():  # what is imported later may be asked for from the locked folder
     for words in seeds.COMMANDS:
         with Caught():
             quietly(words)
-    import torch.utils.tensorboard, uneven.journal.report.track.tensorboard, uneven.journal.report.track.session
+    import torch.utils.tensorboard, uneven.journal.report.track.tensorboard, uneven.journal.report.track.tracking
 commands, inside = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 if inside:
     os.chdir("locked")

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from uneven.embedding.client import TableClient
-from uneven.embedding.files import TableFiles
 from uneven.embedding.kernels import TorchKernels
 from uneven.embedding.pure.config import RowwiseAdagrad, Table, TableSpec
-from uneven.embedding.pure.holding import ShardSpec
-from uneven.embedding.pure.place import place
 from uneven.embedding.pure.route import BatchIds, Router
-from uneven.embedding.pure.shard import TableShard
-from uneven.embedding.pure.wire import TableMessage, encode
-from uneven.runtime.parameter_server.pure.known import Patience
+from uneven.embedding.pure.shard_tables import ShardSpec
+from uneven.embedding.pure.sharding_plan import place
+from uneven.embedding.pure.table_shard import TableShard
+from uneven.embedding.pure.table_wire import TableMessage, encode
+from uneven.embedding.table_client import TableClient
+from uneven.embedding.table_files import TableFiles
+from uneven.runtime.parameter_server.pure.roster import Patience
 
 _TWO = (Table("a", 50, 4), Table("b", 90, 4))
 TABLES = TableSpec(_TWO, RowwiseAdagrad(lr=0.1), 0, save_every_s=100.0)

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import uneven
 from uneven.embedding import EmbeddingBagCollection, Table
-from uneven.embedding.pure.place import groups_of, place
+from uneven.embedding.pure.sharding_plan import groups_of, place
 from uneven.errors import ConfigError, DataError
 
 

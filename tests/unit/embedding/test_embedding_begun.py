@@ -15,9 +15,9 @@ from test_embedding_shard import train
 
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.pure.config import TableSpec
-from uneven.embedding.pure.holding import Holding, ShardSpec
-from uneven.embedding.pure.place import RowRange
-from uneven.embedding.pure.wire import Say
+from uneven.embedding.pure.shard_tables import Holding, ShardSpec
+from uneven.embedding.pure.sharding_plan import RowRange
+from uneven.embedding.pure.table_wire import Say
 from uneven.errors import ConfigError
 
 FIRST = 0.25

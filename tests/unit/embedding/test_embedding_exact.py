@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from uneven.embedding import SGD, EmbeddingBagCollection, EmbeddingCollection, RowwiseAdagrad, Table
 from uneven.embedding.kernels import TorchKernels, kernels
-from uneven.embedding.pure import rows as reference
-from uneven.embedding.pure.rows import Bags
+from uneven.embedding.pure import row_optimizers as reference
+from uneven.embedding.pure.row_optimizers import Bags
 from uneven.errors import ConfigError, DataError
 from uneven.run.threads.twins import twin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from uneven.embedding.pure.growing import PINNED, DistinctIds, IdMap, begin_by_id, bucket, load_of
+from uneven.embedding.pure.dynamic_ids import PINNED, DistinctIds, IdMap, begin_by_id, bucket, load_of
 
 
 def some(seed: int, many: int, most: int = 1 << 60) -> np.ndarray:

@@ -13,8 +13,8 @@ from shards_in_memory import MemoryShards
 from test_embedding_shard import tables, train
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
-from uneven.embedding.pure.place import MeasuredTables
-from uneven.embedding.pure.wire import Say
+from uneven.embedding.pure.sharding_plan import MeasuredTables
+from uneven.embedding.pure.table_wire import Say
 from uneven.errors import CheckpointError, ConfigError
 
 TABLES = [Table("a", 300, 8, ["left", "right"]), Table("b", 7000, 8), Table("c", 40, 4)]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from shards_in_memory import TABLES, MemoryShards
 
-from uneven.embedding.client import TableClient
-from uneven.embedding.pure.holding import ShardSpec
-from uneven.embedding.pure.rows import Bags
-from uneven.embedding.pure.wire import ENTRY_BYTES, HEADER_BYTES, Say, TableMessage, decode, encode
+from uneven.embedding.pure.row_optimizers import Bags
+from uneven.embedding.pure.shard_tables import ShardSpec
+from uneven.embedding.pure.table_wire import ENTRY_BYTES, HEADER_BYTES, Say, TableMessage, decode, encode
+from uneven.embedding.table_client import TableClient
 from uneven.errors import PeerError
 from uneven.runtime.parameter_server.pure.wire import PIECE_BYTES, Refusal, Refused
 

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import uneven
 from uneven.embedding import SGD, EmbeddingBagCollection, RowwiseAdagrad, Table
-from uneven.embedding.host import PROGRAM, TABLES
+from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError
 from uneven.runtime.messages.process import ShardKeeper
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
-from uneven.fleet.pure.order import Section, Stream, batches
+from uneven.fleet.pure.sections import Section, Stream, batches
 from uneven.fleet.pure.size import preprocessors_needed
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ensembles import EQUAL, EXAMPLE
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.fleet.pure.planning.allocate import Flotilla, create_flotilla
+from uneven.fleet.pure.planning.flotillas import Paradigm
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Paradigm
 from uneven_bench.fleet_plan.densest import DensestPlanner, densest_flotilla
 from uneven_bench.fleet_plan.simulate import play
 

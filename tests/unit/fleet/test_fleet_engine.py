@@ -19,8 +19,8 @@ import uneven.fleet as fleet
 from brought import brought
 from fleet_members import same
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
-from uneven.fleet.engine import state as engine_state
-from uneven.fleet.engine.options import Options
+from uneven.fleet.engine import fleet_state as engine_state
+from uneven.fleet.engine.fleet_options import Options
 from uneven_bench.forked.scripts import Script
 
 RATES = {"small": [1000.0], "wide": [900.0], "scheduled": [950.0]}
@@ -84,7 +84,7 @@ import sys
 sys.path.insert(0, {str(Path(members.__file__).parent)!r})
 import fleet_members as members
 import uneven.fleet as fleet
-from uneven.fleet.engine.options import Options
+from uneven.fleet.engine.fleet_options import Options
 if __name__ == "__main__":
     slow = members.ensemble(4, transform=members.slow_jitter)
     fleet.train(slow, devices=2, directory={str(tmp_path / "run")!r}, progress=False,

@@ -8,9 +8,9 @@ import pytest
 
 import fleet_members as members
 from uneven.errors import ConfigError
-from uneven.fleet.engine.state import MemberState, RunState
+from uneven.fleet.engine.fleet_state import MemberState, RunState
+from uneven.fleet.fleet_result import Result
 from uneven.fleet.pure.converge import Epoch
-from uneven.fleet.result import Result
 from uneven.fleet.result_page import stretches
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Paradigm, Planner
 
 EXAMPLE = Rates(
     {"D1": (100, 190, 270, 350), "D2": (80, 150, 220, 280), "D3": (80, 150, 200, 240), "D4": (40, 75, 105, 120)}

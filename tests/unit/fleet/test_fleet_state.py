@@ -17,11 +17,11 @@ from torch import nn
 import uneven.fleet as fleet
 from damaged import damaged
 from uneven.errors import CheckpointError
-from uneven.fleet.engine import state as engine_state
-from uneven.fleet.engine.options import RunSnapshot
-from uneven.fleet.engine.state import MemberState, RunState
-from uneven.fleet.engine.view import page
-from uneven.fleet.member import checkpoint
+from uneven.fleet.engine import fleet_state as engine_state
+from uneven.fleet.engine.fleet_options import RunSnapshot
+from uneven.fleet.engine.fleet_state import MemberState, RunState
+from uneven.fleet.engine.fleet_view import page
+from uneven.fleet.member import member_checkpoint
 from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.pure.ledger import Ledger
 
@@ -94,29 +94,29 @@ def test_folders_fit_every_file_system_and_old_files_go(tmp_path: Path) -> None:
 def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     member = linear()
     path = tmp_path / "x" / "1.pt"
-    checkpoint.FILES.write(path, checkpoint.capture("a", member, 1, []), verify=True)
+    member_checkpoint.FILES.write(path, member_checkpoint.capture("a", member, 1, []), verify=True)
     drawn = (random.random(), np.random.rand(), torch.rand(3).tolist())
-    checkpoint.restore(checkpoint.FILES.read(path), "a", linear())
+    member_checkpoint.restore(member_checkpoint.FILES.read(path), "a", linear())
     assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == drawn
 
 
 def test_checkpoints_that_do_not_fit_or_cannot_be_read(tmp_path: Path) -> None:
-    saved = checkpoint.capture("a", linear(), 1, [])
+    saved = member_checkpoint.capture("a", linear(), 1, [])
     other = nn.Linear(3, 1)
     with pytest.raises(CheckpointError, match="member 'a': its checkpoint does not fit"):
-        checkpoint.restore(saved, "a", fleet.Member(other, torch.optim.Adam(other.parameters())))
+        member_checkpoint.restore(saved, "a", fleet.Member(other, torch.optim.Adam(other.parameters())))
     with pytest.raises(CheckpointError, match="scheduler was there before or is there now"):
-        checkpoint.restore(saved, "a", linear(lambda it: torch.optim.lr_scheduler.StepLR(it, 1)))
+        member_checkpoint.restore(saved, "a", linear(lambda it: torch.optim.lr_scheduler.StepLR(it, 1)))
     path = tmp_path / "1.pt"
     with pytest.raises(CheckpointError, match="more than tensors and plain data"):
-        checkpoint.FILES.write(path, {**saved, "history": [Path("x")]}, verify=True)
+        member_checkpoint.FILES.write(path, {**saved, "history": [Path("x")]}, verify=True)
     assert not path.exists()
-    checkpoint.FILES.write(path, {**saved, "schema": 0})
+    member_checkpoint.FILES.write(path, {**saved, "schema": 0})
     with pytest.raises(CheckpointError, match="has schema 0"):
-        checkpoint.FILES.read(path)
+        member_checkpoint.FILES.read(path)
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="cannot read"):
-        checkpoint.FILES.read(path)
+        member_checkpoint.FILES.read(path)
 
 
 def test_the_terminal_says_who_waits_for_whom() -> None:

@@ -12,8 +12,8 @@ import torch
 
 import fleet_members as members
 import uneven.fleet as fleet
-from uneven.fleet.engine import run as engine
-from uneven.fleet.engine.options import Options
+from uneven.fleet.engine import fleet_run as engine
+from uneven.fleet.engine.fleet_options import Options
 from uneven.runtime.jobs.processes import usable_cores
 
 OPTIONS = Options(together=True, buffer=256, chunk=32, preprocessors=1)

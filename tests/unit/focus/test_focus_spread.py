@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from uneven.focus.pure.spread import ROUND, Precedents, Spreading, played
 from uneven.focus.pure.sweep import (
     OFF,
     Grouped,
@@ -16,6 +15,7 @@ from uneven.focus.pure.sweep import (
     sweep,
     widened,
 )
+from uneven.focus.pure.verdict_propagation import ROUND, Precedents, Spreading, played
 
 LINE = np.array([[0.0], [0.5], [1.4], [3.0], [0.9], [3.0]], np.float32)
 

@@ -17,11 +17,11 @@ from rich.console import Console
 from brought import brought, refusal
 from uneven import focus
 from uneven.errors import ConfigError, TrainingError
-from uneven.focus.begin import Update
+from uneven.focus.index import StreamStore
+from uneven.focus.ingest import Ingest
 from uneven.focus.networks import LadderRung
-from uneven.focus.store import StreamStore
-from uneven.focus.taking import Ingest
-from uneven.focus.watch import _COLUMNS, table
+from uneven.focus.start import Update
+from uneven.focus.watch_cameras import _COLUMNS, table
 
 QUICK = focus.Wanted(sample_s=160, epochs=4, ladder=(LadderRung(4, 16),), named=(3,), devices=1, confidence=0)
 

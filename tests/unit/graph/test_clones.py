@@ -18,9 +18,9 @@ from uneven import graph
 from uneven.errors import ConfigError
 from uneven.graph.exchange.clones import CloneExchange
 from uneven.graph.parted import part_of
-from uneven.graph.pure.clones import Holders
+from uneven.graph.parts_folder import GraphStore
+from uneven.graph.pure.clone_plan import Holders
 from uneven.graph.pure.edge_list import EdgeList
-from uneven.graph.store import GraphStore
 
 VERTICES, WIDTH, CLASSES = 60, 7, 3
 

@@ -16,9 +16,9 @@ from uneven import graph
 from uneven.errors import ConfigError, DataError, UnknownNameError
 from uneven.graph.edges import edges_of
 from uneven.graph.methods import METHODS, cut
-from uneven.graph.pure.clones import Holders, roots
-from uneven.graph.pure.cut.base import EdgeCut, figures, normal
+from uneven.graph.pure.clone_plan import Holders, roots
 from uneven.graph.pure.cut.greedy import libra, placed
+from uneven.graph.pure.cut.partitioner import EdgeCut, figures, normal
 from uneven.graph.pure.edge_list import EdgeList
 
 

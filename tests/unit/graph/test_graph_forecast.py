@@ -18,7 +18,7 @@ from uneven.cluster.pure.describe.spec import ClusterSpec, Node, steady
 from uneven.cluster.pure.simulate.graph_steps import phases
 from uneven.cluster.pure.simulate.phases import WorkPhase, play
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.graph.source import GraphSource
+from uneven.graph.graph_source import GraphSource
 
 LAYERS = (9, 6, 4, 3)
 RATES = {"number_s": 1e-9, "flop_s": 1e-10}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from brought import brought, refusal
 from uneven import graph
-from uneven.graph.losses import SplitLoss
+from uneven.graph.graph_losses import SplitLoss
 
 VERTICES, WIDTH, CLASSES = 40, 5, 3
 DRAW = torch.Generator().manual_seed(4)

@@ -18,10 +18,10 @@ from torch import nn
 
 from uneven import graph
 from uneven.errors import ConfigError, TrainingError
-from uneven.graph.elastic import ElasticGraph
+from uneven.graph.elastic_parts import ElasticGraph
 from uneven.graph.exchange.choice import ExchangeChoice
+from uneven.graph.graph_source import GraphSource
 from uneven.graph.pure.regions import Dealt, alone_s, done_in, fitted, grouped
-from uneven.graph.source import GraphSource
 from uneven.policy.core.actions import StepPlan
 from uneven.run.lines import ThreadLines
 from uneven.run.step.part import Run, Step

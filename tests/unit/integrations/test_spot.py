@@ -9,7 +9,7 @@ import pytest
 from metadata_service import MetadataService, serving
 from uneven.errors import ConfigError
 from uneven.integrations import spot
-from uneven.run.membership.notice import NoticeWatch
+from uneven.run.membership.preemption_notice import NoticeWatch
 from uneven.runtime.world import discover, signals_named
 
 

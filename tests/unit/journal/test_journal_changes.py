@@ -12,9 +12,9 @@ from rich.console import Console
 from uneven import journal
 from uneven.journal import LEFT, MemberChanges, Writer, rank_path
 from uneven.journal.report import html
-from uneven.journal.report.pure.members import band, rows
-from uneven.journal.report.pure.series import run_data
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.chart_series import run_data
+from uneven.journal.report.pure.live_state import RunProgress
+from uneven.journal.report.pure.member_rows import band, rows
 from uneven.journal.report.screen import final
 from uneven.policy.core.records import EventRecord, MembershipRecord, Record, RunRecord, StepRecord
 

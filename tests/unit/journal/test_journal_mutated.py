@@ -16,10 +16,10 @@ from sample_runs import START_S, SampleRun
 from damaged import damaged
 from uneven.errors import JournalError
 from uneven.journal import Writer, rank_path, read
-from uneven.journal.report import html, trace
+from uneven.journal.report import html, perfetto
 from uneven.journal.report.page import Page
+from uneven.journal.report.pure.chart_series import run_data
 from uneven.journal.report.pure.points import PointStream
-from uneven.journal.report.pure.series import run_data
 from uneven.journal.report.screen import final, live
 from uneven.journal.report.terminal import WatchedRun, plain_line
 from uneven.policy.core.records import (
@@ -64,7 +64,7 @@ def everything_shown(run: Path) -> None:
         console.print(what)
     data = run_data(read(run))
     html.report(run)
-    json.dumps(list(trace.events(data)))
+    json.dumps(list(perfetto.events(data)))
     PointStream().feed(read(run).records(), final=True)
 
 

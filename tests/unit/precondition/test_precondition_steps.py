@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from workers import PartWorker, train
 
 from uneven import KFAC
-from uneven.policy.ownership.agree import WorkerRow
-from uneven.precondition import part as seam
+from uneven.policy.ownership.agreed_speeds import WorkerRow
+from uneven.precondition import preconditioner as seam
 
 X = 12
 

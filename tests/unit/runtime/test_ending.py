@@ -14,7 +14,7 @@ import weakref
 weakref.finalize(sys, int)  # as torch has one: from here on it is settled when the interpreter calls finalizers
 
 import zmq
-from uneven.runtime.ending import ends_with_the_program, program_ends
+from uneven.runtime.at_exit import ends_with_the_program, program_ends
 
 context = zmq.Context()
 one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)

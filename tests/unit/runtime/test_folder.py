@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from uneven.runtime.folder import TemporaryFolder
+from uneven.runtime.temp_dir import TemporaryFolder
 
 _KILLED = """
 import os, signal, sys
-from uneven.runtime.folder import TemporaryFolder
+from uneven.runtime.temp_dir import TemporaryFolder
 print(TemporaryFolder("copy-").path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

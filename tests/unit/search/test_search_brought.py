@@ -17,7 +17,7 @@ from brought import brought, refusal
 from uneven import search
 from uneven.errors import ConfigError
 from uneven.search import search_file
-from uneven.search.events import read_events
+from uneven.search.search_events import read_events
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 TWO = {"x": search.uniform(0, 1), "n": search.integer(0, 9)}

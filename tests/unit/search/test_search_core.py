@@ -10,18 +10,16 @@ import pytest
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.search.asked import SearchOptions, SearchPlan
 from uneven.search.data import TrialData
 from uneven.search.pure.core import Happened, SearchCore
+from uneven.search.pure.decisions import Move
 from uneven.search.pure.dispatch import Dispatch
 from uneven.search.pure.paces import Paces
 from uneven.search.pure.placing import Placer, Placing
 from uneven.search.pure.planning import Plan, flotilla, flotilla_of_all, one_each
-from uneven.search.pure.records import SearchTerms, TrialRecord, TrialStatus
-from uneven.search.pure.rulings import Move
 from uneven.search.pure.schedulers import schedulers
 from uneven.search.pure.searchers import NoneNow, searchers
-from uneven.search.pure.simulate import simulate
+from uneven.search.pure.simulated_search import simulate
 from uneven.search.pure.space import (
     Domain,
     FloatRange,
@@ -34,6 +32,8 @@ from uneven.search.pure.space import (
     log,
     uniform,
 )  # fmt: skip
+from uneven.search.pure.trial_records import SearchTerms, TrialRecord, TrialStatus
+from uneven.search.search_spec import SearchOptions, SearchPlan
 
 
 def core(scheduler: str = "fifo", searcher: str = "random", **terms: object) -> SearchCore:

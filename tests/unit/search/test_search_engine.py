@@ -21,12 +21,12 @@ import search_functions as functions
 from uneven import search
 from uneven.cli import main
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnevenError, UnknownNameError
-from uneven.fleet.engine.state import locked
+from uneven.fleet.engine.fleet_state import locked
 from uneven.runtime.jobs.processes import import_path
 from uneven.search import search_file
 from uneven.search.control import SearchControl, tell
-from uneven.search.events import EVENTS, read_events
-from uneven.search.page import stretches
+from uneven.search.search_events import EVENTS, read_events
+from uneven.search.search_page import stretches
 from uneven_bench.forked.scripts import Script
 
 RATE = {"rate": search.log(1e-3, 0.3)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ray_streams import stream
 
 from uneven.errors import ConfigError
-from uneven.search.pure.rulings import GO_ON, Clone, Move, Progress, Ruling
+from uneven.search.pure.decisions import GO_ON, Clone, Move, Progress, Ruling
 from uneven.search.pure.schedulers import (
     Fifo,
     HyperBand,

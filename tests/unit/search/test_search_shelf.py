@@ -3,7 +3,7 @@
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.search.pure.shelf import Shelf, slots_for
+from uneven.search.pure.sample_cache import Shelf, slots_for
 
 
 def test_a_chunk_is_made_once_for_all_who_come() -> None:

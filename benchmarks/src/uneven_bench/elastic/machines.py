@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from uneven.cluster.emulate import probe
+from uneven.cluster.emulate import capabilities
 from uneven.cluster.emulate.netns import EmulatedNetwork
 from uneven.cluster.emulate.pure import names
 from uneven.cluster.emulate.pure.wiring import Wiring
@@ -56,4 +56,4 @@ class Machines:
 
 def why_no_machines() -> str:
     """Why no line can be cut here; "" if it can."""
-    return probe.why_not_isolated() or probe.why_no_bandwidth()
+    return capabilities.why_not_isolated() or capabilities.why_no_bandwidth()

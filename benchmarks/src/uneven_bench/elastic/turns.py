@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from uneven.cli.demo.worker import GLOBAL_BATCH
+from uneven.cli.demo.demo_worker import GLOBAL_BATCH
 from uneven.errors import LaunchError
 from uneven_bench.elastic import judge
 from uneven_bench.elastic.arms import UnevenArm

@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager
 
 import uneven
-from uneven.run.membership.own_pace import OwnPaceElastic
+from uneven.run.membership.async_run import OwnPaceElastic
 from uneven_bench.elastic import updates
 from uneven_bench.elastic.worker import LoggedWorker
 

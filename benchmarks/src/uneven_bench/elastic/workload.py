@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from uneven.cli.demo.training import network
-from uneven.cli.demo.worker import WIDTH
+from uneven.cli.demo.demo_training import network
+from uneven.cli.demo.demo_worker import WIDTH
 from uneven.cluster.virtual.datasets import digits
 
 FEATURES, CLASSES = 64, 10

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from uneven.cluster.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.errors import ConfigError, UnknownNameError
 from uneven_bench.far_sites import filters, learning, lines, skewed

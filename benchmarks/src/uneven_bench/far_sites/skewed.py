@@ -18,7 +18,7 @@ from torch import Tensor
 from uneven.cluster.pure.simulate import Scenario
 from uneven.cluster.virtual import train
 from uneven.cluster.virtual.homes import HomeOrder
-from uneven.cluster.virtual.traffic import ModelTraffic
+from uneven.cluster.virtual.virtual_traffic import ModelTraffic
 from uneven.policy.balance import balancers
 from uneven.policy.skew import partitions
 from uneven.policy.sync import Scout, SyncPolicy, policies

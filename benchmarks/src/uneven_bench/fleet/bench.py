@@ -18,9 +18,9 @@ from rich.table import Table
 
 import uneven.fleet as fleet
 from uneven.errors import TrainingError
-from uneven.fleet.engine.options import Options
+from uneven.fleet.engine.fleet_options import Options
+from uneven.fleet.pure.planning.flotillas import Paradigm, Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Paradigm, Planner
 from uneven_bench.fleet import tensor_socket as fleet_socket
 from uneven_bench.fleet import tune as fleet_tune
 from uneven_bench.fleet.baseline import baseline

@@ -26,10 +26,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import TrainingError
-from uneven.fleet.engine.options import Options, RunSnapshot
-from uneven.fleet.engine.run import run as train
-from uneven.fleet.engine.state import RunState, folders, load
-from uneven.fleet.member import checkpoint
+from uneven.fleet.engine.fleet_options import Options, RunSnapshot
+from uneven.fleet.engine.fleet_run import run as train
+from uneven.fleet.engine.fleet_state import RunState, folders, load
+from uneven.fleet.member import member_checkpoint
 from uneven_bench.fleet.cases import BATCH, ensemble
 
 KINDS = ("run", "member", "preprocessor")
@@ -116,7 +116,7 @@ def _judged(directory: Path, whole: Path, sizes: tuple[str, int, int]) -> dict[s
 
 def _newest(directory: Path, state: RunState, name: str) -> dict[str, Any]:
     found = sorted(folders(directory, list(state.members))[name].glob("*.pt"))
-    return checkpoint.FILES.read(found[-1]) if found else {}
+    return member_checkpoint.FILES.read(found[-1]) if found else {}
 
 
 def _steps(saved: dict[str, Any]) -> int:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla, hand_out_rest, waiting_places
+from uneven.fleet.pure.planning.flotillas import Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Planner
 from uneven.policy.core.exact import Floats, Wholes
 
 _PACES = 512

@@ -10,8 +10,8 @@ import numpy as np
 
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
+from uneven.fleet.pure.planning.flotillas import Planner
 from uneven.fleet.pure.planning.rates import Rates
-from uneven.fleet.pure.planning.rounds import Planner
 
 CHANGED = 0.10
 """A member whose measured rate is further from the table than this share of it is corrected. Ours."""

@@ -1,8 +1,8 @@
 """What FLEET is compared with, as planners: one pipeline per member, homogeneous sharing, one after another.
 
-They answer the same two questions as :class:`uneven.fleet.pure.planning.rounds.Planner`, so that whatever plays or
+They answer the same two questions as :class:`uneven.fleet.pure.planning.flotillas.Planner`, so that whatever plays or
 carries
-out one of them carries out all: see :class:`uneven.fleet.pure.planning.base.FlotillaPlanner`.
+out one of them carries out all: see :class:`uneven.fleet.pure.planning.planner.FlotillaPlanner`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from uneven.errors import ConfigError
 from uneven.fleet.pure.planning.allocate import Flotilla
 from uneven.fleet.pure.planning.assign import assign_devices, spread
-from uneven.fleet.pure.planning.base import FlotillaPlanner
+from uneven.fleet.pure.planning.planner import FlotillaPlanner
 from uneven.fleet.pure.planning.rates import Rates
 
 _DONE = 1e-9  # epochs; what rounding leaves of a finished member

@@ -9,7 +9,7 @@ import numpy as np
 
 from uneven.policy.balance import balancers
 from uneven.policy.core.views import Observation
-from uneven.policy.samples.finish import FinishTogether
+from uneven.policy.samples.finish_together import FinishTogether
 from uneven_bench.rivals.cases import CPU_OVERHEAD_S, CPU_PER_SAMPLE_S, ITERATIONS, LAUNCH_PART, RivalCase, Table
 from uneven_bench.rivals.loops import REPORT_S, RivalOutcome, SettledTotals, looped
 

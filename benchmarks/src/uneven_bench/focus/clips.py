@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from uneven.errors import DataError
 from uneven.focus import IngestOptions, LadderRung, Moving, Truth, Video
-from uneven.focus.moving import cut_out
+from uneven.focus.background_subtraction import cut_out
 from uneven.focus.objects import Objects, found
 from uneven.focus.truth import Crops, as_input
 from uneven_bench.focus.scenes import Scene, data_folder

@@ -18,11 +18,11 @@ import torch
 
 from uneven.errors import TrainingError
 from uneven.focus import Frame, LadderRung, Sprites, Truth, open
+from uneven.focus.index import StreamStore
+from uneven.focus.ingest import Ingest
 from uneven.focus.networks import Candidate
-from uneven.focus.store import StreamStore
 from uneven.focus.supervise import Cameras, supervise
-from uneven.focus.taking import Ingest
-from uneven.runtime.jobs.local import Local
+from uneven.runtime.jobs.local_executor import Local
 from uneven_bench.focus.speed import untrained
 
 _COLOURS = np.array([[220, 30, 30], [30, 200, 30], [30, 30, 220], [250, 250, 250]])

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from uneven.focus import IngestOptions, VideoIndex, Wanted, open
+from uneven.focus.index import StreamStore
+from uneven.focus.ingest import Counts, Ingest
 from uneven.focus.networks import look
-from uneven.focus.pure.spread import Precedents
 from uneven.focus.pure.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
-from uneven.focus.store import StreamStore
-from uneven.focus.taking import Counts, Ingest
+from uneven.focus.pure.verdict_propagation import Precedents
 from uneven.focus.tune import Tuned, tune
 from uneven_bench.focus.baselines import Method, QueryAnswer, Targets, in_frames, one_thread, timed
 from uneven_bench.focus.scenes import Scene

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uneven.focus.moving import Boxes, Moving
+from uneven.focus.background_subtraction import Boxes, Moving
 from uneven.focus.objects import Objects, found
 from uneven.focus.pure.sweep import LabelledObjects
 from uneven.focus.truth import Crops, Truth, as_input

@@ -16,9 +16,9 @@ import av
 import torch
 
 from uneven.focus import Video
+from uneven.focus.index import StreamStore
+from uneven.focus.ingest import Ingest
 from uneven.focus.networks import LADDER, Candidate
-from uneven.focus.store import StreamStore
-from uneven.focus.taking import Ingest
 from uneven_bench.focus.baselines import one_thread
 from uneven_bench.focus.scenes import data_folder
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from uneven import graph
-from uneven.cluster.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.errors import UnknownNameError
 from uneven_bench.graph import rivals
 from uneven_bench.graph.cuts import cuts

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from uneven.graph.methods import cut
-from uneven.graph.pure.clones import Holders, roots
-from uneven.graph.pure.cut.base import EdgeCut, figures
+from uneven.graph.pure.clone_plan import Holders, roots
+from uneven.graph.pure.cut.partitioner import EdgeCut, figures
 from uneven.graph.pure.edge_list import EdgeList
 from uneven_bench.graph import rivals
 from uneven_bench.graph.graphs import BenchGraph

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from uneven.errors import TrainingError
 from uneven.graph import native
+from uneven.graph.adjacency import Adjacency
 from uneven.graph.reduce import bag_sums, neighbour_sum, row_sums
-from uneven.graph.rows import Adjacency
 from uneven_bench.graph import rivals
 from uneven_bench.graph.graphs import BenchGraph
 from uneven_bench.graph.turns import by_turns, middle, ratio

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import uneven
 from uneven import graph
-from uneven.graph.store import GraphStore
+from uneven.graph.parts_folder import GraphStore
 from uneven.run.start.connect import connect
 from uneven.runtime.world import discover, report_failures
 from uneven_bench.graph.graphs import BenchGraph, bench_graph

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import uneven
-from uneven.cli.demo.training import FixedSampler, ReadyMark
+from uneven.cli.demo.demo_training import FixedSampler, ReadyMark
 from uneven.policy.balance import Balancer
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 

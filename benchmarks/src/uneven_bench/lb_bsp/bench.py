@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from uneven import journal
-from uneven.cluster.emulate.probe import why_not_isolated
+from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.errors import UnknownNameError
 from uneven.policy.core.records import StepRecord

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch.nn.parallel import DistributedDataParallel
 
-from uneven.cli.demo.training import ReadyMark
+from uneven.cli.demo.demo_training import ReadyMark
 from uneven.policy.core.cost import Affine
 from uneven.run.measure.clock import HostClock
 from uneven_bench.balancers.rivals.cubic import Cubic

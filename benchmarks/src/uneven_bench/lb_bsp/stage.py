@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from uneven.cluster.emulate import probe
+from uneven.cluster.emulate import capabilities
+from uneven.cluster.emulate.emulated_workers import Program, Workers
 from uneven.cluster.emulate.isolated import Isolated
 from uneven.cluster.emulate.machines import Machines
 from uneven.cluster.emulate.pure.replay import Quantity, Setting
 from uneven.cluster.emulate.throttled import Throttled
-from uneven.cluster.emulate.workers import Program, Workers
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink
 from uneven.errors import LaunchError
 from uneven.runtime.jobs import Events
@@ -52,7 +52,7 @@ def play(
     at = sites or ("",) * workers
     nodes = tuple(Node(name=f"node{rank}", period_s=_PERIOD_S, site=at[rank]) for rank in range(workers))
     spec = ClusterSpec(name=directory.name, nodes=nodes, links=tuple(links))
-    machines: Machines = Isolated(spec, probe.trees(), netem=False) if isolated else Throttled()
+    machines: Machines = Isolated(spec, capabilities.trees(), netem=False) if isolated else Throttled()
     try:
         with ExitStack() as stack:
             door = stack.enter_context(socket.socket(socket.AF_UNIX))

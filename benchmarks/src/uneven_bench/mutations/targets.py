@@ -116,7 +116,7 @@ def _settings(data: bytes) -> None:
 
 
 def _run_settings(data: bytes) -> None:
-    from uneven.policy.core.config import merge
+    from uneven.policy.core.run_config import merge
 
     Path(rundir.SETTINGS).write_bytes(data)
     merge(rundir.load_layers(Path()))
@@ -171,7 +171,7 @@ def _session(data: bytes) -> None:
 
 
 def _fleet_state(data: bytes) -> None:
-    from uneven.fleet.engine import state as engine_state
+    from uneven.fleet.engine import fleet_state as engine_state
 
     Path(engine_state.STATE).write_bytes(data)
     state = engine_state.load(Path(), seeds.FLEET_ASKED)
@@ -181,12 +181,12 @@ def _fleet_state(data: bytes) -> None:
 def _search(data: bytes) -> None:
     """What is read gives settings that lie in its space."""
     from uneven.search import search_file
-    from uneven.search.asked import SearchPlan, part_of
     from uneven.search.pure.core import SearchCore
-    from uneven.search.pure.records import SearchTerms
     from uneven.search.pure.schedulers import schedulers
     from uneven.search.pure.searchers import searchers
     from uneven.search.pure.space import Space
+    from uneven.search.pure.trial_records import SearchTerms
+    from uneven.search.search_spec import SearchPlan, part_of
 
     Path("search.toml").write_bytes(data)
     given = search_file.read(Path("search.toml"))
@@ -204,9 +204,9 @@ def _search(data: bytes) -> None:
 
 def _searched(data: bytes) -> None:
     """What is read is reported, forecast, written down for Optuna, and known to a search that begins with it."""
-    from uneven.search.earlier import reopened, results_of
-    from uneven.search.pure.forecast import recorded
-    from uneven.search.result import SearchResult
+    from uneven.search.pure.search_forecast import recorded
+    from uneven.search.search_result import SearchResult
+    from uneven.search.warm_start import reopened, results_of
 
     asked, _, events = data.partition(b"\n")
     Path("search.json").write_bytes(asked)
@@ -225,9 +225,9 @@ def _study(data: bytes) -> None:
     """What is read is what Optuna reads."""
     import optuna
 
-    from uneven.search.earlier import results_of
-    from uneven.search.pure.records import SearchTerms
     from uneven.search.pure.space import Space, integer, log
+    from uneven.search.pure.trial_records import SearchTerms
+    from uneven.search.warm_start import results_of
 
     Path("study.db").write_bytes(data)
     space = Space({"lr": log(1e-3, 0.1), "depth": integer(1, 4)})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from uneven.cluster.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.errors import UnknownNameError
 from uneven_bench.lb_bsp.stage import play
 from uneven_bench.preconditioners.accuracy import METHODS, blow_ups, to_target

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from uneven.embedding.host import PROGRAM, TABLES
+from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import ConfigError, LaunchError, UnknownNameError
 from uneven.runtime import launch
 from uneven.runtime.messages.process import ShardKeeper

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
-from uneven.embedding.host import PROGRAM, TABLES
+from uneven.embedding.table_host import PROGRAM, TABLES
 from uneven.errors import CheckpointError, LaunchError
 from uneven.runtime.messages.process import ShardKeeper
 from uneven.runtime.world import RUN_VARIABLE

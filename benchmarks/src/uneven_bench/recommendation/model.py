@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.kernels import kernels
 from uneven.embedding.pure.config import RowOptimizer
-from uneven.embedding.pure.rows import Bags, zeros
+from uneven.embedding.pure.row_optimizers import Bags, zeros
 
 FIELDS, DIM, NUMBERS = 26, 16, 13
 _LOG = 1 << 15

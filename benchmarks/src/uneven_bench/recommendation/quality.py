@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from uneven.embedding import RowwiseAdagrad
 from uneven.embedding.kernels import kernels
-from uneven.embedding.pure.rows import Bags
+from uneven.embedding.pure.row_optimizers import Bags
 from uneven_bench.recommendation import tuning
 from uneven_bench.recommendation.clicks import Clicks, clicks
 from uneven_bench.recommendation.tuning import PLAIN, Learned, LearningSettings, Pass

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from uneven import journal
-from uneven.cluster.emulate.probe import why_not_isolated
+from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.files import load as load_cluster
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.errors import ConfigError, access

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from statistics import median
 
-from uneven.policy.balance.base import Balancer, balancers
+from uneven.policy.balance.balancer import Balancer, balancers
 from uneven.policy.control import Controller, Decider, Forecaster, Loopback
 from uneven.policy.core.views import BalanceView, Limits, Observation
 from uneven.policy.predict import predictors

@@ -16,15 +16,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import search
-from uneven.fleet.pure.order import Stream
+from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.preprocess import Source
 from uneven.search.pure.core import SearchCore
 from uneven.search.pure.placing import Placer, placing_named
-from uneven.search.pure.records import SearchTerms
 from uneven.search.pure.schedulers import schedulers
 from uneven.search.pure.searchers import searchers
-from uneven.search.pure.simulate import simulate
+from uneven.search.pure.simulated_search import simulate
 from uneven.search.pure.space import Space
+from uneven.search.pure.trial_records import SearchTerms
 from uneven_bench.fleet.cases import CASES as PREPARATIONS
 from uneven_bench.search import decisions, rivals, trainings
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from uneven.errors import DataError
 from uneven.search.pure.core import SearchCore
+from uneven.search.pure.decisions import GO_ON, Move, Progress, Ruling
 from uneven.search.pure.placing import Placer, Placing
-from uneven.search.pure.records import SearchTerms, TrialRecord
-from uneven.search.pure.rulings import GO_ON, Move, Progress, Ruling
 from uneven.search.pure.schedulers import Scheduler, StoppingAsha, schedulers
 from uneven.search.pure.searchers import RandomSearch
-from uneven.search.pure.simulate import simulate
+from uneven.search.pure.simulated_search import simulate
 from uneven.search.pure.space import Params, Space, integer, uniform
+from uneven.search.pure.trial_records import SearchTerms, TrialRecord
 from uneven_bench.search.ray_controller import RayController, RayTrial
 
 MAX_T = 27

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from uneven import search
 from uneven.errors import TrainingError
-from uneven.search.events import EVENTS, read_events
+from uneven.search.search_events import EVENTS, read_events
 from uneven_bench.fleet.cases import Sample, light
 from uneven_bench.search import trainings
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uneven.fleet.pure.order import Stream
+from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.preprocess import Source
 from uneven.search.data import DataHandle, DataReader
-from uneven.search.worker import seed_of
+from uneven.search.trial_worker import seed_of
 
 SLOTS = 2
 

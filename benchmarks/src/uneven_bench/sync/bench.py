@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven import journal
-from uneven.cluster.emulate.probe import why_no_bandwidth, why_not_isolated
+from uneven.cluster.emulate.capabilities import why_no_bandwidth, why_not_isolated
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.journal.paths import rank_paths
 from uneven.journal.pure.exchanges import Exchanged

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from uneven.cli.demo.training import accuracy, loss_of, most_likely
+from uneven.cli.demo.demo_training import accuracy, loss_of, most_likely
 
 MeanLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from uneven.cli.demo.training import network
+from uneven.cli.demo.demo_training import network
 from uneven.cluster.virtual.datasets import images
 from uneven.errors import UnknownNameError
 from uneven_bench.workloads.base import TrainingWorkload

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from uneven import journal
-from uneven.cli.demo.training import network
-from uneven.cluster.emulate.probe import why_not_isolated
+from uneven.cli.demo.demo_training import network
+from uneven.cluster.emulate.capabilities import why_not_isolated
 from uneven.cluster.pure.describe.spec import ClusterSpec, Workload
 from uneven.cluster.pure.simulate import Scenario, simulate
 from uneven.cluster.virtual.datasets import images

@@ -7,7 +7,7 @@ import sys
 import torch
 
 import uneven
-from uneven.cli.demo.training import loss_of, make_optimizer, network
+from uneven.cli.demo.demo_training import loss_of, make_optimizer, network
 from uneven.cluster.virtual.datasets import images
 from uneven_bench.workloads.base import first
 

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven import journal
-from uneven.cli.demo.worker import GLOBAL_BATCH
+from uneven.cli.demo.demo_worker import GLOBAL_BATCH
 from uneven.cluster.virtual.datasets import ImageData
 from uneven.errors import ConfigError, LaunchError
 from uneven.journal.pure.summary import Summary
@@ -53,7 +53,7 @@ class Phase:
 def phase(name: str, run: Path, data: str, epochs: int, console: Console) -> Phase:
     """Train one way on the four workers, with a live view. Raises LaunchError with a dead worker's output."""
     what = Launch(
-        target=("uneven.cli.demo.worker", WAYS[name], str(run), data, str(epochs)),
+        target=("uneven.cli.demo.demo_worker", WAYS[name], str(run), data, str(epochs)),
         module=True,
         nproc=str(len(SHARES)),
         shares=SHARES,

@@ -13,6 +13,7 @@
              namespaces, token buckets,     workers stopped and continued
              control groups, busy rivals
 
-:func:`uneven.cluster.emulate.run.emulate` runs a script. It imports nothing here, because each node's process passes
+:func:`uneven.cluster.emulate.emulation.emulate` runs a script. It imports nothing here, because each node's process
+passes
 through.
 """

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from uneven.cluster.emulate import state
+from uneven.cluster.emulate import emulation_state
+from uneven.cluster.emulate.artificial_load import Rivals
 from uneven.cluster.emulate.cgroup import ControlGroups, Trees
 from uneven.cluster.emulate.enter import Task, command
-from uneven.cluster.emulate.load import Rivals
 from uneven.cluster.emulate.machines import stop
 from uneven.cluster.emulate.netns import EmulatedNetwork, inside
 from uneven.cluster.emulate.pure import names
@@ -30,7 +30,7 @@ class Isolated:
 
     def __init__(self, spec: ClusterSpec, trees: Trees, *, netem: bool) -> None:
         nodes = spec.nodes
-        self.id = state.new_id()
+        self.id = emulation_state.new_id()
         self.how = f"network namespaces and control groups of version {trees.version} (emulation {self.id})"
         self.network = {
             "MASTER_ADDR": names.address(0),
@@ -45,8 +45,8 @@ class Isolated:
         self._workers: dict[int, Command] = {}
         self._stack = ExitStack()
         with ExitStack() as undo:
-            owner = state.begin(self.id, trees.groups(self.id, memory=memory))
-            undo.callback(state.end, owner)
+            owner = emulation_state.begin(self.id, trees.groups(self.id, memory=memory))
+            undo.callback(emulation_state.end, owner)
             self._groups = ControlGroups(trees, self.id, len(nodes), memory=memory)
             for index, node in enumerate(nodes):
                 if node.memory_bytes is not None:

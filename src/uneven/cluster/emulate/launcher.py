@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from uneven.cluster.emulate.machines import Machines
-from uneven.runtime.board import WORKERS, Board
 from uneven.runtime.jobs import Ending
-from uneven.runtime.launch.others import THROUGH, settled
+from uneven.runtime.launch.remote_workers import THROUGH, settled
+from uneven.runtime.membership_board import WORKERS, Board
 from uneven.runtime.world import ELASTIC_VARIABLE, Elastic
 
 
 def meeting_store(machines: Machines) -> Any:
     """Return the rendezvous store, on the link of the description's first node. The launcher has it, as under ``uneven
     run``: the first worker may be stopped most of the time, and would delay requests."""
-    from uneven.runtime.launch.here import keep_store  # it imports torch
+    from uneven.runtime.launch.local_rendezvous import keep_store  # it imports torch
 
     return machines.meet(lambda host, port: keep_store(host, port)[0])
 

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from uneven.runtime.jobs.bound import bound
+from uneven.runtime.jobs.parent_death import bound
 
 _LARGEST_BYTES = 70_000  # the size of a frame of 64 KiB with its headers
 _AT_A_TIME = 64  # the frames that one direction may read before the next one

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from uneven.cluster.virtual.replicas import mean
+from uneven.cluster.virtual.virtual_replicas import mean
 from uneven.policy.merge import Combined, Kept, Merge
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from uneven.cluster.virtual.replicas import SampleOrder
+from uneven.cluster.virtual.virtual_replicas import SampleOrder
 from uneven.errors import ConfigError
 from uneven.policy.samples.order import epoch_order
 

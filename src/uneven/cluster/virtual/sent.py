@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from uneven.cluster.pure.simulate.exchanges import ExchangeShape, kind_of
+from uneven.cluster.pure.simulate.virtual_exchanges import ExchangeShape, kind_of
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Combined, Exchange, Payload
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.embedding.pure.config import TableSpec
-from uneven.embedding.pure.growing import DistinctIds, bucket, load_of
-from uneven.embedding.pure.holding import ShardSpec
-from uneven.embedding.pure.place import RowGroup
-from uneven.embedding.pure.rows import Bags, Floats, Ids
+from uneven.embedding.pure.dynamic_ids import DistinctIds, bucket, load_of
+from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids
+from uneven.embedding.pure.shard_tables import ShardSpec
+from uneven.embedding.pure.sharding_plan import RowGroup
 from uneven.errors import DataError
 
 Wholes = npt.NDArray[np.int64]

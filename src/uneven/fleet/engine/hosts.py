@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from uneven.fleet.engine.meeting import Meetings
-from uneven.fleet.member.host import Job, host
+from uneven.fleet.engine.member_meeting import Meetings
+from uneven.fleet.member.member_host import Job, host
 from uneven.fleet.stream.feed import Feed
 from uneven.fleet.timeout import TIMEOUT_S, hangs
 from uneven.runtime.jobs import end_all
-from uneven.runtime.jobs.place import Linked, Place
-from uneven.runtime.jobs.pulse import Silence
+from uneven.runtime.jobs.executor import Linked, Place
+from uneven.runtime.jobs.heartbeat import Silence
 
 _LOOK_S = 0.25
 

@@ -24,8 +24,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from uneven.errors import PeerError
 from uneven.fleet.ensemble import Member
-from uneven.fleet.pure.order import Section
-from uneven.fleet.stream.reader import Reader, Shared
+from uneven.fleet.pure.sections import Section
+from uneven.fleet.stream.stream_reader import Reader, Shared
 from uneven.run.step.part import Part, Run
 from uneven.runtime.world import READY_VARIABLE, RUN_VARIABLE
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from uneven.fleet.stream.layout import Layout
-from uneven.runtime.jobs.place import ObjectLine, ObjectLostError, Parcel
+from uneven.runtime.jobs.executor import ObjectLine, ObjectLostError, Parcel
 
 Told = dict[int, tuple[int, Any]]
 """Chunk → number of times it has been made, and a reference to it."""
@@ -33,7 +33,8 @@ class ChunksHandle:
 
 
 class Chunks:
-    """The chunks that a process makes or reads, with the interface of :class:`~uneven.fleet.stream.ring.Ring`."""
+    """The chunks that a process makes or reads, with the interface of
+    :class:`~uneven.fleet.stream.sample_ring.Ring`."""
 
     def __init__(self, handle: ChunksHandle, line: ObjectLine) -> None:
         self.layout = handle.layout
@@ -100,7 +101,7 @@ class Chunks:
 
 
 class KeptChunks:
-    """The engine's side of the chunks; see :class:`~uneven.fleet.stream.store.Store`.
+    """The engine's side of the chunks; see :class:`~uneven.fleet.stream.sample_store.Store`.
 
     This process owns the chunks, so they outlive their makers. A chunk lost with a machine is made again.
     """

@@ -9,14 +9,14 @@ from typing import Any
 
 from uneven.errors import DataError
 from uneven.fleet.pure.ledger import Ledger
-from uneven.fleet.pure.order import Stream
+from uneven.fleet.pure.sections import Stream
 from uneven.fleet.pure.size import preprocessors_needed
 from uneven.fleet.stream.layout import Layout
 from uneven.fleet.stream.preprocess import Source, preprocess, probe
-from uneven.fleet.stream.store import store_in
+from uneven.fleet.stream.sample_store import store_in
 from uneven.fleet.timeout import TIMEOUT_S, hangs
 from uneven.runtime.jobs import How, end_all
-from uneven.runtime.jobs.place import Linked, Place
+from uneven.runtime.jobs.executor import Linked, Place
 
 MOST_DEATHS = 3  # preprocessors that may die over one chunk; then its data is the cause
 

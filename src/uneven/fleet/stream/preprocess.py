@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from uneven.fleet.pure.order import Chunk, Stream
+from uneven.fleet.pure.sections import Chunk, Stream
 from uneven.fleet.stream.layout import Layout, arrays_of, check, layout_of
-from uneven.fleet.stream.ring import RingHandle
+from uneven.fleet.stream.sample_ring import RingHandle
 from uneven.runtime.jobs.call import telling
-from uneven.runtime.jobs.place import ProcessLine
-from uneven.runtime.jobs.pulse import BEAT_S, Pulse
+from uneven.runtime.jobs.executor import ProcessLine
+from uneven.runtime.jobs.heartbeat import BEAT_S, Pulse
 from uneven.runtime.states import seed_all
 
 

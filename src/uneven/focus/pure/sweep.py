@@ -33,7 +33,7 @@ from scipy.stats import beta
 
 from uneven.errors import ConfigError
 from uneven.focus.pure.clusters import Clusters
-from uneven.focus.pure.spread import NO_PRECEDENTS, Precedents, played
+from uneven.focus.pure.verdict_propagation import NO_PRECEDENTS, Precedents, played
 
 OFF = 1.0  # a Skip_th that no confidence exceeds: every candidate is checked
 COVERED = 0.95  # the dominant classes make up this share; the rest is mostly the truth network's errors (the paper)
@@ -84,7 +84,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class FocusSetting:
-    """The settings of ingest and query; for ``spread`` see :mod:`uneven.focus.pure.spread`."""
+    """The settings of ingest and query; for ``spread`` see :mod:`uneven.focus.pure.verdict_propagation`."""
 
     network: str
     k: int

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from uneven.errors import ConfigError
 from uneven.graph.exchange.choice import ExchangeChoice
-from uneven.graph.exchange.exact import RowCarrier, RowMove
+from uneven.graph.exchange.exact_exchange import RowCarrier, RowMove
 from uneven.graph.reduce import neighbour_sum
 from uneven.run.lines import Handle, Line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uneven.journal.pure.changes import MemberChanges
+from uneven.journal.pure.member_changes import MemberChanges
 from uneven.journal.pure.metrics import Iteration, ratio
 
 

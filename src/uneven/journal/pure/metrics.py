@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from uneven.journal.pure.apart import Pieces, StepsPiece
-from uneven.journal.pure.changes import LEFT, MemberChanges
 from uneven.journal.pure.events import END
-from uneven.journal.pure.pace import recorded_pace
+from uneven.journal.pure.member_changes import LEFT, MemberChanges
+from uneven.journal.pure.run_pace import recorded_pace
 from uneven.policy.core.records import (
     EventRecord,
     ForecastRecord,

@@ -11,7 +11,7 @@ from uneven.journal.reader import read
 from uneven.journal.report import html
 from uneven.journal.report.page import Page, PageTable
 from uneven.journal.report.pure import figures
-from uneven.journal.report.pure.series import RunData, iteration_name, run_data
+from uneven.journal.report.pure.chart_series import RunData, iteration_name, run_data
 from uneven.journal.report.pure.text import count, percent, seconds
 
 _EACH_UP_TO = 8  # with more workers, only the least and the greatest value are shown

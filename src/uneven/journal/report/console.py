@@ -8,7 +8,7 @@ from typing import Any
 from rich import console as rich_console
 from rich.segment import Segment
 
-from uneven.policy.core.text import printable
+from uneven.policy.core.printable import printable
 
 
 class Console(rich_console.Console):

@@ -12,9 +12,9 @@ from uneven.journal.pure.metrics import NAN
 from uneven.journal.reader import read
 from uneven.journal.report.page import Page, PageTable
 from uneven.journal.report.plotly_code import write_beside
-from uneven.journal.report.pure import changes, figures, members, snapshot
+from uneven.journal.report.pure import changes, figures, member_rows, snapshot
 from uneven.journal.report.pure.advice import advice
-from uneven.journal.report.pure.series import RunData, WorkerSeries, run_data, training_s
+from uneven.journal.report.pure.chart_series import RunData, WorkerSeries, run_data, training_s
 from uneven.journal.report.pure.text import count, percent, seconds, size, span
 from uneven.journal.report.screen import change_message, split_message
 
@@ -102,7 +102,7 @@ def _add_members(page: Page, data: RunData) -> None:
         return
     page.figure(
         "Who was there",
-        members.band(data),
+        member_rows.band(data),
         "A bar for each worker while it took part. The pause of each change is in the table below.",
     )
     columns = ("after", data.iteration_name, "came", "went", "workers", "pause", "in steps", "why")
@@ -113,7 +113,7 @@ def _add_members(page: Page, data: RunData) -> None:
     )
     page.table(
         "Workers that came and went",
-        PageTable(columns, members.rows(data), text=frozenset({2, 3, 7})),
+        PageTable(columns, member_rows.rows(data), text=frozenset({2, 3, 7})),
         f"{border}Pause: the longest that anybody who stayed has seen, from when it knew until the new members had "
         "met; in steps: how many of the usual ones around it.",
     )

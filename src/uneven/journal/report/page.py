@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from uneven.journal.report.plotly_code import beside, inside
 from uneven.journal.report.pure.draw import Figure
-from uneven.policy.core.text import printable
+from uneven.policy.core.printable import printable
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #f6f6f4; margin: 0; }

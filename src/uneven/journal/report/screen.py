@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from uneven.journal.pure.changes import MemberChange
+from uneven.journal.pure.member_changes import MemberChange
 from uneven.journal.pure.metrics import NAN
 from uneven.journal.pure.summary import Summary, WorkerSummary
 from uneven.journal.report.pure.advice import advice
-from uneven.journal.report.pure.series import iteration_name
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.chart_series import iteration_name
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.pure.text import count, parts_of, percent, seconds, size, span
 from uneven.policy.core.records import EventRecord, MembershipRecord, SplitRecord
 

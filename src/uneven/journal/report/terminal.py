@@ -13,10 +13,10 @@ from rich.live import Live
 from uneven.errors import JournalError, access
 from uneven.journal.reader import Follower
 from uneven.journal.report.console import Console
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.pure.text import count, percent, seconds, span
 from uneven.journal.report.screen import final, live
-from uneven.journal.report.track.session import LiveTracking
+from uneven.journal.report.track.tracking import LiveTracking
 from uneven.policy.core.records import RunRecord
 
 PLAIN_LINE_EVERY_S = 10.0  # interval of lines if the output is not a terminal

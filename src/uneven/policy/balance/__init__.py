@@ -1,7 +1,7 @@
 """Balancers: how much each worker computes."""
 
 from uneven.policy.balance.analytic import Analytic
-from uneven.policy.balance.base import Balancer, WrappingBalancer, balancers, standing
+from uneven.policy.balance.balancer import Balancer, WrappingBalancer, balancers, standing
 from uneven.policy.balance.even import Even
 from uneven.policy.balance.hysteresis import Hysteresis
 from uneven.policy.balance.lb_bsp import LbBsp

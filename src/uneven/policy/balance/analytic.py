@@ -12,9 +12,9 @@ from uneven.policy.balance._fitting import Curve, Points, fit
 from uneven.policy.balance._intake import Intake, IntakeState
 from uneven.policy.balance._minmax import CostLines, Costs, earliest_end
 from uneven.policy.balance._window import Window, WindowState
-from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.balance.balancer import Balancer, standing
 from uneven.policy.balance.bounds import whole_numbers, with_memory
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Split
 from uneven.policy.core.exact import Floats, column
 from uneven.policy.core.plain import Amount, Count, Misfit, inside, read

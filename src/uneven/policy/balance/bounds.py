@@ -10,7 +10,7 @@ import numpy as np
 
 from uneven.errors import ConfigError
 from uneven.policy.balance._intake import Flags
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.exact import Floats, Wholes
 from uneven.policy.core.views import BalanceView, Limits
 

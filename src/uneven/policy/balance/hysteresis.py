@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from operator import mul, truediv
 
 from uneven.errors import ConfigError
-from uneven.policy.balance.base import Balancer, WrappingBalancer, standing
+from uneven.policy.balance.balancer import Balancer, WrappingBalancer, standing
 from uneven.policy.core.actions import Split
 from uneven.policy.core.views import BalanceView
 

@@ -10,9 +10,9 @@ import numpy as np
 from uneven.errors import ConfigError
 from uneven.policy.balance._intake import Flags, Intake, IntakeState, ReportColumns
 from uneven.policy.balance._window import Window, WindowState
-from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.balance.balancer import Balancer, standing
 from uneven.policy.balance.bounds import Bounds, device_bounds, whole_numbers, with_memory
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Split
 from uneven.policy.core.exact import Floats, Wholes
 from uneven.policy.core.plain import Amount, Count, Misfit, Several, inside, read
@@ -63,7 +63,7 @@ class Numerical(Balancer):
         rest: ε, at least 0, below 1.
         restart: θ, above ``rest``.
         pairs: number of pairs that move at a time, k-th fastest with k-th slowest; the paper has one.
-        saturation: x_s of each rank, samples, from a profile (:mod:`uneven.policy.balance.profile`); none is 1.
+        saturation: x_s of each rank, samples, from a profile (:mod:`uneven.policy.balance.profiled`); none is 1.
         most: x_o of each rank, samples, from a profile; without it only the view's limits hold.
     """
 

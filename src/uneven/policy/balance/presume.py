@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from uneven.errors import ConfigError
-from uneven.policy.balance.base import Balancer, WrappingBalancer
+from uneven.policy.balance.balancer import Balancer, WrappingBalancer
 from uneven.policy.balance.even import Even
 from uneven.policy.balance.hysteresis import chance_gain, iteration_s
 from uneven.policy.core.actions import Split

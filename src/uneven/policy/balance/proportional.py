@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.policy.balance.base import Balancer, check_predictor, standing
+from uneven.policy.balance.balancer import Balancer, check_predictor, standing
 from uneven.policy.core.actions import Split
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView

@@ -13,12 +13,12 @@ from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from uneven.errors import ConflictError
-from uneven.policy.balance.base import Balancer
+from uneven.policy.balance.balancer import Balancer
 from uneven.policy.balance.bounds import not_growing, still_held
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.control.referee import ABSURD_FACTOR, Complaint, Referee, RefereeState, Verdict
+from uneven.policy.control.report_interval import Spacing
 from uneven.policy.control.reports import Report
-from uneven.policy.control.spacing import Spacing
 from uneven.policy.control.table import Column, ReportTable
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.plain import Along, Amount, Count, inside, read

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from uneven.policy.control.change import ChangeDetector
 from uneven.policy.core.views import Observation
-from uneven.policy.predict.base import Lesson, Predictor, study
+from uneven.policy.predict.predictor import Lesson, Predictor, study
 
 _SAVED = 64.0  # iterations whose hidden time may accumulate for one exchange
 

@@ -6,10 +6,10 @@ content of a sum over the members); both need torch.
 """
 
 from uneven.policy.merge.add import Add
-from uneven.policy.merge.base import Combined, Kept, Merge, Payload, merges
-from uneven.policy.merge.block import BlockMomentum
-from uneven.policy.merge.elastic import Elastic
+from uneven.policy.merge.block_momentum import BlockMomentum
+from uneven.policy.merge.elastic_pull import Elastic
 from uneven.policy.merge.mean import Mean
+from uneven.policy.merge.merge import Combined, Kept, Merge, Payload, merges
 
 merges.register("mean", Mean)
 merges.register("add", Add)

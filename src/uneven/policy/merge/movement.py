@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uneven.policy.merge.base import Kept, Merge, Payload
+from uneven.policy.merge.merge import Kept, Merge, Payload
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uneven.errors import ConfigError
-from uneven.policy.merge.base import Kept, Merge
+from uneven.policy.merge.merge import Kept, Merge
 
 if TYPE_CHECKING:
     from torch import Tensor

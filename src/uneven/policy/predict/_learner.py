@@ -12,7 +12,7 @@ from uneven.policy.core.plain import Count, Misfit, Positive, Several, inside, r
 from uneven.policy.core.views import Observation
 from uneven.policy.predict._doubt import Doubt, DoubtState
 from uneven.policy.predict._past import LEVEL, SPEED, Floats, Past, PastState
-from uneven.policy.predict.base import Lesson, Predictor, measured
+from uneven.policy.predict.predictor import Lesson, Predictor, measured
 
 LOWEST, HIGHEST = 0.25, 4.0  # bounds of a prediction, relative to the median of the newest speeds [specification]
 

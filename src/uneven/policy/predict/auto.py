@@ -11,7 +11,7 @@ from uneven.errors import ConfigError
 from uneven.policy.core.plain import Amount, Count, Misfit, Positive, inside, read
 from uneven.policy.core.views import Observation
 from uneven.policy.predict._doubt import Doubt, DoubtState
-from uneven.policy.predict.base import Lesson, Predictor, measured, predictors
+from uneven.policy.predict.predictor import Lesson, Predictor, measured, predictors
 
 EXPERTS = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")  # the paper's six and ours
 _MOST_LOSS = 50.0  # of one iteration: an error of ten times the usual one; larger ones are clipped

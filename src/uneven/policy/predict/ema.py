@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 from uneven.errors import ConfigError
 from uneven.policy.core.plain import Amount, Range, read
 from uneven.policy.core.views import Observation
-from uneven.policy.predict.base import Predictor, measured
+from uneven.policy.predict.predictor import Predictor, measured
 
 
 class EMAState(TypedDict):

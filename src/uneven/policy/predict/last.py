@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from uneven.policy.core.plain import Positive, read
 from uneven.policy.core.views import Observation
-from uneven.policy.predict.base import Predictor, measured
+from uneven.policy.predict.predictor import Predictor, measured
 
 
 class _LastState(TypedDict):

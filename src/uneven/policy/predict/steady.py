@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from uneven.policy.core.plain import Amount, Count, Misfit, Positive, read
 from uneven.policy.core.views import Observation
-from uneven.policy.predict.base import Predictor, measured
+from uneven.policy.predict.predictor import Predictor, measured
 
 _CLIP = 3.0  # standard deviations: limit of a lone spike
 _SLACK = 0.5  # standard deviations that a report may be off without counting as a sign of change

@@ -154,7 +154,7 @@ def never() -> bool:
 
 
 class Changing(Protocol):
-    """Where workers come and go; see :class:`uneven.policy.samples.returned.Returned`."""
+    """Where workers come and go; see :class:`uneven.policy.samples.requeued.Returned`."""
 
     def start(self, cursor: Cursor) -> None: ...
     def members(self, iteration: int) -> tuple[int, ...]: ...

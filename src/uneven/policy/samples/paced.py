@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from uneven.policy.samples.claims import merged
+from uneven.policy.samples.leases import merged
 from uneven.policy.samples.order import Cursor, Portion, SplitSource
 from uneven.policy.samples.supply import Interval, SampleCounter, Supply
 

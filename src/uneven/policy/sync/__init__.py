@@ -6,12 +6,11 @@ Each name is a policy with defaults. ``uneven.policy.core.registry`` defines the
 
 from uneven.policy.sync.asp import ASP, SSP
 from uneven.policy.sync.backup import Backup
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.policy.sync.block import BMUF, DiLoCo
 from uneven.policy.sync.bsp import BSP
+from uneven.policy.sync.compatibility import carried, check_momentum, compatible, refused, served, unheeded, unsited
 from uneven.policy.sync.decoupled import Decoupled
 from uneven.policy.sync.elastic import EASGD
-from uneven.policy.sync.fits import carried, check_momentum, compatible, refused, served, unheeded, unsited
 from uneven.policy.sync.geo import Geo
 from uneven.policy.sync.groups import Digits, Grid, Grouping, RandomGroups, Sites, groupings
 from uneven.policy.sync.hierarchical import Hierarchical
@@ -22,6 +21,7 @@ from uneven.policy.sync.scout import Scout
 from uneven.policy.sync.shadow import Shadow
 from uneven.policy.sync.shuffle import Shuffle, ds_sync
 from uneven.policy.sync.sparse import LargestEntries, SparseLocal
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.policy.sync.threaded import threaded
 
 policies.register("bsp", BSP)

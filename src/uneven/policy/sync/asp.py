@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.policy.core.actions import Add, Exchange, Moment, Payload, StepPlan, Via, Wait
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, Remembered, number, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
 
 
 class ASP(SyncPolicy):

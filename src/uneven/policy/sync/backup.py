@@ -5,7 +5,7 @@ from __future__ import annotations
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan, Via
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, Remembered, whole
-from uneven.policy.sync.base import Facts, Pace, SyncPolicy
+from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy
 
 
 class Backup(SyncPolicy):

@@ -9,8 +9,8 @@ from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload,
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.outer import Outer, OuterOptimizer
 from uneven.policy.sync._parts import NOTHING, flag, number, whole
-from uneven.policy.sync.base import Evaluated, Facts
 from uneven.policy.sync.local import Blocks, often
+from uneven.policy.sync.sync_policy import Evaluated, Facts
 
 
 class BMUF(Blocks):

@@ -6,8 +6,8 @@ from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan, Via
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, number, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.policy.sync.local import often
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
 
 
 class Decoupled(SyncPolicy):

@@ -6,8 +6,8 @@ from uneven.errors import ConfigError
 from uneven.policy.core.actions import Elastic, Exchange, Moment, Payload, StepPlan, Via
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, flag, number, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.policy.sync.local import often
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
 
 _BETA = 0.9  # of α = β / members [recalled]
 # the largest stable α · members: beyond it x̃ += Σ α (x_i − x̃) overshoots by more than the distance [derived]

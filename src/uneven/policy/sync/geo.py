@@ -9,8 +9,8 @@ from uneven.errors import ConfigError
 from uneven.policy.core.actions import Add, Exchange, Moment, Payload, Significant, StepPlan, Via, Wait
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import PerRank, flag, number, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy
 from uneven.policy.sync.groups import by_site
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy
 
 SCHEDULES = ("rate", "sqrt", "linear", "fixed")  # of the threshold
 

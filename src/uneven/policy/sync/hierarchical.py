@@ -5,10 +5,10 @@ from __future__ import annotations
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import PerRank, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.policy.sync.bsp import bsp_plan, gradient_mean
 from uneven.policy.sync.groups import by_site
 from uneven.policy.sync.local import often
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
 
 
 class Hierarchical(SyncPolicy):

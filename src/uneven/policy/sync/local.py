@@ -9,8 +9,8 @@ from uneven.policy.core.actions import Combined, Exchange, Mean, Merge, Moment, 
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge import merges
 from uneven.policy.sync._parts import NOTHING, Members, Remembered, flag, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.policy.sync.bsp import bsp_plan
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
 
 
 class Blocks(SyncPolicy):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from uneven.policy.core.actions import Exchange, Moment, Payload, StepPlan
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members
-from uneven.policy.sync.base import SyncPolicy
+from uneven.policy.sync.sync_policy import SyncPolicy
 
 _TRIED = 6  # workers, in two sites, for which a policy is probed: more than one group holds
 _PROBES = 4096  # steps that are probed

@@ -6,9 +6,9 @@ from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload,
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.sync._parts import NOTHING, PerRank, number, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.policy.sync.groups import by_site
 from uneven.policy.sync.local import often
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
 
 
 class Regional(SyncPolicy):

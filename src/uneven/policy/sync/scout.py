@@ -13,11 +13,11 @@ from uneven.policy.core.plain import read
 from uneven.policy.core.views import SyncView
 from uneven.policy.skew import Objective, Tuner, tuners
 from uneven.policy.sync._parts import number, whole
-from uneven.policy.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy
 from uneven.policy.sync.geo import Geo
 from uneven.policy.sync.hierarchical import Hierarchical
 from uneven.policy.sync.local import LocalSGD
 from uneven.policy.sync.sparse import SparseLocal
+from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy, WrappingPolicy
 
 Setting = float | int
 

@@ -8,7 +8,7 @@ from uneven.errors import ConfigError
 from uneven.policy.core.actions import Combined, Moment, Payload, StepPlan, WriteBack
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import number
-from uneven.policy.sync.base import Facts, Pace, SyncPolicy, WrappingPolicy, policies
+from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy, WrappingPolicy, policies
 
 _ALPHA = {"delta": 1.0, "lerp": 0.5}  # way to write back → its default of α [default]
 

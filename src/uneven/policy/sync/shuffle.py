@@ -9,9 +9,9 @@ from uneven.policy.core.actions import Payload, StepPlan, Via
 from uneven.policy.core.registry import Value
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import NOTHING, Members, PerRank
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 from uneven.policy.sync.groups import Grouping, groupings
 from uneven.policy.sync.local import often
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy, policies
 
 
 class Shuffle(WrappingPolicy):

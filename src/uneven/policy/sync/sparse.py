@@ -6,10 +6,10 @@ from uneven.errors import ConfigError
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan, TopK
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import PerRank, flag, number, whole
-from uneven.policy.sync.base import Evaluated, Facts, Pace, SyncPolicy
 from uneven.policy.sync.bsp import bsp_plan, gradient_mean
 from uneven.policy.sync.groups import by_site as members_by_site
 from uneven.policy.sync.local import often
+from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy
 
 
 class SparseLocal(SyncPolicy):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from uneven.policy.balance import Balancer, balancers
 from uneven.policy.core.actions import Moment, Payload, Via
 from uneven.policy.core.registry import describe
-from uneven.policy.sync.base import Facts, SyncPolicy, policies
 from uneven.policy.sync.outlook import first_plans
+from uneven.policy.sync.sync_policy import Facts, SyncPolicy, policies
 
 
 def threaded(policy: str | SyncPolicy, balancer: str | Balancer, threads: int, workers: int) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.errors import ConfigError
-from uneven.policy.ownership.place import Item
+from uneven.policy.ownership.placement import Item
 from uneven.precondition.item_work import ItemWork, Sizes
 from uneven.precondition.kfac.sums import AutoSums, PatchSums, PixelSums, RowSums, Sums
 

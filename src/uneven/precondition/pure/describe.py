@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from uneven.cluster.pure.describe.spec import Preconditioning
 from uneven.cluster.pure.describe.write import preconditioner_to_toml
 from uneven.errors import ConfigError
-from uneven.policy.ownership.agree import OwnWork
-from uneven.policy.ownership.place import Item
+from uneven.policy.ownership.agreed_speeds import OwnWork
+from uneven.policy.ownership.placement import Item
 
 
 def described(

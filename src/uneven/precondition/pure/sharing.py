@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uneven.errors import ConfigError
-from uneven.policy.ownership.place import RULES
+from uneven.policy.ownership.placement import RULES
 from uneven.precondition.pure.schedule import Schedule, Value
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Sharing:
         periods: steps between factor updates, and between refreshes; numbers, or callables of the step.
         share: f, the share of the workers that hold an item's basis and precondition it: 1 sends least in a plain step,
             1 / P computes least; "auto" measures both at the start.
-        place: "speed", "compute", "memory" or "round-robin"; see :func:`uneven.policy.ownership.place.place`.
+        place: "speed", "compute", "memory" or "round-robin"; see :func:`uneven.policy.ownership.placement.place`.
         colocate: whether one worker refreshes all squares of an item.
         refresh: "now", "shadow" (in the background, used half a period later), or "auto": in the background while every
             worker's machine has half a core idle.

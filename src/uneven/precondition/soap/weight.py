@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from uneven.policy.ownership.place import Item
+from uneven.policy.ownership.placement import Item
 from uneven.precondition.item_work import ItemWork, Sizes
 from uneven.precondition.kfac.sums import RowSums
 

@@ -15,17 +15,17 @@ from torch.amp import GradScaler
 from uneven.errors import ConfigError
 from uneven.policy.control.reports import Report
 from uneven.policy.core.actions import Payload, StepPlan
+from uneven.policy.core.batch_weight import Turn
 from uneven.policy.core.membership import Meeting
-from uneven.policy.core.turn import Turn
 from uneven.policy.sync import Outlook
-from uneven.run.gradients.carrier import GradientCarrier
-from uneven.run.gradients.counted import PassCounts
 from uneven.run.gradients.elastic_carrier import ElasticCarrier
+from uneven.run.gradients.fully_sharded import ShardedCarrier
+from uneven.run.gradients.gradient_carrier import GradientCarrier
+from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.gradients.piggyback import Piggyback
-from uneven.run.gradients.replicas import ReplicaCheck
-from uneven.run.gradients.sharded import ShardedCarrier
-from uneven.run.lines.groups import sum_now
-from uneven.run.membership.elastic import Elastic
+from uneven.run.gradients.replica_check import ReplicaCheck
+from uneven.run.lines.group_lines import sum_now
+from uneven.run.membership.elastic_run import Elastic
 from uneven.run.start.connect import gradient_group
 from uneven.run.step.context import Context
 from uneven.run.step.observer import ExchangeObserver

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
+from uneven.policy.core.batch_weight import Turn
 from uneven.policy.core.membership import Meeting
-from uneven.policy.core.turn import Turn
-from uneven.policy.samples.returned import Returned
-from uneven.run.gradients.carrier import GradientCarrier, _Lane
+from uneven.policy.samples.requeued import Returned
+from uneven.run.gradients.gradient_carrier import GradientCarrier, _Lane
 from uneven.run.gradients.statistics import BatchStatistics
-from uneven.run.lines.circle import alone
+from uneven.run.lines.abortable_group import alone
 from uneven.run.lines.recovery import ExchangePlace, Recovery
 from uneven.run.lines.traffic import bytes_of_sum
-from uneven.run.membership.membership import Membership
+from uneven.run.membership.generations import Membership
 
 _CARRIED = (torch.float32, torch.float64)
 """Types of gradients behind whose buckets reports and announcements fit."""

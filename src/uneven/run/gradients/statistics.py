@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uneven.errors import TrainingError
-from uneven.run.gradients.replicas import differing, digests
-from uneven.run.lines.groups import begin_sum, sum_now
+from uneven.run.gradients.replica_check import differing, digests
+from uneven.run.lines.group_lines import begin_sum, sum_now
 from uneven.run.lines.traffic import bytes_of_sum
 
 # The part of its norm by which a buffer that no pass has written may differ between ranks: the compared sums have 16

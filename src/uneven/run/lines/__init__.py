@@ -4,9 +4,9 @@ A line has a name and its own process group, so messages on two lines never mix.
 of missing workers, time-outs and byte counts.
 """
 
-from uneven.run.lines.base import Handle, Line, Lines
-from uneven.run.lines.groups import GroupLines
-from uneven.run.lines.threads import ThreadLines
+from uneven.run.lines.group_lines import GroupLines
+from uneven.run.lines.line import Handle, Line, Lines
+from uneven.run.lines.thread_lines import ThreadLines
 from uneven.run.lines.traffic import Traffic
 
 __all__ = ["GroupLines", "Handle", "Line", "Lines", "ThreadLines", "Traffic"]

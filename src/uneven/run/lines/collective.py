@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from uneven.run.lines.groups import new_group
+from uneven.run.lines.group_lines import new_group
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.lines.transport import Rows

@@ -12,13 +12,13 @@ import numpy as np
 
 from uneven.errors import PeerError
 from uneven.run.lines import Lines
-from uneven.run.lines.elastic import RecoveredLines
+from uneven.run.lines.elastic_lines import RecoveredLines
 from uneven.run.lines.recovery import Recovery
 from uneven.run.lines.transport import Rows
 from uneven.run.measure.meter import Meter
-from uneven.run.membership.membership import Membership
+from uneven.run.membership.generations import Membership
 from uneven.run.start.connect import Connection
-from uneven.runtime.stores import reach
+from uneven.runtime.tcp_store import reach
 from uneven.runtime.world import World
 
 _LOOK_EVERY_S = 0.002

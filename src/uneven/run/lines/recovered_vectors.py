@@ -13,7 +13,7 @@ from uneven.run.lines.recovery import ExchangePlace, Recovery
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
 
 if TYPE_CHECKING:
-    from uneven.run.replicas.peers.exchanges import StepPosition
+    from uneven.run.replicas.peers.peer_exchanges import StepPosition
 
 
 def _one() -> float:

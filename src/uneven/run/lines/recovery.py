@@ -12,7 +12,8 @@ they are (:mod:`uneven.policy.core.membership`), and either add up anew or are g
 
 Where members meet in groups, each adds up on a process group of its own, and the sum of what they say is one of all.
 So a loss is mended as where all meet, and all hear of it at one exchange. Pieces that members send one another
-(:mod:`uneven.run.lines.swap`) cannot be given by one that has them, so a last sum, of one number, confirms them, too.
+(:mod:`uneven.run.lines.all_to_all`) cannot be given by one that has them, so a last sum, of one number, confirms them,
+too.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from torch import Tensor
 
 from uneven.errors import TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
-from uneven.policy.samples.returned import Returned
-from uneven.run.gradients.instep import out_of_step
-from uneven.run.lines.circle import Broken, Circle
+from uneven.policy.samples.requeued import Returned
+from uneven.run.gradients.step_check import out_of_step
+from uneven.run.lines.abortable_group import Broken, Circle
+from uneven.run.lines.all_to_all import Swap
 from uneven.run.lines.contribution import Contribution, Weight
-from uneven.run.lines.slots import Slots
-from uneven.run.lines.swap import Swap
-from uneven.run.membership.membership import Membership
+from uneven.run.lines.control_words import Slots
+from uneven.run.membership.generations import Membership
 
 _MOST_CIRCLES = 16
 """Process groups of some members that are kept, as the same ones meet again and again."""
@@ -76,7 +77,7 @@ class Recovery:
         changed: told of each new generation of which this worker is a member, and whether it holds for the exchange
             under way (else from the next one on).
         flush: called before an exchange begins, as a generation may hold from this one on.
-        announce: what this member has to announce with the next exchange; see :mod:`uneven.run.lines.slots`.
+        announce: what this member has to announce with the next exchange; see :mod:`uneven.run.lines.control_words`.
         report_length: numbers in a row of a report.
 
     Attributes:

@@ -1,6 +1,7 @@
 """The slow loop's interface to other workers.
 
-Gradients have their own carrier (:mod:`uneven.run.gradients.carrier`), because the fast loop must not wait for the
+Gradients have their own carrier (:mod:`uneven.run.gradients.gradient_carrier`), because the fast loop must not wait
+for the
 slow one.
 """
 

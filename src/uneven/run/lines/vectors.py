@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from uneven.errors import PeerError
-from uneven.run.lines.groups import new_group
+from uneven.run.lines.group_lines import new_group
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
 
@@ -31,7 +31,7 @@ class VectorCarrier:
         self._roll = roll
         self._traffic = traffic
         # Keeps the works of the newest exchange alive, so that gloo's own thread never destroys one; see
-        # uneven.run.gradients.carrier for the deadlock.
+        # uneven.run.gradients.gradient_carrier for the deadlock.
         self._kept: list[dist.Work] = []
         with roll.waiting("forming the group for parameters"):
             self._group: Any = new_group(timeout_s=timeout_s)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uneven.errors import PeerError
 from uneven.policy.core.membership import Members
-from uneven.policy.samples.returned import Run, runs
+from uneven.policy.samples.requeued import Run, runs
 from uneven.run.lines.recovery import Recovery
 from uneven.run.loops.evaluate import EvaluatedTotals, Found, Kinds, TakenPositions
 

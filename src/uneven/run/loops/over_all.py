@@ -13,19 +13,19 @@ from torch import Tensor
 
 from uneven.errors import ConfigError
 from uneven.policy.core.registry import describe
-from uneven.run.gradients.counted import GatheredCounts, Uncounted
+from uneven.run.gradients.loss_weight import GatheredCounts, Uncounted
 from uneven.run.lines import Line
 from uneven.run.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
 from uneven.run.loops.mended import MendedEvaluation
 from uneven.run.loops.passes import in_passes
-from uneven.run.loops.together import PieceTaker
+from uneven.run.loops.piece_taking import PieceTaker
 from uneven.run.model.check import parts_called
-from uneven.run.replicas.peers.together import Alike
+from uneven.run.replicas.peers.replica_sync import Alike
 from uneven.run.reports.streams import check_samples
-from uneven.run.samples.drawn import DrawnSteps
+from uneven.run.samples.async_sampling.session_store import SessionStore
 from uneven.run.samples.indexed import told_of
 from uneven.run.samples.loader import BalancedLoader
-from uneven.run.samples.own_pace.store import SessionStore
+from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.step.attach import NoModel
 from uneven.run.step.context import one_number
 from uneven.run.step.loop import StepLoop
@@ -129,7 +129,7 @@ class OverAll:
         the count.
 
         With ``loader(…, together=True)`` the pieces come from a counter during the iteration, so that all workers end
-        together at any speed; see :mod:`uneven.policy.samples.finish`.
+        together at any speed; see :mod:`uneven.policy.samples.finish_together`.
 
         Raises:
             ConfigError: before ``setup``; the memory limit has not been measured; or ``together`` does not support the

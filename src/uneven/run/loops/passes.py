@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.errors import DataError
-from uneven.run.gradients.entering import weighted_on_entering
+from uneven.run.gradients.backward_start import weighted_on_entering
 from uneven.run.model.hooks import ModelHook
 from uneven.run.step.loop import StepLoop
 

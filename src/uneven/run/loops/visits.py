@@ -9,7 +9,7 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.sync import Scout
-from uneven.run.lines.base import Line
+from uneven.run.lines.line import Line
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.flat import Flat
 from uneven.run.step.context import Context

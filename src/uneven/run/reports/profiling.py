@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError, TrainingError
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.records import ProfileRecord
 from uneven.run.lines.transport import Transport
-from uneven.run.measure.profile import take_profile
+from uneven.run.measure.measure_profile import take_profile
 from uneven.run.start.connect import compare
 
 Progress = Callable[[int, float], None]
@@ -51,7 +51,8 @@ def profile_together(
         Profiles by rank, the same on every rank.
 
     Raises:
-        ConfigError: as :func:`~uneven.run.measure.profile.take_profile`, or layers that speak to the other workers.
+        ConfigError: as :func:`~uneven.run.measure.measure_profile.take_profile`, or layers that speak to the other
+        workers.
         ConflictError: the ranks do not agree on ``within_s``.
         TrainingError: another rank failed; the message says which and of what.
     """

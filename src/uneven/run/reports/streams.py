@@ -6,7 +6,7 @@ import numpy as np
 
 from uneven.errors import DataError
 from uneven.run.lines.transport import Pending, Transport
-from uneven.run.samples.alike import differing
+from uneven.run.samples.stream_fingerprint import differing
 
 
 class Streams:
@@ -53,7 +53,8 @@ def check_samples(rows: list[list[float] | None], where: str) -> None:
     """See to it that data sets with an index are the same on all ranks.
 
     Args:
-        rows: by rank, what :func:`uneven.run.samples.alike.spread_samples` says; None where nothing was read.
+        rows: by rank, what :func:`uneven.run.samples.stream_fingerprint.spread_samples` says; None where nothing was
+        read.
 
     Raises:
         DataError: naming the ranks whose data set is not rank 0's.

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import worker
 
 from uneven.errors import DataError
-from uneven.policy.samples.costs import SampleCosts
 from uneven.policy.samples.order import Changing, Cursor, EpochPlan, Portion
 from uneven.policy.samples.paced import PacedSampler
-from uneven.run.samples.alike import spread, spread_samples
+from uneven.policy.samples.sample_costs import SampleCosts
 from uneven.run.samples.sampled import EpochOrders, seeded
 from uneven.run.samples.source import BatchSource
 from uneven.run.samples.stream import packed
+from uneven.run.samples.stream_fingerprint import spread, spread_samples
 
 
 class Sampler(Protocol):

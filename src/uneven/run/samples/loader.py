@@ -13,11 +13,11 @@ from typing import Any
 from torch.optim.swa_utils import update_bn
 
 from uneven.errors import CheckpointError, DataError
+from uneven.policy.samples.loader_state import read_again, read_left, read_reached, read_state, write_state
 from uneven.policy.samples.order import Cursor, Portion
 from uneven.policy.samples.paced import PacedSampler
-from uneven.policy.samples.returned import Returned
-from uneven.policy.samples.state import read_again, read_left, read_reached, read_state, write_state
-from uneven.run.samples.hands import Hands
+from uneven.policy.samples.requeued import Returned
+from uneven.run.samples.in_flight import Hands
 from uneven.run.samples.indexed import IndexedSource
 from uneven.run.samples.opening import Division, LoaderOptions, open_source
 
@@ -195,7 +195,7 @@ class BalancedLoader:
     @property
     def first_samples(self) -> list[float] | None:
         """What tells a stream's first samples in this pass, or a sampler's order, from those of other ranks; None where
-        ranks cannot differ. See :mod:`uneven.run.samples.alike`."""
+        ranks cannot differ. See :mod:`uneven.run.samples.stream_fingerprint`."""
         return self._source.tell() if self._changing is None else None
 
     def some_samples(self) -> list[float] | None:

@@ -12,13 +12,13 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 
 from uneven.errors import DataError, UnknownNameError
-from uneven.policy.samples.costs import SampleCosts
 from uneven.policy.samples.order import Changing, EpochPlan, Portion, SplitSource, never
 from uneven.policy.samples.paced import PacedSampler, Positions
+from uneven.policy.samples.sample_costs import SampleCosts
 from uneven.policy.samples.supply import SampleCounter
 from uneven.run.samples.indexed import IndexedSource, PlannedSampler, Sampler
 from uneven.run.samples.sampled import EpochOrders, SampledOrders, check_samplers
-from uneven.run.samples.sharded import Shards, ShardSource
+from uneven.run.samples.sharded_files import Shards, ShardSource
 from uneven.run.samples.source import BatchSource
 from uneven.run.samples.stream import StreamSource, is_stream
 

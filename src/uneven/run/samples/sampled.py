@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import RandomSampler
 
 from uneven.errors import CheckpointError, DataError
-from uneven.policy.samples.keyed import KEYED_FROM, KeyedDraws, KeyedOrder
+from uneven.policy.samples.keyed_order import KEYED_FROM, KeyedDraws, KeyedOrder
 from uneven.policy.samples.order import epoch_order
-from uneven.run.samples.alike import LENGTH
+from uneven.run.samples.stream_fingerprint import LENGTH
 
 Indices = npt.NDArray[np.int64]
 
@@ -201,7 +201,7 @@ class SampledOrders(EpochOrders):
         self._expected = drawn
 
     def tell(self) -> list[float] | None:
-        """See :meth:`EpochOrders.tell`; as :mod:`uneven.run.samples.alike` tells of samples."""
+        """See :meth:`EpochOrders.tell`; as :mod:`uneven.run.samples.stream_fingerprint` tells of samples."""
         return [1.0, float(int([*self._drawn.values()][-1], 16)), 1.0, *[0.0] * (LENGTH - 3)]
 
 

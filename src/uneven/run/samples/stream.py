@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from uneven.errors import DataError
 from uneven.policy.samples.order import Cursor, EpochPlan, Portion
-from uneven.run.samples.alike import LOOKED_AT, first_samples
 from uneven.run.samples.source import BatchSource
+from uneven.run.samples.stream_fingerprint import LOOKED_AT, first_samples
 
 Collate = Callable[[list[Any]], Any]
 

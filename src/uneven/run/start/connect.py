@@ -22,22 +22,22 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 from uneven.errors import ConfigError, ConflictError, PeerError
-from uneven.policy.core.config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.policy.core.registry import in_use
+from uneven.policy.core.run_config import OF_ONE_MACHINE, RunConfig, fields
 from uneven.policy.sync import Outlook
 from uneven.run.lines import GroupLines, Lines, ThreadLines
 from uneven.run.lines.collective import CollectiveTransport
-from uneven.run.lines.groups import new_group
-from uneven.run.lines.hub import Hub
-from uneven.run.lines.meeting import MeetingPlace
+from uneven.run.lines.group_lines import new_group
+from uneven.run.lines.in_process_rendezvous import Hub
+from uneven.run.lines.rendezvous import MeetingPlace
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
-from uneven.run.start.devices import backend_for, gpu_of
+from uneven.run.start.model_device import backend_for, gpu_of
 from uneven.runtime.installed import FOLDER, VERSION
-from uneven.runtime.patience import within
 from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_expendable
+from uneven.runtime.timeout_call import within
 from uneven.runtime.world import World, is_loopback
 
 _LINGER_S = 2.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer, balancers
-from uneven.policy.core.config import Conflict, RunConfig, merge
 from uneven.policy.core.registry import describe
+from uneven.policy.core.run_config import Conflict, RunConfig, merge
 from uneven.policy.sync import compatible, threaded, unheeded
 from uneven.runtime import rundir
 from uneven.runtime.world import World

@@ -15,8 +15,8 @@ from uneven.policy.core.membership import Meeting
 from uneven.policy.core.registry import describe
 from uneven.policy.sync import Outlook, outlook
 from uneven.run.gradients.averaged import Averaged
-from uneven.run.gradients.counted import PassCounts
-from uneven.run.gradients.losses import FirstLosses
+from uneven.run.gradients.first_losses import FirstLosses
+from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.model.check import (
     check_model,
     check_optimizer,
@@ -26,20 +26,20 @@ from uneven.run.model.check import (
     parts_called,
 )  # fmt: skip
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
-from uneven.run.model.watch import ModelWatch, Unwatched, refuse_shared
-from uneven.run.replicas.peers.agree import Agreement
+from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
+from uneven.run.replicas.peers.peer_sync import Agreement
 from uneven.run.replicas.peers.plans import Plans
-from uneven.run.replicas.peers.together import Alike, Exchanging
-from uneven.run.reports.reports import Reports
-from uneven.run.samples.hands import Hands
-from uneven.run.samples.own_pace.shared import OwnPace
+from uneven.run.replicas.peers.replica_sync import Alike, Exchanging
+from uneven.run.reports.reporting import Reports
+from uneven.run.samples.async_sampling.shared import OwnPace
+from uneven.run.samples.in_flight import Hands
 from uneven.run.start.connect import compare
 from uneven.run.start.heap import keep_freed_memory
-from uneven.run.step.checks import apart, check_alone, check_attached, check_momentum_of
+from uneven.run.step.build import by_copy, exchanging, follow
 from uneven.run.step.context import Context
-from uneven.run.step.factory import by_copy, exchanging, follow
 from uneven.run.step.part import Run
 from uneven.run.step.parts import Parts
+from uneven.run.step.refusals import apart, check_alone, check_attached, check_momentum_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

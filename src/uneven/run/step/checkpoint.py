@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from uneven.policy.samples.order import Portion
-from uneven.run.samples.drawn import DrawnSteps
 from uneven.run.samples.loader import BalancedLoader
-from uneven.run.start.state import State
+from uneven.run.samples.user_batches import DrawnSteps
+from uneven.run.start.run_state import State
 from uneven.run.step.loop import StepLoop
 
 

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from uneven.errors import ConfigError
-from uneven.policy.core.config import RunConfig
+from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import SyncPolicy
-from uneven.run.membership.elastic import Elastic
+from uneven.run.membership.elastic_run import Elastic
 from uneven.run.start.connect import Connection
 from uneven.run.step.scribe import Scribe, tell_nonfinite
-from uneven.runtime.ending import program_ends
+from uneven.runtime.at_exit import program_ends
 from uneven.runtime.world import World
 
 

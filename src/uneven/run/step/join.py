@@ -14,10 +14,10 @@ from uneven.run.lines.elastic_connection import ElasticConnection, connect_elast
 from uneven.run.loops.visits import bind_visits
 from uneven.run.start.connect import compare, connect, identity, versions
 from uneven.run.start.settings import ALONE, CODE, decide_settings
-from uneven.run.step.checks import check_carried, refuse_elastic
+from uneven.run.step.build import elastic_kind, pace_of
 from uneven.run.step.context import Context
-from uneven.run.step.factory import elastic_kind, pace_of
 from uneven.run.step.part import Part
+from uneven.run.step.refusals import check_carried, refuse_elastic
 from uneven.run.step.scribe import Scribe
 from uneven.runtime.world import World
 

@@ -34,21 +34,21 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import StepPlan
-from uneven.policy.core.turn import Turn
+from uneven.policy.core.batch_weight import Turn
 from uneven.policy.samples.order import Portion
 from uneven.run.gradients.averaged import Averaged
-from uneven.run.gradients.counted import PassCounts
-from uneven.run.gradients.turns import Turns
-from uneven.run.membership.elastic import Elastic, Fixed
-from uneven.run.replicas.peers.together import Alike
-from uneven.run.reports.reports import Reports
+from uneven.run.gradients.batch_order import Turns
+from uneven.run.gradients.loss_weight import PassCounts
+from uneven.run.membership.elastic_run import Elastic, Fixed
+from uneven.run.replicas.peers.replica_sync import Alike
+from uneven.run.reports.reporting import Reports
 from uneven.run.reports.streams import Streams
-from uneven.run.samples.drawn import DrawnSteps
-from uneven.run.samples.hands import Hands
+from uneven.run.samples.in_flight import Hands
 from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.step.attach import Attached, NoModel, attach
+from uneven.run.step.build import shared
 from uneven.run.step.context import Context
-from uneven.run.step.factory import shared
 from uneven.run.step.part import Step
 from uneven.run.step.parts import Parts
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a part need not load torch to say what it wants
     import torch
     from torch import nn
 
-    from uneven.policy.core.turn import Turn
+    from uneven.policy.core.batch_weight import Turn
     from uneven.run.lines import Lines
 
 

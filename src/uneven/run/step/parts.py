@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from uneven.errors import CheckpointError, ConfigError, TrainingError
-from uneven.policy.core.turn import Turn
+from uneven.policy.core.batch_weight import Turn
 from uneven.run.step.part import Part, Run, Step
 
 _HELD = 32
-"""Batches that a script may hold before it steps on them; see :mod:`uneven.run.samples.hands`."""
+"""Batches that a script may hold before it steps on them; see :mod:`uneven.run.samples.in_flight`."""
 
 _MOMENTS = ("before_step", "gradients_ready", "after_step")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from uneven.errors import NonFiniteError
 from uneven.journal import END, LEFT, PLAN, BackgroundWriter, Writer, plan_message, rank_path
-from uneven.policy.core.config import RunConfig
 from uneven.policy.core.pace import PACE, Pace
 from uneven.policy.core.records import SHARE, EventRecord, Record, RunRecord, ScalarRecord, SplitRecord
+from uneven.policy.core.run_config import RunConfig
 from uneven.runtime.frames import warn as warn_user
 from uneven.runtime.world import World
 

@@ -19,8 +19,8 @@ from typing import Any
 from uneven.errors import TrainingError
 from uneven.policy.core.actions import Moment
 from uneven.policy.samples.order import Portion
-from uneven.run.replicas.peers.agree import Agreement
-from uneven.run.replicas.server.served import Served
+from uneven.run.replicas.peers.peer_sync import Agreement
+from uneven.run.replicas.server.server_sync import Served
 
 
 class Stopped(TrainingError):

@@ -21,9 +21,9 @@ from uneven.policy.core.records import StepRecord
 from uneven.policy.samples.order import Portion
 from uneven.run.measure.clock import ThreadClock
 from uneven.run.measure.meter import Meter, MeterReading
-from uneven.run.replicas.peers.agree import Agreement
-from uneven.run.replicas.server.served import Served
-from uneven.run.reports.books import step_record
+from uneven.run.replicas.peers.peer_sync import Agreement
+from uneven.run.replicas.server.server_sync import Served
+from uneven.run.reports.step_accounting import step_record
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.step.loop import StepLoop
 from uneven.run.step.scribe import Scribe

@@ -15,8 +15,8 @@
 
 from uneven.runtime.jobs.command import Command, end_all
 from uneven.runtime.jobs.ending import Ending, How
-from uneven.runtime.jobs.events import Events
-from uneven.runtime.jobs.keep import Kept, Restarts
+from uneven.runtime.jobs.job_events import Events
+from uneven.runtime.jobs.restart import Kept, Restarts
 from uneven.runtime.jobs.stop import Stop
 
 __all__ = ["Command", "Ending", "Events", "How", "Kept", "Restarts", "Stop", "end_all"]

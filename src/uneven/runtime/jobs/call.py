@@ -26,8 +26,8 @@ import psutil
 from uneven.errors import ConfigError, PeerError, TrainingError, UnevenError
 from uneven.runtime.jobs.command import END_WITHIN_S
 from uneven.runtime.jobs.ending import Ending, How
-from uneven.runtime.jobs.events import Events
-from uneven.runtime.jobs.pulse import Watched
+from uneven.runtime.jobs.heartbeat import Watched
+from uneven.runtime.jobs.job_events import Events
 
 _LONGEST_MESSAGE_S = 60  # a process is killed if sending or receiving one message takes longer
 
@@ -53,7 +53,7 @@ def starter(imported: Sequence[str] = IMPORTED) -> BaseContext:
 
 
 class Child(Watched):
-    """A function in a process, see :class:`~uneven.runtime.jobs.place.Linked`. It ends soon after this process has.
+    """A function in a process, see :class:`~uneven.runtime.jobs.executor.Linked`. It ends soon after this process has.
 
     Raises ConfigError if the arguments cannot be pickled, TrainingError if the fork server was killed.
     """

@@ -13,9 +13,9 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import IO, Any, Protocol, Self
 
-from uneven.runtime.jobs.bound import bound
 from uneven.runtime.jobs.ending import Ending, How
-from uneven.runtime.jobs.events import Events
+from uneven.runtime.jobs.job_events import Events
+from uneven.runtime.jobs.parent_death import bound
 
 END_WITHIN_S = 5.0  # grace period of a process that is asked to end; then it is killed
 

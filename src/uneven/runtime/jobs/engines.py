@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from uneven.errors import ConfigError, UnknownNameError, install_hint
 from uneven.runtime.jobs.call import IMPORTED
 from uneven.runtime.jobs.devices import Devices, devices_of
-from uneven.runtime.jobs.local import Local
-from uneven.runtime.jobs.place import Place
+from uneven.runtime.jobs.executor import Place
+from uneven.runtime.jobs.local_executor import Local
 
 ENGINES = ("local", "ray")
 

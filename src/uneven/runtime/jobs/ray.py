@@ -32,9 +32,9 @@ from uneven.runtime.jobs.call import unsendable
 from uneven.runtime.jobs.command import END_WITHIN_S
 from uneven.runtime.jobs.devices import Devices, devices_of_cluster
 from uneven.runtime.jobs.ending import Ending, How
-from uneven.runtime.jobs.events import Awake
-from uneven.runtime.jobs.place import ObjectLostError, Parcel
-from uneven.runtime.jobs.pulse import Watched
+from uneven.runtime.jobs.executor import ObjectLostError, Parcel
+from uneven.runtime.jobs.heartbeat import Watched
+from uneven.runtime.jobs.job_events import Awake
 
 PATIENCE_S = 60.0  # limit of the wait for devices that other jobs may be using
 _SURVEY_S = 1.0
@@ -45,7 +45,7 @@ _GROUPS = {"work": 1, "tell": 1, "hear": 1}  # threads of an actor; one in each,
 
 
 class Cluster:
-    """The :class:`~uneven.runtime.jobs.place.Place` of a Ray cluster; a device is a placement group of one bundle.
+    """The :class:`~uneven.runtime.jobs.executor.Place` of a Ray cluster; a device is a placement group of one bundle.
 
     It connects to the cluster that ``RAY_ADDRESS`` names or that runs here; without one, Ray starts one for this
     program. An existing connection is reused. Raises ConfigError if devices are missing or do not become free.
@@ -196,7 +196,8 @@ class Cluster:
 
 
 class Actor(Watched):
-    """A process of the cluster, see :class:`~uneven.runtime.jobs.place.Linked`. With nothing to clean up, it is always
+    """A process of the cluster, see :class:`~uneven.runtime.jobs.executor.Linked`. With nothing to clean up, it is
+    always
     killed.
     """
 

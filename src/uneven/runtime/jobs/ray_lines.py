@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from uneven.runtime.jobs.bound import bound
+from uneven.runtime.jobs.parent_death import bound
 
 _LOOK_S = 0.5
 _ENDS_WITHIN_S = 15.0

@@ -4,8 +4,8 @@
 only when workers are started.
 """
 
-from uneven.runtime.launch.local import LocalRun, run, start
+from uneven.runtime.launch.launch_spec import Launch
+from uneven.runtime.launch.local_launch import LocalRun, run, start
 from uneven.runtime.launch.output import WorkerOutput
-from uneven.runtime.launch.spec import Launch
 
 __all__ = ["Launch", "LocalRun", "WorkerOutput", "run", "start"]

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import LaunchError, UnevenError
-from uneven.runtime.launch.local import run
+from uneven.runtime.launch.launch_spec import Launch
+from uneven.runtime.launch.local_launch import run
 from uneven.runtime.launch.output import WorkerOutput
-from uneven.runtime.launch.spec import Launch
 
 _LOOK_EVERY_S = 0.2
 

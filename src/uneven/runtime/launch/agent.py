@@ -19,16 +19,16 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig
 
 from uneven.errors import LaunchError, access
-from uneven.runtime.folder import SHARD_FOLDER, TemporaryFolder, remove_left
-from uneven.runtime.jobs.bound import bound
-from uneven.runtime.launch.before import check, local_workers
-from uneven.runtime.launch.elastic import run_agent
+from uneven.runtime.jobs.parent_death import bound
+from uneven.runtime.launch.elastic_launch import run_agent
 from uneven.runtime.launch.expendable import ExpendableWorkers
 from uneven.runtime.launch.failure import Death, all_gone, blame, gone, left_alone, through_without, told_by
+from uneven.runtime.launch.hang_detection import STOPPED
+from uneven.runtime.launch.launch_spec import Launch, run_id
 from uneven.runtime.launch.output import WorkerOutput
-from uneven.runtime.launch.silence import STOPPED
-from uneven.runtime.launch.spec import Launch, run_id
-from uneven.runtime.launch.watched import environment, shutdown_within_s, variables, watched
+from uneven.runtime.launch.preflight import check, local_workers
+from uneven.runtime.launch.worker_env import environment, shutdown_within_s, variables, watched
+from uneven.runtime.temp_dir import SHARD_FOLDER, TemporaryFolder, remove_left
 
 
 def run(launch: Launch, run_directory: Path | None) -> None:

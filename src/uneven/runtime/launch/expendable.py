@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uneven.runtime.launch.failure import Death, Left
-from uneven.runtime.launch.silence import SilenceMeter, in_words, stopped
+from uneven.runtime.launch.hang_detection import SilenceMeter, in_words, stopped
 from uneven.runtime.rundir import Expendable, clear_expendable, expendable_of
 
 

@@ -16,7 +16,7 @@ from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.jobs import Command, Ending, Events, Kept, end_all
 from uneven.runtime.jobs.processes import import_path
 from uneven.runtime.messages.keys import address, make_keys
-from uneven.runtime.parameter_server.host import LOOPBACK
+from uneven.runtime.parameter_server.shard_host import LOOPBACK
 
 _BEGIN_WITHIN_S = 60.0
 
@@ -62,7 +62,7 @@ class ShardKeeper:
 
     Args:
         directory: for keys and addresses; created, with new keys.
-        bind: address to listen on, see :class:`uneven.runtime.parameter_server.host.ShardHost`.
+        bind: address to listen on, see :class:`uneven.runtime.parameter_server.shard_host.ShardHost`.
         growing: workers may leave and join.
 
     Raises:

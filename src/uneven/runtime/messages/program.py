@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from uneven.runtime.messages.sockets import LOOPBACK
-from uneven.runtime.parameter_server.pure.known import Patience
+from uneven.runtime.parameter_server.pure.roster import Patience
 
 Serve = Callable[[Path, int, int, str, Patience, Callable[[], bool]], None]
 """The arguments: directory, number of the shard, workers, address to listen on, patience, and the end condition."""

@@ -8,9 +8,9 @@ The decisions of both ends are pure (``shard``, ``link``); ``host`` and ``line``
 
 from uneven.runtime.messages.keys import make_keys
 from uneven.runtime.parameter_server.client import Client, Reply
-from uneven.runtime.parameter_server.host import ShardHost, Stored
-from uneven.runtime.parameter_server.line import ZmqLine
-from uneven.runtime.parameter_server.pure.known import Patience
+from uneven.runtime.parameter_server.connection import ZmqLine
 from uneven.runtime.parameter_server.pure.partition import PartitionTable, table_of
+from uneven.runtime.parameter_server.pure.roster import Patience
+from uneven.runtime.parameter_server.shard_host import ShardHost, Stored
 
 __all__ = ["Client", "PartitionTable", "Patience", "Reply", "ShardHost", "Stored", "ZmqLine", "make_keys", "table_of"]

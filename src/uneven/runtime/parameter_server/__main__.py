@@ -4,7 +4,7 @@ until SIGTERM."""
 from functools import partial
 
 from uneven.runtime.messages.program import run_shard
-from uneven.runtime.parameter_server.host import serve
+from uneven.runtime.parameter_server.shard_host import serve
 
 if __name__ == "__main__":
     run_shard("uneven.runtime.parameter_server", serve, growing=partial(serve, growing=True))

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from uneven.errors import ConfigError, NonFiniteError, PeerError
-from uneven.runtime.parameter_server.line import ShardLine
-from uneven.runtime.parameter_server.pure import known, vectors
-from uneven.runtime.parameter_server.pure.link import Held, Link
+from uneven.runtime.parameter_server.connection import ShardLine
+from uneven.runtime.parameter_server.pure import roster, vectors
+from uneven.runtime.parameter_server.pure.conversation import Held, Link
 from uneven.runtime.parameter_server.pure.partition import PartitionTable
 from uneven.runtime.parameter_server.pure.wire import DTYPES, Array, Kind, Message, Refusal, Vector, piece_lengths
 
@@ -339,7 +339,7 @@ class Reply:
         what, client = self._what, self._client
         for shard, answer in self.answers.items():
             if answer.kind is Kind.MISSING:
-                behind = ", ".join(f"{known.called(one.rank)} (finished {one.clock} steps)" for one in answer.entries)
+                behind = ", ".join(f"{roster.called(one.rank)} (finished {one.clock} steps)" for one in answer.entries)
                 raise PeerError(
                     f"rank {client.rank}: {what} has waited {client.timeout_s:g} s for {behind or 'nobody'}, "
                     f"says shard {shard}"

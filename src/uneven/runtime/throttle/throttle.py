@@ -1,7 +1,7 @@
 """A throttle that gives a process tree a share of a core, without root.
 
 It stops and continues the processes in short periods, and remembers their overuse
-(:mod:`uneven.runtime.throttle.rule`). It runs on Linux; the macOS code, on ``psutil``'s CPU times, is untested.
+(:mod:`uneven.runtime.throttle.share_rule`). It runs on Linux; the macOS code, on ``psutil``'s CPU times, is untested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.jobs.processes import descendants, import_path
-from uneven.runtime.throttle.rule import ShareRule
+from uneven.runtime.throttle.share_rule import ShareRule
 
 _ANSWER_WITHIN_S = 20.0
 
@@ -45,7 +45,7 @@ class Throttle:
         self._limited: set[int] = set()
         self._lock = threading.Lock()
         self._helper = subprocess.Popen(
-            [sys.executable, "-P", "-m", "uneven.runtime.throttle.loop", repr(float(period_s))],
+            [sys.executable, "-P", "-m", "uneven.runtime.throttle.throttle_loop", repr(float(period_s))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

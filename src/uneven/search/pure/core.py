@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uneven.errors import CheckpointError, ConfigError, UnknownNameError
-from uneven.search.pure.records import SearchTerms, TrialRecord, TrialStatus, WaitingTrials
-from uneven.search.pure.rulings import GO_ON, Clone, Move, Progress, Ruling
+from uneven.search.pure.decisions import GO_ON, Clone, Move, Progress, Ruling
 from uneven.search.pure.schedulers import Scheduler
 from uneven.search.pure.searchers import NoneNow, Searcher
 from uneven.search.pure.space import Params, Plain, Space, domain_of
+from uneven.search.pure.trial_records import SearchTerms, TrialRecord, TrialStatus, WaitingTrials
 
 Happened = dict[str, Any]
 """An event as plain data, for JSON."""

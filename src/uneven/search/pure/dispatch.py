@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from uneven.search.pure.core import SearchCore
 from uneven.search.pure.placing import Placer
-from uneven.search.pure.records import TrialRecord
+from uneven.search.pure.trial_records import TrialRecord
 
 Running = Mapping[int, tuple[int, ...]]  # trial → its devices
 Left = Callable[[int], float]  # trial → estimated seconds until it is done

@@ -7,10 +7,10 @@ import pytest
 
 from uneven.cli.run import layers_of, parse_shares, refuse_misfits
 from uneven.errors import ConfigError, UnknownNameError
-from uneven.policy.core.config import RunConfig, merge
+from uneven.policy.core.run_config import RunConfig, merge
 from uneven.run.start.connect import identity
 from uneven.runtime.launch import Launch, WorkerOutput, start
-from uneven.runtime.launch.before import check
+from uneven.runtime.launch.preflight import check
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from uneven.errors import ConfigError, ConflictError, JournalError, UnknownNameError
-from uneven.policy.core.config import merge
+from uneven.policy.core.run_config import merge
 from uneven.runtime import rundir
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
-from uneven.runtime.throttle.rule import Account, ShareRule, advance
+from uneven.runtime.throttle.share_rule import Account, ShareRule, advance
 
 
 class Job:

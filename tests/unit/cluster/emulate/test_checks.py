@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uneven.cluster.emulate.pure.checks import Able, check, notes, without
+from uneven.cluster.emulate.pure.requirements import Able, check, notes, without
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event, Node, SiteLink, Trace, steady
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.core.cost import Affine

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from uneven.cluster import files
-from uneven.cluster.emulate import state
-from uneven.cluster.emulate.load import Rivals, duties
+from uneven.cluster.emulate import emulation_state
+from uneven.cluster.emulate.artificial_load import Rivals, duties
+from uneven.cluster.emulate.emulated_workers import Program, environment
 from uneven.cluster.emulate.pure import names, shape
-from uneven.cluster.emulate.workers import Program, environment
 from uneven.cluster.pure.describe.trace import Trace
 from uneven.errors import ConfigError, LaunchError
 from uneven.runtime.jobs import Command, Ending, Stop
@@ -97,7 +97,7 @@ def test_a_rival_ends_with_its_standard_input() -> None:
 
 
 def test_names() -> None:
-    ids = {state.new_id() for _ in range(50)}
+    ids = {emulation_state.new_id() for _ in range(50)}
     assert len(ids) == 50
     assert all(map(names.is_id, ids))
     assert not names.is_id("../../etc")
@@ -116,7 +116,7 @@ def test_what_a_dead_owner_left_is_removed_and_nothing_else(tmp_path: Path) -> N
     folder, tree = tmp_path / "state", tmp_path / "tree"
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    mine = state.begin("aaaaaaaa", [tree / "uneven-aaaaaaaa"], folder)
+    mine = emulation_state.begin("aaaaaaaa", [tree / "uneven-aaaaaaaa"], folder)
     assert mine.alive
     others = {"bbbbbbbb": (ended.pid, 1), "cccccccc": (os.getpid(), mine.started - 1)}  # ended; its number given anew
     for run, (pid, started) in others.items():
@@ -125,28 +125,28 @@ def test_what_a_dead_owner_left_is_removed_and_nothing_else(tmp_path: Path) -> N
     (folder / "dddddddd.new").write_text("{")  # killed while writing: nothing was made yet
     for name in ("uneven-aaaaaaaa", "uneven-bbbbbbbb/node0", "uneven-cccccccc/node0", "precious"):
         (tree / name).mkdir(parents=True)
-    removed = state.clean(folder)
+    removed = emulation_state.clean(folder)
     assert [(one.id, one.groups, one.processes) for one in removed] == [("bbbbbbbb", 2, 0), ("cccccccc", 2, 0)]
     assert "emulation bbbbbbbb: 2 control groups and 0 processes" in str(removed[0])
     assert sorted(path.name for path in tree.iterdir()) == ["precious", "uneven-aaaaaaaa"]
     assert sorted(path.name for path in folder.iterdir()) == ["aaaaaaaa.json", "lock"]
-    state.end(mine, folder)
+    emulation_state.end(mine, folder)
     assert [path.name for path in tree.iterdir()] == ["precious"]
-    assert state.clean(folder) == []
-    assert state.clean(tmp_path / "none") == []
+    assert emulation_state.clean(folder) == []
+    assert emulation_state.clean(tmp_path / "none") == []
 
 
 def test_a_strange_state_file_is_not_acted_upon(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "aaaaaaaa.json").write_text('{"id": "aaaaaaaa"}')
     with pytest.raises(LaunchError, match=r"aaaaaaaa\.json was not written by this version"):
-        state.clean(tmp_path)
+        emulation_state.clean(tmp_path)
 
 
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(LaunchError, match="can be written by others"):
-        state.clean(tmp_path)
+        emulation_state.clean(tmp_path)
 
 
 def test_requests_to_stop_are_counted_and_raise_nothing() -> None:

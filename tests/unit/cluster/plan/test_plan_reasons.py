@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload, steady
 from uneven.cluster.pure.plan import Choice, CombinationResult, Plan, TrainingOutcome, findings, ranked, reason
 from uneven.cluster.pure.plan import played as figures_of

@@ -10,7 +10,7 @@ import pytest
 
 from uneven.cluster.pure.describe.parse import from_toml, to_toml
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, TableWork, Workload, steady
-from uneven.cluster.pure.plan.table_servers import LIMITS, forecast, planned
+from uneven.cluster.pure.plan.table_plan import LIMITS, forecast, planned
 from uneven.errors import ConfigError
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from uneven.cli import main, what_if
+from uneven.cli import main, what_if_page
 from uneven.cluster import files
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, Workload
 from uneven.cluster.pure.plan.what_if import RecordedCase, parse
 from uneven.cluster.pure.simulate import Scenario, costs_from_journal, described, simulate, with_recorded_speeds
@@ -22,7 +22,7 @@ from uneven.policy.core.records import RunRecord, StepRecord
 from uneven.policy.sync import policies
 from uneven.runtime import rundir
 from uneven.runtime.launch import Launch
-from uneven.runtime.launch.watched import variables
+from uneven.runtime.launch.worker_env import variables
 from uneven.runtime.world import discover
 
 ITERATIONS = 120
@@ -55,9 +55,9 @@ def case(run: Path) -> RecordedCase:
 
 
 def test_the_run_as_it_was(run: Path) -> None:
-    found = what_if.what_if(run, [], 0)
+    found = what_if_page.what_if(run, [], 0)
     assert abs(found.error) < 0.03
-    assert found.played[0].words == what_if.AS_IT_WAS
+    assert found.played[0].words == what_if_page.AS_IT_WAS
 
 
 def test_what_is_expected_comes_true(run: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_is_expected_comes_true(run: Path) -> None:
         "without rank 3": played(three),
         "with lb-bsp": played(SPEC, balance="lb-bsp"),
     }
-    found = what_if.what_if(run, list(truth), 0)
+    found = what_if_page.what_if(run, list(truth), 0)
     for one in found.played[1:]:
         assert found.gain(one) * found.measured_per_s == pytest.approx(truth[one.words], rel=0.08)
 
@@ -78,7 +78,7 @@ def test_what_is_expected_comes_true(run: Path) -> None:
 def test_speeds_that_changed_are_played_as_they_changed(tmp_path: Path) -> None:
     slowed = replace(SPEC, events=(Event(do=Do.SLOW, node=SPEC.nodes[0].name, at_iteration=60, factor=0.1),))
     played(slowed, tmp_path / "slowed")
-    found = what_if.what_if(tmp_path / "slowed", [], 0)
+    found = what_if_page.what_if(tmp_path / "slowed", [], 0)
     early, late = found.played[0].durations_s[10:50], found.played[0].durations_s[-30:]
     was_early, was_late = found.durations_s[10:50], found.durations_s[-30:]
     assert sum(was_late) / 30 > 1.3 * sum(was_early) / 40
@@ -95,10 +95,10 @@ def test_a_link_and_a_shadow(run: Path) -> None:
     assert {node.up_bit_per_s.values for node in linked.spec.nodes if node.up_bit_per_s} == {(1e7,)}
     assert parse("with shadow:ma")(case(run)).sync == "shadow:ma"
     assert parse("With static:shares=4/3/2/1")(case(run)).balance == "static:shares=4/3/2/1"
-    found = what_if.what_if(run, ["with shadow:ma"], 0)
+    found = what_if_page.what_if(run, ["with shadow:ma"], 0)
     assert found.gain(found.played[1]) > 1
     with pytest.raises(ConfigError, match=r"with diloco:every=500: an exchange comes every 500 steps, and .* took 120"):
-        what_if.what_if(run, ["with diloco:every=500"], 0)
+        what_if_page.what_if(run, ["with diloco:every=500"], 0)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_last_worker_cannot_go(run: Path) -> None:
 
 def test_of_another_link_a_run_without_counted_bytes_says_nothing(run: Path) -> None:
     with pytest.raises(ConfigError, match="has not counted the bytes of its gradients"):
-        what_if.what_if(run, ["on a 1 Gbit/s link"], 0)
+        what_if_page.what_if(run, ["on a 1 Gbit/s link"], 0)
 
 
 def test_on_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +170,8 @@ def handmade(run: Path, *, told: bool) -> Path:
 
 def test_without_a_pause_a_worker_is_no_faster_than_its_share(tmp_path: Path) -> None:
     changes = ["with shadow:ma"]
-    told = what_if.what_if(handmade(tmp_path / "told", told=True), changes, 0)
-    untold = what_if.what_if(handmade(tmp_path / "untold", told=False), changes, 0)
+    told = what_if_page.what_if(handmade(tmp_path / "told", told=True), changes, 0)
+    untold = what_if_page.what_if(handmade(tmp_path / "untold", told=False), changes, 0)
     assert abs(told.error) < 0.02  # the slowest sets the pace
     most = BATCH / STEP_CPU_S * sum(SHARES)
     assert 0.95 * most < told.played[1].samples_per_s < most
@@ -215,6 +215,6 @@ def test_of_a_run_in_which_nobody_waited_all_steps_are_counted(tmp_path: Path) -
                         compute_s=1 / rate, exchange_s=0.0, control_s=0.0, ended_at_s=(iteration + 1) / rate,
                     )
                 )  # fmt: skip
-    found = what_if.what_if(run, [], 0)
+    found = what_if_page.what_if(run, [], 0)
     assert found.measured_per_s == pytest.approx(8 * sum(steps_per_s))
     assert abs(found.error) < 0.03

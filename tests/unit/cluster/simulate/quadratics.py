@@ -9,11 +9,11 @@ from torch import Tensor
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.cluster.pure.simulate import Outcome, Scenario, simulate
-from uneven.cluster.virtual.board import Board
-from uneven.cluster.virtual.replicas import SampleOrder, Sgd
-from uneven.cluster.virtual.run import prepared
+from uneven.cluster.virtual.server_copies_board import Board
 from uneven.cluster.virtual.task import Gradient, LearningTask
-from uneven.cluster.virtual.training import Training
+from uneven.cluster.virtual.virtual_replicas import SampleOrder, Sgd
+from uneven.cluster.virtual.virtual_run import prepared
+from uneven.cluster.virtual.virtual_training import Training
 from uneven.policy.balance import balancers
 from uneven.policy.core.actions import Exchange
 from uneven.policy.core.records import Record, StepRecord

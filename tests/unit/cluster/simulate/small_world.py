@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uneven.cluster.pure.describe.events import Event
+from uneven.cluster.pure.describe.cluster_events import Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Workload
 from uneven.cluster.pure.simulate import Arithmetic, Outcome, Scenario, simulate
 from uneven.policy.balance import balancers

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_world import Ran, cluster, node
 
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import Node, Trace, steady
 from uneven.cluster.pure.simulate.compute import Jitter, Processor
 from uneven.errors import ConfigError

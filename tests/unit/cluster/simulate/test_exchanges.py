@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from small_world import MEGABIT_PER_S, Ran, cluster, node
 
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, SiteLink, Trace, steady
 from uneven.cluster.pure.simulate import Arithmetic
-from uneven.cluster.pure.simulate.exchanges import ExchangeShape, kind_of
 from uneven.cluster.pure.simulate.members import ByMembers, Clocks, MemberHistory, Members
+from uneven.cluster.pure.simulate.virtual_exchanges import ExchangeShape, kind_of
 from uneven.errors import TrainingError
 from uneven.policy.core.actions import Add, Exchange, Mean, Moment, Payload, Significant, StepPlan, Via, Wait
 from uneven.policy.core.views import SyncView

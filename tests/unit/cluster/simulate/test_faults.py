@@ -6,7 +6,7 @@ import pytest
 from small_world import MEGABIT_PER_S, Ran, cluster, node
 from test_exchanges import Heard
 
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import Trace, steady
 from uneven.errors import ConfigError, TrainingError
 from uneven.journal.pure.goodput import goodput

@@ -8,7 +8,7 @@ import pytest
 from quadratics import Quadratic, Trained
 from small_world import Ran, cluster, node
 
-from uneven.cluster.pure.describe.events import Event
+from uneven.cluster.pure.describe.cluster_events import Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, SiteLink, steady
 from uneven.cluster.pure.simulate import Arithmetic
 from uneven.policy.core.actions import Exchange, Significant

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_world import MEGABIT_PER_S, MEGABYTE, Ran, cluster, node
 
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, SiteLink, Trace, steady
-from uneven.cluster.pure.simulate.events import EventQueue
+from uneven.cluster.pure.simulate.event_queue import EventQueue
 from uneven.cluster.pure.simulate.links import LinkLoad, Network, Route, fair_rates
 from uneven.cluster.pure.simulate.routes import RingPieces, Topology
 from uneven.cluster.pure.simulate.stage import buckets

@@ -11,14 +11,14 @@ from small_world import Ran, cluster, node
 
 from uneven.cli import main
 from uneven.cluster import files
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.parse import from_toml, to_toml
 from uneven.cluster.pure.describe.spec import ClusterSpec, Preconditioning, steady
 from uneven.cluster.pure.simulate import RecordedCosts, with_costs
 from uneven.cluster.series import SeriesFiles
 from uneven.errors import ConfigError
-from uneven.policy.ownership.agree import OwnWork
-from uneven.policy.ownership.place import Item
+from uneven.policy.ownership.agreed_speeds import OwnWork
+from uneven.policy.ownership.placement import Item
 from uneven.precondition.pure.describe import described
 
 SMALL = Preconditioning(layers=((2, 1),), refresh_period=2, cost_per_s=24.0, factor_core_s=0.125)

@@ -9,7 +9,7 @@ from small_world import Ran, cluster, node
 
 from uneven import journal
 from uneven.cluster import files
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.spec import Node, Trace
 from uneven.cluster.pure.simulate import Scenario, simulate
 from uneven.errors import ConfigError, JournalError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Node, TableWork, Workload, steady
-from uneven.cluster.pure.plan.table_servers import forecast
+from uneven.cluster.pure.plan.table_plan import forecast
 from uneven.cluster.pure.simulate import Outcome, Scenario, TableServers, simulate
 from uneven.errors import ConfigError
 from uneven.policy.balance import Even

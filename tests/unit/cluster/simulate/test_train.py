@@ -11,7 +11,7 @@ import torch
 from quadratics import Plain, Quadratic, Trained, by_hand
 from small_world import Ran, cluster, node
 
-from uneven.cluster.pure.describe.events import Do, Event
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.simulate import Scenario
 from uneven.cluster.virtual import Goal, tasks, train
 from uneven.errors import ConfigError, UnknownNameError

@@ -12,7 +12,7 @@ from uneven.cluster.pure.simulate import Scenario
 from uneven.cluster.virtual import train
 from uneven.cluster.virtual.homes import HomeOrder
 from uneven.cluster.virtual.task import Classification
-from uneven.cluster.virtual.traffic import ModelTraffic
+from uneven.cluster.virtual.virtual_traffic import ModelTraffic
 from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
 from uneven.policy.sync import Scout, policies

@@ -13,7 +13,7 @@ from quadratics import Quadratic, Trained, Watched, by_hand
 from small_world import Ran, cluster, node
 from torch import Tensor
 
-from uneven.cluster.pure.describe.events import Event
+from uneven.cluster.pure.describe.cluster_events import Event
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, SiteLink, steady
 from uneven.cluster.virtual.sent import key_of
 from uneven.policy.core.actions import Add, Exchange

@@ -12,7 +12,7 @@ from uneven.journal.pure.metrics import NAN
 from uneven.journal.pure.summary import Summary, WorkerSummary
 from uneven.journal.reader import Follower
 from uneven.journal.report.pure.advice import advice, one_line
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 
 
 def worker(rank: int, samples: int, speed_per_s: float, wait_share: float) -> WorkerSummary:

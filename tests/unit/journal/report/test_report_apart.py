@@ -17,9 +17,9 @@ from sample_runs import START_S, SampleRun
 from uneven.cli import main
 from uneven.journal import Follower, Writer, rank_path, read
 from uneven.journal.report import comparison, html
+from uneven.journal.report.pure.chart_series import run_data, worker_series
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.pure.points import PointStream, results
-from uneven.journal.report.pure.series import run_data, worker_series
-from uneven.journal.report.pure.state import RunProgress
 from uneven.journal.report.pure.text import count
 from uneven.journal.report.screen import final, live
 from uneven.journal.report.terminal import plain_line

@@ -13,8 +13,8 @@ from uneven.journal.pure.metrics import Iteration, Timing
 from uneven.journal.report import comparison, html
 from uneven.journal.report.page import Page
 from uneven.journal.report.plotly_code import BESIDE
+from uneven.journal.report.pure.chart_series import moving_limit
 from uneven.journal.report.pure.draw import layout, line
-from uneven.journal.report.pure.series import moving_limit
 
 
 def command(*arguments: object) -> int:

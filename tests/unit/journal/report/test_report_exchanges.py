@@ -14,7 +14,7 @@ from sample_runs import SampleRun
 from uneven.journal import Follower, Writer, rank_path
 from uneven.journal.pure.exchanges import Exchanged, staleness_told
 from uneven.journal.report.html import report
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.screen import final
 from uneven.policy.core.records import ExchangeRecord
 

@@ -18,11 +18,11 @@ from sample_runs import SampleRun
 from uneven.cli import main
 from uneven.errors import ConfigError, JournalError
 from uneven.journal import Writer, rank_path, read
-from uneven.journal.report import comparison, html, trace
+from uneven.journal.report import comparison, html, perfetto
 from uneven.journal.report.page import PageTable
+from uneven.journal.report.pure.chart_series import run_data, stretches
 from uneven.journal.report.pure.figures import colour
-from uneven.journal.report.pure.series import run_data, stretches
-from uneven.journal.report.track import session, tracker
+from uneven.journal.report.track import tracker, tracking
 from uneven.policy.core.records import EventRecord, RunRecord, ScalarRecord, StepRecord
 
 
@@ -187,7 +187,7 @@ def test_what_several_ranks_logged_is_shown_as_the_mean(tmp_path: Path) -> None:
 
 def test_trace_has_tracks_without_overlap(tmp_path: Path) -> None:
     run = SampleRun(noise=0.2).write(tmp_path / "lab")
-    written = trace.write(run, tmp_path / "out" / "lab.json")
+    written = perfetto.write(run, tmp_path / "out" / "lab.json")
     document = json.loads((tmp_path / "out" / "lab.json").read_text())
     rows = document["traceEvents"]
     assert len(rows) == written
@@ -212,7 +212,7 @@ def test_trace_keeps_steps_apart_that_a_clock_pushed_together(tmp_path: Path) ->
                     exchange_s=0.0, control_s=0.0, ended_at_s=1.7e9 + 0.5 * iteration,
                 )
             )  # fmt: skip
-    slices = [row for row in trace.events(run_data(read(tmp_path))) if row["ph"] == "X"]
+    slices = [row for row in perfetto.events(run_data(read(tmp_path))) if row["ph"] == "X"]
     assert [(row["ts"], row["dur"]) for row in slices] == [(0.0, 1e6), (1e6, 1e6), (2e6, 1e6)]
 
 
@@ -220,7 +220,7 @@ def test_trace_keeps_steps_apart_that_a_clock_pushed_together(tmp_path: Path) ->
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = SampleRun(iterations=12).write(tmp_path / "lab")
-    assert session.write(run, tracker(f"tensorboard:{tmp_path / 'tb'}")) > 0
+    assert tracking.write(run, tracker(f"tensorboard:{tmp_path / 'tb'}")) > 0
     events = accumulator.EventAccumulator(str(tmp_path / "tb" / "lab")).Reload()
     assert [e.step for e in events.Scalars("user/loss")] == list(range(12))
     assert [e.value for e in events.Scalars("rank 0/share")] == [SampleRun().shares(i)[0] for i in range(12)]
@@ -265,4 +265,4 @@ def test_an_unwritable_page_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="--out"):
         html.write("x", tmp_path / "file" / "page.html")
     with pytest.raises(JournalError, match="--trace"):
-        trace.write(SampleRun(iterations=2).write(tmp_path / "r"), tmp_path / "file" / "t.json")
+        perfetto.write(SampleRun(iterations=2).write(tmp_path / "r"), tmp_path / "file" / "t.json")

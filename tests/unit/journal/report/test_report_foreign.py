@@ -14,15 +14,15 @@ from sample_runs import START_S, SampleRun
 
 import uneven
 from uneven.cli import main
-from uneven.cluster.emulate.run import say
+from uneven.cluster.emulate.emulation import say
 from uneven.errors import JournalError
 from uneven.journal import Writer, rank_path
 from uneven.journal.report import html
 from uneven.journal.report.console import Console
 from uneven.journal.report.page import Page
 from uneven.journal.report.terminal import watch
+from uneven.policy.core.printable import printable
 from uneven.policy.core.records import EventRecord, RunRecord, ScalarRecord, SplitRecord, StepRecord
-from uneven.policy.core.text import printable
 
 BAD = "\x1b]0;owned\x07\x1b[31m\x9b2J[bold]<b>&amp;</b>\u202eabc\udc80"
 SEEN = "]0;owned[31m2J[bold]<b>&amp;</b>abc\ufffd"

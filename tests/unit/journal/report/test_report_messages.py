@@ -12,7 +12,7 @@ from uneven.journal.pure.events import END
 from uneven.journal.pure.messages import Messages
 from uneven.journal.report.console import Console
 from uneven.journal.report.html import report
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.screen import final, live
 from uneven.policy.core.records import EventRecord, LineRecord, RunRecord, StepRecord
 

@@ -11,7 +11,7 @@ from test_report_threads import steps
 
 from uneven.journal import Follower, Writer, rank_path
 from uneven.journal.report.html import report
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.screen import final
 from uneven.policy.core.records import RunRecord
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from uneven.journal import END, Writer, rank_path
 from uneven.journal.pure.refreshes import Refreshes
 from uneven.journal.report.html import report
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.screen import live
 from uneven.policy.core.records import EventRecord, Record, RunRecord, ScalarRecord, StepRecord
 

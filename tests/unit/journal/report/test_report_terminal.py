@@ -17,7 +17,7 @@ from sample_runs import START_S, SampleRun
 from uneven.errors import JournalError
 from uneven.journal import Follower, Writer, rank_path
 from uneven.journal.report.pure import text
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.screen import final, live, stacked
 from uneven.journal.report.terminal import WatchedRun, plain_line, watch
 from uneven.policy.core.records import EventRecord, RunRecord

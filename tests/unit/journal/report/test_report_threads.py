@@ -13,7 +13,7 @@ from uneven.journal.pure.exchanges import Exchanged
 from uneven.journal.pure.metrics import iterations
 from uneven.journal.pure.summary import summarize
 from uneven.journal.report.html import report
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.screen import final
 from uneven.policy.core.records import ExchangeRecord, RunRecord, StepRecord
 

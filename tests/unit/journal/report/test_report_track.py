@@ -16,13 +16,13 @@ from sample_runs import SampleRun
 from uneven.cli import main
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.journal import read
+from uneven.journal.report.pure.chart_series import run_data
 from uneven.journal.report.pure.points import PointStream
-from uneven.journal.report.pure.series import run_data
 from uneven.journal.report.terminal import WatchedRun
-from uneven.journal.report.track import LoggedValue, Plain, TrackedRun, Tracker, session, tracker
+from uneven.journal.report.track import LoggedValue, Plain, TrackedRun, Tracker, tracker, tracking
 from uneven.runtime.jobs.processes import import_path
 
-SOURCE = Path(session.__file__).parents[3]
+SOURCE = Path(tracking.__file__).parents[3]
 
 
 class Kept(Tracker):
@@ -54,7 +54,7 @@ def curve(points: list[LoggedValue], name: str) -> list[tuple[int, float]]:
 
 def test_a_run_afterwards(tmp_path: Path) -> None:
     run, kept = SampleRun(iterations=12).write(tmp_path / "lab"), Kept()
-    count = session.write(run, kept)
+    count = tracking.write(run, kept)
     (tracked,) = kept.runs.values()
     assert list(kept.runs) == ["lab"]
     assert len(tracked.points) == count
@@ -70,7 +70,7 @@ def test_a_run_afterwards(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_gives_the_same_curves(tmp_path: Path) -> None:
     kept, live = Kept(), Kept()
-    watched = WatchedRun(tmp_path / "lab", session.LiveTracking("lab", [live]))
+    watched = WatchedRun(tmp_path / "lab", tracking.LiveTracking("lab", [live]))
     SampleRun(iterations=12).write(tmp_path / "lab")
     journals = {path: path.read_text().splitlines(keepends=True) for path in (tmp_path / "lab" / "journal").iterdir()}
     for path, lines in journals.items():
@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_gives_the_same_curves(tmp_path: Path) -> None:
             file.writelines(lines[len(lines) // 2 :])
     watched.update()
     watched.end()
-    session.write(tmp_path / "lab", kept)
+    tracking.write(tmp_path / "lab", kept)
     assert len(live.runs["lab"].points) > early
     assert sorted(live.runs["lab"].points) == sorted(kept.runs["lab"].points)
     assert live.runs["lab"].results == kept.runs["lab"].results

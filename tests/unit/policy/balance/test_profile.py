@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.policy.balance.profile import Profile, fits, in_passes, next_size
+from uneven.policy.balance.profiled import Profile, fits, in_passes, next_size
 
 
 def curve(*sizes: int) -> tuple[float, ...]:

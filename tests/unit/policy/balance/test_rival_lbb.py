@@ -9,7 +9,7 @@ import pytest
 from test_rival_epoch_rules import at_start, seen
 
 from uneven.errors import ConfigError
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.views import BalanceView, Limits, Observation
 from uneven.testing.contracts import BalancerContract
 from uneven_bench.balancers.rivals.cubic import Cubic, even_finish

@@ -10,7 +10,7 @@ import pytest
 from uneven.errors import ConfigError
 from uneven.policy.balance import Numerical, balancers
 from uneven.policy.balance.bounds import not_growing, profiled_limits, still_held
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.control import Decider, Report, ReportTable
 from uneven.policy.core.views import Limits
 

@@ -14,7 +14,7 @@ from uneven.policy.control.loopback import Loopback
 from uneven.policy.core.records import SplitRecord
 from uneven.policy.core.views import Limits, Observation
 from uneven.policy.predict import predictors
-from uneven.runtime.throttle.rule import Account, ShareRule, advance
+from uneven.runtime.throttle.share_rule import Account, ShareRule, advance
 
 UNEQUAL = (0.6, 0.4, 0.2, 0.1)
 ITERATIONS = 160

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from uneven.cluster.virtual.replicas import mean
+from uneven.cluster.virtual.virtual_replicas import mean
 from uneven.policy.merge import BlockMomentum, Elastic, Kept
 
 F64 = torch.float64

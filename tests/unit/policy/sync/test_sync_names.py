@@ -41,7 +41,7 @@ from uneven.policy.sync import (
     refused,
     served,
 )
-from uneven.run.step.checks import check_carried
+from uneven.run.step.refusals import check_carried
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uneven.run.gradients.losses import complaint
+from uneven.run.gradients.first_losses import complaint
 
 B, T, CLASSES = 8, 6, 7
 PAD = -100

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from uneven.run.gradients.replicas import _Due, differing, digests
+from uneven.run.gradients.replica_check import _Due, differing, digests
 
 
 def test_short_epochs_do_not_pay_for_each_comparison() -> None:

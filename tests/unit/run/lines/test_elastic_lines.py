@@ -12,11 +12,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.policy.core.membership import Generation
-from uneven.policy.samples.returned import Returned
-from uneven.run.lines.elastic import RecoveredLines
+from uneven.policy.samples.requeued import Returned
+from uneven.run.lines.elastic_lines import RecoveredLines
 from uneven.run.lines.recovery import Recovery
-from uneven.run.membership.membership import Membership
-from uneven.runtime.stores import reach
+from uneven.run.membership.generations import Membership
+from uneven.runtime.tcp_store import reach
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from uneven.run.lines.slots import LEAVES, SILENT, Slots, Telling
+from uneven.run.lines.control_words import LEAVES, SILENT, Slots, Telling
 
 SIZE, LENGTH = 3, 4
 SOON = timedelta(seconds=1)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from uneven.run.lines.circle import alone
+from uneven.run.lines.abortable_group import alone
 from uneven.run.lines.contribution import _STRETCH, Contribution
 
 BEYOND = _STRETCH + 3

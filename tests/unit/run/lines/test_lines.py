@@ -13,7 +13,7 @@ import torch
 from lines_contract import exchange_all
 from uneven.errors import ConfigError, PeerError
 from uneven.run.lines import ThreadLines
-from uneven.run.lines.hub import Hub
+from uneven.run.lines.in_process_rendezvous import Hub
 
 
 def together(body: Callable[[ThreadLines], Any], size: int, timeout_s: float = 20.0) -> list[Any]:

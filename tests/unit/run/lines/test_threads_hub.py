@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from uneven.errors import PeerError
-from uneven.run.lines.hub import Hub, ThreadTransport
+from uneven.run.lines.in_process_rendezvous import Hub, ThreadTransport
 from uneven.run.lines.transport import Transport
 
 

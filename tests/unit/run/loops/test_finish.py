@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
-from uneven.policy.samples.finish import FinishTogether, LaunchFit
+from uneven.policy.samples.finish_together import FinishTogether, LaunchFit
 from uneven_bench.flicker.bench import run
 from uneven_bench.flicker.play import flicker, together
 from uneven_bench.rivals.cases import cases

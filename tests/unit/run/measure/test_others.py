@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from uneven.run.measure import others as measured
-from uneven.run.measure.others import Others, SharedNode, find
+from uneven.run.measure import other_load as measured
+from uneven.run.measure.other_load import Others, SharedNode, find
 
 
 class Scene:

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.run.measure.load import LoadMeter
+from uneven.run.measure.machine_load import LoadMeter
+from uneven.run.measure.measure_profile import take_profile
 from uneven.run.measure.memory import group_room_bytes, group_use, limit_bytes, use, used_bytes
-from uneven.run.measure.profile import take_profile
 from uneven.run.measure.untouched import untouched
 from uneven_bench.forked.scripts import run_script
 
@@ -129,7 +129,7 @@ def test_those_who_fill_the_same_memory_get_a_part_each(monkeypatch: pytest.Monk
 
     32 MiB a sample, for what is larger the C library gives back as soon as it is freed.
     """
-    monkeypatch.setattr("uneven.run.measure.profile.limit_bytes", lambda device: used_bytes(device) + 3 * 2**28)
+    monkeypatch.setattr("uneven.run.measure.measure_profile.limit_bytes", lambda device: used_bytes(device) + 3 * 2**28)
     model, kept = nn.Linear(1, 1), []
 
     def step(samples: int) -> None:
@@ -160,7 +160,7 @@ def test_without_time_a_single_sample_is_tried() -> None:
 _CHILD = """
 import resource, torch
 from torch import nn
-from uneven.run.measure.profile import take_profile
+from uneven.run.measure.measure_profile import take_profile
 
 torch.set_num_threads(1)
 model = nn.Linear(1024, 1)  # much memory for little work
@@ -287,7 +287,7 @@ def test_what_is_seen_of_the_machine_is_of_the_time_since_the_last_look() -> Non
 def test_the_part_of_the_machine_in_use_is_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of many small times are rounded, and the time of waiting for disks may decrease."""
     times = iter([(1.0, 1.0), (3.0 + 1e-12, 3.0), (2.9, 4.0)])
-    monkeypatch.setattr("uneven.run.measure.load._times_s", lambda: next(times))
+    monkeypatch.setattr("uneven.run.measure.machine_load._times_s", lambda: next(times))
     meter = LoadMeter(0, every_s=0.0)
     looks = [meter.sample(iteration, 4, trained_s=0.1) for iteration in range(2)]
     assert [look().machine_cpu for look in looks if look is not None] == [1.0, 0.0]

@@ -13,16 +13,16 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.policy.core.membership import Generation
-from uneven.policy.samples.claims import Run
+from uneven.policy.samples.leases import Run
 from uneven.policy.samples.paced import OwnPart
 from uneven.policy.samples.supply import SamplesWanted
 from uneven.run.lines.recovered_vectors import RecoveredVectors
 from uneven.run.lines.traffic import TrafficBook
-from uneven.run.membership.beside import BesideElastic
-from uneven.run.membership.elastic import LeftRun
-from uneven.run.membership.membership import Membership
-from uneven.run.samples.own_pace.shared import make_changing_pace
-from uneven.runtime.stores import reach
+from uneven.run.membership.elastic_background_sync import BesideElastic
+from uneven.run.membership.elastic_run import LeftRun
+from uneven.run.membership.generations import Membership
+from uneven.run.samples.async_sampling.shared import make_changing_pace
+from uneven.runtime.tcp_store import reach
 
 N = 40
 

@@ -11,11 +11,11 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.policy.core.membership import Generation
-from uneven.run.lines.circle import Broken
-from uneven.run.membership.membership import Membership
-from uneven.run.membership.watch import Watch
-from uneven.runtime.board import WORKERS, Board
-from uneven.runtime.stores import reach
+from uneven.run.lines.abortable_group import Broken
+from uneven.run.membership.failure_detector import Watch
+from uneven.run.membership.generations import Membership
+from uneven.runtime.membership_board import WORKERS, Board
+from uneven.runtime.tcp_store import reach
 
 LIMIT = timedelta(seconds=60)
 OPEN_FILES = Path("/proc/self/fd")

@@ -7,13 +7,13 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.balance import balancers
-from uneven.policy.core.config import RunConfig
+from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import policies
 from uneven.run.gradients.elastic_carrier import refuse_model
-from uneven.run.membership.beside import BesideElastic
-from uneven.run.membership.own_pace import OwnPaceElastic
-from uneven.run.step.checks import refuse_elastic
-from uneven.run.step.factory import elastic_kind
+from uneven.run.membership.async_run import OwnPaceElastic
+from uneven.run.membership.elastic_background_sync import BesideElastic
+from uneven.run.step.build import elastic_kind
+from uneven.run.step.refusals import refuse_elastic
 from uneven.runtime.world import Elastic
 
 RUN = Elastic(least=1, most=4, silence_s=10.0)

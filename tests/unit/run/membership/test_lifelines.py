@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # its stubs say that it is private
 
-from uneven.run.membership.lifelines import Lifelines
-from uneven.run.membership.watch import Watch
-from uneven.runtime.board import DEAD, NEWS, Board
+from uneven.run.membership.connections import Lifelines
+from uneven.run.membership.failure_detector import Watch
+from uneven.runtime.membership_board import DEAD, NEWS, Board
 
 
 def _live(say: Connection, with_child: bool) -> None:

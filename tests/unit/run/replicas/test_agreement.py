@@ -21,8 +21,8 @@ from uneven.policy.core.views import SyncView
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
 from uneven.run.lines.traffic import TrafficBook
-from uneven.run.replicas.peers.agree import Agreement
-from uneven.run.replicas.peers.exchanges import Exchanges
+from uneven.run.replicas.peers.peer_exchanges import Exchanges
+from uneven.run.replicas.peers.peer_sync import Agreement
 from uneven.run.replicas.peers.replica import Replica
 
 
@@ -225,7 +225,7 @@ def test_nobody_lets_the_others_wait_for_an_exchange_until_they_give_up(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, patience_s: float
 ) -> None:
     told: list[float] = []
-    shadow = "uneven.run.replicas.peers.exchanges.ShadowThread"
+    shadow = "uneven.run.replicas.peers.peer_exchanges.ShadowThread"
     monkeypatch.setattr(shadow, lambda meet, gather, patience: told.append(patience))
     Exchanges(
         Replica(nn.Linear(1, 1)), rank=0, roll=None, timeout_s=timeout_s, shadowed=True, book=TrafficBook(),

@@ -15,8 +15,8 @@ from uneven.policy.core.actions import Add, Exchange, Moment, Payload, Significa
 from uneven.policy.select import Picked
 from uneven.run.lines.traffic import Traffic, TrafficBook
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.sparse.announce import Announcements
 from uneven.run.replicas.sparse.exchange import EntriesExchange, Moved
+from uneven.run.replicas.sparse.selective_barrier import Announcements
 
 
 class SlowLine:

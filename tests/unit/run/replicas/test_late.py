@@ -11,7 +11,7 @@ from torch import Tensor
 from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload
 from uneven.policy.core.plain import Misfit
-from uneven.run.replicas.peers.late import CHANGE, DUE, LateOutcomes, LatePiece, split
+from uneven.run.replicas.peers.delayed import CHANGE, DUE, LateOutcomes, LatePiece, split
 from uneven.run.replicas.peers.replica import Met, Replica
 
 ONE = Exchange(

@@ -13,7 +13,7 @@ from uneven.policy.core.actions import BlockMomentum, Exchange, Mean, Moment, Pa
 from uneven.policy.core.views import SyncView
 from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.sync import SyncPolicy
-from uneven.run.replicas.peers.agree import Agreement
+from uneven.run.replicas.peers.peer_sync import Agreement
 from uneven.run.replicas.peers.replica import Replica
 
 NEAR = Exchange(payload=Payload.DELTA, members=(0, 1), merge=OuterMovement(0.5, 1.0), moment=Moment.STEP)

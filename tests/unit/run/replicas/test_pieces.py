@@ -7,7 +7,7 @@ import torch
 
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import BlockMomentum, Exchange, Mean, Moment, Payload, StepPlan, span
-from uneven.run.replicas.peers import pieces
+from uneven.run.replicas.peers import partial_merges
 from uneven.run.replicas.peers.replica import Replica
 
 SIZE = 11
@@ -16,12 +16,17 @@ SIZE = 11
 @pytest.mark.parametrize("merge", [BlockMomentum(0.9, 0.7, nesterov=True), BlockMomentum(0.5), Mean()])
 def test_each_piece_is_merged_as_if_it_were_a_model_of_its_own(merge: BlockMomentum | Mean) -> None:
     start = torch.linspace(-1, 1, SIZE, dtype=torch.float64)
-    kept, alone = pieces.begin(merge, start, 3), [merge.begin(start[span((n, 3), SIZE)].clone()) for n in range(3)]
+    kept, alone = (
+        partial_merges.begin(merge, start, 3),
+        [merge.begin(start[span((n, 3), SIZE)].clone()) for n in range(3)],
+    )
     for turn in range(7):
         piece = (turn % 3, 3)
         given = torch.full((len(start[span(piece, SIZE)]),), 0.1 * turn, dtype=torch.float64)
-        found, outcome = merge.combine(pieces.of_piece(kept, piece, SIZE), given.clone(), 5.0 + turn, in_place=True)
-        pieces.put(kept, piece, SIZE, found)
+        found, outcome = merge.combine(
+            partial_merges.of_piece(kept, piece, SIZE), given.clone(), 5.0 + turn, in_place=True
+        )
+        partial_merges.put(kept, piece, SIZE, found)
         alone[piece[0]], expected = merge.combine(alone[piece[0]], given, 5.0 + turn)
         assert torch.equal(outcome, expected)
     vectors = {key for key, value in kept.items() if isinstance(value, torch.Tensor)}

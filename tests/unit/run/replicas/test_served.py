@@ -25,8 +25,8 @@ from uneven.policy.merge import Kept, Merge
 from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import Evaluated, SyncPolicy, policies
-from uneven.run.replicas.server.outer import check_shards
-from uneven.run.samples.own_pace.claimed import Unclaimed
+from uneven.run.replicas.server.outer_round import check_shards
+from uneven.run.samples.async_sampling.leased_samples import Unclaimed
 from uneven.runtime.parameter_server.client import Client, Reply
 
 N, X = 22, 4

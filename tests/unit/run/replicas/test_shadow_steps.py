@@ -15,8 +15,8 @@ import uneven
 from uneven import journal
 from uneven.errors import TrainingError
 from uneven.policy.core.records import StepRecord
-from uneven.run.replicas.peers.agree import Agreement
-from uneven.run.start.state import unpack
+from uneven.run.replicas.peers.peer_sync import Agreement
+from uneven.run.start.run_state import unpack
 
 SAMPLES, BATCH = 48, 2
 STEPS = SAMPLES // BATCH

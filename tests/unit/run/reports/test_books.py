@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from uneven.policy.core.config import RunConfig
+from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.run.measure.meter import MeterReading
-from uneven.run.reports.books import Books
+from uneven.run.reports.step_accounting import Books
 from uneven.run.step.scribe import Scribe
 from uneven.runtime.world import discover
 

@@ -13,9 +13,9 @@ import pytest
 from torch import nn
 
 from uneven.errors import ConflictError, TrainingError
-from uneven.policy.balance.profile import Profile
-from uneven.run.lines.hub import Hub
-from uneven.run.measure.profile import take_profile
+from uneven.policy.balance.profiled import Profile
+from uneven.run.lines.in_process_rendezvous import Hub
+from uneven.run.measure.measure_profile import take_profile
 from uneven.run.reports.profiling import _shown, profile_together, steps_on
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import HashStore
 
-from uneven.run.samples.own_pace.claimed import ClaimedSamples
-from uneven.run.samples.own_pace.store import SessionStore
+from uneven.run.samples.async_sampling.leased_samples import ClaimedSamples
+from uneven.run.samples.async_sampling.session_store import SessionStore
 
 
 class Asked:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from uneven.policy.samples.claims import Book, HeldSamples, Run, book_of, holding_of, merged, without
+from uneven.policy.samples.leases import Book, HeldSamples, Run, book_of, holding_of, merged, without
 from uneven.policy.samples.supply import SamplesWanted
 
 N = 200

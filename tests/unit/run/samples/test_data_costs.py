@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uneven.errors import DataError
-from uneven.policy.samples.costs import SampleCosts
 from uneven.policy.samples.order import epoch_order
+from uneven.policy.samples.sample_costs import SampleCosts
 
 COSTS = np.random.default_rng(1).lognormal(4.0, 1.0, 400)
 

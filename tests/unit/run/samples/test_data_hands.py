@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from uneven.errors import TrainingError
-from uneven.policy.core.turn import Turn
+from uneven.policy.core.batch_weight import Turn
 from uneven.policy.samples.order import Portion
-from uneven.run.samples import hands as module
-from uneven.run.samples.hands import Hands
+from uneven.run.samples import in_flight as module
+from uneven.run.samples.in_flight import Hands
 
 
 class Desk:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from uneven.policy.samples.held import Held
 from uneven.policy.samples.order import Portion
-from uneven.policy.samples.returned import Returned
+from uneven.policy.samples.requeued import Returned
+from uneven.policy.samples.unmerged import Held
 
 FOUR = (0, 1, 2, 3)
 ROWS, COLUMNS = ((0, 1), (2, 3)), ((0, 2), (1, 3))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from brought import brought, refusal
 from uneven.errors import ConfigError, DataError, UnknownNameError
 from uneven.policy.samples.order import Portion, epoch_order
-from uneven.run.samples.hands import Hands
+from uneven.run.samples.in_flight import Hands
 from uneven.run.samples.loader import BalancedLoader
 
 

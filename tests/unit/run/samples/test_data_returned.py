@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import Limits
 from uneven.policy.samples.order import Cursor, EpochPlan, Portion
-from uneven.policy.samples.returned import Returned, runs
+from uneven.policy.samples.requeued import Returned, runs
 
 X, LENGTH = 12, 100
 

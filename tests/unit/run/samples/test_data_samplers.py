@@ -27,10 +27,10 @@ from torch.utils.data import (
 
 from brought import brought, refusal
 from uneven.errors import CheckpointError, DataError
-from uneven.policy.samples.keyed import KEYED_FROM, KeyedOrder
+from uneven.policy.samples.keyed_order import KEYED_FROM, KeyedOrder
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.sampled import SampledOrders
-from uneven.run.samples.sharded import Shards, shard_shares
+from uneven.run.samples.sharded_files import Shards, shard_shares
 
 
 class Reversed:

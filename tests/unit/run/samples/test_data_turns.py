@@ -11,8 +11,8 @@ from torch import Tensor
 from uneven.errors import TrainingError
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.samples.order import Portion
-from uneven.run.gradients.turns import Turns
-from uneven.run.samples.hands import Hands
+from uneven.run.gradients.batch_order import Turns
+from uneven.run.samples.in_flight import Hands
 
 BSP = StepPlan(exchanges=(Exchange(payload=Payload.GRADIENT, members=(0, 1), merge=Mean(), moment=Moment.BACKWARD),))
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from uneven.runtime.jobs import Command, Ending, Events, How, Kept, Restarts, Stop, end_all
-from uneven.runtime.jobs.bound import bound
+from uneven.runtime.jobs.parent_death import bound
 from uneven.runtime.jobs.processes import import_path
 
 SLEEPS = "import time; time.sleep(600)"

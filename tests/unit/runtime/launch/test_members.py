@@ -16,12 +16,12 @@ import pytest
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined] # its stubs say: private
 
 from uneven.errors import ConfigError, LaunchError
-from uneven.runtime.board import CLOSED, OPEN, RELEASED, RUN, SESSION, WORKERS, Board
 from uneven.runtime.jobs import Events, end_all
-from uneven.runtime.launch import Launch, before, members
-from uneven.runtime.launch.here import keep_store
-from uneven.runtime.launch.others import Others
-from uneven.runtime.launch.silence import stopped
+from uneven.runtime.launch import Launch, elastic_workers, preflight
+from uneven.runtime.launch.hang_detection import stopped
+from uneven.runtime.launch.local_rendezvous import keep_store
+from uneven.runtime.launch.remote_workers import Others
+from uneven.runtime.membership_board import CLOSED, OPEN, RELEASED, RUN, SESSION, WORKERS, Board
 from uneven_bench.forked.scripts import run_script
 
 
@@ -37,19 +37,19 @@ def board() -> Board:
 
 
 @pytest.fixture
-def started(board: Board, tmp_path: Path) -> Iterator[members.Members]:
+def started(board: Board, tmp_path: Path) -> Iterator[elastic_workers.Members]:
     """Four workers that end at once, with exit code 0 but for worker 3."""
     line = [sys.executable, "-I", "-S", "-c", "import os; raise SystemExit(int(os.environ['CODE']))"]
     with ExitStack() as stack:
         events = stack.enter_context(Events())
-        those = members.Members(
+        those = elastic_workers.Members(
             board, line, lambda worker, place: {"CODE": str(worker // 3)}, tmp_path, events, lambda death: None
         )
         stack.callback(lambda: end_all(list(those.running.values())))
         yield those
 
 
-def test_who_ends_in_order_has_ended_well(board: Board, started: members.Members) -> None:
+def test_who_ends_in_order_has_ended_well(board: Board, started: elastic_workers.Members) -> None:
     for worker, said in enumerate([OPEN, CLOSED, None, CLOSED]):
         if said is not None:
             board.write(f"{SESSION}/{worker}", said)
@@ -64,7 +64,9 @@ def test_who_ends_in_order_has_ended_well(board: Board, started: members.Members
     }  # fmt: skip
 
 
-def test_who_has_trained_to_the_end_or_was_told_to_leave_is_not_missed(board: Board, started: members.Members) -> None:
+def test_who_has_trained_to_the_end_or_was_told_to_leave_is_not_missed(
+    board: Board, started: elastic_workers.Members
+) -> None:
     for worker, end in enumerate(["through", "left"]):
         board.write(f"{SESSION}/{worker}", CLOSED)
         board.write(f"{end}/{worker}", "")
@@ -89,25 +91,25 @@ def test_what_is_no_address_is_refused_before_anything_is_made(script: str, endp
 
 def test_a_machine_that_does_not_exist(script: str) -> None:
     with pytest.raises(ConfigError, match=r"--join no-such\.invalid:29500: there is no machine no-such\.invalid"):
-        before.check(Launch(target=(script,), join="no-such.invalid:29500"))
+        preflight.check(Launch(target=(script,), join="no-such.invalid:29500"))
 
 
 def test_a_run_that_nobody_keeps(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(before, "JOINED_WITHIN_S", 0.3)
+    monkeypatch.setattr(preflight, "JOINED_WITHIN_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     with pytest.raises(LaunchError, match=rf"no process has answered at 127\.0\.0\.1, port {port}, within 0\.3 s"):
-        before.check(Launch(target=(script,), join=f"127.0.0.1:{port}"))
+        preflight.check(Launch(target=(script,), join=f"127.0.0.1:{port}"))
 
 
 def test_somebody_who_is_no_launcher(
     script: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(members, "JOINED_WITHIN_S", 0.3)
+    monkeypatch.setattr(elastic_workers, "JOINED_WITHIN_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as other:
         endpoint = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(LaunchError, match=f"there is no run at {endpoint}") as told:
-            members.run_members(Launch(target=(script,), nproc="1", join=endpoint), None)
+            elastic_workers.run_members(Launch(target=(script,), nproc="1", join=endpoint), None)
         said = capfd.readouterr().err  # before the other one hangs up on torch, which would write that down
     assert "\n" not in str(told.value)
     assert said == ""
@@ -181,19 +183,19 @@ class TestOthers:
 
 
 @pytest.fixture
-def hanging(board: Board, tmp_path: Path) -> Iterator[members.Members]:
+def hanging(board: Board, tmp_path: Path) -> Iterator[elastic_workers.Members]:
     """Workers that never end."""
     line = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
     with ExitStack() as stack:
         events = stack.enter_context(Events())
-        those = members.Members(board, line, lambda worker, place: {}, tmp_path, events, lambda death: None)
+        those = elastic_workers.Members(board, line, lambda worker, place: {}, tmp_path, events, lambda death: None)
         stack.callback(lambda: end_all(list(those.running.values())))
         for worker in range(3):
             those.start(worker)
         yield those
 
 
-def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: members.Members) -> None:
+def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: elastic_workers.Members) -> None:
     os.kill(pid := hanging.running[0].pid, signal.SIGSTOP)
     while not stopped(pid):
         signal.sigtimedwait([], 0.005)
@@ -210,7 +212,9 @@ def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: membe
     assert killed[1].killed_by.endswith("given it up, and it did not end by itself")
 
 
-def test_without_a_store_only_a_script_whose_session_is_closed_goes_on(board: Board, hanging: members.Members) -> None:
+def test_without_a_store_only_a_script_whose_session_is_closed_goes_on(
+    board: Board, hanging: elastic_workers.Members
+) -> None:
     """It may evaluate and save for as long as it likes; the store waits only until its launcher knows."""
     board.write("through/1", "")
     board.write(f"{SESSION}/1", CLOSED)
@@ -231,7 +235,7 @@ class Ended(HashStore):
         raise DistNetworkError("Connection was likely closed")
 
 
-def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: members.Members) -> None:
+def test_a_worker_that_ends_after_the_store_is_told_by_how_it_ended(started: elastic_workers.Members) -> None:
     started._board = Board(Ended())
     for worker in (0, 3):
         started.start(worker)
@@ -247,7 +251,7 @@ def test_a_launcher_that_joins_finds_out_in_time_that_its_line_is_cut(script: st
     """Else it would wait for an answer of the store for minutes."""
     kept, port = keep_store("127.0.0.1", 0)
     kept.set(RUN, json.dumps({"founders": 1, "elastic": "1:4:7.5"}))
-    way, *_ = members._join(Launch(target=(script,), join=f"127.0.0.1:{port}"))
+    way, *_ = elastic_workers._join(Launch(target=(script,), join=f"127.0.0.1:{port}"))
     assert way.check([RUN])
     limits = set()
     for one in psutil.Process().net_connections("tcp"):

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from uneven.runtime.launch import silence
-from uneven.runtime.launch.silence import SilenceMeter, in_words, stopped
+from uneven.runtime.launch import hang_detection
+from uneven.runtime.launch.hang_detection import SilenceMeter, in_words, stopped
 
 LIMIT_S = 100.0
 
 
 def test_who_works_a_little_is_not_silent_and_who_stops_working_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, used_s = [1000.0], {1: 0.0, 2: 0.0}
-    monkeypatch.setattr(silence, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    monkeypatch.setattr(silence, "_cpu_s", lambda pid: used_s[pid])
-    monkeypatch.setattr(silence, "descendants", lambda pid: [2])
-    monkeypatch.setattr(silence, "stopped", lambda pid: False)
+    monkeypatch.setattr(hang_detection, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(hang_detection, "_cpu_s", lambda pid: used_s[pid])
+    monkeypatch.setattr(hang_detection, "descendants", lambda pid: [2])
+    monkeypatch.setattr(hang_detection, "stopped", lambda pid: False)
     pulse = SilenceMeter()
 
     def after(work_s: float, below_s: float = 0.0) -> float:

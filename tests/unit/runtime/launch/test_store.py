@@ -10,9 +10,9 @@ import pytest
 from uneven.cli import main
 from uneven.cli.run import members_of
 from uneven.errors import ConfigError, LaunchError
-from uneven.runtime.board import WORKERS, Board
-from uneven.runtime.launch import Launch, before, members, store
-from uneven.runtime.launch.here import keep_store
+from uneven.runtime.launch import Launch, elastic_workers, preflight, store_server
+from uneven.runtime.launch.local_rendezvous import keep_store
+from uneven.runtime.membership_board import WORKERS, Board
 
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -45,26 +45,27 @@ def test_a_port_in_use_is_named_with_the_way_out(capsys: pytest.CaptureFixture[s
         assert "a free port with --port" in said
         start = Launch(target=(str(tmp_path / "train.py"),), elastic="1:2", rdzv_endpoint=f"127.0.0.1:{port}")
         with pytest.raises(LaunchError, match=f"whose store is there need --join 127.0.0.1:{port}"):
-            before.check(start)
+            preflight.check(start)
 
 
 def test_a_store_serves_one_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     kept, port = keep_store("127.0.0.1", 0)
-    store.open_run(kept, 1, (1, 2), 10.0)
+    store_server.open_run(kept, 1, (1, 2), 10.0)
     Board(kept).write("over", "")
     with pytest.raises(LaunchError, match="the run has come to its end"):
-        members._join(Launch(target=(str(tmp_path / "train.py"),), join=f"127.0.0.1:{port}"))
+        elastic_workers._join(Launch(target=(str(tmp_path / "train.py"),), join=f"127.0.0.1:{port}"))
 
 
 def test_the_loss_of_all_workers_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, port = keep_store("127.0.0.1", 0)
-    monkeypatch.setattr(store, "keep_store", lambda *given: (kept, port))  # on a port that no other test can take
+    # on a port that no other test can take
+    monkeypatch.setattr(store_server, "keep_store", lambda *given: (kept, port))
     board = Board(kept)
     board.count(WORKERS, 1)
     board.bury(0, "it was killed")
     with pytest.raises(LaunchError, match="all workers have ended before the end of the training") as ended:
-        store.keep("127.0.0.1", port, (1, 2), 10.0)
+        store_server.keep("127.0.0.1", port, (1, 2), 10.0)
     assert ended.value.exit_code == 1
 
 

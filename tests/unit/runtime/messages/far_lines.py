@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from uneven.run.lines.hub import Hub
-from uneven.runtime.messages.post import Post
+from uneven.run.lines.in_process_rendezvous import Hub
+from uneven.runtime.messages.peer_messages import Post
 
 
 class Relay:

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import zmq
 
-from uneven.run.lines.hub import Hub
+from uneven.run.lines.in_process_rendezvous import Hub
 from uneven.run.replicas.sparse.exchange import peers_of
-from uneven.runtime.messages.post import Post
+from uneven.runtime.messages.peer_messages import Post
 
 
 def posts(

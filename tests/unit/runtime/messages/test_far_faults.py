@@ -18,7 +18,7 @@ from uneven.policy.core.actions import Add, Exchange, Mean, Moment, Payload, Sel
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.sparse.exchange import EntriesExchange, Moved, peers_of
-from uneven.runtime.messages.post import Post
+from uneven.runtime.messages.peer_messages import Post
 
 SIZE, STEPS = 4000, 6
 

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from uneven.runtime.parameter_server.pure.link import Held, Link
+from uneven.runtime.parameter_server.pure.conversation import Held, Link
 from uneven.runtime.parameter_server.pure.shard import Shard
 from uneven.runtime.parameter_server.pure.wire import Kind, Message, Vector, encode
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lossy import ELEMENTS, TABLE, vector
 
-from uneven.runtime.parameter_server.pure.known import Patience
+from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.shard import Shard
 from uneven.runtime.parameter_server.pure.wire import Kind, Message, encode
 

@@ -8,7 +8,7 @@ import pytest
 from support.shards import LocalShards
 from uneven.errors import PeerError
 from uneven.runtime.parameter_server import Client, table_of
-from uneven.runtime.parameter_server.pure.known import Patience
+from uneven.runtime.parameter_server.pure.roster import Patience
 from uneven.runtime.parameter_server.pure.shard import Shard
 from uneven.runtime.parameter_server.pure.wire import Kind, Message, encode
 

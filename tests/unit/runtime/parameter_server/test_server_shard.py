@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from lossy import ELEMENTS, TABLE, Net, link, vector
 
-from uneven.runtime.parameter_server.pure.known import FOLLOWER, Patience
+from uneven.runtime.parameter_server.pure.roster import FOLLOWER, Patience
 from uneven.runtime.parameter_server.pure.shard import Shard
 from uneven.runtime.parameter_server.pure.wire import Kind, Message, encode
 

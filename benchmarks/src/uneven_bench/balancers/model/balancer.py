@@ -12,12 +12,12 @@ from uneven.errors import ConfigError
 from uneven.policy.balance._fitting import Curve
 from uneven.policy.balance._intake import Intake, IntakeState
 from uneven.policy.balance._minmax import CostLines, Costs, earliest_end
-from uneven.policy.balance.base import Balancer, check_predictor, standing
+from uneven.policy.balance.balancer import Balancer, check_predictor, standing
 from uneven.policy.balance.bounds import whole_numbers, with_memory
 from uneven.policy.balance.even import Even
 from uneven.policy.balance.hysteresis import DEFAULT_FRACTION
 from uneven.policy.balance.presume import DEFAULT_MARGIN
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Split
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.exact import column, exact_sum

@@ -13,7 +13,7 @@ import numpy as np
 
 from uneven.policy.balance._fitting import Curve, Points, fit
 from uneven.policy.balance._intake import Flags, ReportColumns, pick
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.exact import Floats
 from uneven.policy.core.plain import Count, Misfit, PerMember, read
 

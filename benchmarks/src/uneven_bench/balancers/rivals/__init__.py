@@ -4,7 +4,7 @@
 they are named.
 """
 
-from uneven.policy.balance.base import Balancer
+from uneven.policy.balance.balancer import Balancer
 from uneven_bench.balancers.rivals.dbs import Dbs
 from uneven_bench.balancers.rivals.lbb import Lbb
 from uneven_bench.balancers.rivals.omnilearn import OmniLearn

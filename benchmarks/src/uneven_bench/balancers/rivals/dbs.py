@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from uneven.policy.balance.base import Balancer, standing
+from uneven.policy.balance.balancer import Balancer, standing
 from uneven.policy.core.actions import Split
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import BalanceView, Limits

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from uneven.errors import ConfigError
-from uneven.policy.balance.base import Balancer, standing
-from uneven.policy.balance.profile import Profile
+from uneven.policy.balance.balancer import Balancer, standing
+from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.actions import Split
 from uneven.policy.core.plain import read
 from uneven.policy.core.views import BalanceView, Limits

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
-from uneven.cluster.pure.describe.checks import not_negative, positive
+from uneven.cluster.pure.describe.spec_checks import not_negative, positive
 from uneven.errors import ConfigError
 from uneven.policy.core.cost import Affine, Cost
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uneven.cluster.pure.describe.checks import not_negative, positive
+from uneven.cluster.pure.describe.spec_checks import not_negative, positive
 from uneven.errors import ConfigError
 
 KINDS = ("kfac", "soap")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from uneven.cluster.pure.describe.cluster_events import Do, Event
 from uneven.cluster.pure.describe.curves import Measured, Saturating
-from uneven.cluster.pure.describe.events import Do, Event
 from uneven.cluster.pure.describe.trace import Trace, steady
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.policy.core.cost import Affine, Cost

@@ -10,14 +10,14 @@ import math
 import re
 from dataclasses import dataclass, field, fields
 
-from uneven.cluster.pure.describe.checks import not_negative, once, positive
+from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS, disorder
+from uneven.cluster.pure.describe.cluster_events import Do as Do
+from uneven.cluster.pure.describe.cluster_events import Event as Event
 from uneven.cluster.pure.describe.curves import Measured as Measured
 from uneven.cluster.pure.describe.curves import Saturating as Saturating
 from uneven.cluster.pure.describe.curves import check_cost
-from uneven.cluster.pure.describe.events import COMINGS_AND_GOINGS, disorder
-from uneven.cluster.pure.describe.events import Do as Do
-from uneven.cluster.pure.describe.events import Event as Event
 from uneven.cluster.pure.describe.preconditioner import Preconditioning as Preconditioning
+from uneven.cluster.pure.describe.spec_checks import not_negative, once, positive
 from uneven.cluster.pure.describe.table_work import TableWork as TableWork
 from uneven.cluster.pure.describe.trace import Trace as Trace
 from uneven.cluster.pure.describe.trace import steady as steady

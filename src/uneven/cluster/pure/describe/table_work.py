@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from uneven.cluster.pure.describe.checks import not_negative, positive
+from uneven.cluster.pure.describe.spec_checks import not_negative, positive
 
 LIMITS = ("trainers' processors", "latency", "trainers' links", "servers' processors", "servers' links")
 """The possible bottlenecks of trainers with tables on servers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from uneven.cluster.pure.describe.checks import LEAST, MOST
+from uneven.cluster.pure.describe.spec_checks import LEAST, MOST
 from uneven.errors import ConfigError
 
 SHORTEST_S = 1e-6  # the shortest duration of a value: shorter changes have no effect, and the simulator visits each one

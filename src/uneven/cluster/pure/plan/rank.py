@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uneven.cluster.pure.plan.figures import CombinationResult
+from uneven.cluster.pure.plan.plan_figures import CombinationResult
 
 _SAME = 0.01  # relative difference below which balancers are shown as one: simulations are not more exact [default]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do
 from uneven.cluster.pure.plan.bottleneck import bottleneck
-from uneven.cluster.pure.plan.figures import CombinationResult, Figures
+from uneven.cluster.pure.plan.plan_figures import CombinationResult, Figures
 from uneven.cluster.pure.plan.rank import Plan, Row
 from uneven.cluster.pure.simulate import OwnOutcome, WorkerOutcome
 from uneven.journal.report.pure.text import percent, seconds, size

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from uneven.cluster.pure.describe.spec import ClusterSpec, Do, Event
-from uneven.cluster.pure.simulate.exchanges import VirtualExchanges
 from uneven.cluster.pure.simulate.routes import cut_of
 from uneven.cluster.pure.simulate.shares import Shares
 from uneven.cluster.pure.simulate.stage import Stage
-from uneven.cluster.pure.simulate.worker import Worker
+from uneven.cluster.pure.simulate.virtual_exchanges import VirtualExchanges
+from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.policy.core.membership import Generation, Statement, successor
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uneven.cluster.pure.describe.spec import Trace
-from uneven.cluster.pure.simulate.events import Action, EventQueue, Handle
+from uneven.cluster.pure.simulate.event_queue import Action, EventQueue, Handle
 from uneven.errors import ConfigError
 
 _MOST_LOOKS = 20_000  # changes of a bandwidth within one transfer [default]

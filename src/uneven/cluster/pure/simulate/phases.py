@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from uneven.cluster.pure.describe.spec import ClusterSpec
 from uneven.cluster.pure.simulate.compute import Processor
-from uneven.cluster.pure.simulate.events import EventQueue
+from uneven.cluster.pure.simulate.event_queue import EventQueue
 from uneven.cluster.pure.simulate.links import Network
 from uneven.cluster.pure.simulate.routes import Topology
 from uneven.errors import ConfigError

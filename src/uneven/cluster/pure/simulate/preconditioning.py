@@ -1,6 +1,6 @@
 """The work and exchanges of a preconditioner in a simulated run, after those of the gradients.
 
-Owners are placed as in a real run (:mod:`uneven.policy.ownership.place` and ``agree``), with the nodes' current
+Owners are placed as in a real run (:mod:`uneven.policy.ownership.placement` and ``agree``), with the nodes' current
 speeds::
 
     gradients averaged ─► [sums to owners ─► decompose ─► bases in the column] ─► turn ─► results in the row ─► end
@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from uneven.cluster.pure.describe.events import COMINGS_AND_GOINGS
+from uneven.cluster.pure.describe.cluster_events import COMINGS_AND_GOINGS
 from uneven.cluster.pure.describe.spec import ClusterSpec, Preconditioning
 from uneven.cluster.pure.simulate.stage import Stage
-from uneven.cluster.pure.simulate.worker import Worker
+from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import Payload, Via
-from uneven.policy.ownership.agree import AgreedSpeeds, better
-from uneven.policy.ownership.place import Item, Placement, RankGrid, gradient_workers, grid, place
+from uneven.policy.ownership.agreed_speeds import AgreedSpeeds, better
+from uneven.policy.ownership.placement import Item, Placement, RankGrid, gradient_workers, grid, place
 
 _NUMBER_BYTES = 4
 _ROW_BYTES = 6 * 8  # of the speeds that workers exchange at a refresh

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from uneven.cluster.pure.simulate.events import Handle
+from uneven.cluster.pure.simulate.event_queue import Handle
 from uneven.cluster.pure.simulate.links import Flow, Route
 from uneven.cluster.pure.simulate.members import ByMembers
-from uneven.cluster.pure.simulate.worker import Worker
+from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.policy.core.actions import Exchange, Payload
 
 

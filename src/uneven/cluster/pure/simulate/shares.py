@@ -14,12 +14,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from uneven.cluster.pure.simulate.members import MembersSince
-from uneven.cluster.pure.simulate.worker import Worker
-from uneven.policy.balance.base import Balancer
+from uneven.cluster.pure.simulate.virtual_worker import Worker
+from uneven.policy.balance.balancer import Balancer
 from uneven.policy.control import Complaint, Controller, Decider, Forecaster, Loopback
 from uneven.policy.core.records import ForecastRecord, SplitRecord, StepRecord
 from uneven.policy.core.views import Limits, Observation
-from uneven.policy.predict.base import predictors
+from uneven.policy.predict.predictor import predictors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

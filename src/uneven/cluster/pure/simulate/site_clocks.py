@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from uneven.cluster.pure.simulate.letters import Letters, Party
+from uneven.cluster.pure.simulate.site_messages import Letters, Party
 from uneven.cluster.pure.simulate.stage import Stage
-from uneven.cluster.pure.simulate.worker import Worker
+from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.policy.core.actions import Exchange
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from uneven.cluster.pure.describe.spec import Workload
 from uneven.cluster.pure.simulate.arithmetic import Arithmetic
 from uneven.cluster.pure.simulate.bandwidths import Bandwidths
-from uneven.cluster.pure.simulate.events import Action, EventQueue
+from uneven.cluster.pure.simulate.event_queue import Action, EventQueue
 from uneven.cluster.pure.simulate.links import Network
 from uneven.cluster.pure.simulate.members import Clocks, MemberHistory
 from uneven.cluster.pure.simulate.rounds import Group, Groups
 from uneven.cluster.pure.simulate.routes import Topology
-from uneven.cluster.pure.simulate.worker import Machine, Worker
+from uneven.cluster.pure.simulate.virtual_worker import Machine, Worker
 from uneven.policy.core.actions import Exchange
 from uneven.policy.select import estimated_bytes
 

@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from uneven.cluster.pure.simulate.exchanges import VirtualExchanges
 from uneven.cluster.pure.simulate.preconditioning import VirtualPreconditioner
 from uneven.cluster.pure.simulate.shares import Shares
 from uneven.cluster.pure.simulate.stage import Stage
 from uneven.cluster.pure.simulate.table_servers import VirtualTables
-from uneven.cluster.pure.simulate.worker import Worker
+from uneven.cluster.pure.simulate.virtual_exchanges import VirtualExchanges
+from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.policy.core.actions import Moment, Wait, overlapping
 from uneven.policy.core.records import StepRecord
 from uneven.policy.core.views import SyncView

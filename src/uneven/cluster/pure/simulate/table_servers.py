@@ -7,7 +7,7 @@ trainer's link, each server reads its part and answers, rows come down::
     step k computes when the rows of batch k are there
 
 Links and processors serve in the order in which trainers ask. The dense part's exchanges do not share these links:
-[tables] is counted separately, as in :mod:`uneven.cluster.pure.plan.table_servers`.
+[tables] is counted separately, as in :mod:`uneven.cluster.pure.plan.table_plan`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A flotilla is a group of members that share one stream of prepared samples, so all of them move at the speed of the
 slowest. It therefore consists of members that reach nearly the same rate, each on its own number of devices. For a
-whole training use a :class:`uneven.fleet.pure.planning.rounds.Planner`, which decides when to plan again::
+whole training use a :class:`uneven.fleet.pure.planning.flotillas.Planner`, which decides when to plan again::
 
     rates = Rates({"wide": (40.0, 75.0, 105.0), "small": (100.0, 190.0, 270.0)})
     flotilla = create_flotilla(rates, waiting=("wide", "small"), devices=4)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from uneven.graph.pure.cut.base import EdgeCut
+from uneven.graph.pure.cut.partitioner import EdgeCut
 from uneven.graph.pure.edge_list import EdgeList, chance
 
 

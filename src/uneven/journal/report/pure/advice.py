@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from uneven.journal.pure.summary import Summary
-from uneven.journal.report.pure.state import RunProgress
+from uneven.journal.report.pure.live_state import RunProgress
 from uneven.journal.report.pure.text import count, parts_of, percent
 
 # Our thresholds. Speeds within a factor of _EQUAL count as equal. Below the three shares of the time nothing needs to

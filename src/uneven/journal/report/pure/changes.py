@@ -9,8 +9,8 @@ from typing import Any
 
 from uneven.journal.pure.events import CLUSTER
 from uneven.journal.report.pure import draw
+from uneven.journal.report.pure.chart_series import Column, RunData, WorkerSeries, stretches, worker_series
 from uneven.journal.report.pure.draw import LINES_UP_TO, Figure, colour, time_unit
-from uneven.journal.report.pure.series import Column, RunData, WorkerSeries, stretches, worker_series
 from uneven.policy.core.records import SplitRecord
 
 PHASES = {"fast approach": "#e8f1fa", "fine-tune": "#fdf0dc", "settled": "#e9f5ea"}  # LB-BSP on GPUs → colours

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from uneven.journal.report.pure.series import Column
+from uneven.journal.report.pure.chart_series import Column
 
 Figure = dict[str, Any]  # Plotly's JSON (data and layout), built without importing Plotly
 

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from uneven.journal.pure.metrics import Iteration, ratio
 from uneven.journal.report.pure import draw
-from uneven.journal.report.pure.draw import LINES_UP_TO as LINES_UP_TO
-from uneven.journal.report.pure.draw import Figure as Figure
-from uneven.journal.report.pure.draw import colour as colour
-from uneven.journal.report.pure.draw import time_unit
-from uneven.journal.report.pure.series import (
+from uneven.journal.report.pure.chart_series import (
     Column,
     RunData,
     WorkerSeries,
@@ -23,6 +19,10 @@ from uneven.journal.report.pure.series import (
     training_s,
     worker_series,
 )
+from uneven.journal.report.pure.draw import LINES_UP_TO as LINES_UP_TO
+from uneven.journal.report.pure.draw import Figure as Figure
+from uneven.journal.report.pure.draw import colour as colour
+from uneven.journal.report.pure.draw import time_unit
 from uneven.policy.core.records import LoadRecord
 
 # Field, name and colour of each part of a step's time; the same in every picture.

@@ -11,9 +11,9 @@ from uneven.journal.pure.apart import Places
 from uneven.journal.pure.metrics import Iteration, Join
 from uneven.journal.pure.refreshes import Refreshes
 from uneven.journal.pure.summary import Summary
-from uneven.journal.report.pure.series import one_each
+from uneven.journal.report.pure.chart_series import one_each
+from uneven.policy.core.printable import printable
 from uneven.policy.core.records import Record, RunRecord, ScalarRecord
-from uneven.policy.core.text import printable
 
 _NEVER = -1
 

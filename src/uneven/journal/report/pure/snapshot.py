@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from uneven.journal.pure.metrics import NAN
 from uneven.journal.report.pure import draw
+from uneven.journal.report.pure.chart_series import RunData, WorkerSeries
 from uneven.journal.report.pure.draw import LINES_UP_TO, Figure, colour, time_unit
-from uneven.journal.report.pure.series import RunData, WorkerSeries
 from uneven.journal.report.pure.text import percent
 
 SNAPSHOTS_UP_TO = 32  # more workers do not get a small picture each

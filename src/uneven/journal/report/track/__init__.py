@@ -10,6 +10,6 @@ A tracker's library is only imported by its module.
 """
 
 from uneven.journal.report.pure.points import LoggedValue, Plain
-from uneven.journal.report.track.base import TrackedRun, Tracker, tracker
+from uneven.journal.report.track.tracker import TrackedRun, Tracker, tracker
 
 __all__ = ["LoggedValue", "Plain", "TrackedRun", "Tracker", "tracker"]

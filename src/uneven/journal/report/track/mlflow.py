@@ -11,7 +11,7 @@ from typing import Any
 
 from uneven.errors import ConfigError, access, install_hint
 from uneven.journal.report.pure.points import LoggedValue, Plain
-from uneven.journal.report.track.base import TrackedRun, Tracker
+from uneven.journal.report.track.tracker import TrackedRun, Tracker
 
 _AT_ONCE = 1000  # MLflow's limit of values in one call
 _UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow rejects in names

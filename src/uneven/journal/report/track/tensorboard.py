@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uneven.errors import ConfigError, access, install_hint
 from uneven.journal.report.pure.points import LoggedValue, Plain
-from uneven.journal.report.track.base import TrackedRun, Tracker
+from uneven.journal.report.track.tracker import TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):

@@ -9,7 +9,7 @@ from typing import Any
 
 from uneven.errors import ConfigError, access, install_hint
 from uneven.journal.report.pure.points import LoggedValue, Plain
-from uneven.journal.report.track.base import TrackedRun, Tracker, by_step
+from uneven.journal.report.track.tracker import TrackedRun, Tracker, by_step
 
 
 class WeightsAndBiases(Tracker):

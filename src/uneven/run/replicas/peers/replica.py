@@ -17,9 +17,9 @@ from uneven.policy.core.actions import Combined, Exchange, Merge, Moment, Payloa
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
 from uneven.policy.sync import SyncPolicy
-from uneven.run.lines.groups import take_from_first
+from uneven.run.lines.group_lines import take_from_first
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers import movements, pieces
+from uneven.run.replicas.peers import outer_step, partial_merges
 from uneven.run.replicas.weighted_sums import (
     EXTRA,
     apart,
@@ -107,7 +107,7 @@ class Replica:
         self._centred = False
         self._pieces = 0  # number of pieces; 0 if all parameters are exchanged together
         self._moving: Merge | None = None  # the merge of movements
-        self._movements: movements.Movements | None = None  # None before training starts
+        self._movements: outer_step.Movements | None = None  # None before training starts
         self._kept: Kept | None = None  # the merge's state; None before training starts
         self.merged: Tensor | None = None
         self._keeps_merged = False
@@ -164,8 +164,8 @@ class Replica:
         if self._keeps_merged and self.merged is None:
             self.merged = self.flat.read()
 
-    def _unmoved(self) -> movements.Movements | None:
-        return None if self._moving is None else movements.Movements(self.flat, self._moving, self.flat.read())
+    def _unmoved(self) -> outer_step.Movements | None:
+        return None if self._moving is None else outer_step.Movements(self.flat, self._moving, self.flat.read())
 
     def _first(self) -> tuple[Kept, tuple[Tensor, Tensor] | None]:
         """Return the state before the first exchange, and the outcome as if there had been one."""
@@ -178,7 +178,7 @@ class Replica:
         if merge is None:
             return {}, outcome
         if self._pieces:
-            kept = pieces.begin(merge, values[:trained], self._pieces)
+            kept = partial_merges.begin(merge, values[:trained], self._pieces)
         else:
             kept = merge.begin(values if merge.whole else values[:trained])
         if "centre" in kept:
@@ -282,7 +282,7 @@ class Replica:
         assert self._kept is not None, "the replica has not begun"
         merge, trained, own = exchange.merge, self.flat.trained, self.flat.read(into)
         alone = len(exchange.members) == 1
-        kept = pieces.of_piece(self._kept, exchange.piece or (0, 1), trained)
+        kept = partial_merges.of_piece(self._kept, exchange.piece or (0, 1), trained)
         contributed = merge.contribute(own[span(exchange.piece, trained)], kept)
         values = torch.cat((contributed, own[trained:]))
         vector = contribution(values, 1.0 if alone else merge.weight(samples))
@@ -301,7 +301,7 @@ class Replica:
         middle = average(vector)
         with self._changing:
             found, outcome = merge.combine(given.kept, middle[:length], weight, in_place=True)
-            pieces.put(self._kept, piece, trained, found)
+            partial_merges.put(self._kept, piece, trained, found)
             own[cut], own[trained:] = outcome, middle[length:]
             if self._outcome is not None:
                 self._outcome[0][cut].copy_(outcome)
@@ -403,7 +403,7 @@ class Replica:
         if self._centred and (self._merge is None or self._merge.combined is Combined.MEAN):
             centre = kept.pop("centre")
             self._outcome = centre[: self.flat.trained], centre[self.flat.trained :]
-        moved, self._kept = movements.own(kept | numbers)
+        moved, self._kept = outer_step.own(kept | numbers)
         if moved:
             self._movements = self._movements or self._unmoved()
             assert self._movements is not None

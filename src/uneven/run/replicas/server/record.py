@@ -8,8 +8,8 @@ import numpy as np
 
 from uneven.policy.core.actions import Moment
 from uneven.policy.core.records import ExchangeRecord
-from uneven.run.replicas.peers.exchanges import Order
-from uneven.run.replicas.server.copy import Values
+from uneven.run.replicas.peers.peer_exchanges import Order
+from uneven.run.replicas.server.client_copy import Values
 
 
 def record_of(order: Order, rank: int, moved: Values, late: int, sent_bytes: int, began_s: float) -> ExchangeRecord:

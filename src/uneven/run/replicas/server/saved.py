@@ -10,8 +10,8 @@ from torch import Tensor
 from uneven.errors import CheckpointError
 from uneven.policy.core.plain import Amount, Count, Misfit, loading, read
 from uneven.policy.sync import SyncPolicy
-from uneven.run.replicas.peers.saved import same_policy
-from uneven.run.replicas.server.copy import SharedCopy, Values
+from uneven.run.replicas.peers.saved_parts import same_policy
+from uneven.run.replicas.server.client_copy import SharedCopy, Values
 
 
 class _ServedNumbers(TypedDict):

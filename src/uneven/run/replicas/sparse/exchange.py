@@ -21,13 +21,13 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.peers.replica import Met
-from uneven.run.replicas.sparse.ahead import MirrorClock
-from uneven.run.replicas.sparse.announce import Announcements
-from uneven.run.replicas.sparse.bandwidth import LineThreshold
+from uneven.run.replicas.sparse.dense_sum import WholeSum
+from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
+from uneven.run.replicas.sparse.mirror_clock import MirrorClock
 from uneven.run.replicas.sparse.outcome import LateEntries, outcome_of
 from uneven.run.replicas.sparse.overlay import Overlay, sparse
-from uneven.run.replicas.sparse.whole import WholeSum
-from uneven.runtime.messages.post import Post
+from uneven.run.replicas.sparse.selective_barrier import Announcements
+from uneven.runtime.messages.peer_messages import Post
 
 Party = tuple[int, ...]
 Saved = TypeVar("Saved")

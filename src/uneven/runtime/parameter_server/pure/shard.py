@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from uneven.runtime.parameter_server.pure import vectors
-from uneven.runtime.parameter_server.pure.known import FOLLOWER, KnownWorker, Patience, followed, least_clock_for
 from uneven.runtime.parameter_server.pure.movements import MovementMerges
-from uneven.runtime.parameter_server.pure.rounds import Done, Rounds
-from uneven.runtime.parameter_server.pure.sense import check_numbers
+from uneven.runtime.parameter_server.pure.quorum import Done, Rounds
+from uneven.runtime.parameter_server.pure.roster import FOLLOWER, KnownWorker, Patience, followed, least_clock_for
+from uneven.runtime.parameter_server.pure.validate import check_numbers
 from uneven.runtime.parameter_server.pure.wire import (
     CHANGING,
     MOST_ENTRIES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from uneven.policy.merge.elastic import pull
+from uneven.policy.merge.elastic_pull import pull
 from uneven.runtime.parameter_server.pure.wire import Array, Vector
 
 _BLOCK = 1 << 15  # the elements of a block, small enough that intermediate results stay in the processor's cache

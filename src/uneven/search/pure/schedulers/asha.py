@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from uneven.errors import ConfigError
-from uneven.search.pure.rulings import GO_ON, Move, Progress, Ruling
-from uneven.search.pure.schedulers.base import Scheduler, checked_rungs
+from uneven.search.pure.decisions import GO_ON, Move, Progress, Ruling
+from uneven.search.pure.schedulers.scheduler import Scheduler, checked_rungs
 from uneven.search.pure.space import Params, Space
 
 

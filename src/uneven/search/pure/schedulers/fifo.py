@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from uneven.search.pure.rulings import GO_ON, Progress, Ruling
-from uneven.search.pure.schedulers.base import Scheduler
+from uneven.search.pure.decisions import GO_ON, Progress, Ruling
+from uneven.search.pure.schedulers.scheduler import Scheduler
 
 
 class Fifo(Scheduler):

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from uneven.search.pure.rulings import GO_ON, Move, Progress, Ruling
-from uneven.search.pure.schedulers.base import Scheduler, checked_rungs
+from uneven.search.pure.decisions import GO_ON, Move, Progress, Ruling
+from uneven.search.pure.schedulers.scheduler import Scheduler, checked_rungs
 from uneven.search.pure.space import Params
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from statistics import fmean, median
 
 from uneven.errors import ConfigError
-from uneven.search.pure.rulings import GO_ON, Move, Progress, Ruling
-from uneven.search.pure.schedulers.base import Scheduler
+from uneven.search.pure.decisions import GO_ON, Move, Progress, Ruling
+from uneven.search.pure.schedulers.scheduler import Scheduler
 
 
 class MedianStopping(Scheduler):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from uneven.errors import ConfigError
-from uneven.search.pure.rulings import GO_ON, Clone, Move, Progress, Ruling
-from uneven.search.pure.schedulers.base import Scheduler
+from uneven.search.pure.decisions import GO_ON, Clone, Move, Progress, Ruling
+from uneven.search.pure.schedulers.scheduler import Scheduler
 from uneven.search.pure.space import Params, Space
 
 

@@ -7,9 +7,9 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from uneven.search.pure.rulings import GO_ON, Move, Progress, Ruling
+from uneven.search.pure.decisions import GO_ON, Move, Progress, Ruling
 from uneven.search.pure.schedulers.asha import milestones
-from uneven.search.pure.schedulers.base import Scheduler, checked_rungs
+from uneven.search.pure.schedulers.scheduler import Scheduler, checked_rungs
 
 _Place = tuple[float, int]
 """Minus the score, and the trial: sorts the best first, and the earlier of equal ones first."""

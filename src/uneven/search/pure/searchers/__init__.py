@@ -1,7 +1,7 @@
 """Decide which settings are tried next."""
 
-from uneven.search.pure.searchers.base import NoneNow, Searcher, searchers
 from uneven.search.pure.searchers.own import ConcurrencyLimit, GridSearch, RandomSearch
+from uneven.search.pure.searchers.searcher import NoneNow, Searcher, searchers
 
 searchers.register("random", RandomSearch)
 searchers.register("grid", GridSearch)

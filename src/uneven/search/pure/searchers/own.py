@@ -6,7 +6,7 @@ import math
 from random import Random
 
 from uneven.errors import ConfigError
-from uneven.search.pure.searchers.base import NoneNow, Searcher, searchers
+from uneven.search.pure.searchers.searcher import NoneNow, Searcher, searchers
 from uneven.search.pure.space import Choices, Domain, Params, Plain, Space
 
 

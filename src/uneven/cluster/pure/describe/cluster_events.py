@@ -1,0 +1,101 @@
+"""Events that happen to the nodes of a cluster, and to the links between its sites."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from uneven.cluster.pure.describe.spec_checks import LEAST, not_negative, positive
+from uneven.errors import ConfigError
+
+
+class Do(Enum):
+    """The kinds of events. ``CUT_LINK`` applies to nodes and to links between sites, the others to nodes."""
+
+    SLOW = "slow"  # its share of processor time is multiplied by ``factor``
+    CUT_LINK = "cut_link"  # its bandwidth, both ways, is multiplied by ``factor`` or becomes ``bit_per_s``
+    STOP = "stop"  # its worker is suspended for a while, and does not know of it
+    KILL = "kill"  # its worker dies without notice
+    LEAVE = "leave"  # its worker leaves, with notice
+    JOIN = "join"  # a worker starts there; a node whose first such event is a join is not a member before it
+
+
+COMINGS_AND_GOINGS = frozenset({Do.KILL, Do.LEAVE, Do.JOIN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event at one node or one link, at a time or when an iteration starts."""
+
+    do: Do
+    node: str = ""  # its name; "" for a link
+    between: tuple[str, str] | None = None  # the sites that the link joins, in any order; None for a node
+    # at_s, at_iteration: exactly one of them
+    at_s: float | None = None
+    at_iteration: int | None = None
+    # for ``slow`` and ``cut_link``: the remaining part, above 0 and at most 1; 0 for a temporary cut
+    factor: float | None = None
+    bit_per_s: float | None = None  # for ``cut_link``: the remaining bandwidth, instead of a factor
+    for_s: float = math.inf  # duration of a slow-down, cut or stop; infinite is permanent
+
+    def __post_init__(self) -> None:
+        where = f"event {self.do.value!r} of {self.where}"
+        if bool(self.node) == (self.between is not None):
+            raise ConfigError(f"event {self.do.value!r} needs a node, or two sites in between, and not both")
+        if self.between is not None and self.do is not Do.CUT_LINK:
+            raise ConfigError(f"{where}: a line between sites can only be cut (cut_link); say which node is meant")
+        if (self.at_s is None) == (self.at_iteration is None):
+            what = "neither at_s nor at_iteration" if self.at_s is None else "both at_s and at_iteration"
+            raise ConfigError(f"{where} has {what}: say one, as at_s = 30 or at_iteration = 150")
+        not_negative(where, "at_s", self.at_s or 0.0)
+        not_negative(where, "at_iteration", self.at_iteration or 0)
+        given = {key for key in ("factor", "bit_per_s") if getattr(self, key) is not None}
+        if math.isfinite(self.for_s):
+            given.add("for_s")
+        fits = {
+            Do.SLOW: {"factor", "for_s"},
+            Do.CUT_LINK: {"factor", "bit_per_s", "for_s"},
+            Do.STOP: {"for_s"},
+        }.get(self.do, set())
+        if given - fits:
+            raise ConfigError(f"{where}: {', '.join(sorted(given - fits))} does not go with it: leave it out")
+        if self.do is Do.STOP and "for_s" not in given:
+            raise ConfigError(f"{where} needs for_s: how long it stands still; for good, use 'kill'")
+        if "factor" in fits and len(given - {"for_s"}) != 1:
+            raise ConfigError(
+                f"{where} needs {' or '.join(sorted(fits - {'for_s'}))}: how much is left, as factor = 0.5"
+            )
+        for_a_while = self.do is Do.CUT_LINK and math.isfinite(self.for_s)
+        if self.factor is not None and not LEAST <= self.factor <= 1 and not (self.factor == 0 and for_a_while):
+            hint = "; a link can be cut to 0 with for_s, for a while" if self.factor == 0 else ""
+            raise ConfigError(f"{where}: factor = {self.factor!r}: it is what is left, above 0 and at most 1{hint}")
+        if self.bit_per_s is not None:
+            positive(where, "bit_per_s", self.bit_per_s)
+        if self.for_s != math.inf:
+            positive(where, "for_s", self.for_s)
+
+    @property
+    def of(self) -> str | frozenset[str]:
+        return self.node if self.between is None else frozenset(self.between)
+
+    @property
+    def where(self) -> str:
+        return f"node {self.node!r}" if self.between is None else f"the line between {' and '.join(self.between)}"
+
+    @property
+    def left(self) -> float:
+        return 1.0 if self.factor is None else self.factor
+
+
+def disorder(events: list[Event]) -> Iterator[str]:
+    """Yield the errors in the joins and leaves of one node, which must be listed in order of time."""
+    for before, after in pairwise(events):
+        if (before.do is Do.JOIN) == (after.do is Do.JOIN):
+            yield f"{after.do.value!r} follows {before.do.value!r}: a node joins and goes by turns"
+    for key in ("at_s", "at_iteration"):
+        times = [time for event in events if (time := getattr(event, key)) is not None]
+        if any(left >= right for left, right in pairwise(times)):
+            yield f"{key} is {times}: list its join, leave and kill in the order in which they happen"

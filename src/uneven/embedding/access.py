@@ -1,0 +1,184 @@
+"""One worker's access to the tables: the servers of its run, or shard threads in a single-process run."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from uneven.embedding.ids import read_ids
+from uneven.embedding.kernels import TorchKernels
+from uneven.embedding.pure import table_wire
+from uneven.embedding.pure.config import TableSpec
+from uneven.embedding.pure.route import BatchIds, Router, apart, picked
+from uneven.embedding.pure.row_optimizers import Floats
+from uneven.embedding.pure.shard_tables import ShardSpec
+from uneven.embedding.pure.sharding_plan import MeasuredTables, place
+from uneven.embedding.table_client import AskedRows, TableClient, TableStats
+from uneven.embedding.table_host import TABLES, TableHost
+from uneven.errors import ConfigError
+from uneven.runtime.at_exit import ends_with_the_program
+from uneven.runtime.messages.keys import shards_in
+from uneven.runtime.parameter_server import ZmqLine, make_keys
+from uneven.runtime.temp_dir import SHARD_FOLDER, TemporaryFolder
+from uneven.runtime.world import World, discover
+
+_MOST_AHEAD = 64  # prefetched, unused batches; older ones are dropped
+
+
+class _Ahead(NamedTuple):
+    given: Any  # the ids, as the script passed them
+    changes: Any  # result of :func:`_changes` when they were read
+    read: BatchIds
+    asked: AskedRows
+
+
+class TableDoor:
+    """A lazily opened client of the tables, with prefetching. All copies of a model in this process share it.
+
+    ``shards`` is the number of shard threads in a single-process run; ``measured`` comes from an earlier run.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        shards: int = 1,
+        halves: bool = False,
+        measured: MeasuredTables | None = None,
+        unpooled: bool = False,
+    ) -> None:
+        self.spec = spec
+        self._features = list(dict.fromkeys(spec.features))
+        self._order = np.array([self._features.index(one) for one in spec.features])
+        self.timeout_s = 300.0
+        self.scale: Callable[[], float] = lambda: 1.0
+        self._alone = shards
+        self._halves = halves
+        self._unpooled = unpooled
+        self._by = measured or MeasuredTables()
+        self._opening = threading.Lock()
+        self._client: TableClient | None = None
+        self._ahead: deque[_Ahead] = deque()
+        self._closing: Callable[[], object] = lambda: None
+        self._ended = False
+        self.served = False  # by table servers of a run, not by threads of this process
+
+    @property
+    def client(self) -> TableClient:
+        """The client; the first access connects it, or raises :class:`ConfigError` if workers have no servers."""
+        with self._opening:
+            return self._client or self._open()
+
+    def ask(self, ids: Any, *, learning: bool) -> AskedRows:
+        """Request a batch's rows, or return the request that :meth:`ahead` made for the same ids."""
+        # Identity first: comparing ids of a large batch costs more than the look at its version counter.
+        if (found := self._asked(lambda one: one.given is ids and one.changes == _changes(ids))) is not None:
+            return found
+        read = self.read(ids)
+        found = self._asked(lambda one: one.read.same(read))
+        return found or self.client.ask(self._router.route(read), learning=learning)
+
+    def measured(self) -> MeasuredTables:
+        return MeasuredTables(self._router.lookups(), tuple(self.client.speeds()))
+
+    def stats(self) -> TableStats:
+        return replace(self.client.stats(), sharing=self._router.sharing())
+
+    def read(self, ids: Any) -> BatchIds:
+        found = read_ids(ids, self._features, pooled=not self._unpooled)
+        found = apart(found) if self._unpooled else found
+        return picked(found, self._order) if len(self._order) > len(self._features) else found
+
+    def _asked(self, are_these: Callable[[_Ahead], bool]) -> AskedRows | None:
+        with self._opening:
+            for place_, one in enumerate(self._ahead):
+                if are_these(one):
+                    del self._ahead[place_]
+                    return one.asked
+        return None
+
+    def ahead(self, ids: Any, *, learning: bool) -> None:
+        read = self.read(ids)
+        asked = self.client.ask(self._router.route(read), learning=learning)
+        with self._opening:
+            self._ahead.append(_Ahead(ids, _changes(ids), read, asked))
+        self.drop_ahead(_MOST_AHEAD)
+
+    def drop_ahead(self, most: int = 0) -> None:
+        with self._opening:
+            unused = [self._ahead.popleft().asked for _ in range(len(self._ahead) - most)]
+        for one in unused:
+            one.drop()  # outside the lock, as it takes the client's
+
+    def give(self, asked: AskedRows, gradient: Floats) -> None:
+        """Send the scaled gradient of a batch's numbers, shape (batch, width)."""
+        factor = self.scale()
+        self.client.give(asked, gradient if factor == 1.0 else gradient * np.float32(factor))
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        return self._router.columns
+
+    def shards(self) -> tuple[ShardSpec, ...]:
+        assert self.client is not None  # opens it, which makes the plan
+        return self._shards
+
+    def leave(self) -> None:
+        if self._client is not None:
+            self._client.leave()
+
+    def close(self) -> None:
+        """Close the connection and the shards in this process. The next request connects to servers again."""
+        with self._opening:
+            self._ended |= self._client is not None
+            self._client = None
+            self._ahead.clear()
+        self._closing()
+
+    def _open(self) -> TableClient:
+        world = discover()
+        with ExitStack() as stack:
+            directory, count = self._servers(world, stack)
+            plan = place(self.spec.tables, count, speeds=self._by.speeds_of(count), lookups=self._by.lookups)
+            self._shards = tuple(ShardSpec(self.spec, ranges) for ranges in plan)
+            self._router = Router(self.spec, self._shards)
+            line = ZmqLine(directory, count, codec=table_wire)
+            self._client = TableClient(
+                world.rank, self._shards, line, TorchKernels(), timeout_s=self.timeout_s, halves=self._halves
+            )
+            stack.callback(self._client.close)
+            self._closing = weakref.finalize(self, stack.pop_all().close)
+            ends_with_the_program(self._closing)
+        return self._client
+
+    def _servers(self, world: World, stack: ExitStack) -> tuple[Any, int]:
+        if world.run_directory is not None and (count := shards_in(world.run_directory / TABLES)):
+            self.served = True
+            return world.run_directory / TABLES, count
+        if not world.alone:
+            raise ConfigError(
+                f"{world.size} workers and no table servers: each would train tables of its own; start the script with "
+                f"`uneven run --tables 1`, or more"
+            )
+        if self._ended:
+            raise ConfigError("the tables were closed, and their rows ended with them: call tables.close() last")
+        folder = TemporaryFolder(SHARD_FOLDER)
+        stack.callback(folder.remove)
+        make_keys(folder.path)
+        for number in range(self._alone):
+            stack.callback(TableHost(folder.path, number, 1).close)
+        return folder.path, self._alone
+
+
+def _changes(ids: Any) -> Any:
+    """Return a tensor's version counter, which in-place changes increment; otherwise NaN, which equals nothing."""
+    return ids._version if isinstance(ids, Tensor) and not ids.is_inference() else math.nan

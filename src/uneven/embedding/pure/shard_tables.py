@@ -1,0 +1,136 @@
+"""The rows that one shard holds, as specified by the first worker that connects."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from uneven.embedding.pure.config import RowwiseAdagrad, Table, TableSpec
+from uneven.embedding.pure.dynamic_ids import IdMap, Ids64, begin_by_id
+from uneven.embedding.pure.row_optimizers import Floats, Ids, begin, zeros
+from uneven.embedding.pure.sharding_plan import RowGroup, RowRange, groups_of
+from uneven.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpec:
+    """The tables, and which of their rows are on this shard."""
+
+    tables: TableSpec
+    ranges: tuple[RowRange, ...]
+    groups: tuple[RowGroup, ...] = field(init=False)
+    fingerprint: int = field(init=False)  # CRC-32 of `text`; every message carries it
+
+    def __post_init__(self) -> None:
+        for one in self.ranges:
+            if not 0 <= one.table < len(self.tables.tables):
+                raise ConfigError(f"range {one} of {len(self.tables.tables)} tables")
+            if not 0 <= one.start < one.stop <= self.tables.tables[one.table].held:
+                raise ConfigError(f"range {one} of a table of {self.tables.tables[one.table].held} rows")
+        object.__setattr__(self, "groups", groups_of(self.tables.tables, self.ranges))
+        object.__setattr__(self, "fingerprint", zlib.crc32(self.text.encode()))
+
+    @property
+    def text(self) -> str:
+        return json.dumps([self.tables.text, [[one.table, one.start, one.stop] for one in self.ranges]])
+
+    @classmethod
+    def read(cls, text: str) -> ShardSpec:
+        """Parse :attr:`text`; raise :class:`ConfigError` if it is not a shard specification."""
+        try:
+            tables, ranges = json.loads(text)
+            found = tuple(RowRange(int(table), int(start), int(stop)) for table, start, stop in ranges)
+            return cls(TableSpec.read(tables), found)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"no description of a shard: {error!r}") from error
+
+
+class HeldRange(NamedTuple):
+    """One range of rows, as views of the shard's arrays."""
+
+    table: str
+    start: int
+    stop: int
+    many: int  # rows of the whole table
+    rows: Floats  # (rows, dim)
+    sums: Floats  # (rows,), empty with SGD
+    map: IdMap | None  # of a growing table, which has an array for itself; row 0 is shared by all ids without a row
+    first_sum: float  # Adagrad's initial sum of a row
+
+
+@dataclass(slots=True)
+class Holding:
+    """The rows of a shard by group, updated in place, with Adagrad's sums (none with SGD) and id maps."""
+
+    spec: ShardSpec
+    rows: list[Floats]
+    sums: list[Floats]
+    maps: list[IdMap | None]
+
+    @classmethod
+    def of(cls, spec: ShardSpec) -> Holding:
+        """Allocate and initialize the rows; raise MemoryError if they do not fit."""
+        tables, seed = spec.tables.tables, spec.tables.seed
+        rows = [zeros(one.rows, one.width) for one in spec.groups]
+        adagrad = isinstance(spec.tables.optimizer, RowwiseAdagrad)
+        sums = [np.zeros(one.rows if adagrad else 0, np.float32) for one in spec.groups]
+        maps = [_map(tables[one.ranges[0].table], one) if one.grows else None for one in spec.groups]
+        held = cls(spec, rows, sums, maps)
+        for part, into in zip((one for group in spec.groups for one in group.ranges), held, strict=True):
+            table = tables[part.table]
+            if into.map is None:
+                into.rows[:] = begin(table.name, seed, part.start, part.stop, table.dim, table.spread)
+                new = into.sums
+            else:
+                # Only the shared row exists; `slots` initializes the others when they get an id.
+                new = into.sums[:1]
+                into.rows[0] = begin_by_id(np.array([-1]), _salt(table, seed), table.dim, table.spread)[0]
+            if held.first_sum:
+                new[:] = held.first_sum
+        return held
+
+    def slots(self, group: int, ids: Ids64, *, counted: bool) -> Ids:
+        """Return the slots (n,) of ids (n,) of a growing group; ``counted`` lookups may add rows."""
+        found = self.maps[group]
+        assert found is not None
+        if not counted:
+            return found.find(ids)
+        slots, made = found.see(ids)
+        if len(made):
+            table = self.spec.tables.tables[self.spec.groups[group].ranges[0].table]
+            salt = _salt(table, self.spec.tables.seed)
+            self.rows[group][made] = begin_by_id(found.ids[made], salt, table.dim, table.spread)
+            self.begin_sums(group, made)
+        return slots
+
+    @property
+    def first_sum(self) -> float:
+        optimizer = self.spec.tables.optimizer
+        return optimizer.initial_accumulator_value if isinstance(optimizer, RowwiseAdagrad) else 0.0
+
+    def begin_sums(self, group: int, rows: Ids | Ids64, sums: Floats | None = None) -> None:
+        """Set Adagrad's sums of some rows (n,) of a group to ``sums`` (n,), or to the initial sum."""
+        if len(self.sums[group]):  # empty with SGD
+            self.sums[group][rows] = self.first_sum if sums is None else sums
+
+    def __iter__(self) -> Iterator[HeldRange]:
+        for group, rows, sums, found in zip(self.spec.groups, self.rows, self.sums, self.maps, strict=True):
+            for part, base in zip(group.ranges, group.bases, strict=True):
+                where = slice(base, base + part.rows + int(group.grows))
+                table = self.spec.tables.tables[part.table]
+                yield HeldRange(
+                    table.name, part.start, part.stop, table.held, rows[where], sums[where], found, self.first_sum
+                )
+
+
+def _map(table: Table, group: RowGroup) -> IdMap:
+    return IdMap(group.rows - 1, table.admit, table.evict, group.ranges[0].start)
+
+
+def _salt(table: Table, seed: int) -> int:
+    return zlib.crc32(f"{table.name} {seed}".encode())

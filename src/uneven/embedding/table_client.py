@@ -1,0 +1,270 @@
+"""A worker's client of the table servers: requests the pooled rows of a batch and sends their gradient.
+
+Only reading an outcome blocks. The connection's thread carries messages, sends heartbeats, and resends lost messages.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from uneven.embedding.pure.dynamic_ids import Ids64
+from uneven.embedding.pure.route import Routed
+from uneven.embedding.pure.row_optimizers import Bags, Floats, Ids, Kernels
+from uneven.embedding.pure.shard_tables import ShardSpec
+from uneven.embedding.pure.table_conversation import TableLink
+from uneven.embedding.pure.table_wire import Say, TableMessage
+from uneven.errors import CheckpointError, ConfigError, PeerError
+from uneven.runtime.parameter_server.connection import ShardLine
+
+
+class TableClient:
+    """The requests of one worker to all shards. Thread-safe.
+
+    It closes ``line`` with itself. ``timeout_s`` limits the wait for an outcome; ``halves`` sends rows as bfloat16.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        shards: Sequence[ShardSpec],
+        line: ShardLine,
+        kernels: Kernels,
+        *,
+        timeout_s: float = 300.0,
+        halves: bool = False,
+    ) -> None:
+        if line.shards != len(shards):
+            line.close()
+            raise ConfigError(f"the tables are placed on {len(shards)} shards, the line leads to {line.shards}")
+        self.rank = rank
+        self.timeout_s = timeout_s
+        self.halves = halves
+        self.kernels = kernels
+        self.line = line
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._links = {
+            shard: TableLink(rank, spec.text, spec.fingerprint) for shard, spec in enumerate(shards) if spec.groups
+        }
+        self._answers: dict[tuple[int, int], TableMessage | None] = {}
+        self._meetings = 0
+        line.open(self)  # last: its thread calls back from now on
+
+    def ask(self, routed: Routed, *, learning: bool = True) -> AskedRows:
+        """Request the pooled rows of a batch; with ``learning``, the lookup counts as a sighting of its ids."""
+        kind = Say.LOOKUP if learning else Say.READ
+        with self._changed:
+            numbers = {
+                shard: self._request(shard, kind, routed.bags(shard), halves=self.halves) for shard in routed.blocks
+            }
+        return AskedRows(self, routed, numbers)
+
+    def give(self, asked: AskedRows, gradient: Floats) -> None:
+        """Send the gradient of a batch's numbers, shape (batch, width); each shard steps on its rows immediately."""
+        routed, gradient = asked.routed, asked.routed.divided(gradient)  # once, not per shard
+        for shard, blocks in routed.blocks.items():
+            values: list[Any] = list(routed.gradients(shard, gradient))
+            if self.halves:
+                values = [self.kernels.halved(one) for one in values]
+            bags = tuple(replace(block.bags, values=one) for block, one in zip(blocks, values, strict=True))
+            self._post(shard, Say.GRADIENT, bags, asked.versions[shard])
+
+    def write(self, shard: int, bags: Bags) -> None:
+        """Set rows, and their Adagrad sums to ``bags.weights``; without weights, reset the sums."""
+        self._post(shard, Say.WRITE, (bags,), 0)
+
+    def rows(self, shard: int, bags: Bags, kind: Say = Say.READ) -> Floats:
+        """Return current rows, shape (bags, width); with ``Say.SUMS`` their Adagrad sums, shape (bags, 1)."""
+        with self._changed:
+            numbers = {shard: self._request(shard, kind, (bags,))}
+        values = self.outcome(numbers, "a lookup")[shard].bags[0].values
+        assert values is not None
+        return values
+
+    def names(self, shard: int, group: int) -> tuple[Ids64, Ids]:
+        """Return the ids (n,) int64 that have rows in a growing group, and the slots (n,) int32 of these rows."""
+        with self._changed:
+            numbers = {shard: self._request(shard, Say.NAMES, text=str(group))}
+        ids, slots = self.outcome(numbers, "a question for ids")[shard].bags
+        assert ids.ids is not None
+        assert slots.ids is not None
+        return ids.ids.astype(np.int64), slots.ids.astype(np.int32)
+
+    def flush(self) -> None:
+        """Wait until earlier updates of all present workers are applied; each must call this."""
+        with self._changed:
+            self._meetings += 1  # shards match the flushes of different workers by this number
+            numbers = {shard: self._request(shard, Say.FLUSH, meeting=self._meetings) for shard in self._links}
+        self.outcome(numbers, "a flush of all workers")
+
+    def do(self, kind: Say, text: str) -> None:
+        """Make all shards save or load; raise :class:`CheckpointError` with the reason if one fails."""
+        with self._changed:
+            numbers = {shard: self._request(shard, kind, text=text) for shard in self._links}
+        for shard, answer in self.outcome(numbers, f"{kind.name.lower()} {text}").items():
+            if answer.text:
+                raise CheckpointError(f"shard {shard} of the tables cannot {kind.name.lower()} {text}: {answer.text}")
+
+    def stats(self) -> TableStats:
+        found = self._told().values()
+        counts: Counter[str] = Counter()
+        staleness: Counter[int] = Counter()
+        for one in found:
+            counts.update(one["counts"])
+            staleness.update({int(key): many for key, many in one["staleness"].items()})
+        return TableStats(counts, staleness, self.lost, self.restarts)
+
+    def speeds(self) -> list[float]:
+        """Return each shard's speed in row numbers per µs; an idle shard gets the mean of the others."""
+        counts = [one["counts"] for one in self._told().values()]
+        found = [one.get("numbers", 0) / max(one.get("busy_us", 0), 1) for one in counts]
+        there = [one for one in found if one > 0] or [1.0]
+        return [one or sum(there) / len(there) for one in found]
+
+    def _told(self) -> dict[int, Any]:
+        with self._changed:
+            numbers = {shard: self._request(shard, Say.STATS) for shard in self._links}
+        answers = self.outcome(numbers, "a question for counts")
+        return {shard: json.loads(answers[shard].text) for shard in sorted(answers)}
+
+    @property
+    def lost(self) -> int:
+        return sum(link.lost for link in self._links.values())
+
+    @property
+    def restarts(self) -> int:
+        return sum(link.restarts for link in self._links.values())
+
+    def leave(self) -> None:
+        """Announce that flushes need not wait for this worker until its next request."""
+        with self._changed:
+            for shard, link in self._links.items():
+                if link.life:
+                    self.line.post(shard, [link.leave()])
+
+    def close(self) -> None:
+        self.leave()  # so that no flush waits for this worker
+        self.line.close()
+
+    # ---------------------------------------------------------------- called by the connection's thread
+    def received(self, shard: int, message: TableMessage) -> None:
+        with self._changed:
+            if shard not in self._links:
+                return
+            out, answers = self._links[shard].receive(message)
+            self.line.post(shard, out)
+            for number, answer in answers:
+                if (shard, number) in self._answers:
+                    self._answers[shard, number] = answer
+            if answers:
+                self._changed.notify_all()
+
+    def beat(self, shard: int) -> None:
+        with self._changed:
+            if shard in self._links:
+                self.line.post(shard, [self._links[shard].beat()])
+
+    def broken(self, error: Exception) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    # ---------------------------------------------------------------- called by the requesting threads
+    def outcome(self, numbers: dict[int, int], what: str) -> dict[int, TableMessage]:
+        """Wait for the answers of all shards; raise :class:`PeerError` if one is missing or rejects the request."""
+        keys = list(numbers.items())
+        with self._changed:
+            self._wait(lambda: all(self._answers[key] is not None for key in keys), keys, what)
+            found = {key[0]: self._answers.pop(key) for key in keys}
+        for shard, answer in found.items():
+            assert answer is not None
+            if answer.kind is Say.REFUSED:
+                raise PeerError(
+                    f"rank {self.rank}: shard {shard} of the tables at {self.line.where(shard)} refuses {what} "
+                    f"({answer.text}): do all workers have the same tables, and the same version of uneven?"
+                )
+        return {shard: answer for shard, answer in found.items() if answer is not None}
+
+    def _wait(self, done: Callable[[], bool], keys: list[tuple[int, int]], what: str) -> None:
+        if not self._changed.wait_for(lambda: done() or self._error is not None, self.timeout_s):
+            missing = [shard for shard, number in keys if self._answers.get((shard, number)) is None]
+            names = ", ".join(f"shard {shard} ({self.line.where(shard)})" for shard in missing)
+            self.drop(dict(keys))  # a late answer would otherwise stay in `_answers`
+            raise PeerError(
+                f"rank {self.rank}: no answer to {what} within {self.timeout_s:g} s from {names} of the tables"
+            )
+        if self._error is not None and not done():
+            raise PeerError(f"rank {self.rank}: the line to the tables has ended: {self._error}") from self._error
+
+    def drop(self, numbers: dict[int, int]) -> None:
+        with self._changed:
+            for shard, number in numbers.items():
+                self._answers.pop((shard, number), None)
+                self._links[shard].forget(number)
+
+    def _request(self, shard: int, kind: Say, bags: tuple[Bags, ...] = (), **more: Any) -> int:
+        number, out = self._links[shard].request(kind, bags, **more)
+        self._answers[shard, number] = None
+        self.line.post(shard, out)
+        return number
+
+    def _post(self, shard: int, kind: Say, bags: tuple[Bags, ...], version: int) -> None:
+        with self._changed:
+            if self._error is not None:
+                raise PeerError(f"rank {self.rank}: the line to the tables has ended: {self._error}") from self._error
+            self.line.post(shard, self._links[shard].change(kind, bags, version))
+
+
+class AskedRows:
+    """The pending lookup of a batch."""
+
+    def __init__(self, client: TableClient, routed: Routed, numbers: dict[int, int]) -> None:
+        self.routed = routed
+        self.versions: dict[int, int] = {}  # of the rows on each shard, at the lookup
+        self._client = client
+        self._numbers = numbers
+
+    @property
+    def many(self) -> list[int]:
+        return self.routed.many
+
+    def values(self) -> Floats:
+        """Wait for the rows, shape (batch, width) float32; raise :class:`PeerError` without an answer. Call it once."""
+        answers = self._client.outcome(self._numbers, "a lookup")
+        self.versions = {shard: answer.version for shard, answer in answers.items()}
+        rows = {shard: [self._floats(one) for one in answer.bags] for shard, answer in answers.items()}
+        return self.routed.pooled(rows)
+
+    def _floats(self, bags: Bags) -> Floats:
+        assert bags.values is not None  # wire.decode has checked
+        return self._client.kernels.whole(bags.values) if self._client.halves else bags.values
+
+    def drop(self) -> None:
+        self._client.drop(self._numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """The counts of all shards, and of this worker's updates."""
+
+    counts: Counter[str]  # see :class:`uneven.embedding.pure.table_shard.TableShard`
+    staleness: Counter[int]  # updates between a lookup and its gradient → number of lookups
+    lost: int  # this worker's updates that a shard applied and then lost in a restart
+    restarts: int  # observed restarts of shards
+    sharing: dict[str, float] = field(default_factory=dict)  # average ids per row of each table with ``modulo``
+
+    def stale(self, part: float) -> float:
+        """Return the ``part`` quantile (0 to 1) of the staleness; NaN without lookups."""
+        total, seen = sum(self.staleness.values()), 0
+        for value, many in sorted(self.staleness.items()):
+            seen += many
+            if seen >= part * total:
+                return value
+        return float("nan")

@@ -1,0 +1,211 @@
+"""Files of saved rows: each shard writes its own, block by block from the live array; any number of shards can read
+them.
+
+::
+
+    FOLDER/TABLE-START-STOP.rows.npy    float32, shape (stop − start, dim)
+    FOLDER/TABLE-START-STOP.sums.npy    Adagrad's, shape (stop − start,)
+    FOLDER/TABLE-START-STOP.ids.npy     growing table: id of each row; row 0 is shared by all others
+    FOLDER/TABLE-START-STOP.taken.npy   growing table: which rows are in use
+    FOLDER/shard-N.json                 written last: tables, ranges, and a lower bound of the updates in them;
+                                        in a shard's own folder also the folder that its rows were loaded from
+
+A shard that trains while it writes saves rows of different times, each one consistent. It copies a block between two
+messages, and a thread writes the block, so the shard waits only if the disk is slower than its workers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uneven.embedding.pure.dynamic_ids import IdMap, bucket
+from uneven.embedding.pure.shard_tables import HeldRange, Holding
+from uneven.embedding.pure.table_shard import SavedNumbers
+from uneven.errors import CheckpointError, reason
+from uneven.runtime.npy import load_array
+
+_BLOCK_BYTES = 1 << 20
+_BLOCK_IDS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """The files of one shard."""
+
+    own: Path | None  # folder for automatic saves, from which the shard restarts
+    number: int  # of the shard
+
+    def saving(self, folder: str | None, holding: Holding, numbers: SavedNumbers) -> Generator[None, None, None]:
+        """Write all rows to ``folder`` (None: the shard's own), one block per step; raises OSError if it cannot."""
+        where = self._older() if folder is None else Path(folder)
+        where.mkdir(parents=True, exist_ok=True)
+        mark = where / f"shard-{self.number}.json"
+        mark.unlink(missing_ok=True)  # a folder without it is incomplete, and ignored
+        maps = [one for one in holding.maps if one is not None]
+        for one in maps:
+            one.held = True  # no eviction: a row's id must stay the same until both are written
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="saving") as beside:
+                yield from _all_written(where, holding, beside)
+        finally:
+            for one in maps:
+                one.held = False
+        ranges = [[held.table, held.start, held.stop] for held in holding]
+        _say(mark, {"tables": holding.spec.text, "ranges": ranges, **numbers._asdict()})
+
+    def loaded(self, folder: str, holding: Holding, numbers: SavedNumbers) -> None:
+        """Record that the rows come from ``folder``, for a restart. ``numbers.version`` must exceed earlier ones."""
+        if self.own is None:
+            return
+        where = self._older()
+        where.mkdir(parents=True, exist_ok=True)
+        said = {"tables": holding.spec.text, "ranges": [], "loaded": folder, **numbers._asdict()}
+        _say(where / f"shard-{self.number}.json", said)
+
+    def restore(self, holding: Holding) -> SavedNumbers | None:
+        """Load the newest save or recorded folder of these rows, or None; raise :class:`CheckpointError` if damaged."""
+        found = [one for one in self._places() if _said(one, self.number).get("tables") == holding.spec.text]
+        if not found:
+            return None
+        newest = max(found, key=lambda one: int(_said(one, self.number)["version"]))
+        said = _said(newest, self.number)
+        self.load(said.get("loaded") or str(newest), holding)
+        return SavedNumbers(said["version"], {int(rank): many for rank, many in said["sequences"].items()})
+
+    def load(self, folder: str, holding: Holding) -> None:
+        """Load a folder of any shards; raise :class:`CheckpointError` if rows are missing, duplicated or misshapen."""
+        ranges = [
+            (table, start, stop)
+            for mark in sorted(Path(folder).glob("shard-*.json"))
+            for table, start, stop in json.loads(mark.read_bytes())["ranges"]
+        ]
+        for held in holding:
+            # All tables are checked before any row changes.
+            _check_once(folder, held, [(start, stop) for table, start, stop in ranges if table == held.table])
+        for held in holding:
+            if held.map is not None:
+                held.map.clear()
+            for table, start, stop in ranges:
+                low, high = max(start, held.start), min(stop, held.stop)
+                if table == held.table and low < high:
+                    stem = Path(folder) / f"{table}-{start}-{stop}"
+                    if held.map is None:
+                        _read(stem, held, start, low, high)
+                    else:
+                        _read_grown(stem, held, held.map)
+
+    def _places(self) -> list[Path]:
+        return [] if self.own is None else [self.own / name for name in ("a", "b")]
+
+    def _older(self) -> Path:
+        assert self.own is not None
+        # the newer save survives a failed one
+        return min(self._places(), key=lambda one: int(_said(one, self.number).get("version", -1)))
+
+
+def _stem(held: HeldRange) -> str:
+    return f"{held.table}-{held.start}-{held.stop}"
+
+
+def _check_once(folder: str, held: HeldRange, ranges: Sequence[tuple[int, int]]) -> None:
+    """Raise :class:`CheckpointError` unless the folder has each row of the range exactly once."""
+    cuts = sorted((max(start, held.start), min(stop, held.stop)) for start, stop in ranges)
+    cuts = [(low, high) for low, high in cuts if low < high]
+    if any(high > low for (_, high), (low, _) in pairwise(cuts)):
+        raise CheckpointError(
+            f"{folder} has rows of table {held.table!r} more than once, as it was saved into by different numbers of "
+            f"servers: save into a folder of its own"
+        )
+    if missing := held.stop - held.start - sum(high - low for low, high in cuts):
+        raise CheckpointError(f"{folder} lacks {missing:,} rows of table {held.table!r}")
+
+
+def _say(mark: Path, said: dict[str, Any]) -> None:
+    part = mark.with_suffix(".part")
+    part.write_text(json.dumps(said), encoding="utf-8")
+    part.replace(mark)  # atomic
+
+
+def _all_written(where: Path, holding: Holding, beside: Executor) -> Iterator[None]:
+    for held in holding:
+        arrays: dict[str, np.ndarray] = {"rows": held.rows, "sums": held.sums}
+        if held.map is not None:  # no id is evicted during the save, and rows added from now on are left out
+            used = held.map.used
+            taken = np.zeros(used, bool)
+            taken[held.map.taken()] = True
+            arrays = {name: array[:used] for name, array in arrays.items()}
+            arrays |= {"ids": held.map.ids[:used].copy(), "taken": taken}
+        for name, array in arrays.items():
+            yield from _written(where / f"{_stem(held)}.{name}.npy", array, beside)
+
+
+def _said(folder: Path, number: int) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / f"shard-{number}.json").read_bytes())
+    except (FileNotFoundError, ValueError):  # never written, or truncated
+        return {}
+    return found
+
+
+def _written(path: Path, array: np.ndarray, beside: Executor) -> Iterator[None]:
+    each = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
+    # Double buffering: one block is written while the next is copied.
+    blocks = np.empty((2, min(each, len(array)), *array.shape[1:]), array.dtype)
+    under_way: Future[int] | None = None
+    with path.open("wb") as file:
+        header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for place, start in enumerate(range(0, len(array), each)):
+            taken = array[start : start + each]
+            block = blocks[place % 2, : len(taken)]
+            block[:] = taken
+            if under_way is not None:
+                under_way.result()
+            under_way = beside.submit(file.write, block.data)
+            yield
+        if under_way is not None:
+            under_way.result()
+
+
+def _loaded(stem: Path, name: str, into: np.ndarray | None = None) -> np.ndarray:
+    path = stem.with_name(f"{stem.name}.{name}.npy")
+    try:
+        saved: np.ndarray = load_array(path, mapped=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
+    if into is not None and len(saved) and saved.shape[1:] != into.shape[1:]:
+        raise CheckpointError(f"{path} has rows of shape {saved.shape[1:]}, the table of {into.shape[1:]}")
+    return saved
+
+
+def _read(stem: Path, held: HeldRange, start: int, low: int, high: int) -> None:
+    for name, into in (("rows", held.rows), ("sums", held.sums)):
+        if len(into):
+            saved = _loaded(stem, name, into)
+            # Sums that another optimizer has not saved start from their initial value.
+            part = saved[low - start : high - start] if len(saved) else held.first_sum
+            into[low - held.start : high - held.start] = part
+
+
+def _read_grown(stem: Path, held: HeldRange, ids_of: IdMap) -> None:
+    """Load the rows whose ids belong here, as long as there is room."""
+    ids, taken = _loaded(stem, "ids"), _loaded(stem, "taken")
+    arrays = [(into, _loaded(stem, name, into)) for name, into in (("rows", held.rows), ("sums", held.sums))]
+    for into, saved in arrays:
+        into[:1] = saved[:1] if len(saved) else held.first_sum
+    for begin in range(0, len(ids), _BLOCK_IDS):
+        block = np.asarray(ids[begin : begin + _BLOCK_IDS])
+        part = bucket(block, held.many)
+        mine = np.flatnonzero(taken[begin : begin + _BLOCK_IDS] & (part >= held.start) & (part < held.stop))
+        slots = ids_of.take(block[mine])
+        for into, saved in arrays:
+            if len(into):
+                into[slots[slots > 0]] = saved[begin + mine[slots > 0]] if len(saved) else held.first_sum

@@ -1,0 +1,42 @@
+"""A shard of tables on a ZeroMQ socket: in a thread, or in its own process (``python -m uneven.embedding``)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from uneven.embedding.kernels import kernels
+from uneven.embedding.pure.table_shard import TableShard
+from uneven.embedding.pure.table_wire import encode
+from uneven.embedding.table_files import TableFiles
+from uneven.runtime.messages.process import ShardProgram
+from uneven.runtime.messages.sockets import LOOPBACK, ShardSockets, ShardThread
+from uneven.runtime.parameter_server.pure.roster import Patience
+
+TABLES = "tables"  # subfolder of a run directory for the addresses and keys of its table servers
+PROGRAM = ShardProgram("uneven.embedding", "the tables")
+
+
+class TableHost(ShardThread):
+    """A shard in a thread of this process; ``directory`` is that of :func:`uneven.runtime.messages.keys.make_keys`."""
+
+    def __init__(self, directory: Path, number: int, members: int, *, patience: Patience | None = None) -> None:
+        self.shard = _shard(directory, number, members, patience or Patience())
+        super().__init__(ShardSockets(directory, number, LOOPBACK, self.shard, encode), f"uneven-tables-{number}")
+
+
+def serve(directory: Path, number: int, members: int, bind: str, patience: Patience, ended: Callable[[], bool]) -> None:
+    """Serve a shard until ``ended`` returns true."""
+    sockets = ShardSockets(directory, number, bind, _shard(directory, number, members, patience), encode)
+    try:
+        sockets.serve(ended)
+    finally:
+        sockets.close()
+
+
+def _shard(directory: Path, number: int, members: int, patience: Patience) -> TableShard:
+    files = TableFiles(directory / "saved", number)
+    # `| 1`, because 0 means "no life yet".
+    return TableShard(secrets.randbits(63) | 1, members, kernels(), files, patience, time.perf_counter)

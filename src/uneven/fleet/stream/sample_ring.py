@@ -1,0 +1,154 @@
+"""Share memory between all processes: samples are written once and read in place by every member."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+
+from uneven.errors import ConfigError
+from uneven.fleet.stream.layout import Layout
+from uneven.runtime.jobs.executor import ProcessLine
+
+_ALIGN = 64
+
+
+class Ring:
+    """The memory for ``slots`` chunks of ``chunk`` samples; all samples of a field are contiguous.
+
+    Sample p of the stream is at position p mod (slots · chunk), so a batch is a slice unless it wraps around. `memory`
+    is an open file descriptor; None makes new memory. Unless `writable`, writing ends the process, which protects
+    batches that others still read. Raises `ConfigError` if the memory is not available.
+    """
+
+    def __init__(self, layout: Layout, *, slots: int, chunk: int, memory: int | None = None, writable: bool) -> None:
+        self.layout = layout
+        self.slots = slots
+        self.chunk = chunk
+        places = slots * chunk
+        sizes = [-(-places * field.nbytes // _ALIGN) * _ALIGN for field in layout]
+        self.nbytes = max(sum(sizes), _ALIGN)
+        self._memory = _allocate(self.nbytes) if memory is None else memory
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self._map = mmap.mmap(self._memory, self.nbytes, access=access)
+        self.fields: list[npt.NDArray[Any]] = []
+        start = 0
+        for field, size in zip(layout, sizes, strict=True):
+            count = places * int(np.prod(field.shape, dtype=np.int64))
+            flat = np.frombuffer(self._map, dtype=field.dtype, count=count, offset=start)
+            self.fields.append(flat.reshape(places, *field.shape))
+            start += size
+        with warnings.catch_warnings():  # torch warns of read-only memory, which is intended here
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            self.tensors = [torch.from_numpy(field) for field in self.fields]
+
+    def slot(self, number: int) -> list[npt.NDArray[Any]]:
+        """Return the arrays of a chunk's samples, of shape (chunk, …) per field."""
+        first = number % self.slots * self.chunk
+        return [field[first : first + self.chunk] for field in self.fields]
+
+    def batch(self, start: int, size: int) -> list[torch.Tensor]:
+        """Return the samples from position ``start`` of the stream on, a tensor of shape (samples, …) per field.
+
+        Views of the shared memory; a batch that wraps around is a copy.
+        """
+        places = self.slots * self.chunk
+        first, last = start % places, start % places + size
+        if last <= places:
+            return [tensor[first:last] for tensor in self.tensors]
+        return [torch.cat((tensor[first:], tensor[: last - places])) for tensor in self.tensors]
+
+    def handle(self, *, writable: bool) -> RingHandle:
+        """Return the arguments with which a new process maps the same memory."""
+        return RingHandle(self.layout, self.slots, self.chunk, self._memory, writable)
+
+    def made(self, number: int) -> Any:
+        """Return None: readers of shared memory need no reference to a chunk."""
+        return None
+
+    def arrived(self, reference: None) -> None:
+        """Ignore references."""
+
+    def free(self, chunk: int) -> None:
+        """Do nothing: readers of shared memory hold no references."""
+
+    def forget(self) -> None:
+        """Do nothing."""
+
+    def keep(self, number: int, reference: None) -> None:
+        """Do nothing."""
+
+    def found(self, first: int, end: int) -> None:
+        """Return None: there are no references."""
+
+    def lost(self, number: int, reference: None) -> bool:
+        """Return False: shared memory loses no chunk."""
+        return False
+
+    def drop(self, below: int) -> None:
+        """Do nothing: the slot is written again later."""
+
+    def close(self) -> None:
+        """Release the memory once no view of it is left in this process. Idempotent."""
+        if self._memory >= 0:
+            # The map itself is closed when the last view is freed; closing it earlier would raise a BufferError.
+            self.fields.clear()
+            self.tensors.clear()
+            os.close(self._memory)
+            self._memory = -1
+
+
+class RingHandle:
+    """A description of a ring that can be sent to another process."""
+
+    def __init__(self, layout: Layout, slots: int, chunk: int, memory: int, writable: bool) -> None:
+        self._rest = layout, slots, chunk, writable
+        self._memory = memory
+
+    def __reduce__(self) -> tuple[Callable[..., RingHandle], tuple[Any, ...]]:
+        return _arrived, (reduction.DupFd(self._memory), self._rest)
+
+    def open(self, line: ProcessLine | None = None) -> Ring:
+        layout, slots, chunk, writable = self._rest
+        return Ring(layout, slots=slots, chunk=chunk, memory=self._memory, writable=writable)
+
+
+def _arrived(descriptor: Any, rest: tuple[Layout, int, int, bool]) -> RingHandle:
+    layout, slots, chunk, writable = rest
+    return RingHandle(layout, slots, chunk, descriptor.detach(), writable)
+
+
+def _allocate(nbytes: int) -> int:
+    free = psutil.virtual_memory().available
+    if nbytes > free:
+        raise ConfigError(
+            f"the shared buffer needs {nbytes / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free: give train(…, "
+            f"buffer=…) fewer samples"
+        )
+    try:
+        # Memory without a name in any file system: the kernel frees it with the last process that maps it, however it
+        # ends.
+        if hasattr(os, "memfd_create"):
+            memory = os.memfd_create("uneven-fleet", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                memory = os.dup(file.fileno())
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(memory, 0, nbytes)  # fails here, instead of killing a process that writes later
+        else:
+            os.ftruncate(memory, nbytes)
+    except OSError as error:
+        raise ConfigError(
+            f"the shared buffer needs {nbytes / 1e6:,.0f} MB, which cannot be had ({error.strerror}): give "
+            f"train(…, buffer=…) fewer samples"
+        ) from error
+    return memory

@@ -1,0 +1,203 @@
+"""Compatibility of policies with balancers, and of policies with the carriers of real runs.
+
+Functions that take names raise ``UnknownNameError`` for an unknown one and ``ConfigError`` for one they cannot parse.
+"""
+
+from __future__ import annotations
+
+from uneven.policy.balance import Balancer, Even, balancers
+from uneven.policy.core.actions import (
+    Add,
+    Combined,
+    Exchange,
+    Mean,
+    Moment,
+    Payload,
+    Significant,
+    StepPlan,
+    Via,
+    WriteBack,
+)
+from uneven.policy.core.registry import describe
+from uneven.policy.sync.geo import Geo
+from uneven.policy.sync.outlook import first_plans
+from uneven.policy.sync.stability import check_lead
+from uneven.policy.sync.sync_policy import Facts, Pace, SyncPolicy, WrappingPolicy, policies
+
+
+def compatible(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
+    """Return why this balancer has no effect under this policy and what to use instead; None if they fit."""
+    agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
+    facts = agreeing.facts
+    # Without waits each worker takes samples from the shared order asynchronously, and fast ones take more anyway.
+    if facts is None or isinstance(splitting, Even) or facts.pace not in (Pace.OWN, Pace.BOUNDED):
+        return None
+    waits = "nobody waits" if facts.pace is Pace.OWN else "workers wait only for who is far behind"
+    return (
+        f"balance = {describe(balancer)} decides nothing under sync = {describe(policy)}: there {waits}, and each "
+        f"worker takes samples at its own pace; use balance = 'even' with it, or sync = {_near(facts)!r} to balance"
+    )
+
+
+def carried(policy: str | SyncPolicy) -> str | None:
+    """Return why a real run does not support this policy and what to do instead; None if it does."""
+    agreeing = policies.resolve(policy)
+    facts = agreeing.facts
+    why = next((why for plan in first_plans(agreeing, (0, 1), {}) if (why := refused(plan))), None)
+    if why is None:
+        return None
+    moves = "" if facts is None else f" (it moves {facts.moves})"
+    name = policy if isinstance(policy, str) else "NAME"
+    return (
+        f"sync = {describe(policy)} cannot be carried by a real run yet{moves}: {why}; train with "
+        f"sync = {_carried_near(facts)!r}, or see what it would do with `uneven simulate CLUSTER.toml --sync {name}`"
+    )
+
+
+def unheeded(policy: str | SyncPolicy, balancer: str | Balancer) -> str | None:
+    """Return why a real run cannot apply this balancer under this policy and what to use instead; None if it can."""
+    agreeing, splitting = policies.resolve(policy), balancers.resolve(balancer)
+    facts = agreeing.facts
+    # Backup workers wait for the first gradients only, so there is no moment at which all reports have arrived.
+    if facts is None or facts.pace is not Pace.QUORUM or not splitting.adapts:
+        return None
+    return (
+        f"balance = {describe(balancer)} with sync = {describe(policy)}: a real run leaves late workers behind, and so "
+        f"never has the reports of all by which shares move; use balance = 'even' or 'static:shares=…' with it, or "
+        f"sync = 'bsp' to balance"
+    )
+
+
+def unsited(policy: SyncPolicy, sites: dict[int, str]) -> str | None:
+    """Return a warning if a policy for several sites has one only and so equals BSP; ``sites`` is rank → site."""
+    members = tuple(sorted(sites))
+    if len(members) < 2 or len(set(sites.values())) > 1:
+        return None
+
+    def moved(where: dict[int, str]) -> set[Payload]:
+        return {one.payload for plan in first_plans(policy, members, where) for one in plan.exchanges}
+
+    # Compare with one site per worker: a policy that still moves gradients only is not a policy for several sites.
+    if moved(sites) != {Payload.GRADIENT} or moved({rank: str(rank) for rank in members}) <= {Payload.GRADIENT}:
+        return None
+    return (
+        f"all {len(members)} workers are at one site, {sites[members[0]]!r}, so sync = {describe(policy)} averages "
+        f"their gradients on every step, as bsp does; name sites with UNEVEN_SITE, or in the description of the cluster"
+    )
+
+
+def check_momentum(policy: SyncPolicy, momentum: float, sites: int) -> None:
+    """Raise ``ConfigError`` if a momentum is unstable with the delay between sites that a policy allows."""
+    while isinstance(policy, WrappingPolicy):
+        if isinstance(policy, Geo):
+            check_lead(policy.lead, momentum, sites)
+        policy = policy.inner
+
+
+def served(plan: StepPlan) -> bool:
+    """Return whether the plan uses a parameter server, so that workers take samples asynchronously."""
+    return any(one.via is Via.SERVER for one in plan.exchanges)
+
+
+def refused(plan: StepPlan, *, copy: bool | None = None) -> str | None:
+    """Return why a real run does not support this plan; None if it does.
+
+    ``copy``: whether the run has a parameter server; None if undecided.
+    """
+    # The server is set up from the first plans, so a later plan cannot begin or stop using it.
+    if copy is not None and plan.exchanges and served(plan) != copy:
+        return f"it goes {'among the workers' if copy else 'through a parameter server'}, as its first steps did not"
+    if not served(plan):
+        if plan.waits and not any(one.lead for one in plan.exchanges):
+            return "it lets steps wait for clocks, which only a parameter server can tell"
+        return next((why for one in plan.exchanges if (why := _refused(one))), None)
+    # At most two exchanges: the site's own server, then one between the servers of all sites.
+    near, *far = plan.exchanges
+    beyond = len(far) == 1 and near.members in far[0].parties
+    if len(far) > beyond or not {one.members for one in plan.waits} <= {one.members for one in plan.exchanges}:
+        return "through a parameter server goes one exchange of all in a step, and waits are for all"
+    if (plan.waits or beyond) and near.payload is not Payload.DELTA:
+        return "steps wait for the clocks of those who push their movements, and of nobody else"
+    return _refused_of_copy(near) or (_refused_between(far[0]) if beyond else None)
+
+
+# combinations that a parameter server handles for one worker at a time
+_SERVED = ((Payload.DELTA, Combined.SUM), (Payload.PARAMETERS, Combined.CENTRE))
+
+
+def _refused_of_copy(one: Exchange) -> str | None:
+    if one.select is not None or one.parties:
+        return "to a parameter server each worker sends all that it has, for itself"
+    if one.quorum is not None:
+        if one.payload is Payload.GRADIENT and one.merge == Mean():
+            return None
+        if one.payload is Payload.DELTA and one.moment is Moment.BACKGROUND and one.merge.served_step() is not None:
+            return None
+        return (
+            "of the first so many the parameter server averages gradients, by samples, and in the background takes an "
+            "outer step on movements"
+        )
+    if one.payload is Payload.GRADIENT:
+        return "gradients are averaged by a parameter server only where the first so many of a step are"
+    if (one.payload, one.merge.combined) in _SERVED and one.merge.served(one.payload) is not None:
+        return None
+    return "through a parameter server go movements that are added, and parameters that are drawn to it, and it to them"
+
+
+def _refused_between(one: Exchange) -> str | None:
+    if one.via is not Via.SERVER or not isinstance(one.select, Significant) or one.groups or one.barrier_bytes:
+        return "parameter servers of sites tell each other what is significant, without hubs and without a barrier"
+    return _refused_picked(one) if one.merge == Add() else "parameter servers add what others tell them as it is"
+
+
+def _refused(one: Exchange) -> str | None:
+    if one.quorum is not None:
+        return "it leaves who is late behind, which only a parameter server can do"
+    if one.piece is not None and (
+        one.moment is not Moment.STEP or one.parties or one.merge.combined is not Combined.MEAN
+    ):
+        return "pieces of the parameters are averaged after the step, of each worker for itself"
+    if one.select is not None:
+        return _refused_picked(one)
+    if one.payload is Payload.DELTA:
+        mergeable = one.payload in one.merge.payloads and one.merge.combined is Combined.MEAN
+        if mergeable and one.moment is Moment.STEP and not one.parties:
+            return None
+        return "of movements in full the mean is merged, after the step, of each worker for itself"
+    if one.payload is Payload.GRADIENT:
+        return None if one.merge == Mean() and not one.parties else "gradients are merged by their weighted mean only"
+    kind = type(one.merge).__name__
+    if one.merge.combined is Combined.SUM or one.payload not in one.merge.payloads:
+        return f"{kind} does not merge parameters: take a mean, block momentum or an elastic pull"
+    if one.merge.combined is Combined.CENTRE and one.write_back != WriteBack():
+        return f"{kind} says what each replica is moved by, so there is no one outcome to write back in another way"
+    if one.moment is Moment.BACKGROUND and one.parties:
+        return "parties speak with one voice in the foreground only"
+    return None
+
+
+def _refused_picked(one: Exchange) -> str | None:
+    if one.payload is not Payload.DELTA:
+        return "only of movements some entries are picked"
+    if one.moment is not Moment.STEP or not one.parties:
+        return "entries are picked and sent after the step, by parties that speak with one voice"
+    if one.delay and not (one.select is not None and one.select.beside):
+        return "entries enter some steps later only where what is not sent waits beside the replica"
+    if one.merge.plain or one.merge == Add():
+        return None
+    return "of picked entries the mean is taken, or they are added as they are"
+
+
+def _carried_near(facts: Facts | None) -> str:
+    if facts is None or facts.pace is Pace.QUORUM or facts.payloads == (Payload.GRADIENT,):
+        return "bsp"
+    if facts.pace is Pace.OWN and Payload.PARAMETERS in facts.payloads:
+        return f"shadow:easgd:together=true,every={facts.every}"
+    return "shadow:ma" if facts.pace is Pace.OWN else "bsp"
+
+
+def _near(facts: Facts) -> str:
+    """Return the nearest policy under which workers wait for each other."""
+    if Payload.DELTA in facts.payloads:
+        return "bsp"
+    return f"local:every={facts.every}" if facts.every > 1 else "local"

@@ -1,0 +1,436 @@
+"""The base of preconditioners: items with an owner, costs, statistics to keep and a result to gather.
+
+Subclasses (K-FAC, SOAP) provide an :class:`~uneven.precondition.item_work.ItemWork` per item. This module schedules
+steps, assigns owners, and packs exchanges.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import CheckpointError, ConfigError
+from uneven.policy.ownership.agreed_speeds import AgreedSpeeds, OwnWork, WorkerRow, agreed, better, told
+from uneven.policy.ownership.placement import Placement, RankGrid, gradient_workers, grid, place
+from uneven.precondition.item_exchange import PackedExchanges
+from uneven.precondition.item_work import ItemWork, like
+from uneven.precondition.measure_share import probed_share
+from uneven.precondition.pure.describe import described
+from uneven.precondition.pure.packing import Layout
+from uneven.precondition.pure.schedule import Schedule
+from uneven.precondition.pure.sharing import Sharing
+from uneven.precondition.refresh import Refresh, idle_cores
+from uneven.run.step.part import Part, Run, Step
+
+
+class Preconditioner(Part):
+    """The base class of K-FAC and SOAP.
+
+    Attributes:
+        notes: name of a layer → why it keeps its plain gradient.
+        clock: optimizer steps so far.
+    """
+
+    kind = "kfac"  # in a cluster description
+    movable = True  # whether items may change owners
+    saves_bases = False  # whether a checkpoint holds bases; otherwise they are recomputed
+
+    def __init__(self, how: Sharing) -> None:
+        self.how = how
+        self.schedule = Schedule(*how.periods)
+        self.notes: dict[str, str] = {}
+        self.clock = 0
+        self.works: list[ItemWork] = []
+        self._bases: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
+        self._loaded: dict[str, Any] | None = None
+        self._gathered: dict[str, Tensor] | None = None
+        self._refreshing: Refresh | None = None
+        self._began = False  # whether there is a basis
+        self._replicated = False  # whether every worker keeps all squares, because any may be lost
+        self._placed_among: tuple[int, ...] = ()
+
+    # ── for subclasses ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
+        """Return the work of each item; write ``notes`` about weights left plain."""
+
+    @abstractmethod
+    def bring_up_to_date(self) -> None:
+        """Update the statistics of this worker's squares with everything seen so far; a collective."""
+
+    @abstractmethod
+    def start_kept(self, work: ItemWork, square: int) -> Tensor:
+        """Return the initial statistics of a square, shape (kept,)."""
+
+    @property
+    def identity(self) -> float:
+        """The coefficient of the identity matrix in the statistics."""
+        return 0.0
+
+    def before(self, step: Step, due_factors: bool) -> None:
+        """Prepare a step; gradients are averaged and plain."""
+
+    def scale(self, product: float, optimizer: torch.optim.Optimizer) -> float:
+        """Return the factor of all results, from the sum of the products of :meth:`ItemWork.apply`."""
+        return 1.0
+
+    def bounded(self, work: ItemWork, result: Tensor, scale: float) -> float:
+        """Return the factor of one item's ``result``, shape (result,), from that of all."""
+        return scale
+
+    def opinion(self) -> float:
+        """Return a value of this worker at a refresh; all use that of the first worker."""
+        return 0.0
+
+    def settle(self, opinion: float) -> None:
+        """Use the first worker's value: the workers' own may differ by rounding."""
+
+    def renewed(self) -> None:
+        """Do nothing; called when new bases are in use."""
+
+    def stepped(self) -> None:
+        """Do nothing; called after gradients are preconditioned and ``clock`` is incremented."""
+
+    # ── moments ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def attach(self, run: Run) -> None:
+        """Set up items, lines and owners for the model; raise :class:`ConfigError` without items."""
+        self.run, self.optimizer = run, run.optimizers[0]
+        self._like = like(run.model, self.how.factor_dtype)
+        self.works = self.make(run.model, self.optimizer)
+        if not self.works:
+            told = "; ".join(f"{name}: {why}" for name, why in self.notes.items()) or "it has no layers"
+            raise ConfigError(f"{self.name} finds nothing to precondition in this model: {told}")
+        if self.notes and run.rank == run.members[0]:
+            left = "; ".join(f"{name}: {why}" for name, why in self.notes.items())
+            run.tell("plain-gradient", f"{self.name} leaves {len(self.notes)} layers their plain gradient: {left}")
+        self._units = [(i, j) for i, work in enumerate(self.works) for j in range(len(work.item.sides))]
+        self._sizes = [self.works[i].sizes.kept[j] for i, j in self._units]
+        self._basis_sizes = [self.works[i].sizes.basis[j] for i, j in self._units]
+        self._measured, self._all_measured, self._factors_taken = OwnWork(), OwnWork(), OwnWork()
+        self._replicated = run.lines.changing
+        share = self._share(run)
+        members = tuple(sorted({*run.members, run.rank}))  # a worker that is yet to join is not a member
+        self.grid: RankGrid = grid(members, gradient_workers(share, len(members)))
+        self._placed_among = () if self._replicated else run.members
+        self.exchanges = PackedExchanges(run.lines, self.name)
+        self._clock_s = time.process_time if self._on_host else time.perf_counter
+        self._lay_out(self._place())
+
+    def _share(self, run: Run) -> float:
+        """Return f, measured if "auto"; 1 in elastic runs, where plain steps must need no other worker."""
+        share = self.how.share
+        if self._replicated and (share not in ("auto", 1.0) or self.how.refresh != "now"):
+            raise ConfigError(
+                f"{self.name}(share={share!r}, refresh={self.how.refresh!r}) in an elastic run: every worker has to "
+                f"keep and turn everything, as any may be lost; use share=1.0 and refresh='now'"
+            )
+        if isinstance(share, str):
+            return 1.0 if self._replicated else probed_share(run, self.name, self.works)
+        return share
+
+    @torch.no_grad()
+    def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+        """Refresh what is due, and precondition the gradients."""
+        if optimizer is not self.optimizer:
+            return
+        self._check_plan(step)
+        # Decompositions need at least float32.
+        with torch.autocast(self._like.device.type, enabled=False):
+            self._work(step, optimizer)
+
+    def _work(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
+        due = self.schedule.due(self.clock)
+        self.before(step, due.factors)
+        period = self.schedule.periods(self.clock)[1]
+        if due.refresh or not self._began:
+            with self.run.spread(period):
+                self._land()
+                self._begin_refresh(step, period)
+        elif self._refreshing is not None and self.clock >= self._refreshing.due:
+            with self.run.spread(period):
+                self._land()
+        self._precondition(optimizer)
+        self.clock += 1
+        self.stepped()
+
+    def describe(self) -> str:
+        """Return a table ``[preconditioner]`` with measured costs, for ``uneven plan`` and ``uneven simulate``.
+
+        Raises:
+            ConfigError: nothing has been measured yet.
+        """
+        share, own = len(self.grid.rows) / len(self.members), self._all_measured.and_(self._measured)
+        periods, items = self.schedule.periods(self.clock), [one.item for one in self.works]
+        return described(self.kind, items, periods, share, self.how.place, own, self._factors_taken)
+
+    @contextmanager
+    def evaluated(self) -> Any:
+        """Gather the factors of all workers for :meth:`state_dict` inside of the context."""
+        if self.works:
+            self._gathered = self._gather()
+        try:
+            yield
+        finally:
+            self._gathered = None
+
+    def close(self) -> None:
+        """Stop the background refresh."""
+        if self._refreshing is not None:
+            self._refreshing.abandon()
+            self._refreshing = None
+
+    # ── owners ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def owners(self) -> dict[str, tuple[int, ...]]:
+        """The rank that refreshes each square, by item name."""
+        return dict(zip((one.item.name for one in self.works), self.placement.owners, strict=True))
+
+    @property
+    def _on_host(self) -> bool:
+        return self._like.device.type == "cpu"
+
+    def _own_time(self) -> tuple[float, float, float]:
+        # Processor time does not measure an accelerator's work.
+        return self.run.own_time() if self._on_host else (math.nan, math.nan, math.nan)
+
+    def _place(self, table: AgreedSpeeds | None = None) -> Placement:
+        period = float(self.schedule.periods(self.clock)[1])
+        known: dict[str, Any] = {} if table is None else {"speeds": table.speeds, "fixed": table.fixed}
+        items, how = [one.item for one in self.works], self.how
+        return place(items, self.grid, rule=how.place, period=period, colocate=how.colocate, **known)
+
+    def _lay_out(self, placement: Placement) -> None:
+        """Allocate buffers for a placement, and keep the bases that this worker already has."""
+        rank, before = self.run.rank, dict(self._bases) if self._began else {}
+        self.placement = placement
+        self._owner_of = [placement.owners[i][j] for i, j in self._units]
+        column, row = self.grid.column(rank), self.grid.row(rank)
+        self._mine = [i for i in range(len(self.works)) if rank in placement.columns[i]]
+        held = [unit for unit, (i, _) in enumerate(self._units) if i in set(self._mine)]
+        sizes = [self.works[i].sizes.basis[j] for i, j in (self._units[unit] for unit in held)]
+        self._base_layout = Layout.of(sizes, [self._owner_of[unit] for unit in held], column)
+        self._base_flat = self._like.new_empty(self._base_layout.size)
+        self._bases = {
+            unit: self._base_flat[slice(*span)] for unit, span in zip(held, self._base_layout.spans, strict=True)
+        }
+        for unit, view in self._bases.items():
+            i, j = self._units[unit]
+            view.copy_(before[unit] if unit in before else self.works[i].neutral(j))
+        workers = [next(one for one in row if one in placement.columns[i]) for i in range(len(self.works))]
+        # One more number per worker, for its sum of products.
+        self._result_layout = Layout.of([one.sizes.result for one in self.works], workers, row, extra=1)
+        self._result_flat = self._like.new_zeros(self._result_layout.size)
+        keepers, ranks = ([rank] * len(self._units), (rank,)) if self._replicated else (self._owner_of, self.members)
+        # One more number per rank, for the total weight of its sums.
+        self._kept_layout = Layout.of(self._sizes, keepers, ranks, extra=1)
+        for unit, keeper in enumerate(keepers):
+            i, j = self._units[unit]
+            if keeper == rank and unit not in self._kept:
+                self._kept[unit] = self.start_kept(self.works[i], j)
+        self.laid_out()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks among which owners are placed, ascending."""
+        return tuple(sorted(rank for column in self.grid.columns for rank in column))
+
+    def laid_out(self) -> None:
+        """Do nothing; called when owners, and the layout of statistics, have changed."""
+
+    def _move(self, placement: Placement) -> None:
+        old = self._owner_of
+        new = [placement.owners[i][j] for i, j in self._units]
+        if not self._replicated:
+            self.exchanges.move(self._kept, self._sizes, old, new, self._like)
+        self._lay_out(placement)
+
+    # ── refresh ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin_refresh(self, step: Step, period: int) -> None:
+        measured, self._measured = self._measured, OwnWork()
+        self._all_measured.add(measured.cost, measured.busy_s)
+        idle = idle_cores() if self.how.refresh == "auto" else 0.0
+        own = told(measured, *self._own_time(), idle=idle, samples=float(step.samples), opinion=self.opinion())
+        rows = {rank: WorkerRow(*row) for rank, row in self.exchanges.table(own).items()}
+        table = agreed(list(rows.values()))
+        self.settle(next(iter(rows.values())).opinion)
+        self._take_loaded()
+        self.bring_up_to_date()
+        if self._placed_among != tuple(rows):  # elastic: members have changed
+            self._placed_among = tuple(rows)
+            self.grid = grid(self._placed_among, len(rows))
+            self._move(self._place(table))
+        elif self.movable or not self._began:
+            items = [one.item for one in self.works]
+            other = better(self.placement, self._place(table), items, table, self.members, period)
+            if other is not None:
+                self._move(other)
+        mine = [unit for unit, owner in enumerate(self._owner_of) if owner == self.run.rank]
+        wanted = self.how.refresh == "shadow" or (self.how.refresh == "auto" and table.idle)
+        shadow = self._began and period > 1 and wanted
+        self._refreshing = self._refresh(mine, beside=shadow, due=self.clock + max(1, period // 2))
+        if not shadow:
+            self._land()
+
+    def _refresh(self, units: list[int], *, beside: bool, due: int = 0) -> Refresh:
+        cost = sum(self.works[i].item.refresh(j) for i, j in (self._units[unit] for unit in units))
+        calls = {unit: self._call(unit) for unit in units}
+        if not self._on_host and not beside:
+            torch.accelerator.synchronize(self._like.device)  # earlier work must not count as refresh time
+        return Refresh(calls, due=due, beside=beside, cost=cost, clock_s=self._clock_s)
+
+    def _call(self, unit: int) -> Callable[[], Tensor]:
+        (i, j), identity, kept = self._units[unit], self.identity, self._kept[unit]
+        # A background refresh reads the statistics while training updates them.
+        kept = kept.clone() if self.how.refresh != "now" else kept
+        return lambda: self.works[i].decompose(j, kept, identity)
+
+    def _land(self) -> None:
+        refresh, self._refreshing = self._refreshing, None
+        if refresh is None:
+            return
+        self._take_up(refresh)
+        # Elastic runs: lost owners' squares are decomposed by others, of which some may be lost in turn.
+        while lost := self.exchanges.in_column(self._base_flat, self._base_layout):
+            self._take_up(self._orphans(lost))
+        self.renew_all()
+        self.run.log(f"{self.name}/refresh_s", refresh.seconds)
+        self.renewed()
+
+    def _take_up(self, refresh: Refresh) -> None:
+        found, failed = refresh.end()
+        for unit, basis in found.items():
+            self._bases[unit].copy_(basis)
+        for unit, why in failed.items():
+            name = self.works[self._units[unit][0]].item.name
+            self.run.log(f"{self.name}/refresh_failed", 1.0)
+            warnings.warn(f"uneven: {self.name}: {name} keeps its previous basis: {why}", RuntimeWarning, stacklevel=2)
+        self._measured.add(refresh.cost, refresh.busy_s)
+
+    def _orphans(self, lost: tuple[int, ...]) -> Refresh:
+        """Refresh the squares of workers lost before they sent their bases, on new owners."""
+        orphans = [unit for unit, owner in enumerate(self._owner_of) if owner in lost]
+        self._placed_among = tuple(rank for rank in self._placed_among if rank not in lost)
+        self.grid, self._began = grid(self._placed_among, len(self._placed_among)), True
+        self._move(self._place())
+        return self._refresh([unit for unit in orphans if self._owner_of[unit] == self.run.rank], beside=False)
+
+    def renew_all(self) -> None:
+        """Put the bases in the buffers into use."""
+        for i in self._mine:
+            self.works[i].renew([self._bases[unit] for unit, (item, _) in enumerate(self._units) if item == i])
+        self._began = True
+
+    # ── every step ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _precondition(self, optimizer: torch.optim.Optimizer) -> None:
+        began_s = self._clock_s()
+        products = []
+        for i in self._mine:
+            product = self.works[i].apply(self._result_flat[slice(*self._result_layout.spans[i])])
+            if product is not None:
+                products.append(product)
+        if products:
+            self._result_flat[self._result_layout.bound(self.run.rank)[1] - 1] = torch.stack(products).sum()
+        if self._on_host:  # an accelerator's work has only been queued by then
+            cost = sum(self.works[i].item.step for i in self._mine)
+            self._measured.add(cost, self._clock_s() - began_s)
+            self._measured.steps += 1
+        self.exchanges.in_row(self._result_flat, self._result_layout)
+        ends = [end - 1 for _, end in self._result_layout.bounds]
+        scale = self.scale(sum(self._result_flat[ends].tolist()), optimizer)
+        for work, span in zip(self.works, self._result_layout.spans, strict=True):
+            result = self._result_flat[slice(*span)]
+            work.write(result, self.bounded(work, result, scale))
+
+    def _check_plan(self, step: Step) -> None:
+        if not step.averaged:
+            raise ConfigError(
+                f"{self.name} needs the gradients of all workers averaged on every step, and the policy does not do so "
+                f"at step {step.clock}: use sync='bsp'"
+            )
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _gather(self) -> dict[str, Tensor]:
+        """Return the statistics of all workers by item and square; also bases that a checkpoint needs."""
+        if self._replicated:
+            found = {self._key(unit): kept.clone() for unit, kept in self._kept.items()}
+            bases = self._bases if self._began else {}
+            return found | {f"basis {self._key(unit)}": basis.clone() for unit, basis in bases.items()}
+        self.bring_up_to_date()
+        flat = self._like.new_zeros(self._kept_layout.size)
+        for unit, kept in self._kept.items():
+            flat[slice(*self._kept_layout.spans[unit])] = kept
+        self.exchanges.among_all(flat, self._kept_layout)
+        found = {self._key(unit): flat[slice(*span)].clone() for unit, span in enumerate(self._kept_layout.spans)}
+        if self.saves_bases:
+            layout = Layout.of(self._basis_sizes, self._owner_of, self.members)
+            flat = self._like.new_zeros(layout.size)
+            for unit in self._kept:
+                flat[slice(*layout.spans[unit])] = self._bases[unit]
+            self.exchanges.among_all(flat, layout)
+            found |= {f"basis {self._key(unit)}": flat[slice(*span)] for unit, span in enumerate(layout.spans)}
+        return found
+
+    def _key(self, unit: int) -> str:
+        i, j = self._units[unit]
+        return f"{self.works[i].item.name}/{j}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return clock and statistics.
+
+        Raises:
+            CheckpointError: other workers keep a part, and this is outside of ``session.evaluated()``.
+        """
+        if not self.works:
+            return {}
+        if self._gathered is None and len(self.members) > 1 and not self._replicated:
+            raise CheckpointError(
+                f"{self.name} keeps each factor on one worker only; save inside of `with session.evaluated():`, which "
+                f"every worker enters and where all of them are gathered"
+            )
+        return {"clock": self.clock, **(self._gathered if self._gathered is not None else self._gather())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state, with any number of workers; the next step recomputes bases."""
+        if "clock" not in state:
+            return
+        names = {self._key(unit): size for unit, size in enumerate(self._sizes)}
+        other = [key for key, size in names.items() if key not in state or state[key].numel() != size]
+        if other:
+            raise CheckpointError(
+                f"{self.name}: the state has no {other[0]!r} of {names[other[0]]} numbers: another model"
+            )
+        self.clock, self._loaded, self._began = int(state["clock"]), {key: state[key] for key in names}, False
+        if self._replicated:
+            self._placed_among = ()
+            self._take_loaded()
+            if all(f"basis {key}" in state for key in names):
+                self._take_bases(state)
+
+    def _take_bases(self, state: dict[str, Any]) -> None:
+        for unit, view in self._bases.items():
+            key = f"basis {self._key(unit)}"
+            if key not in state or state[key].numel() != view.numel():
+                raise CheckpointError(f"{self.name}: the state has no {key!r} of {view.numel()} numbers: another model")
+            view.copy_(state[key])
+        self.renew_all()
+
+    def _take_loaded(self) -> None:
+        if self._loaded is not None:
+            for unit in self._kept:
+                self._kept[unit] = self._loaded[self._key(unit)].to(self._like).clone()
+            self._loaded = None

@@ -1,0 +1,141 @@
+"""SOAP as a part of a session."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import CheckpointError, ConfigError, TrainingError
+from uneven.precondition.item_work import ItemWork
+from uneven.precondition.preconditioner import Preconditioner
+from uneven.precondition.pure.sharing import Sharing
+from uneven.precondition.soap.weight import AdamRates, Straight, Turned
+from uneven.run.step.part import Step
+
+_SPARSE = "gradients of a few rows: use sparse=False, or give that table to another optimizer, such as SparseAdam"
+
+
+class SOAP(Preconditioner):
+    """Run Adam in the eigenbasis of each weight's squares L = E[∇ ∇ᵀ] and R = E[∇ᵀ ∇] (arXiv 2409.11321)::
+
+        session = uneven.Session(parts=[uneven.SOAP()])
+        model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=3e-3, weight_decay=0.01))
+
+    It turns gradients into SOAP's steps, so the optimizer must be plain SGD without momentum, whose learning rate and
+    weight decay are SOAP's. L and R use gradients that are already averaged over all workers, so unequal shares change
+    nothing, layers need no hooks, and only bases and steps are exchanged. Weights with one axis get Adam's step.
+
+    Args:
+        betas: of Adam.
+        squares: decay of L and R; the second of ``betas`` if None.
+        eps: of Adam.
+        largest: weights with a longer side get Adam's step.
+        sharing: ``periods`` (between updates of L and R, and between refreshes of the bases), ``share`` and others of
+            :class:`~uneven.precondition.pure.sharing.Sharing`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    kind = "soap"
+    movable = False  # a weight's averages stay with the workers that precondition it,
+    saves_bases = True  # and are meaningless in another basis
+
+    def __init__(
+        self,
+        *,
+        betas: tuple[float, float] = (0.95, 0.95),
+        squares: float | None = None,
+        eps: float = 1e-8,
+        largest: int = 10_000,
+        **sharing: Any,
+    ) -> None:
+        if unknown := sorted(sharing.keys() - {one.name for one in fields(Sharing)}):
+            raise ConfigError(f"SOAP has no argument {unknown[0]!r}; see the reference for those that it has")
+        super().__init__(Sharing(**sharing))
+        decays = (betas[0], betas[1], betas[1] if squares is None else squares)
+        if not all(0.0 <= one < 1.0 for one in decays) or not eps > 0.0:
+            raise ConfigError(
+                f"betas = {betas!r}, squares = {squares!r}, eps = {eps!r}: from 0 to below 1, and above 0"
+            )
+        self._rates = AdamRates(*decays, eps)
+        self._largest = largest
+
+    def make(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[ItemWork]:
+        """Return the works of weights with two axes; others get plain Adam."""
+        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        for name, module in model.named_modules():
+            if getattr(module, "sparse", False) and id(getattr(module, "weight", None)) in stepped:
+                raise ConfigError(f"SOAP moves all rows at each step, and {name!r} gives {_SPARSE}")
+        self.turned: list[Turned] = []
+        self._straight: list[Straight] = []
+        for name, weight in model.named_parameters():
+            if id(weight) not in stepped or not weight.requires_grad:
+                self.notes[name] = "frozen, or another optimizer steps it"
+            elif weight.ndim < 2 or max(len(weight), weight.numel() // len(weight)) > self._largest:
+                self._straight.append(Straight(name, weight, self._rates))
+            else:
+                self.turned.append(Turned(name, weight, self._rates, self._like.dtype))
+        if any(group.get("momentum") for group in optimizer.param_groups):
+            raise ConfigError("SOAP has momentum of its own: give the optimizer behind it none, SGD(…, momentum=0)")
+        return list(self.turned)
+
+    def start_kept(self, work: ItemWork, square: int) -> Tensor:
+        return self._like.new_zeros(work.sizes.kept[square])
+
+    def before(self, step: Step, due_factors: bool) -> None:
+        """Update the squares that this worker owns, and weights with one axis."""
+        each: list[Turned | Straight] = [*self.turned, *self._straight]
+        for one in each:
+            if (gradient := one.weights[0].grad) is not None and gradient.layout != torch.strided:
+                raise TrainingError(f"SOAP moves all rows at each step, and {one.name!r} has {_SPARSE}")
+        self._rates.taken += 1
+        self._take_loaded()
+        if due_factors:
+            for unit, kept in self._kept.items():
+                i, j = self._units[unit]
+                self.turned[i].add(j, kept)
+        for one in self._straight:
+            one.apply()
+
+    def bring_up_to_date(self) -> None:
+        """Do nothing: :meth:`before` has updated the squares."""
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _gather(self) -> dict[str, Tensor]:
+        """Add Adam's averages, each of which one column holds."""
+        found = super()._gather()
+        for what in ("momentum", "square"):
+            for i in self._mine:
+                span = self._result_layout.spans[i]
+                self._result_flat[slice(*span)] = getattr(self.turned[i], what).view(-1)
+            self.exchanges.in_row(self._result_flat, self._result_layout)
+            for one, span in zip(self.turned, self._result_layout.spans, strict=True):
+                found[f"{what} {one.name}"] = self._result_flat[slice(*span)].clone()
+            found |= {f"{what} {one.name}": getattr(one, what).clone() for one in self._straight}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, "taken": self._rates.taken} if state else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "clock" not in state:
+            return
+        self._rates.taken = int(state["taken"])
+        averaged: list[Turned | Straight] = [*self.turned, *self._straight]
+        for one in averaged:
+            for what in ("momentum", "square"):
+                key, mine = f"{what} {one.name}", getattr(one, what)
+                if key not in state or state[key].numel() != mine.numel():
+                    raise CheckpointError(
+                        f"{self.name}: the state has no {key!r} of {mine.numel()} numbers: another model"
+                    )
+                mine.copy_(state[key].view_as(mine))
+        if not self._replicated:
+            self._take_bases(state)

@@ -1,0 +1,206 @@
+"""The gradient exchange of a model of which each worker holds a part (``fully_shard``: FSDP2 and HSDP).
+
+torch scatters the sums of gradients itself, layer by layer. The carrier sets torch's divisor to 1, and multiplies the
+gradient at the model's output by x_i / X, so the sums are Σ (x_i / X) ḡ_i. Gradients are linear in it, so this is
+exact up to rounding for each pass, also if several wait in ``.grad``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError, TrainingError
+from uneven.policy.core.batch_weight import Turn
+from uneven.run.gradients.backward_start import weighted_on_entering
+from uneven.run.gradients.statistics import BatchStatistics
+from uneven.run.gradients.step_check import closures_checked, is_still, refuse_held
+from uneven.run.gradients.syncnorm import weigh_sync_batch_norm
+from uneven.run.lines.group_lines import gather_shards, scatter_sum, take_from_first
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import Traffic
+from uneven.run.model.check import shards_of
+from uneven.run.model.hooks import ModelHook
+from uneven.run.step.observer import ExchangeObserver
+
+
+@dataclass(kw_only=True)
+class ShardedCarrier:
+    """Implements the interface of :class:`uneven.run.gradients.gradient_carrier.GradientCarrier` for sharded models."""
+
+    turn_now: Callable[[], Turn | None]
+    observer: ExchangeObserver
+    roll: RollCall
+    on_nonfinite: Callable[[], None]
+    traffic: Traffic
+    turn: Turn
+    group: Any
+    piggyback: None = None
+    owner: object = None
+    _model: nn.Module | None = None
+    _statistics: BatchStatistics | None = None
+    _handles: list[Any] = field(default_factory=list)
+    _synchronise: bool = True
+    _pass: int = -1  # torch's number of the backward pass under way
+    _counts: bool = False  # whether any pass in the next exchange has a weight
+    _held: bool = False  # gradients of unsynchronised passes wait
+    _exchanged: bool = False  # since the last step of an optimizer
+
+    def attach(self, model: nn.Module, **ddp: Any) -> None:
+        """Install on ``model``; copy shards and buffers from the first rank that holds each.
+        Raises :class:`ConfigError` for DDP options such as bucket sizes, which need whole models."""
+        if given := [name for name, value in ddp.items() if value not in (False, None)]:
+            raise ConfigError(
+                f"session.setup({'=…, '.join(given)}=…) with fully_shard: torch exchanges layer by layer there, and "
+                f"needs none of them; leave them out"
+            )
+        self._model = model
+        for one in model.parameters():
+            mesh = one.device_mesh  # type: ignore[attr-defined] # a DTensor, as was checked
+            if mesh.ndim == 2:
+                take_from_first([one.to_local().detach()], mesh.get_group(0))  # type: ignore[attr-defined] # as above
+        take_from_first(model.buffers(), self.group)
+        several = any(one.device_mesh.ndim == 2 for one in model.parameters())  # type: ignore[attr-defined] # as above
+        for layer in shards_of(model):
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)
+            layer.set_custom_all_gather(_GatherParameters(self))
+            layer.set_custom_reduce_scatter(_ScatterGradients(self, several))
+            if several:  # HSDP: torch then sums over replicas, and the exchange ends after that
+                layer.set_all_reduce_hook(self._summed)
+        self._statistics = BatchStatistics(model, self.group)
+        self._handles = [
+            model.register_forward_pre_hook(ModelHook(self._before_forward)),
+            model.register_forward_hook(ModelHook(self._after_forward)),
+            *weigh_sync_batch_norm(model, lambda: self.turn.weight * self.group.size(), self.observer),
+        ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for layer in [] if self._model is None else shards_of(self._model):
+            layer.set_gradient_divide_factor(float(self.group.size()))
+        self._model = None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        assert self._model is not None
+        before, self._synchronise = self._synchronise, False
+        self._model.set_requires_gradient_sync(False)  # type: ignore[operator] # FSDPModule has it
+        try:
+            yield
+        finally:
+            self._synchronise = before
+            self._model.set_requires_gradient_sync(before)  # type: ignore[operator] # as above
+
+    def check_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Raise :class:`TrainingError` if the gradients of an optimizer step were not exchanged."""
+        if is_still(optimizer):
+            return None
+        closure = closures_checked(args, kwargs, lambda: refuse_held(self._held))
+        refuse_held(self._held and closure is None)
+        if not self._exchanged and closure is None and self.turn.exchanging:
+            raise TrainingError(
+                f"iteration {self.turn.iteration}: optimizer.step() but no gradients were exchanged: call the model "
+                f"that session.setup was given, model(x), not model.forward(x) or a part of it"
+            )
+        return closure
+
+    def poll_nonfinite(self) -> None:
+        """Do nothing, because every exchange checks for NaN and infinity."""
+
+    def _before_forward(self, model: nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            self.turn = self.turn_now() or self.turn
+
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return output
+        turn = self.turn
+        output, found = weighted_on_entering(output, lambda: self._enter(turn))
+        if not found:
+            raise TrainingError(
+                f"iteration {turn.iteration}: no tensor was found in the model's output, a {type(output).__name__}, by "
+                f"which its gradient could be weighted: return tensors, or containers of them that torch knows"
+            )
+        if self._statistics is not None and self._synchronise and model.training:
+            self.traffic.sent_bytes += self._statistics.start(turn.weight)
+            self.observer.ready()
+            self._statistics.finish()
+            self.observer.done()
+        return output
+
+    def _enter(self, turn: Turn) -> float:
+        task = torch._C._current_graph_task_id()
+        if task != self._pass:
+            self._counts &= self._held  # otherwise earlier passes have been exchanged
+            self._pass = task
+        self.turn, weight = turn, turn.in_gradient
+        self._counts |= weight != 0.0
+        self._held = not self._synchronise
+        return weight
+
+    # ---------------------------------------------------------------- torch's exchanges
+    @contextmanager
+    def waiting(self, what: str, nbytes: int) -> Iterator[None]:
+        """Measure torch's wait for other workers inside; this worker sends ``nbytes``."""
+        self.traffic.sent_bytes += nbytes
+        self.observer.ready()
+        with self.roll.waiting(f"the exchange of {what} in iteration {self.turn.iteration}"), self.traffic.waiting():
+            yield
+
+    def check(self, gradients: torch.Tensor) -> None:
+        """Check this worker's own gradients, flat (numbers,), before they are summed; zero those of padded batches."""
+        if not self._counts:
+            gradients.zero_()  # a padded batch: 0 · NaN would be NaN
+        wide = torch.float64 if gradients.dtype == torch.float64 else torch.float32
+        if not torch.isfinite(gradients.sum(dtype=wide)):
+            self.on_nonfinite()
+        self._exchanged = True
+
+    def _summed(self, gradients: torch.Tensor) -> None:
+        self.observer.done()
+
+
+class _LayerExchange:
+    """The base of exchanges that replace torch's own, with buffers allocated as there."""
+
+    def __init__(self, carrier: ShardedCarrier) -> None:
+        self._carrier = carrier
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _GatherParameters(_LayerExchange):
+    """Gathers the parameters of a layer from the workers that hold its parts."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        with self._carrier.waiting("parameters", input_tensor.nbytes * (group.size() - 1)):
+            gather_shards(output_tensor, input_tensor, group)
+        self._carrier.observer.done()
+
+
+class _ScatterGradients(_LayerExchange):
+    """Scatters the summed gradients of a layer to the workers that hold its parts."""
+
+    def __init__(self, carrier: ShardedCarrier, several: bool) -> None:
+        super().__init__(carrier)
+        self._several = several
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        self._carrier.check(input_tensor)
+        with self._carrier.waiting("gradients", output_tensor.nbytes * (group.size() - 1)):
+            scatter_sum(output_tensor, input_tensor, group)
+        if not self._several:  # otherwise `_summed` ends it, after torch's sum over replicas
+            self._carrier.observer.done()

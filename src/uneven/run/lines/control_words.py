@@ -1,0 +1,136 @@
+"""A few numbers behind the last bucket of an elastic exchange, so that they cost no message of their own.
+
+What :class:`~uneven.run.gradients.piggyback.Piggyback` carries, and one number more for each member: what it announces
+for the end of this step. The memory is the exchange's own, so nothing of DDP's is made longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+import torch
+
+from uneven.run.gradients.piggyback import MOST_RANKS, NOTHING, WIDE, Heard, PendingRows, fill_row, rows_said
+from uneven.run.gradients.step_check import mark
+from uneven.run.lines.abortable_group import Circle
+
+SILENT, LEAVES, DOOR, RESTS = 0.0, 1.0, 2.0, 3.0
+"""Nothing; this member leaves after this step; somebody stands at the door; it only takes part, until all say so."""
+
+
+class Slots:
+    """See the module. Stands where :class:`~uneven.run.gradients.piggyback.Piggyback` does.
+
+    Args:
+        length: numbers in a row of a report.
+
+    Attributes:
+        apart: whether members were at different places in the last exchange.
+        announced: what the members announced in it, by place.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.apart = False
+        self.announced: tuple[float, ...] = ()
+        self._length = length
+        self._place, self._size = 0, 1
+        self._call: np.ndarray | None = None
+        self._pending: PendingRows | None = None
+        self._heard = NOTHING
+
+    def renew(self, place: int, size: int) -> None:
+        """Other members: what was under way among the old ones is dropped."""
+        self._place, self._size = place, size
+        self._call, self._pending, self._heard = None, None, NOTHING
+
+    def count(self, dtype: torch.dtype) -> int:
+        """Numbers behind a bucket of that type."""
+        return 2 + self._size + 2 * self._size * self._row(dtype)
+
+    def carry(self, row: Sequence[float]) -> PendingRows | None:
+        """See :meth:`Piggyback.carry`; at most one at a time."""
+        if self._size > MOST_RANKS or self._pending is not None:
+            return None
+        self._pending = PendingRows(row)
+        return self._pending
+
+    def call(self, row: Sequence[float]) -> None:
+        self._call = np.array(row, np.float64)
+
+    def fill(self, slots: torch.Tensor, epoch: int, iteration: int, announces: float) -> None:
+        """Before the exchange; ``slots`` is on the host, of shape ``(count,)``."""
+        numbers, size = slots.numpy(), self._size
+        numbers[:] = 0.0
+        numbers[0] = mark(epoch, iteration, self._place, size, slots.dtype)
+        numbers[1] = float(self._call is not None)
+        numbers[2 + self._place] = announces
+        row = self._call if self._pending is None else self._pending.row
+        if self._row(slots.dtype):
+            fill_row(row, numbers[2 + size :].reshape(size, 2, self._length), self._place)
+        self._call = None
+
+    def tell(self, slots: torch.Tensor, circle: Circle) -> Telling:
+        """Begin the exchange of filled slots that are behind nothing: each member sends all others its own numbers.
+
+        A sum goes round a ring, and where workers share cores, all in turn have to be woken for each of its messages.
+
+        Raises:
+            Broken: see :meth:`Circle.swap`.
+        """
+        return Telling(slots, self._place, circle)
+
+    def read(self, slots: torch.Tensor) -> None:
+        """After the exchange; of the same members as :meth:`fill`."""
+        numbers, size = slots.numpy(), (slots.numel() - 2) // (1 + 2 * self._row(slots.dtype))
+        self.apart, called = bool(numbers[0] != 0.0), bool(numbers[1] > 0.0)
+        self.announced = tuple(numbers[2 : 2 + size].tolist())
+        table = numbers[2 + size :].reshape(size, 2, -1).sum(1, dtype=np.float64) if self._row(slots.dtype) else None
+        if self._pending is not None and table is not None:
+            self._pending.complete(table)
+            self._pending = None
+            self._heard = Heard(called or self._heard.called, {})
+        elif called:
+            rows = {} if table is None else rows_said(table)
+            self._heard = Heard(True, self._heard.rows | rows)
+
+    def take(self) -> Heard:
+        heard, self._heard = self._heard, NOTHING
+        return heard
+
+    def _row(self, dtype: torch.dtype) -> int:
+        return self._length if dtype in WIDE and self._size <= MOST_RANKS else 0
+
+
+class Telling:
+    """What all members send one another of their slots; can be waited for as an exchange.
+
+    Args:
+        slots: filled; then with what all say.
+        place: of this member.
+    """
+
+    def __init__(self, slots: torch.Tensor, place: int, circle: Circle) -> None:
+        self._slots: np.ndarray = slots.numpy()
+        own = np.concatenate((self._slots[:2], self._slots[2 + place, None], self._table(circle.size)[place]))
+        self._said = np.empty((circle.size, own.size), own.dtype)
+        sizes = [own.size] * circle.size
+        sent = np.tile(own, circle.size)
+        self._work = circle.swap(torch.from_numpy(sent), torch.from_numpy(self._said.reshape(-1)), sizes, sizes)
+
+    def wait(self, within: timedelta) -> None:
+        """As that of torch's works.
+
+        Raises:
+            RuntimeError: it has failed, or is not over within this time.
+        """
+        self._work.wait(within)
+        said, size = self._said, len(self._said)
+        self._slots[:2] = said[:, :2].sum(0)
+        self._slots[2 : 2 + size] = said[:, 2]
+        self._table(size)[:] = said[:, 3:]
+
+    def _table(self, size: int) -> np.ndarray:
+        """What is reported, a row for each member."""
+        return self._slots[2 + size :].reshape(size, -1)

@@ -1,0 +1,130 @@
+"""Lines of parts in an elastic run: sums that survive a member, and go on among the new ones.
+
+All lines share the group of the generation and the order of its exchanges (:mod:`uneven.run.lines.recovery`), so one
+exchange is waited for before the next begins. A sum in which a worker is lost is that over those who are left, or with
+what the lost one brought, the same on all; in a gather and in an all-to-all zeros stand in its place. ``Handle.wait``
+says whose tensors are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn
+
+from torch import Tensor
+
+from uneven.errors import ConfigError, PeerError
+from uneven.policy.core.membership import Members
+from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
+from uneven.run.lines.recovery import ExchangePlace, Recovery
+from uneven.run.lines.traffic import TrafficBook
+
+
+class RecoveredLines(Lines):
+    """See the module. To open one is nothing that members would have to do together."""
+
+    changing = True
+
+    def __init__(
+        self, rank: int, recovery: Recovery, waiting: Waiting, book: TrafficBook | None = None, refusal: str = ""
+    ) -> None:
+        super().__init__(rank, recovery.membership.members, waiting, book)
+        self._refusal = refusal
+        self._recovery = recovery
+
+    def open(self, name: str, members: Sequence[int] | None = None) -> Line:
+        """See :meth:`Lines.open`.
+
+        Raises:
+            ConfigError: a line of some members only; or members take different numbers of steps.
+        """
+        if self._refusal:
+            raise ConfigError(f"line {name!r}: {self._refusal}")
+        if members is not None and set(members) != set(self.members):
+            raise ConfigError(
+                f"line {name!r} for ranks {tuple(members)}: in an elastic run a line is for all, as members come and go"
+            )
+        return super().open(name)
+
+    def _texts(self, mine: str) -> Sequence[str]:
+        return (mine,)
+
+    def _carrier(self, members: Members) -> Carrier:
+        return _RecoveredCarrier(self._recovery, lambda: self.members)
+
+
+class _RecoveredCarrier:
+    def __init__(self, recovery: Recovery, members: Callable[[], Members]) -> None:
+        self._recovery = recovery
+        self._members = members  # as parts know them, which may be older than those who take part
+
+    def sum(self, tensor: Tensor) -> Work:
+        return _SumUnderWay(self._recovery, "a sum on a line", tensor, _one)
+
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        return _SumUnderWay(self._recovery, "a broadcast on a line", tensor, partial(self._from, source))
+
+    def _from(self, source: int) -> float:
+        if source not in self._recovery.membership.members:
+            raise PeerError(f"worker {source} is gone, which was to give what a broadcast on a line gives to all")
+        return float(source == self._recovery.membership.worker)
+
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
+        return _SwapUnderWay(self._recovery, "a gather on a line", self._members(), [tensor] * len(into), into)
+
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
+        return _SwapUnderWay(self._recovery, "an all-to-all on a line", self._members(), outgoing, incoming)
+
+    def send(self, tensor: Tensor, peer: int) -> NoReturn:
+        raise _refused("send")
+
+    def receive(self, tensor: Tensor, peer: int) -> NoReturn:
+        raise _refused("receive")
+
+    def close(self) -> None:
+        """Nothing of its own to let go of."""
+
+
+class _SumUnderWay:
+    """One sum that has begun."""
+
+    def __init__(self, recovery: Recovery, what: str, tensor: Tensor, weight: Callable[[], float]) -> None:
+        recovery.enter(ExchangePlace(what))
+        recovery.begin(tensor.view(-1), weight)
+        self._recovery = recovery
+
+    def wait(self) -> Members:
+        """Let the sum take the tensor's place."""
+        contributors = self._recovery.land()
+        (it,) = self._recovery.complete(contributors)
+        it.take()
+        return contributors
+
+
+class _SwapUnderWay:
+    """One exchange of pieces that has begun."""
+
+    def __init__(
+        self, recovery: Recovery, what: str, members: Members, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]
+    ) -> None:
+        recovery.enter(ExchangePlace(what))
+        recovery.swap(dict(zip(members, outgoing, strict=True)), dict(zip(members, incoming, strict=True)))
+        self._recovery = recovery
+
+    def wait(self) -> Members:
+        """Let the pieces of the others take their places."""
+        contributors = self._recovery.land()
+        self._recovery.complete(contributors)
+        return contributors
+
+
+def _one() -> float:
+    return 1.0
+
+
+def _refused(kind: str) -> ConfigError:
+    return ConfigError(
+        f"{kind} on a line in an elastic run: all members make the same exchanges, so that they can make one again "
+        f"when a worker is lost in it; use all_to_all, with empty tensors for the others, or leave --elastic out"
+    )

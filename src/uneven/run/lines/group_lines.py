@@ -1,0 +1,173 @@
+"""Lines over torch's process groups. Groups are created in one place, because newer torch may re-form them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from uneven.errors import ConfigError
+from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
+from uneven.run.lines.traffic import TrafficBook
+
+
+def new_group(
+    members: Sequence[int] | None = None, timeout_s: float | None = None, backend: str | None = None
+) -> dist.ProcessGroup:
+    """Return a new group of these ranks, of all if None; all ranks of the run call it, in the same order.
+
+    ``timeout_s`` and ``backend`` are those of the default group if None.
+    """
+    limit = None if timeout_s is None else timedelta(seconds=timeout_s)
+    those = None if members is None else list(members)
+    group: dist.ProcessGroup = dist.new_group(those, timeout=limit, backend=backend)
+    if (those is None or dist.get_rank() in those) and "gloo" in dist.get_backend_config(group):
+        # gloo returns when this member's own connections are up. If it closed the group immediately, as after an error,
+        # a member that still connects would fail, and this one would wait for it in its next group.
+        sum_now(torch.zeros(1), group)
+    return group
+
+
+def begin_sum(tensor: Tensor, group: Any) -> dist.Work:
+    """Start to replace ``tensor``, of one shape on all ranks, by its sum over a group; makes no roll call."""
+    # The group's own method: dist.all_reduce around it takes twice the time, and this runs for every bucket.
+    work: dist.Work = group.allreduce([tensor])
+    return work
+
+
+def sum_now(tensor: Tensor, group: Any) -> None:
+    """Replace ``tensor``, of one shape on all ranks, by its sum over a group, and wait."""
+    dist.all_reduce(tensor, group=group)
+
+
+def take_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
+    """Replace tensors by those of the first rank of a group, of the same shapes, and wait."""
+    for one in tensors:
+        dist.broadcast(one, group=group, group_src=0)
+
+
+def gather_shards(whole: Tensor, shard: Tensor, group: Any) -> None:
+    """Fill ``whole``, shape (members · numbers,), with the shards of all members of a group, and wait."""
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+    gather(whole, shard, group=group)
+
+
+def scatter_sum(shard: Tensor, whole: Tensor, group: Any) -> None:
+    """Fill ``shard`` with this member's part of the sum of all ``whole``, shape (members · numbers,), and wait."""
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
+    scatter(shard, whole, group=group)
+
+
+class _Several:
+    """Works that have ended when all have."""
+
+    def __init__(self, works: Sequence[Any], landing: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        self._works = works
+        self._landing = landing
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        for tensor, host in self._landing:  # received in host memory for a device
+            tensor.copy_(host)
+
+
+class _GroupCarrier:
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._nccl = "nccl" in dist.get_backend_config(group)
+        # gloo's own thread must never destroy a work; see uneven.run.gradients.gradient_carrier for the deadlock.
+        self._kept: list[Any] = []
+
+    def sum(self, tensor: Tensor) -> Work:
+        return self._keep(dist.all_reduce(tensor, group=self._group, async_op=True))
+
+    def broadcast(self, tensor: Tensor, source: int) -> Work:
+        return self._keep(dist.broadcast(tensor, source, group=self._group, async_op=True))
+
+    def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
+        return self._keep(dist.all_gather(into, tensor, group=self._group, async_op=True))
+
+    def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
+        mine = self._group.rank()
+        incoming[mine].copy_(outgoing[mine])
+        takes = [(place, one) for place, one in enumerate(incoming) if place != mine and one.numel()]
+        gives = [(place, one) for place, one in enumerate(outgoing) if place != mine and one.numel()]
+        if self._nccl and any(one.is_cuda for _, one in (*takes, *gives)):  # NCCL must start them together
+            ranks = dist.get_process_group_ranks(self._group)
+            operations = [dist.P2POp(dist.irecv, one, ranks[place], self._group) for place, one in takes]
+            operations += [dist.P2POp(dist.isend, one, ranks[place], self._group) for place, one in gives]
+            return self._keep(*dist.batch_isend_irecv(operations))
+        # The group's own methods, as in begin_sum. Receives start before sends: if two members send to each other
+        # first, gloo uses one direction after the other.
+        hosts = [self._host(one) for _, one in takes]
+        asked = [self._group.recv([host], place, 0) for (place, _), host in zip(takes, hosts, strict=True)]
+        given = [self._group.send([one if self._nccl else one.cpu()], place, 0) for place, one in gives]
+        return self._keep(*asked, *given, landing=[(one, host) for (_, one), host in zip(takes, hosts, strict=True)])
+
+    def send(self, tensor: Tensor, peer: int) -> Work:
+        return self._keep(dist.isend(tensor if self._nccl else tensor.cpu(), peer, group=self._group))
+
+    def receive(self, tensor: Tensor, peer: int) -> Work:
+        host = self._host(tensor)
+        return self._keep(dist.irecv(host, peer, group=self._group), landing=[(tensor, host)])
+
+    def _host(self, tensor: Tensor) -> Tensor:
+        # gloo sums and gathers on devices, but sends and receives host memory only.
+        return tensor if self._nccl or not tensor.is_cuda else torch.empty_like(tensor, device="cpu")
+
+    def close(self) -> None:
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    def _keep(self, *works: Any, landing: Sequence[tuple[Tensor, Tensor]] = ()) -> Work:
+        self._kept = [*self._kept[-_MOST:], *works]
+        return _Several(works, [(tensor, host) for tensor, host in landing if host is not tensor])
+
+
+class _NoMember:
+    """The carrier of a worker that is not on the line; it is never used."""
+
+    def close(self) -> None:
+        pass
+
+
+_MOST = 64  # works kept alive, at least until they have been waited for
+
+
+class GroupLines(Lines):
+    """Lines of a run over process groups; ``texts`` gathers a text from every rank, ``refusal`` is why none can be
+    opened."""
+
+    def __init__(
+        self,
+        rank: int,
+        members: tuple[int, ...],
+        waiting: Waiting,
+        *,
+        texts: Callable[[str], Sequence[str]],
+        timeout_s: float,
+        book: TrafficBook,
+        refusal: str = "",
+    ) -> None:
+        super().__init__(rank, members, waiting, book)
+        self._all_texts = texts
+        self._timeout_s = timeout_s
+        self._refusal = refusal
+
+    def open(self, name: str, members: Sequence[int] | None = None) -> Line:
+        if self._refusal:
+            raise ConfigError(f"line {name!r} cannot be opened: {self._refusal}")
+        return super().open(name, members)
+
+    def _texts(self, mine: str) -> Sequence[str]:
+        return self._all_texts(mine)
+
+    def _carrier(self, members: tuple[int, ...]) -> Carrier:
+        group = new_group(members, self._timeout_s)
+        return _GroupCarrier(group) if self.rank in members else _NoMember()  # type: ignore[return-value]

@@ -1,0 +1,135 @@
+"""A worker's profile: how long a step takes at a few batch sizes, and how many samples its memory holds."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven.policy.balance.profiled import Profile, fits, next_size
+from uneven.run.measure.memory import forget_peak, limit_bytes, peak_bytes, used_bytes
+from uneven.run.measure.untouched import untouched
+
+_STEPS = 3  # that are timed at each size at least, after one that warms up
+
+_LONG_ENOUGH_S = 0.1
+"""Quotas of processor time come in periods of up to so much. A step that fits into the running part of one would look
+as if there were no quota, so short steps are repeated until so much time has passed, and their mean counts. Ours."""
+
+_NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "out of memory")
+"""What torch says in a plain RuntimeError when memory does not suffice on the host, and in some libraries' calls on a
+device; there is no class of its own for it."""
+
+
+def take_profile(
+    step: Callable[[int], object],
+    model: nn.Module,
+    *optimizers: torch.optim.Optimizer,
+    most: int,
+    least: int = 1,
+    device: torch.device | None = None,
+    within_s: float = 10.0,
+    sharers: int = 1,
+    progress: Callable[[int, float], None] | None = None,
+) -> Profile:
+    """Try growing batches: ``least``, twice as many, …, up to ``most``, a limit of memory, or the end of the time.
+
+    A batch that cannot be expected to fit is not tried; one that fails all the same is caught, and both end the
+    profile. Model, optimizers and random numbers are as before, whatever happens. No message goes to another worker, so
+    ``step`` must not exchange gradients: give the model that DistributedDataParallel is to wrap, before it is wrapped.
+
+    Args:
+        step: forward and backward on a batch of so many samples, as in the training; it may step the optimizers.
+        model: what ``step`` computes with.
+        optimizers: those that ``step`` may step.
+        most: largest batch that this worker may ever get, at least 1.
+        least: smallest batch that it may ever get (batch norm wants at least 2).
+        device: where it computes; by default where the model's parameters are.
+        within_s: time for all of it. A step that has begun is not cut off: sizes are chosen so that none should go on
+            past it, and two steps of the smallest batch are always taken.
+        sharers: processes that fill the same memory at the same time, this one among them; each has its part of what
+            is left.
+        progress: called with each size that is tried and the fraction of the time that is spent, 0 … 1.
+
+    Raises:
+        ConfigError: least, most, within_s or sharers out of range, or the memory does not hold the smallest batch.
+    """
+    if not 1 <= least <= most or not within_s > 0.0 or sharers < 1:
+        raise ConfigError(
+            f"profile: 1 ≤ least = {least!r} ≤ most = {most!r} are samples, within_s = {within_s!r} must be above 0, "
+            f"sharers = {sharers!r} at least 1"
+        )
+    where = _device(model) if device is None else device
+    end_s = time.perf_counter() + within_s
+    limit, base = limit_bytes(where), used_bytes(where)
+    if limit is not None:
+        limit = base + max(0, limit - base) // sharers
+    sizes: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    peaks: tuple[tuple[int, int], ...] = ()
+    failed = None
+    with untouched(model, *optimizers):
+        while True:
+            left_s = end_s - time.perf_counter()
+            size = next_size(sizes, seconds, most=most, left_s=left_s, steps=_STEPS + 1, least=least)
+            if size is None:
+                break
+            if progress is not None:
+                progress(size, min(1.0, max(0.0, 1.0 - left_s / within_s)))
+            forget_peak(where)
+            high = peak_bytes(where)  # on the host from long ago, perhaps; below it nothing can be seen
+            took_s = _timed(step, size, where, end_s) if fits(base, peaks, size, limit) else None
+            if took_s is None:
+                failed = size
+                break
+            sizes, seconds = (*sizes, size), (*seconds, took_s)
+            peak = peak_bytes(where)
+            peaks = (*peaks, (size, peak if peak > high else used_bytes(where)))
+    if not sizes:
+        raise ConfigError(
+            f"profile: the memory does not hold the smallest batch ({least} sample{'s' if least > 1 else ''}): use a "
+            f"smaller model, or leave this worker out"
+        )
+    return Profile(sizes=sizes, seconds=seconds, failed=failed)
+
+
+def _timed(step: Callable[[int], object], size: int, device: torch.device, end_s: float) -> float | None:
+    """Seconds of a step: the median of three, or the mean of many short ones; None if the memory does not suffice."""
+    times: list[float] = []
+    try:
+        step(size)
+        _wait(device)
+        first_s = now_s = time.perf_counter()
+        while not times or ((len(times) < _STEPS or now_s - first_s < _LONG_ENOUGH_S) and now_s < end_s):
+            begin_s = time.perf_counter()
+            step(size)
+            _wait(device)
+            now_s = time.perf_counter()
+            times.append(now_s - begin_s)
+    except (torch.OutOfMemoryError, MemoryError):
+        times = []
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        times = []
+    if times:
+        return max(statistics.median(times) if len(times) <= _STEPS else statistics.fmean(times), 1e-9)
+    gc.collect()  # the frames of the failed step are gone; what they held goes now
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -1,0 +1,439 @@
+"""An elastic run as one worker carries it: what follows when members change, and how they change between two steps."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import ConfigError, PeerError, TrainingError
+from uneven.journal import LEFT
+from uneven.policy.control.reports import Report
+from uneven.policy.core.membership import Generation, Members, generation_of, told
+from uneven.policy.core.records import MembershipRecord
+from uneven.policy.samples.order import Portion
+from uneven.policy.samples.requeued import Returned
+from uneven.run.gradients.elastic_carrier import ElasticCarrier
+from uneven.run.lines.abortable_group import Broken
+from uneven.run.lines.control_words import DOOR, LEAVES
+from uneven.run.lines.recovery import Recovery
+from uneven.run.membership import tensor_packing
+from uneven.run.membership.generations import LeftOut, Membership
+from uneven.run.membership.preemption_notice import NoticeWatch
+
+if TYPE_CHECKING:
+    from uneven.run.samples.async_sampling.leased_samples import ClaimedSamples
+
+
+class ChangingRun(Protocol):
+    """What an elastic run needs of the loop that it is in."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether replicas have taken steps that are not merged yet."""
+        ...
+
+    def members_changed(self, generation: Generation) -> None:
+        """Others take part, from now on."""
+        ...
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """Where the run is, plain data: what a worker needs to go on as all do."""
+        ...
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`for_newcomers`, on a newcomer."""
+        ...
+
+    def introduction(self) -> dict[str, Any]:
+        """What the others need to know of this worker before it joins, plain data."""
+        ...
+
+
+class LeftRun(SystemExit):
+    """This worker was told to leave, and has; the others go on. Ends the program with exit code 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass
+class _Attached:
+    """The user's objects that hold state."""
+
+    model: nn.Module
+    others: tuple[Any, ...]  # optimizers first; all with state_dict and load_state_dict
+    versions: list[int] = field(default_factory=list)  # of the parameters when a newcomer was given them
+
+
+class Elastic:
+    """See the module.
+
+    Args:
+        write: where records go.
+        say: says something to the user, and writes it down as the event that is named, if one is.
+        leave_on: signals that mean the same as SIGTERM.
+
+    Attributes:
+        returned: which samples come again.
+        recovery: makes all exchanges of this worker.
+        carrier: of gradients, where all average them.
+        leaving: whether this worker leaves after its step.
+        beside: whether another thread makes the exchanges.
+    """
+
+    beside = False
+
+    def __init__(
+        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None],
+        leave_on: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.membership = membership
+        self.returned = Returned(membership.members)
+        self.recovery = Recovery(
+            membership, self.returned, changed=self.changed, flush=self.flush, announce=self.announce,
+            report_length=len(Report._fields),
+        )  # fmt: skip
+        self.leaving = False
+        self.carrier: ElasticCarrier | None = None
+        self._run: ChangingRun | None = None
+        self._attached: _Attached | None = None
+        self._write, self._say = write, say
+        self._later: list[tuple[Generation, float]] = []
+        self._iteration = 0
+        self._in, self._over = not membership.joins_later, False
+        self._restore_signal: Callable[[], None] = lambda: None
+        self._watches: list[NoticeWatch] = []
+        self._listen((signal.SIGTERM, *leave_on))
+
+    @property
+    def members(self) -> Members:
+        """Those that take part."""
+        return self.membership.members
+
+    @property
+    def changing(self) -> Returned | ClaimedSamples:
+        """What a loader asks where workers leave and join."""
+        return self.returned
+
+    def bind(self, run: ChangingRun) -> None:
+        """The loop is there."""
+        self._run = run
+
+    def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
+        """The model is there, and what else holds state that a newcomer needs: optimizers, schedulers, …"""
+        self._attached = _Attached(model, tuple(others))
+
+    def meet(self, model: nn.Module) -> None:
+        """All founders are there, and have the parameters and buffers of the first. Of who joins later: nothing.
+
+        Raises:
+            PeerError: one of them is gone already.
+        """
+        if self.membership.joins_later or self.recovery.circle is not None:
+            return
+        try:
+            circle = self.recovery.circle = self.membership.circle("exchanges")
+            for one in [*model.parameters(), *model.buffers()]:
+                flat = one.detach().contiguous()
+                circle.wait(circle.broadcast(flat, 0))
+                one.detach().copy_(flat)
+        except (Broken, TimeoutError) as error:
+            gone = self.membership.board.dead(self.membership.members)
+            said = "; ".join(f"worker {one}: {why}" for one, why in gone.items())
+            raise PeerError(f"session.setup: a worker was gone before the training began ({said or error})") from None
+
+    # ---------------------------------------------------------------- leaving
+    def heed(self, notice: Callable[[], float | None]) -> None:
+        """Leave when it says that the machine will go."""
+        self._watches.append(NoticeWatch(notice, self._goes))
+
+    def _goes(self, left_s: float) -> None:
+        said = f"worker {self.membership.worker}: its machine goes in {left_s:.0f} s, so it leaves"
+        self._say(said, "notice")
+        if self._in:
+            self.leaving = True
+        else:
+            signal.raise_signal(signal.SIGTERM)  # it waits to be let in, in the main thread
+
+    def _listen(self, numbers: Sequence[int]) -> None:
+        """SIGTERM means: finish the step and leave."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # only there can signals be listened to; session.leave() does the same
+        before = {number: signal.signal(number, self._on_term) for number in numbers}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        self._restore_signal = restore
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        if not self._in:
+            raise LeftRun  # it waits to be let in
+        self.leaving = True
+
+    def announce(self) -> float:
+        """What this member says with the next exchange."""
+        if self.leaving:
+            return LEAVES
+        return DOOR if self.membership.somebody_asks else 0.0
+
+    # ---------------------------------------------------------------- members have changed
+    def changed(self, generation: Generation, now: bool, began_s: float) -> None:
+        pause_s = time.monotonic() - began_s
+        if now:
+            at = self.recovery.at
+            self._apply(generation, pause_s, -1 if at is None else at.settles)
+        else:
+            self._later.append((generation, pause_s))
+
+    def flush(self) -> None:
+        """Generations that hold from here on: the exchange in which this worker heard of them is complete."""
+        later, self._later = self._later, []
+        for generation, pause_s in later:
+            self._apply(generation, pause_s, -1)
+
+    def _apply(self, generation: Generation, pause_s: float, exchanging: int) -> None:
+        self.returned.changed(generation.border, generation.members, exchanging)
+        self.recovery.renew(generation)
+        self.tell(generation, pause_s)
+
+    def tell(self, generation: Generation, pause_s: float) -> None:
+        """Others take part: the loop hears of it, and the journal."""
+        assert self._run is not None
+        self._run.members_changed(generation)
+        if generation.left or generation.came:
+            text = told(generation)
+            self._write(
+                MembershipRecord(
+                    rank=self.membership.worker,
+                    iteration=self._iteration,
+                    at_s=time.time(),
+                    generation=generation.number,
+                    members=generation.members,
+                    came=tuple(sorted(map(int, generation.came))),
+                    left=generation.left,
+                    border=generation.border,
+                    pause_s=pause_s,
+                    why=text,
+                )
+            )
+            if self.membership.place == 0:
+                self._say(f"{text}; {len(generation.members)} workers go on with iteration {self._iteration}")
+
+    # ---------------------------------------------------------------- around a step
+    def begins(self, part: Portion) -> None:
+        """A batch is about to be handed out.
+
+        Raises:
+            TrainingError: a newcomer's parameters are not those that it was given.
+        """
+        self._iteration = part.iteration
+        attached = self._attached
+        if attached is not None and attached.versions:
+            if [one._version for one in attached.model.parameters()] != attached.versions:
+                raise TrainingError(
+                    f"worker {self.membership.worker} has joined and was given the model as it is, but its parameters "
+                    f"have changed since: load checkpoints before loader.epoch is asked for, or the loop begins"
+                )
+            attached.versions = []
+
+    def step_over(self) -> None:
+        """A step is over, and the next one has not begun: members may change.
+
+        Raises:
+            LeftRun: this one was told to leave.
+        """
+        self.flush()
+        announced = self.recovery.announced()
+        # Where members have changed at this very place, those that had completed the exchange have seen to it.
+        if not any(announced) or self.membership.generation.exchange == self.recovery.exchanges:
+            return
+        assert self._run is not None
+        if self._run.apart:
+            return  # they are announced anew with the next merge, as a newcomer begins with what comes of one
+        through = LEAVES not in announced or self.recovery.all_through()
+        self._change_members(leaving=through and announced[self.membership.place] == LEAVES)
+
+    def _change_members(self, leaving: bool) -> None:
+        began_s = time.monotonic()
+        while True:
+            new = self.recovery.next_generation(between=True, leaving=leaving)
+            if leaving:
+                self._leave()
+            try:
+                self.recovery.hand_over(new, lacking=False)
+                self.changed(new, True, began_s)
+                if new.came:
+                    if self.carrier is not None:
+                        self.carrier.wrap_again()
+                    self._give_state(new)
+                return
+            except Broken:
+                continue
+
+    def _leave(self) -> None:
+        self._over = True
+        self.membership.board.write(f"left/{self.membership.worker}", "")
+        said = f"worker {self.membership.worker} was told to leave, and has left after iteration {self._iteration}"
+        self._say(said, LEFT)
+        raise LeftRun
+
+    # ---------------------------------------------------------------- newcomers
+    def _give_state(self, new: Generation) -> None:
+        """One of those that were there gives a newcomer all that it needs; the others go on."""
+        donor, *_ = [one for one in new.members if str(one) not in new.came]
+        if self.membership.worker == donor:
+            self.give_state(str(new.number), (donor, *sorted(map(int, new.came))))
+
+    def give_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
+        """Give it to all of these but the first, which is this worker.
+
+        Args:
+            lost: see :meth:`Membership.circle`.
+
+        Raises:
+            Broken: one of them is gone.
+        """
+        assert self._run is not None
+        assert self._attached is not None
+        text, tensors = tensor_packing.pack(
+            {
+                "run": self._run.for_newcomers(),
+                "returned": self.returned.state(),
+                "exchanges": self.recovery.exchanges,
+                "by": self.recovery.by,
+                "generation": self.membership.generation.text(),
+                "model": dict(self._attached.model.state_dict()),
+                "buffers": _unsaved(self._attached.model),
+                "others": [one.state_dict() for one in self._attached.others],
+            }
+        )
+        self.membership.board.write(f"state/{key}", json.dumps([text, tensor_packing.shapes(tensors)]))
+        self._move(key, those, tensors, lost)
+
+    def _move(self, key: str, those: Members, tensors: list[Tensor], lost: Callable[[], bool] | None) -> None:
+        circle = self.membership.circle("state", those, key, lost, aside=self.beside)
+        for one in tensors:
+            circle.wait(circle.broadcast(one, 0))
+        circle.drop()
+
+    def enter(self) -> None:
+        """A worker that joins later asks to be let in, and takes over the state of the run. Others: nothing.
+
+        Raises:
+            PeerError: the run has ended.
+        """
+        if self._in or self._run is None or self._attached is None:
+            return
+        new: Generation | None = None
+        while not self._in:
+            try:
+                if new is None:
+                    new = self.membership.ask(self._run.introduction(), self._waits)
+                    self.recovery.exchanges = new.exchange
+                else:
+                    new = self.recovery.next_generation(between=True, new=True)
+                if self.recovery.circle is None:
+                    self.recovery.circle = self.membership.circle("exchanges")
+                donor, *_ = [one for one in new.members if str(one) not in new.came]
+                self.take_state(str(new.number), (donor, *sorted(map(int, new.came))))
+                self._in = True
+            except LeftOut:
+                new = None
+            except Broken:
+                continue
+
+    def check_in(self, what: str) -> None:
+        """
+        Raises:
+            ConfigError: this worker joins later, and the others have not let it in yet.
+        """
+        if not self._in:
+            raise ConfigError(
+                f"{what} on worker {self.membership.worker}, which joins the run and is not in it yet: ask for "
+                f"loader.epoch before, and call it where the others do, in the loop or at the end of an epoch"
+            )
+
+    def _waits(self, waited_s: float) -> None:
+        if 1.0 <= waited_s < 2.0:
+            self._say(f"worker {self.membership.worker} waits to be let in")
+
+    def take_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
+        """Take over what the first of these gives to the others, of whom this worker is one.
+
+        Args:
+            lost: see :meth:`Membership.circle`.
+
+        Raises:
+            Broken: members have changed before it came.
+        """
+        assert self._run is not None
+        assert self._attached is not None
+        board = self.membership.board
+        while (said := board.look(f"state/{key}")) is None:
+            if (lost or self.membership.lost)():
+                raise Broken("the members have changed before this worker was given the state")
+            time.sleep(0.002)
+        text, shapes = json.loads(said)
+        tensors = tensor_packing.room(shapes)
+        self._move(key, those, tensors, lost)
+        state = tensor_packing.unpack(text, tensors)
+        model, others = self._attached.model, self._attached.others
+        with torch.no_grad():
+            model.load_state_dict(state["model"])
+            for name, buffer in _unsaved(model).items():
+                buffer.copy_(state["buffers"][name])
+        for one, its in zip(others, state["others"], strict=True):
+            one.load_state_dict(its)
+        self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
+        self.membership.enter(generation_of(state["generation"]))
+        self.recovery.renew(self.membership.generation)
+        self.returned.take_up(state["returned"])
+        self._run.take_over(state["run"])
+        self._attached.versions = [one._version for one in model.parameters()]
+        count = sum(one.nbytes for one in tensors)
+        said = f"worker {self.membership.worker} has joined, with {count / 1e6:.3g} MB of state from worker {those[0]}"
+        self._say(said, "members")
+
+    # ---------------------------------------------------------------- the end
+    def close(self, failed: bool) -> None:
+        """The session ends; without a failure, when all members have come to their end."""
+        self._unlisten()
+        if self._over:
+            self.membership.close()
+            return
+        self._over = True
+        try:
+            if not failed and self._in and self.recovery.circle is not None:
+                self.membership.part_company(self.recovery.serve)
+        finally:
+            self.membership.close()
+
+    def _unlisten(self) -> None:
+        self._restore_signal()
+        for watch in self._watches:
+            watch.close()
+
+
+class Fixed:
+    """Where nobody leaves or joins; stands where :class:`Elastic` does around a step."""
+
+    def begins(self, part: Portion) -> None: ...
+
+    def step_over(self) -> None: ...
+
+
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are not in the model's state (``persistent=False``)."""
+    saved = model.state_dict()
+    return {name: one for name, one in model.named_buffers() if name not in saved}

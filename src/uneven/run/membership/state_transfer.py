@@ -1,0 +1,143 @@
+"""What the loop of a run does when members change, and what it tells a newcomer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from torch import nn
+
+from uneven.errors import ConfigError, DataError
+from uneven.policy.core.membership import Generation
+from uneven.policy.samples.order import Changing, Cursor, Portion
+from uneven.run.samples.loader import BalancedLoader, LoaderCalls
+from uneven.run.samples.stream import is_stream
+from uneven.run.samples.user_batches import DrawnSteps
+from uneven.run.step.loop import StepLoop
+
+
+class LoopOfMembers:
+    """See :class:`uneven.run.membership.elastic_run.ChangingRun`.
+
+    Attributes:
+        loader: of the session, or what stands for it, once there is one.
+    """
+
+    def __init__(self, loop: StepLoop) -> None:
+        self.loader: BalancedLoader | DrawnSteps | None = None
+        self._loop = loop
+
+    @property
+    def joins_later(self) -> bool:
+        """Whether the run began without this worker."""
+        elastic = self._loop.context.elastic
+        return elastic is not None and elastic.membership.joins_later
+
+    def leave(self) -> None:
+        elastic = self._loop.context.elastic
+        if elastic is None:
+            raise ConfigError("session.leave: start the run with `uneven run --elastic MIN:MAX`")
+        elastic.leaving = True
+
+    def heed(self, notice: Callable[[], float | None]) -> None:
+        """Leave when it says that the machine will go; alone there is nobody to leave.
+
+        Raises:
+            ConfigError: the run is not elastic.
+        """
+        context = self._loop.context
+        if context.elastic is not None:
+            context.elastic.heed(notice)
+        elif context.world.size > 1:
+            raise ConfigError("Session(notice=…): no worker can leave; start with `uneven run --elastic MIN:MAX`")
+
+    def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
+        """What a newcomer has to be given.
+
+        Raises:
+            ConfigError: something that was given to ``session.setup`` has no state.
+        """
+        for one in others:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise ConfigError(
+                    f"session.setup: {type(one).__name__} has no state_dict and load_state_dict; give it the model, "
+                    f"its optimizers, and what else a worker that joins needs"
+                )
+        if self._loop.context.elastic is not None:
+            self._loop.context.elastic.attach(model, others)
+
+    def changing(self, dataset: Any) -> Changing | None:
+        """What a loader asks where workers leave and join.
+
+        Raises:
+            DataError: the data set is a stream.
+        """
+        elastic = self._loop.context.elastic
+        if elastic is None:
+            return None
+        if is_stream(dataset):
+            raise DataError(
+                "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
+                "that is lost cannot be read again"
+            )
+        return cast("Changing", elastic.changing)  # at one's own pace only asked for members, and what is waiting
+
+    def calls(self, begin: Callable[[Portion], None]) -> LoaderCalls:
+        """Whom the loader of the run calls as it goes."""
+        loop, elastic = self._loop, self._loop.context.elastic
+        calls = LoaderCalls(begin=begin, end=loop.end, over=loop.over)
+        return calls if elastic is None else replace(calls, enter=elastic.enter, settle=self._settle)
+
+    def _settle(self) -> None:
+        """A pass of an epoch is over: what is to come again in that epoch must be known."""
+        elastic = self._loop.context.elastic
+        assert elastic is not None
+        self._loop.model.agreement.settle()
+        elastic.flush()
+
+    @property
+    def apart(self) -> bool:
+        return self._loop.model.agreement.apart
+
+    def members_changed(self, generation: Generation) -> None:
+        self._loop.context.sites.update({int(one): said["site"] for one, said in generation.came.items()})
+        self._loop.members_changed(generation.members, generation.number)
+        self._loop.reports.members_changed(generation)
+
+    def introduction(self) -> dict[str, Any]:
+        """What the others need to know of this worker before it joins."""
+        return {**self._loop.reports.introduction(), "site": self._loop.context.world.site}
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """Where the run is, between two steps."""
+        assert self.loader is not None
+        cursor, drawn = self.loader.place()
+        return {
+            "cursor": tuple(cursor),
+            "drawn": [asdict(part) for part in drawn],
+            "clock": self._loop.model.agreement.clock,
+            "sites": self._loop.context.sites,
+            "agreement": self._loop.model.agreement.state_dict(()),
+            "begins_as": self._loop.model.agreement.begins_as(),
+            "reports": self._loop.reports.for_newcomers(),
+            "parts": self._loop.parts.state(),
+            "pace": None if self._loop.own_pace is None else self._loop.own_pace.state(),
+        }
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`for_newcomers`."""
+        assert self.loader is not None
+        elastic = self._loop.context.elastic
+        assert elastic is not None
+        self._loop.context.sites.clear()
+        self._loop.context.sites.update(state["sites"])
+        self.loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
+        self._loop.model.agreement.clock = state["clock"]
+        self._loop.members_changed(elastic.members, elastic.membership.generation.number)
+        self._loop.model.agreement.load_state_dict(*state["agreement"])
+        self._loop.reports.take_over(state["reports"])
+        self._loop.parts.load(*state["parts"])
+        if self._loop.own_pace is not None:
+            self._loop.own_pace.adopt(state["pace"], elastic.members)
+        self._loop.model.agreement.joined(state["begins_as"])

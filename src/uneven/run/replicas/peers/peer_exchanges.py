@@ -1,0 +1,406 @@
+"""Exchanges of parameters: after the step, while the training waits, or in the background thread.
+
+Each of the two has its own line, because two threads must never share a process group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from uneven.policy.core.actions import Exchange
+from uneven.policy.core.membership import Meeting
+from uneven.policy.core.records import ExchangeRecord
+from uneven.run.gradients.step_check import mark, out_of_step
+from uneven.run.lines.recovered_vectors import RecoveredVectors
+from uneven.run.lines.recovery import Recovery
+from uneven.run.lines.rollcall import RollCall
+from uneven.run.lines.traffic import TrafficBook
+from uneven.run.lines.vectors import VectorCarrier
+from uneven.run.replicas.peers.background_thread import ShadowThread
+from uneven.run.replicas.peers.delayed import LateOutcomes, LatePiece, split
+from uneven.run.replicas.peers.overhead import PATIENCE_S
+from uneven.run.replicas.peers.replica import Met, Replica
+from uneven.run.replicas.sparse.exchange import WHOSE, EntriesExchange, Moved, apart
+from uneven.run.step.observer import ExchangeObserver
+
+
+class StepPosition(NamedTuple):
+    """A worker's place in the loop that all workers run, after the step of ``iteration``.
+
+    ``clock`` counts steps, because the iterations of threads end in any order. ``shows`` marks an evaluation.
+    """
+
+    epoch: int
+    iteration: int
+    clock: int
+    shows: bool = False
+
+    @property
+    def number(self) -> int:
+        """A number that differs at each place of an epoch."""
+        return 2 * self.clock + self.shows
+
+
+@dataclass(slots=True)
+class Order:
+    """An exchange to carry out, and this worker's input to it.
+
+    Attributes:
+        clock: steps in the replica when the exchange was ordered.
+        samples, gap: samples and steps of this worker since its last exchange.
+        weight: samples of this worker, or of its party.
+        place: of all workers if they take the same steps; otherwise None.
+        part: the weight of this worker's own steps.
+        rate: the learning rate as a part of the first one.
+        own: the replica to exchange, shape (size,), overwritten; None reads it at that time.
+        over: called in the thread of the exchange when it is complete.
+    """
+
+    exchange: Exchange
+    clock: int
+    iteration: int
+    samples: int
+    gap: int
+    weight: float
+    dropped: int = 0
+    threads: int = 1
+    place: StepPosition | None = None
+    part: float = 1.0
+    rate: float = 1.0
+    own: Tensor | None = None
+    over: Callable[[], None] | None = None
+
+
+class Exchanges:
+    """This worker's lines for parameters, and the background thread.
+
+    Args:
+        roll: names the missing workers; None for a single-process run.
+        shadowed, delayed: whether any exchange runs in the background, and whether any outcome enters some steps later.
+        recovery: makes the exchanges if members come and go; otherwise None.
+
+    Attributes:
+        urgent: whether an exchange may start in the background at any cost.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        rank: int,
+        roll: RollCall | None,
+        timeout_s: float,
+        shadowed: bool,
+        delayed: bool = False,
+        book: TrafficBook,
+        observer: ExchangeObserver,
+        clock: Callable[[], int],
+        on_record: Callable[[ExchangeRecord], None],
+        on_nonfinite: Callable[[], None],
+        recovery: Recovery | None = None,
+        entries: EntriesExchange | None = None,
+    ) -> None:
+        self._replica = replica
+        self._entries = entries
+        self._rank = rank
+        self._clock = clock
+        self._observer = observer
+        self._on_record = on_record
+        self._on_nonfinite = on_nonfinite
+        self._line: VectorCarrier | RecoveredVectors | None = None
+        self._aside: VectorCarrier | None = None
+        if recovery is not None:
+            self._line = RecoveredVectors(recovery, book.open("parameters"))
+        if roll is not None:
+            self._line = VectorCarrier(roll, timeout_s, book.open("parameters"))
+            aside = shadowed or (delayed and entries is None)
+            self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if aside else None
+        self.shadowed = shadowed
+        self.urgent = False
+        self._late = LateOutcomes(replica) if delayed else None
+        # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
+        patience_s = min(PATIENCE_S, timeout_s / 2)
+        self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather, patience_s)
+        self._landed: deque[tuple[ExchangeRecord, bool]] = deque()
+
+    def free_for(self, exchange: Exchange) -> bool:
+        """Return whether it may start in the background: nothing is under way, and its load allows it.
+        Raises :class:`TrainingError` if an exchange there has failed."""
+        return self._shadow.free(1.0 if self.urgent else exchange.load)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is under way in the background; raises :class:`TrainingError` if an exchange there has
+        failed."""
+        return self._shadow.idle
+
+    def stepped(self) -> None:
+        """Note the end of a step, and report finished exchanges."""
+        if self._landed:
+            self.write_down()
+        if self.shadowed:
+            self._shadow.stepped()
+
+    def paused(self) -> None:
+        self._shadow.paused()
+
+    def resumed(self) -> None:
+        self._shadow.resumed()
+        if self._entries is not None:
+            self._entries.begin()
+
+    @property
+    def exchanging(self) -> bool:
+        """True while all workers run an exchange in the background."""
+        return self._shadow.exchanging
+
+    @property
+    def failed(self) -> bool:
+        return self._shadow.failed
+
+    def meet(self, order: Order, groups: Meeting | None = None) -> None:
+        """Exchange in the foreground, waiting for the others; ``groups`` of None means all members together.
+
+        Raises:
+            PeerError: a worker did not take part.
+            TrainingError: a worker is at another step.
+            ConfigError: another exchange's outcome is still to enter.
+        """
+        began_s = time.perf_counter()
+        if order.exchange.delay:
+            self._begin_late(order)
+            return
+        self._observer.ready()
+        met = self._met(order, groups)
+        self._observer.done()
+        self._land(order, met, time.perf_counter() - began_s)
+        self.write_down()
+
+    def _begin_late(self, order: Order) -> None:
+        assert self._late is not None, "none was announced"
+        self._late.check_free(order.exchange, order.clock)
+        exchange, landed = order.exchange, partial(self._land, order)
+
+        def total(vector: Tensor) -> int:
+            return self._in_step(order.place, vector, exchange, self._aside)
+
+        if exchange.select is None:
+            piece = LatePiece(self._replica, exchange, order.weight, total, landed)
+            self._late.begin(piece, order.clock + exchange.delay)
+        elif self._entries is not None and exchange.parties == self._entries.parties:
+            self._observer.ready()
+            moved = Moved(order.clock, order.weight, order.part, order.rate)
+            self._late.begin(self._entries.begin_late(exchange, moved, landed), order.clock + exchange.delay)
+            self._observer.done()
+        else:
+            landed(Met(0, 0.0, True, 0), 0.0)  # a party of one has no peer
+
+    def enter(self, clock: int) -> bool:
+        """Wait for an outcome that is due after ``clock`` steps and apply it; return whether there was one. Raises
+        as :meth:`meet`."""
+        if self._late is None or not self._late.due(clock):
+            return False
+        self._observer.ready()
+        self._late.enter()
+        self._observer.done()
+        self.write_down()
+        return True
+
+    def _met(self, order: Order, groups: Meeting | None) -> Met:
+        exchange = order.exchange
+        if isinstance(self._line, RecoveredVectors):
+            return self._met_again(self._line, order, groups)
+        if exchange.select is None:
+            return self._replica.meet(exchange, order.weight, partial(self._in_step, order.place))
+        if self._entries is None or exchange.parties != self._entries.parties:
+            return Met(0, 0.0, True, 0)  # a party of one has no peer
+        return self._entries.meet(exchange, Moved(order.clock, order.weight, order.part, order.rate))
+
+    def _met_again(self, line: RecoveredVectors, order: Order, groups: Meeting | None) -> Met:
+        """Exchange while members may change, and with them the party that this worker represents."""
+
+        def spoken_for() -> float:
+            return line.spoken_for(order.iteration) if order.exchange.parties else order.weight
+
+        def total(vector: Tensor, exchange: Exchange) -> int:
+            # Called when the vector is sent, again after a loss: by then the party may have changed.
+            weight = (lambda: spoken_for() / before) if before else None
+            return line.total(vector, self._named(exchange), order.place, groups, weight)
+
+        before = spoken_for()
+        return self._replica.meet(order.exchange, before, total, alone=False)
+
+    def loaded(self) -> None:
+        """Drop what belongs to the replica before a checkpoint was loaded."""
+        if self._entries is not None:
+            self._entries.forget()
+        if self._late is not None:
+            self._late.forget()
+
+    @property
+    def picks(self) -> bool:
+        """True if there are exchanges of picked entries."""
+        return self._entries is not None
+
+    def state_dict(self, shown: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return the state of merges and unsent entries: vectors (size,), and numbers.
+        If the replica holds the model to evaluate (``shown``), it already includes all sites' unsent entries."""
+        change, due = ({}, {}) if self._late is None else self._late.state(shown)  # first: it changes the merges' state
+        vectors, kept = self._replica.state_dict()
+        vectors, kept = vectors | change, kept | due
+        if self._entries is None or shown:
+            return vectors, kept
+        return vectors | self._entries.state_dict(), {**kept, WHOSE: float(self._rank)}
+
+    def check(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
+        """Raise :class:`CheckpointError` if :meth:`load_state_dict` cannot load these, vectors (size,); nothing is
+        changed."""
+        held, vectors = apart(vectors)
+        if self._entries is not None:
+            self._entries.check(held)
+        kept = apart(kept)[1]
+        if self._late is not None:
+            late, vectors, kept = split(vectors, kept)
+            self._late.check(late)
+        self._replica.check(vectors, kept)
+
+    def load_state_dict(self, vectors: dict[str, Tensor], kept: dict[str, float]) -> None:
+        held, vectors = apart(vectors)
+        own, kept = apart(kept)
+        if self._entries is not None:
+            self._entries.load_state_dict(held, round(own.get(WHOSE, -1.0)))
+        if self._late is not None:
+            late, vectors, kept = split(vectors, kept)
+            self._late.load(late)
+        self._replica.load_state_dict(vectors, kept)
+
+    def begin(self, order: Order) -> None:
+        """Start an exchange in the background and return immediately; no other may be under way there."""
+        self._shadow.offer(order, order.exchange.load)
+
+    def rest(self, order: Order) -> None:
+        """Finish the exchanges in the background, on all workers; see :class:`ShadowThread`."""
+        self._shadow.rest(order)
+        self.write_down()
+
+    def caught_up(self) -> bool:
+        """Finish exchanges of entries and delayed ones, on all workers; return whether others may run in the
+        background."""
+        if self._entries is not None:
+            self._entries.catch_up()
+        if self._late is not None:
+            self._late.arrive()
+            self.write_down()
+        return self.shadowed
+
+    def mean(self, everybody: Exchange, place: StepPosition | None) -> Tensor:
+        """Return the plain mean of all replicas, shape (size,); raise :class:`TrainingError` if a worker is at
+        another place."""
+        return self._replica.mean(partial(self._in_step, place), everybody)
+
+    def write_down(self) -> None:
+        """Report finished exchanges; call it in the training thread."""
+        while self._landed:
+            record, finite = self._landed.popleft()
+            self._on_record(record)
+            if not finite:
+                self._on_nonfinite()
+
+    def close(self, failed: bool) -> None:
+        """Close thread and lines."""
+        self._shadow.close()
+        entries, self._entries = self._entries, None
+        if entries is not None:
+            entries.close(failed)
+        for line in (self._line, self._aside):
+            if line is not None and not failed:  # after a failure a thread may still block in a line
+                line.close()
+        self._line = self._aside = None
+
+    def _gather(self, order: Order) -> None:
+        """Wait for all members, in the background thread, by a sum of one number."""
+        if isinstance(self._line, RecoveredVectors):
+            self._line.gather(self._named(order.exchange))
+            return
+        # The dtype must not depend on a rank's torch default: gloo aborts the process if dtypes differ.
+        self._total(self._aside, torch.zeros(1, dtype=torch.float32), order.exchange)
+
+    def _beside(self, order: Order, resting: bool) -> bool:
+        """Exchange once in the background thread; return whether all workers rest."""
+        if isinstance(self._line, RecoveredVectors):
+            return self._beside_again(self._line, order)
+        began_s = time.perf_counter()
+        met = self._replica.meet(order.exchange, order.weight, partial(self._total, self._aside), resting=resting)
+        if order.weight or not resting:
+            self._land(order, met, time.perf_counter() - began_s)
+        if resting:
+            order.weight = 0.0  # this worker has contributed its samples
+        return met.resting == len(order.exchange.members)
+
+    def _beside_again(self, line: RecoveredVectors, order: Order) -> bool:
+        def total(vector: Tensor, exchange: Exchange) -> int:
+            return line.total(vector, self._named(exchange), None)
+
+        began_s = time.perf_counter()
+        met = self._replica.meet(order.exchange, order.weight, total, alone=False, own=order.own)
+        if order.gap:
+            self._land(order, met, time.perf_counter() - began_s)
+        if order.over is not None:
+            order.over()
+        return False
+
+    def _in_step(
+        self, place: StepPosition | None, vector: Tensor, exchange: Exchange, line: VectorCarrier | None = None
+    ) -> int:
+        """Sum over the members on ``line`` (None: the foreground's), and check that all are at one place."""
+        ranks = exchange.members
+        if isinstance(self._line, RecoveredVectors):
+            return self._line.total(vector, self._named(exchange), place)
+        line = line or self._line
+        if place is None or line is None or exchange.parties or len(ranks) == 1:
+            return self._total(line, vector, exchange)
+        index = ranks.index(self._rank)
+        # If all workers take the same steps, none rests, so the slot for resting carries the mark.
+        vector[-1] = mark(place.epoch, place.number, index, len(ranks), vector.dtype)
+        sent = self._total(line, vector, exchange)
+        if vector[-1]:
+            total = partial(line.total, members=ranks)
+            raise out_of_step(total, place.epoch, place.iteration, index, ranks)
+        return sent
+
+    def _named(self, exchange: Exchange) -> str:
+        return f"the exchange of parameters {'beside' if exchange.beside else 'after'} step {self._clock()}"
+
+    def _total(self, line: VectorCarrier | None, vector: Tensor, exchange: Exchange) -> int:
+        if line is None:
+            return 0
+        # In the background each worker is at another step, so the step cannot name the exchange.
+        place = "the exchange of parameters beside the training" if exchange.beside else ""
+        return line.total(vector, exchange.members, exchange.parties, self._named(exchange), place)
+
+    def _land(self, order: Order, met: Met, took_s: float) -> None:
+        record = ExchangeRecord(
+            rank=self._rank,
+            iteration=order.iteration,
+            at_s=time.time(),
+            moment=order.exchange.moment.value,
+            members=len(order.exchange.members),
+            samples=order.samples,
+            gap=order.gap,
+            late=self._clock() - order.clock,
+            took_s=took_s,
+            sent_bytes=met.sent_bytes,
+            distance=met.distance,
+            dropped=order.dropped,
+            threads=order.threads,
+            picked=met.picked,
+        )
+        self._landed.append((record, met.finite))

@@ -1,0 +1,132 @@
+"""This worker's part in outer steps that the shards take on the movements of a quorum of workers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from uneven.errors import ConfigError
+from uneven.policy.core.actions import Exchange, Merge, Payload
+from uneven.policy.core.registry import describe
+from uneven.policy.sync import SyncPolicy, first_plans
+from uneven.run.model.batch_norm import batch_norms
+from uneven.run.replicas.peers.peer_exchanges import Order
+from uneven.run.replicas.server.client_copy import OuterStep, SharedCopy, Values
+
+Members = tuple[int, ...]
+
+VELOCITY = "velocity"
+
+# The weight of a movement without samples; a weight of 0 would leave nothing to divide by.
+_LEAST = 2.0**-40
+
+
+class OuterMerges:
+    """This worker's exchanges of movements; ``wanted`` if the policy plans any."""
+
+    def __init__(self, copy: SharedCopy, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
+        self.wanted = _any(policy, members, sites)
+        self._copy = copy
+        self._checked: Merge | None = None  # the last merge that passed check_served_step
+        self._sent: Values | None = None  # the replica when the current order was made
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the vectors to save in addition to the copy, shape (size,)."""
+        return {VELOCITY: self._copy.tensor(self._copy.kept())} if self.wanted else {}
+
+    def load(self, vectors: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """Load :meth:`state`, vectors of shape (size,), before training starts."""
+        if self.wanted:
+            self._copy.velocity = vectors[VELOCITY].detach().to("cpu", dtype, copy=True).numpy()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the saved vectors, including the copy."""
+        return {"centre", VELOCITY} if self.wanted else {"centre"}
+
+    def begin(self) -> None:
+        """Start a step; movements are measured from the last copy."""
+        if self._copy.base is None:
+            self._copy.follow(0)
+
+    def order(self, exchange: Exchange) -> None:
+        """Keep the replica for an exchange; raises :class:`ConfigError` if the shards compute another result than
+        the merge."""
+        if not _is_one(exchange):
+            return
+        self._sent = self._copy.read()
+        if exchange.merge is not self._checked:
+            check_served_step(exchange.merge, torch.from_numpy(self._sent))
+            self._checked = exchange.merge
+
+    def carry(self, order: Order) -> tuple[Values, Values] | None:
+        """Carry out one exchange; None if it is not an outer step.
+
+        Returns:
+            The replica as it was sent, and the copy after the merge, each of shape (size,).
+        """
+        exchange, own = order.exchange, self._sent
+        if own is None or not _is_one(exchange):
+            return None
+        served = exchange.merge.served_step()
+        assert served is not None, "refused before it came here"
+        momentum, rate = served
+        weight = max(exchange.merge.weight(order.samples), _LEAST)
+        how = OuterStep(weight=weight, quorum=exchange.quorum or 1, momentum=momentum, grace=exchange.grace)
+        return own, self._copy.merge(order.clock - 1, rate * self._copy.moved(own), how)
+
+
+def check_outer(model: nn.Module, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
+    """Raise :class:`ConfigError` if outer steps of the shards cannot be taken on a model: it has running statistics."""
+    if (layers := batch_norms(model)) and _any(policy, members, sites):
+        raise ConfigError(
+            f"the model has running statistics ({layers[0]!r}), on which sync = {describe(policy)} would take outer "
+            f"steps with momentum, as on parameters: use group norm, as torch.nn.GroupNorm(2, channels), or "
+            f"sync = 'diloco', which averages them beside"
+        )
+
+
+def check_shards(policy: SyncPolicy, members: Members, sites: dict[int, str], shards: int) -> None:
+    """Raise :class:`ConfigError` if this number of shards could deadlock: more than two, with a quorum of some
+    members."""
+    # Each shard merges with the workers that come first, and a worker that waits at one shard sends nothing more. With
+    # three shards or more all members can wait, each at another one. With two, the last merge has answered a quorum at
+    # one shard, and less than a quorum waits at the other, so some worker continues.
+    if shards <= 2:
+        return
+    for exchange in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges if _is_one(one)):
+        if exchange.quorum is not None and 1 < exchange.quorum < len(exchange.members):
+            raise ConfigError(
+                f"sync = {describe(policy)} through {shards} shards: each takes its quorum of {exchange.quorum} of "
+                f"{len(exchange.members)} by itself, so all workers could wait for each other at different ones for "
+                f"ever; use --servers 2 or fewer, or quorum={len(exchange.members)}"
+            )
+
+
+def _any(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
+    return any(_is_one(one) for plan in first_plans(policy, members, sites) for one in plan.exchanges)
+
+
+def _is_one(exchange: Exchange) -> bool:
+    return exchange.quorum is not None and exchange.payload is Payload.DELTA
+
+
+def check_served_step(merge: Merge, own: Tensor) -> None:
+    """Raise :class:`ConfigError` if a merge and the shards' outer step have different results.
+
+    ``own`` are numbers to try it on, shape (n,).
+    """
+    served = merge.served_step()
+    assert served is not None, "refused before it came here"
+    momentum, rate = served
+    start = torch.linspace(-1.0, 1.0, len(own), dtype=own.dtype)
+    kept, velocity = merge.begin(start), torch.zeros_like(own)
+    for given in (own, 0.5 * own + start):
+        kept, outcome = merge.combine(kept, given, 1.0)
+        velocity = momentum * velocity + given
+        if not torch.allclose(outcome, rate * (given + momentum * velocity), equal_nan=True):
+            raise ConfigError(
+                f"{merge!r} says that a parameter server takes an outer step with momentum {momentum:g} and learning "
+                f"rate {rate:g} in its place, but its own combine comes to something else: let served_step() answer "
+                f"None, and simulate it instead"
+            )

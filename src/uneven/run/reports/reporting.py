@@ -1,0 +1,403 @@
+"""This worker's measurements, its reports of them, and the split that all decide by everybody's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError
+from uneven.policy.balance import Balancer
+from uneven.policy.balance.bounds import profiled_limits
+from uneven.policy.balance.profiled import Profile, in_passes
+from uneven.policy.control import Decider, Forecaster
+from uneven.policy.core.membership import Generation
+from uneven.policy.core.views import Limits
+from uneven.policy.predict import predictors
+from uneven.policy.samples.order import Portion
+from uneven.run.gradients.batch_order import Turns
+from uneven.run.gradients.piggyback import Piggyback
+from uneven.run.lines.transport import Pending
+from uneven.run.measure.kind import kind_of
+from uneven.run.measure.machine_load import nvml_uuid
+from uneven.run.model.check import check_model
+from uneven.run.reports.profiling import profile_record, profile_together
+from uneven.run.reports.slow import SlowLoop
+from uneven.run.reports.step_accounting import Books
+from uneven.run.reports.streams import check_samples
+from uneven.run.samples.async_sampling.shared import OwnPace
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.user_batches import DrawnSteps
+from uneven.run.start.connect import compare
+from uneven.run.step.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What all ranks have agreed on when the loader was made.
+
+    Attributes:
+        adds_up: whether each worker takes a number of its own, so that the global batch is what they add up to.
+    """
+
+    balancer: Balancer
+    limits: Limits
+    global_batch: int
+    lookahead: int
+    adds_up: bool = False
+
+    def among(self, limits: Limits) -> _Agreed:
+        """The same for other members.
+
+        Raises:
+            ConfigError: they cannot hold the global batch.
+        """
+        global_batch = sum(limits.lower) if self.adds_up else self.global_batch
+        limits.check(global_batch)
+        return replace(self, limits=limits, global_batch=global_batch)
+
+
+class Reports:
+    """Measures steps, and keeps the slow loop, which exists from when there is a loader.
+
+    Args:
+        turns, own_pace: get the limits of the batches when there is a loader.
+
+    Attributes:
+        books: of this worker's iterations.
+        piggyback: carries a few numbers behind the gradients, where these are in host memory.
+        needs: samples that the model needs of each worker in a step.
+        piggybacks: whether every step averages the gradients of all ranks, so that reports can be piggybacked on them.
+    """
+
+    def __init__(self, context: Context, turns: Turns, own_pace: OwnPace | None) -> None:
+        self._context = context
+        self._turns = turns
+        self._own_pace = own_pace
+        self.books = Books(context.rank, context.scribe, torch.device("cpu"))
+        self.piggyback: Piggyback | None = None
+        self.piggybacks = False
+        self._agreed: _Agreed | None = None
+        self.needs = 1
+        self._slow: SlowLoop | None = None
+        self._loaded: dict[str, Any] = {}
+        self._cost_s = 0.0  # of the last exchange of reports
+        self.microbatch: int | str | None = None
+        self._fits: int | None = None  # samples in a pass, as a profile says
+        self._bounds: dict[int, tuple[int | None, int]] = {}  # least share of each worker, if given, and greatest
+        self._kinds: dict[int, str] = {}  # of each worker's machine
+        self._profiles: dict[int, Profile] = {}
+        self._kind = ""
+
+    def measure_on(self, device: torch.device) -> None:
+        """The model is on this device."""
+        self.books = Books(self._context.rank, self._context.scribe, device)
+        self._kind = kind_of(device)
+
+    # ---------------------------------------------------------------- before the loop
+    def start(
+        self,
+        loader: BalancedLoader | DrawnSteps,
+        balancer: Balancer,
+        min_batch: int | None,
+        max_batch: int | None,
+        **same: Any,
+    ) -> None:
+        """Agree with the other ranks on limits and look-ahead, and make the slow loop.
+
+        Args:
+            same: what else must be the same everywhere.
+        """
+        adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
+        upper = loader.batch_size if max_batch is None else max_batch
+        several = self._context.connection.transport.size > 1 or self._context.elastic is not None
+        some = loader.some_samples() if several and isinstance(loader, BalancedLoader) else None
+        said = compare(
+            self._context.connection.transport,
+            {
+                "batch_size": loader.batch_size,
+                "length of the data set": loader.samples,
+                "cost of its samples": loader.alike,
+                **same,
+                "_lower": min_batch,
+                "_upper": upper if adds_up else min(upper, loader.batch_size),
+                "_lookahead": loader.lookahead,
+                "_kind": self._kind,
+                "_samples": some,
+            },
+            "session.loader",
+        )
+        check_samples([one["_samples"] for one in said], "session.loader")
+        self._bounds = {rank: (one["_lower"], one["_upper"]) for rank, one in enumerate(said)}
+        self._kinds = {rank: one["_kind"] for rank, one in enumerate(said)}
+        elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
+        if elastic is not None:
+            _refuse_unlike(said)
+            if elastic.membership.joins_later:  # it is alone until it is let in
+                self._bounds = {self._context.rank: self._bounds[len(said) - 1]}
+        self._agreed = _Agreed(balancer, Limits(lower=(), upper=()), loader.batch_size, lookahead, adds_up)
+        if self._own_pace is not None:
+            self._own_pace.counter.sampler = loader.paced
+        self.settle(loader)
+
+    def settle(self, loader: BalancedLoader | DrawnSteps) -> None:
+        """Derive limits and the slow loop from what the users gave and the model needs; the same on all workers.
+
+        Raises:
+            ConfigError: the limits cannot be met.
+        """
+        assert self._agreed is not None
+        limits, elastic = self._limits(tuple(self._bounds)), self._context.elastic
+        self._turns.least = max(limits.lower)  # the same on all workers, which divide a last part alike
+        if isinstance(loader, BalancedLoader):
+            loader.at_least(self._turns.least)
+        if elastic is not None and elastic.membership.joins_later:
+            self._agreed = replace(self._agreed, limits=limits)
+            return
+        self._agreed = self._agreed.among(limits)
+        self._slow = self._slow_loop(self._agreed, {})
+        if self._loaded:
+            self._slow.load_state_dict(self._loaded)
+
+    def _limits(self, members: tuple[int, ...]) -> Limits:
+        assert self._agreed is not None
+        bounds, world = [self._bounds[one] for one in members], self._context.world
+        needs, batch, free = self.needs, self._agreed.global_batch, [high for low, high in bounds if low is None]
+        workers = world.size if world.elastic is None else world.elastic.most
+        total = sum(low or 0 for low, _ in bounds) + needs * (workers - len(bounds) + len(free))
+        if workers > 1 < needs and free and (total > batch or min(free) < needs):
+            raise ConfigError(
+                f"the model has batch norm, which needs {needs} samples of each worker in a step. So {workers} workers "
+                f"need a batch_size of at least {total} and a max_batch of at least {needs}, but these are {batch} and "
+                f"{min(free)}: raise them, or use fewer workers. For images, session.loader(min_batch=1) is enough"
+            )
+        lower = tuple(min(needs, high) if low is None else low for low, high in bounds)
+        return Limits(lower=lower, upper=tuple(high for _, high in bounds))
+
+    def _slow_loop(self, agreed: _Agreed, profiles: dict[int, Profile]) -> SlowLoop:
+        scribe = self._context.scribe
+        decider = Decider(
+            agreed.balancer,
+            self._context.members,
+            agreed.limits,
+            global_batch=agreed.global_batch,
+            lookahead=agreed.lookahead,
+            budget=self._context.config.budget,
+            profiles=profiles,
+        )
+        if profiles:
+            scribe.split(decider.first())
+        return SlowLoop(
+            self._context.rank,
+            self._give,
+            decider,
+            lambda: Forecaster(predictors.resolve(agreed.balancer.predictor)),
+            on_split=scribe.split,
+            on_complaint=scribe.complain,
+            on_forecast=scribe.write,
+        )
+
+    def _give(self, row: Sequence[float]) -> Pending:
+        pending = self.piggyback.carry(row) if self.piggyback is not None and self.piggybacks else None
+        return self._context.connection.transport.gather(row) if pending is None else pending
+
+    def profile(
+        self,
+        step: Callable[[int], object],
+        model: nn.Module,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        within_s: float,
+        aside: AbstractContextManager[None],
+    ) -> dict[int, Profile]:
+        """See :meth:`uneven.Session.profile`; it begins anew with what was measured, or where a loaded state was.
+
+        Args:
+            aside: inside, passes and steps concern nobody else.
+        """
+        assert self._agreed is not None
+        rank, limits, total = self._context.rank, self._agreed.limits, self._agreed.global_batch
+        began_s = time.perf_counter()
+        with aside:
+            profiles = profile_together(
+                step,
+                model,
+                optimizers,
+                transport=self._context.connection.transport,
+                place=f"{self._context.world.host}, {nvml_uuid(check_model(model))}",
+                least=max(1, limits.lower[rank]),
+                most=max(1, min(limits.upper[rank], total - sum(limits.lower) + limits.lower[rank])),
+                within_s=within_s,
+            )
+        if self.microbatch is not None:
+            found = {one: _in_a_pass(self.microbatch, it) for one, it in profiles.items()}
+            self._fits = found[rank] or total
+            profiles = {one: it if (most := found[one]) is None else in_passes(it, most, total)
+                        for one, it in profiles.items()}  # fmt: skip
+        self._profiles, limits = profiles, profiled_limits(limits, profiles, total)
+        took_s = time.perf_counter() - began_s
+        self._context.scribe.write(profile_record(rank, profiles[rank], limits.upper[rank], took_s))
+        self._agreed = replace(self._agreed, limits=limits)
+        self._agreed.balancer.profiled(profiles)
+        self._slow = self._slow_loop(self._agreed, profiles)
+        if self._loaded:
+            self._slow.load_state_dict(self._loaded)
+        return profiles
+
+    def fitting(self) -> int | None:
+        """Samples in one pass of this worker at most; None for no limit.
+
+        Raises:
+            ConfigError: that is to be measured, and was not.
+        """
+        if isinstance(self.microbatch, str) and self._fits is None:
+            raise ConfigError(
+                "session.passes with microbatch='auto', and nothing was measured: call session.profile(step) before "
+                "the loop, or give session.loader the samples that fit, microbatch=64"
+            )
+        return self.microbatch if self._fits is None else self._fits  # type: ignore[return-value] # else it is a number
+
+    # ---------------------------------------------------------------- members that come and go
+    def introduction(self) -> dict[str, Any]:
+        """What the others need to know of this worker, which joins later."""
+        assert self._agreed is not None
+        return {"lower": self._agreed.limits.lower[0], "upper": self._agreed.limits.upper[0], "kind": self._kind}
+
+    def members_changed(self, generation: Generation) -> None:
+        """Others take part from the generation's border on.
+
+        Raises:
+            ConfigError: those that are left cannot hold the global batch.
+        """
+        for worker, said in generation.came.items():
+            self._bounds[int(worker)] = (said["lower"], said["upper"])
+            self._kinds[int(worker)] = said["kind"]
+        if self._slow is None or self._agreed is None:
+            return
+        self._agreed = agreed = self._agreed.among(self._limits(generation.members))
+        self._slow.members_changed(
+            generation.border, generation.members, agreed.limits, agreed.global_batch, self._kinds
+        )
+
+    def for_newcomers(self) -> dict[str, Any]:
+        """See :meth:`SlowLoop.for_newcomers`; and what each worker can hold, is, and was found to be in its profile."""
+        assert self._slow is not None
+        return {
+            "slow": self._slow.for_newcomers(),
+            "bounds": self._bounds,
+            "kinds": self._kinds,
+            "profiles": {rank: asdict(one) for rank, one in self._profiles.items()},
+        }
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`for_newcomers`, on a newcomer that is a member now."""
+        assert self._agreed is not None
+        self._bounds, self._kinds = state["bounds"], state["kinds"]
+        self._profiles = {rank: Profile(**one) for rank, one in state["profiles"].items()}
+        self._agreed = self._agreed.among(self._limits(self._context.members))
+        self._slow = self._slow_loop(self._agreed, {})
+        if self._profiles:  # now, as the first split cannot be made of them: they are of those that the run began with
+            self._agreed.balancer.profiled(self._profiles)
+        self._slow.take_over(state["slow"])
+
+    # ---------------------------------------------------------------- around a step
+    def call(self, iteration: int) -> None:
+        """Gradients of all are about to be averaged: call for reports in that exchange, if speed has changed here."""
+        if self.piggyback is not None and self._slow is not None:
+            row = self._slow.early_report(iteration, self.books.use, self._cost_s)
+            if row is not None:
+                self.piggyback.call(row)
+
+    def over(self, part: Portion, *, leaving: bool, met: bool, called: bool) -> None:
+        """A step is over.
+
+        Args:
+            leaving: the loop was left in it: by all ranks, or by an error on this one.
+            met: whether all workers have waited for each other in it.
+            called: whether all have averaged gradients in it, so that all have heard the same calls.
+        """
+        slow = self._slow
+        if slow is None:
+            return
+        heard = self.piggyback.take() if called and self.piggyback is not None else None
+        elastic = self._context.elastic
+        self.books.end(part, part.size if elastic is None else elastic.changing.counted(part))
+        adapts = slow.adapts and self._own_pace is None
+        due = adapts and slow.due(part.iteration, heard)
+        if due or leaving or (adapts and (slow.watches or slow.suspects_change)) or self.books.meter.ripe(adapts):
+            self.read()
+        if due and not leaving:
+            entered_s = time.perf_counter()
+            reported = slow.tick(part.iteration, self.books.use, self._cost_s, heard, met)
+            spent_s = time.perf_counter() - entered_s
+            self._cost_s = spent_s if reported else self._cost_s + spent_s
+
+    def read(self) -> None:
+        """Take in what has been measured and not been read."""
+        if self._slow is not None:
+            self.books.read(self._slow)
+
+    # ---------------------------------------------------------------- the split
+    def shares(self, iteration: int) -> tuple[int, ...]:
+        """The split in force in ``iteration``."""
+        assert self._slow is not None
+        return self._slow.shares(iteration)
+
+    @property
+    def newest_shares(self) -> tuple[int, ...]:
+        """The newest split decided; empty before there is a loader."""
+        return self._slow.newest if self._slow is not None else ()
+
+    def settled(self) -> bool:
+        """Whether no split will be decided any more."""
+        return self._slow is not None and not self._slow.adapts and self._context.elastic is None
+
+    # ---------------------------------------------------------------- checkpoints and the end
+    def state_dict(self) -> dict[str, Any]:
+        """State of the slow loop."""
+        self.read()
+        return self._slow.state_dict() if self._slow is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`; an empty one is nothing.
+
+        Raises:
+            CheckpointError: it is damaged; nothing has changed then.
+        """
+        self.read()
+        if self._slow is not None and state:
+            self._slow.load_state_dict(state)
+            self._loaded = state
+
+    def close(self) -> None:
+        """The last records, and the end of what runs beside."""
+        self.read()
+        if self._slow is not None:
+            self._slow.close()
+        self.books.close()
+        if self._own_pace is not None:
+            self._own_pace.counter.stop()
+
+
+def _in_a_pass(microbatch: int | str, profile: Profile) -> int | None:
+    """Samples that a worker takes in one pass at most; None for no limit."""
+    given = None if isinstance(microbatch, str) else microbatch
+    return min((one for one in (given, profile.most) if one is not None), default=None)
+
+
+def _refuse_unlike(said: list[dict[str, Any]]) -> None:
+    """Where members change, all must have drawn equally far ahead.
+
+    Raises:
+        ConfigError: naming the ranks.
+    """
+    ahead = [one["_lookahead"] for one in said]
+    if len(set(ahead)) > 1:
+        raise ConfigError(
+            f"the loaders of the workers read {ahead} batches ahead: in an elastic run all need the same num_workers "
+            f"and prefetch_factor"
+        )

@@ -1,0 +1,80 @@
+"""The barrier before an evaluation, at which each worker reports the samples that it holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uneven.errors import PeerError
+from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
+from uneven.run.samples.async_sampling.session_store import SessionStore
+
+_LOOK_S = 0.02
+
+
+class EvaluationBarrier:
+    """The barrier at which all workers arrive, read each other's reports, and leave; once per evaluation.
+
+    Every method raises a PeerError if the store does not answer.
+
+    Args:
+        counter: this worker's; it reports the samples held here and takes in the reports of all workers.
+        timeout_s: longest wait for the other workers.
+        there: returns the workers that take part.
+    """
+
+    def __init__(
+        self, store: SessionStore, counter: StoredSampleCounter, timeout_s: float, there: Callable[[], tuple[int, ...]]
+    ) -> None:
+        self.number = 0  # of arrivals of this worker
+        self._there = there
+        self._store = store
+        self._counter = counter
+        self._timeout_s = timeout_s
+
+    def arrive(self) -> None:
+        """Report to the other workers. This worker takes no more samples until it leaves."""
+        self.number += 1
+        self._store.put(self._key(self._store.rank, self.number), json.dumps(self._counter.held()))
+        # All workers have arrived at the previous barrier, so they have read the reports of the one before that.
+        if self.number > 2:
+            self._store.delete(self._key(self._store.rank, self.number - 2))
+
+    def wait(self) -> None:
+        """Wait until all workers have arrived; for runs whose membership does not change.
+
+        Raises:
+            PeerError: a worker has not arrived in time.
+        """
+        limit_s = time.monotonic() + self._timeout_s
+        while not self._store.has(*self._keys()):  # polls, because Ctrl-C does not interrupt the store's own wait
+            if time.monotonic() > limit_s:
+                missing = [rank for rank, word in self._words().items() if word is None]
+                raise PeerError(
+                    f"session.evaluated() on rank {self._store.rank}: rank {', '.join(map(str, missing))} did not come "
+                    f"to it within {self._timeout_s:g} s: every worker has to enter it as often, before it closes its "
+                    f"session. At their own pace workers take different numbers of steps: enter it at the end of epochs"
+                )
+            time.sleep(_LOOK_S)
+
+    def meet(self) -> list[int]:
+        """Pass the reports of all workers to the counter; return the ranks without a report, which have failed."""
+        words = self._words()
+        self._counter.learn([word for word in words.values() if word is not None])
+        return [rank for rank, word in words.items() if word is None]
+
+    def leave(self) -> None:
+        self._counter.forget()
+
+    def _words(self) -> dict[int, dict[str, Any] | None]:
+        texts = zip(self._there(), self._store.texts(self._keys()), strict=True)
+        return {rank: None if text is None else json.loads(text) for rank, text in texts}
+
+    def _keys(self) -> list[str]:
+        return [self._key(rank, self.number) for rank in self._there()]
+
+    @staticmethod
+    def _key(rank: int, number: int) -> str:
+        return f"word/{number}/{rank}"

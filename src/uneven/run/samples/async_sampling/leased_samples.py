@@ -1,0 +1,266 @@
+"""A sample counter for runs whose workers leave and join: the samples of a lost worker are requeued in the same epoch.
+
+The launcher's store records the samples of each worker (:mod:`uneven.policy.samples.leases`). Taking samples costs a
+round trip
+in a background thread; recording that some are being sent costs one message.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from uneven.errors import PeerError
+from uneven.policy.samples.leases import Book, HeldSamples, Run, book_of, holding_of, merged
+from uneven.policy.samples.order import Portion
+from uneven.policy.samples.supply import EPOCHS, Interval, SamplesWanted
+from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
+from uneven.run.samples.async_sampling.session_store import SessionStore
+
+Members = tuple[int, ...]
+
+_LOOK_S = 0.005
+
+
+class ClaimedSamples(StoredSampleCounter):
+    """The sample counter of an elastic run.
+
+    Args:
+        members: of the first iteration.
+        tend: handles changes of the membership while this worker waits for the others. Returns whether no update of
+            this worker is under way.
+        there: returns the current members; called after ``tend``.
+    """
+
+    notes = True  # the store records the samples in each update, so an update must contain exactly those
+
+    def __init__(
+        self,
+        store: SessionStore,
+        timeout_s: float,
+        *,
+        ahead: bool,
+        members: Members,
+        tend: Callable[[], bool],
+        there: Callable[[], Members],
+    ) -> None:
+        super().__init__(store, timeout_s, ahead=ahead)
+        self._eras: list[tuple[int, Members]] = [(0, members)]
+        self._tend = tend
+        self._there = there
+        # The training thread, the thread that asks the store and the background exchange change the next two.
+        self._lock = threading.Lock()
+        self._holding = HeldSamples()
+        self._learnt: list[Portion] = []  # trained on since the last update
+        self._books: dict[str, str] = {}  # as last seen
+        self._gone: dict[int, int] = {}  # worker → its last update that arrived
+
+    # ---------------------------------------------------------------- this worker's samples
+    def learnt(self, part: Portion) -> None:
+        """Record that this worker has trained on a batch, and no other worker has its update yet."""
+        with self._lock:
+            self._learnt.append(part)
+            self._holding = self._holding.since(part.epoch)
+
+    @property
+    def owes(self) -> bool:
+        """True if this replica has trained on samples that are in no update yet."""
+        return bool(self._learnt)
+
+    @property
+    def over(self) -> int:
+        """The epoch of the newest pass; −1 before the first."""
+        return -1 if self.sampler is None else self.sampler.pass_over
+
+    def gives(self, update: int) -> None:
+        """Start an update with all batches learnt so far, except those that the sampler counts as unused."""
+        with self._lock:
+            unused = {(part.epoch, part.start) for part in (self.sampler.unused if self.sampler is not None else ())}
+            runs: dict[int, list[Run]] = {}
+            for part in self._learnt:
+                if (part.epoch, part.start) not in unused:
+                    runs.setdefault(part.epoch, []).append((part.start, part.end))
+            self._learnt = [part for part in self._learnt if (part.epoch, part.start) in unused]
+            self._holding = self._holding.gives(update, {epoch: merged(those) for epoch, those in runs.items()})
+            # Before the update is sent: if this worker were lost in between, samples that arrived would be requeued.
+            self._store.keep(*self._noted())
+
+    def gave(self) -> None:
+        with self._lock:
+            self._holding = self._holding.gave()
+
+    def aside(self, flag: bool) -> None:
+        """Record whether this worker has stepped aside, so that no worker waits for the samples it holds."""
+        with self._lock:
+            self._holding = replace(self._holding, aside=flag)
+            self._note()
+
+    def _note(self) -> None:
+        self._store.put(*self._noted())
+
+    def _noted(self) -> tuple[str, str]:
+        return self._key_of(self._store.rank), self._holding.text()
+
+    # ---------------------------------------------------------------- members
+    def members(self, iteration: int) -> Members:
+        return next(members for first, members in reversed(self._eras) if first <= iteration or first == 0)
+
+    def changed(self, border: int, members: Members) -> None:
+        """Use the new members for the shares of the iterations from ``border`` on."""
+        self._eras = [era for era in self._eras if era[0] < border or era[0] == 0] + [(border, members)]
+
+    def counted(self, part: Portion) -> int:
+        """Return the samples of all workers in the iteration of this worker's batch."""
+        return part.size
+
+    def lost(self, worker: int, arrived: int) -> None:
+        """Requeue the samples of a lost worker that are in no update up to ``arrived``, its last one to arrive."""
+        self._gone[worker] = arrived
+        holding = self._holding_of(worker)
+        now = 0 if self.sampler is None else self.sampler.pass_over
+        epochs = {int(one) for one in (*holding.times, *holding.held)} | set(range(max(0, now - 1), now + 2 + EPOCHS))
+        for epoch in sorted(epochs):
+            self._take_back(epoch, worker, holding, arrived)
+
+    def _take_back(self, epoch: int, worker: int, holding: HeldSamples, arrived: int) -> None:
+        def back(book: Book) -> Book:
+            return book.leave(worker, holding.undone(epoch, worker, book, arrived))
+
+        self._change(epoch, back)
+
+    def leave(self) -> None:
+        """Take no more samples and requeue the unused ones, after all updates of this worker have arrived."""
+        self.stop()
+        with self._lock:
+            holding = self._holding = self._holding.gave()
+            self._note()
+        self.lost(self._store.rank, holding.update)
+
+    # ---------------------------------------------------------------- the end of an epoch
+    def waiting(self, iteration: int) -> int:
+        """Wait for the end of the epoch; return 1 when samples are requeued, 0 when all updates have arrived.
+
+        Raises:
+            PeerError: a live worker holds samples and makes no progress within the time-out.
+        """
+        assert self.sampler is not None
+        epoch, until_s = self.sampler.pass_over, time.monotonic() + self._timeout_s
+        with self._lock:
+            self._holding = self._holding.since(epoch)
+            self._note()
+        before: object = None
+        while True:
+            quiet = self._tend()
+            book = self._book(epoch)
+            if book.again:
+                return 1
+            holdings = {one: self._holding_of(one) for one in self._there() if one != self._store.rank}
+            busy = {one for one, it in holdings.items() if not it.aside and it.undone(epoch, one, book, 0)}
+            forgotten = [one for one in map(int, book.taken) if one in self._gone and one not in book.gone]
+            for one in forgotten:  # declared lost, but it took samples of this epoch after that
+                self._take_back(epoch, one, self._holding_of(one), self._gone[one])
+            unknown = [one for one in map(int, book.taken) if one not in (*book.gone, *holdings, self._store.rank)]
+            if quiet and not busy and not forgotten and not unknown:
+                return 0
+            if (now := (holdings, book)) != before or not (busy or unknown):  # progress restarts the time-out
+                before, until_s = now, time.monotonic() + self._timeout_s
+            if time.monotonic() > until_s:
+                who = ", ".join(map(str, sorted({*busy, *unknown})))
+                raise PeerError(
+                    f"the end of epoch {epoch}: worker {who} has samples of it in hand and has done nothing with them "
+                    f"for {self._timeout_s:g} s, but is alive: it hangs, or is only slow and needs a larger timeout_s"
+                )
+            time.sleep(_LOOK_S)
+
+    def awaited(self) -> bool:
+        """Return whether another worker has started an update that this one has not; for runs with common updates."""
+        others = (self._holding_of(one) for one in self._there() if one != self._store.rank)
+        return any(it.update > self._holding.update for it in others)
+
+    # ---------------------------------------------------------------- as the counter
+    def _taken(self, life: int, epoch: int, wanted: SamplesWanted) -> Interval | None:
+        found: list[Run | None] = []
+
+        def take(book: Book) -> Book:
+            after, run = book.take(self._store.rank, wanted.length, wanted.run)
+            found.append(run)
+            return after
+
+        book = self._change(epoch, take, life)
+        if (run := found[-1]) is not None:  # the last one: `take` is called again when the swap fails
+            with self._lock:
+                self._holding = self._holding.took(epoch, book.taken[str(self._store.rank)][0], run)
+                self._note()
+        return run
+
+    def reached(self, epoch: int) -> int:
+        return self._book(epoch).next
+
+    def restart(self) -> None:
+        super().restart()
+        self._holding, self._learnt = HeldSamples(), []
+
+    def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
+        """Return the counter of an epoch and the runs not trained on; exact only while no worker trains."""
+        book = self._book(epoch)
+        those = [int(one) for one in book.taken if int(one) not in book.gone]
+        held = [run for one in those for run in self._holding_of(one).undone(epoch, one, book, 0)]
+        return book.next, [*book.again, *held]
+
+    def held(self) -> dict[str, object]:
+        self.aside(True)
+        return {}  # the store knows the samples already
+
+    def forget(self) -> None:
+        super().forget()
+        self.aside(False)
+
+    def learn(self, words: Iterable[dict[str, object]]) -> None: ...
+
+    def state(self) -> int:
+        return self._lives
+
+    def adopt(self, state: int) -> None:
+        self._lives = state
+
+    # ---------------------------------------------------------------- the store
+    def _change(self, epoch: int, change: Callable[[Book], Book], life: int | None = None) -> Book:
+        """Change the book of an epoch atomically; ``change`` is called again when another worker was faster."""
+        key = f"book/{self._lives if life is None else life}/{epoch}"
+        before = self._books.get(key, "")
+        while True:  # compare and swap: starts from the text last seen, which saves a read when it is current
+            old = book_of(before)
+            new = change(old)
+            after = before if new == old else new.text()
+            found = self._store.swap(key, before, after) if after else self._text(key)
+            self._books[key] = found
+            if found == after:
+                return new
+            before = found
+
+    def _book(self, epoch: int) -> Book:
+        return book_of(self._text(f"book/{self._lives}/{epoch}"))
+
+    def _holding_of(self, worker: int) -> HeldSamples:
+        return holding_of(self._text(self._key_of(worker)))
+
+    def _key_of(self, worker: int) -> str:
+        return f"holds/{self._lives}/{worker}"
+
+    def _text(self, key: str) -> str:
+        return self._store.texts([key])[0] or ""
+
+
+class Unclaimed:
+    """The stand-in for :class:`ClaimedSamples` in a run whose membership does not change; records nothing."""
+
+    notes = owes = False
+    over = -1
+
+    def learnt(self, part: Portion) -> None: ...
+
+    def gives(self, update: int) -> None: ...
+
+    def gave(self) -> None: ...

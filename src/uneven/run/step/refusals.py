@@ -1,0 +1,182 @@
+"""What a session refuses before it trains, or in the step that asks for it, as it would else be left out silently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from uneven.errors import ConfigError
+from uneven.policy.balance import Balancer
+from uneven.policy.core.actions import Combined, Mean, Payload, StepPlan, Via
+from uneven.policy.core.registry import describe
+from uneven.policy.core.run_config import RunConfig
+from uneven.policy.sync import SyncPolicy, carried, check_momentum, first_plans, refused
+from uneven.run.gradients.piggyback import MOST_RANKS
+from uneven.run.samples.stream import is_stream
+from uneven.runtime.world import Elastic
+
+Members = tuple[int, ...]
+
+
+def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
+    """Refuse a policy that asks for an exchange that no carrier here can carry.
+
+    Raises:
+        ConfigError: naming the policy and the exchange.
+    """
+    refusal = carried(policy)
+    if refusal:
+        raise ConfigError(refusal)
+    for plan in first_plans(policy, members, sites):
+        if why := refused(plan):
+            raise ConfigError(f"{policy!r} with {len(members)} workers cannot be carried: {why}; use sync='bsp'")
+
+
+def check_alone(members: Members) -> None:
+    """Refuse to train without a model that was given to the session, if others do, too.
+
+    Raises:
+        ConfigError: each would train a model of its own.
+    """
+    if len(members) > 1:
+        raise ConfigError(
+            f"the loader is used on {len(members)} workers, but session.setup was not called: each would train a model "
+            f"of its own; call model, optimizer = session.setup(model, optimizer) before the loop"
+        )
+
+
+def check_attached(
+    policy: SyncPolicy, plan: StepPlan, clock: int, *, averaging: Members | None, exchanging: bool
+) -> None:
+    """Refuse a plan for which nothing was attached, as none of the steps that were looked at ahead wanted it.
+
+    Args:
+        averaging: those whose gradients are averaged with this worker's; None where nobody's are.
+        exchanging: whether anything but gradients can be exchanged.
+
+    Raises:
+        ConfigError: it would be left out without a word.
+    """
+    for one in plan.exchanges:
+        gradients = one.payload is Payload.GRADIENT and one.via is Via.GROUP
+        if (one.members != averaging) if gradients else not exchanging:
+            raise ConfigError(
+                f"step {clock} of {policy!r} exchanges {one.payload.value} among ranks {_named(one.members)}, which "
+                f"none of its first steps announced, so that no line was made for it: let the policy's facts name "
+                f"payloads and every, and let the same ranks average gradients in all steps"
+            )
+
+
+def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, config: RunConfig) -> None:
+    """Refuse what cannot go on when workers leave and join.
+
+    Raises:
+        ConfigError: naming it, and the way out.
+    """
+    if why := _not_in_a_row(policy):
+        why = f"sync = {describe(policy)}: {why}"
+    elif balancer.made_for is not None:
+        why = f"balance = {describe(balancer)}, which is made for {balancer.made_for} workers"
+    elif config.threads > 1:
+        why = f"threads = {config.threads}, which take batches side by side: a lost worker is not lost at one of them"
+    elif elastic.most > MOST_RANKS:
+        why = f"more than {MOST_RANKS} workers"
+    if why:
+        raise ConfigError(f"an elastic run cannot carry {why}; use sync='bsp' or 'local' with a balancer that adapts, "
+                          f"or leave --elastic out")  # fmt: skip
+
+
+def _not_in_a_row(policy: SyncPolicy) -> str:
+    """Why the exchanges of a policy cannot be mended when a worker is lost; "" where they can."""
+    members = tuple(range(_TRIED))
+    sites = {one: str(one % 2) for one in members}
+    for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
+        if one.select is not None:
+            return "what a site has moved and not sent yet is at that site only, and no merge brings it to the others"
+        if one.via is Via.SERVER and one.payload is Payload.DELTA and one.quorum is not None:
+            return "what a worker has moved and no merge has taken in yet is in its own replica only"
+        if one.via is Via.SERVER:  # what has been given stays there, whoever goes
+            continue
+        if one.piece is not None:
+            return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
+        if (one.members != members and one.merge.keeps) or (one.parties and one.merge != Mean()):
+            return (
+                f"{type(one.merge).__name__} among some of the workers, which keeps something that a newcomer could "
+                f"not be given, or counts by another thing than samples"
+            )
+        if one.merge.combined is not Combined.MEAN:
+            return "replicas stay apart, so there is none that a newcomer could begin with"
+    return ""
+
+
+_TRIED = 6
+"""Workers, in two sites, for whom a policy is asked for its plans: more than make up one group."""
+
+
+def check_momentum_of(policy: SyncPolicy, optimizers: Sequence[torch.optim.Optimizer], sites: int) -> None:
+    """Refuse a momentum with which what a policy lets sites hear late is unstable.
+
+    Raises:
+        ConfigError: naming what would do.
+    """
+    for optimizer in optimizers:
+        first = optimizer.param_groups[0]
+        check_momentum(policy, float(first.get("momentum", first.get("betas", (0.0,))[0])), sites)
+
+
+def check_profile(loader: object, tried: object, epoch: int, within_s: float, timeout_s: float) -> None:
+    """Refuse to profile at another time than between the loader and the loop.
+
+    Raises:
+        ConfigError: nothing is known yet of what is to be measured; the loop has begun; or ``within_s`` is none.
+    """
+    if loader is None or tried is None or epoch >= 0:
+        raise ConfigError(
+            "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
+            "then session.loader(...) or session.share(batch_size), then session.profile(step), then the loop"
+        )
+    if not 0.0 < within_s < timeout_s:
+        raise ConfigError(f"within_s = {within_s!r} must be above 0 and below timeout_s = {timeout_s!r}")
+
+
+def apart(policy: SyncPolicy) -> str:
+    """Why no part of a step can exchange anything where each worker takes steps at its own pace."""
+    return (
+        f"under sync = {describe(policy)} workers take different numbers of steps, so they would wait for each other "
+        f"in vain; use a policy whose workers step together, such as 'bsp' or 'local:every=8'"
+    )
+
+
+def _named(members: Members) -> str:
+    return ", ".join(map(str, members))
+
+
+def check_microbatch(microbatch: int | str | None) -> None:
+    """
+    Raises:
+        ConfigError: it is no number of samples, nor "auto".
+    """
+    if microbatch not in (None, "auto") and (type(microbatch) is not int or microbatch < 1):
+        raise ConfigError(
+            f"session.loader(microbatch={microbatch!r}): give the samples that fit into one pass, or 'auto' for what a "
+            f"profile measures"
+        )
+
+
+def check_together(together: bool, dataset: Any, microbatch: object, options: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: what else is asked of the loader does not go together with it.
+    """
+    if not together:
+        return
+    others = {**options, "microbatch": microbatch}
+    given = [name for name in ("microbatch", "cost", "shards", "batch_sampler") if others.get(name) is not None]
+    if given or is_stream(dataset):
+        what = f"{given[0]}=…" if given else "a stream"
+        raise ConfigError(
+            f"session.loader(together=True) with {what}: who does which samples of a batch is found out while the "
+            f"iteration runs, by their index; leave it out"
+        )

@@ -1,0 +1,81 @@
+"""The environment, the throttle and the watching of a launcher's workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from uneven.errors import ConfigError
+from uneven.runtime.jobs.processes import usable_cores
+from uneven.runtime.launch.launch_spec import Launch
+from uneven.runtime.launch.local_workers import Workers
+from uneven.runtime.launch.readiness import Readiness, StartedWorker, always
+from uneven.runtime.throttle.throttle import Throttle
+from uneven.runtime.world import READY_VARIABLE, RUN_VARIABLE, SHARE_VARIABLE
+
+_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # torch's own; 30 s there
+_SHUTDOWN_WITHIN_S = "10"
+
+
+def shutdown_within_s() -> int:
+    """Return the grace period, in seconds, between asking a worker to end and killing it."""
+    text = os.environ.get(_SHUTDOWN_VARIABLE, _SHUTDOWN_WITHIN_S)
+    if not text.isdigit():
+        raise ConfigError(f"{_SHUTDOWN_VARIABLE}={text!r} must be a whole number of seconds")
+    return int(text)
+
+
+def variables(launch: Launch, count: int, run_directory: Path | None) -> dict[str, str]:
+    """Return the variables added to a worker's environment, on top of the user's and torch's."""
+    variables = {} if run_directory is None else {RUN_VARIABLE: str(run_directory)}
+    if launch.wait_ready:
+        variables[READY_VARIABLE] = "1"
+    if launch.shares:
+        variables[SHARE_VARIABLE] = ",".join(map(repr, launch.shares))
+    if "OMP_NUM_THREADS" not in os.environ:
+        # torch would start one thread per core in each worker; more threads than cores slow all of them down.
+        variables["OMP_NUM_THREADS"] = str(1 if launch.shares else max(1, usable_cores() // count))
+    if launch.here is not None and launch.local_addr is None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        # gloo would resolve the host name otherwise, which may be an address that is unreachable or absent.
+        variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    return variables
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    touched = [*variables, "TORCHELASTIC_SIGNALS_TO_HANDLE"]  # torch sets the last one and never removes it
+    before = {name: os.environ.get(name) for name in touched}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _readiness(launch: Launch, run_directory: Path | None) -> Callable[[StartedWorker], bool]:
+    if not launch.wait_ready or run_directory is None:
+        return always
+    return Readiness(run_directory, launch.ready_within_s)
+
+
+@contextmanager
+def watched(launch: Launch, name: str, count: int, run_directory: Path | None) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        throttle = None
+        if launch.shares:
+            throttle = (stack.enter_context(Throttle(period_s=launch.throttle_period_s)), launch.shares)
+
+        workers = Workers(name, count, throttle=throttle, ready=_readiness(launch, run_directory))
+        try:
+            yield workers
+        except BaseException:
+            workers.close(kill=True)
+            raise
+        workers.close(kill=False)
