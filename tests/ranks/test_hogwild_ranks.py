@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import uneven
 from uneven.errors import ConfigError
 from uneven.policy.core.records import ExchangeRecord
-from uneven.run.replicas.server.server_sync import Served
+from uneven.run.replicas.server.server_sync import ServerSync
 from uneven.testing.ranks import RankContext, ranks
 
 X = 7
@@ -34,7 +34,7 @@ class Run:
         self.exchanges: list[ExchangeRecord] = []
         self.agreement = self.session._loop.model.agreement
         assert self.agreement is not None
-        carrier = self.agreement if isinstance(self.agreement, Served) else self.agreement._exchanges
+        carrier = self.agreement if isinstance(self.agreement, ServerSync) else self.agreement._exchanges
         carrier._on_record = self.exchanges.append
 
     def loop(self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:

@@ -19,7 +19,7 @@ from test_served_run import union
 from uneven.errors import CheckpointError, ConfigError
 from uneven.policy.samples.order import epoch_order
 from uneven.run.replicas.server.locate import _made
-from uneven.run.replicas.server.per_site import SitedServed
+from uneven.run.replicas.server.per_site import PerSiteSync
 from uneven.runtime.messages.keys import SERVER
 from uneven.runtime.world import discover
 from uneven.testing.ranks import RankContext, ranks
@@ -27,8 +27,8 @@ from uneven.testing.ranks import RankContext, ranks
 SITES = ("east", "west", "west", "east")
 
 
-def agreement(run: Run) -> SitedServed:
-    assert isinstance(run.agreement, SitedServed)
+def agreement(run: Run) -> PerSiteSync:
+    assert isinstance(run.agreement, PerSiteSync)
     return run.agreement
 
 

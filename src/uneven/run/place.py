@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from uneven.run.membership.state_transfer import LoopOfMembers
+from uneven.run.membership.state_transfer import MembershipHooks
 from uneven.run.start.model_device import device_of
 from uneven.run.step.loop import StepLoop
 from uneven.runtime.world import World
@@ -15,7 +15,7 @@ class PlaceInRun:
 
     world: World
     _loop: StepLoop
-    _members: LoopOfMembers
+    _members: MembershipHooks
 
     @property
     def rank(self) -> int:

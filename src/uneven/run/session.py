@@ -19,7 +19,7 @@ from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import SyncPolicy
 from uneven.run.loops.over_all import OverAll
-from uneven.run.membership.state_transfer import LoopOfMembers
+from uneven.run.membership.state_transfer import MembershipHooks
 from uneven.run.model.check import least_samples
 from uneven.run.model.hooks import Undo
 from uneven.run.own_batches import OwnBatches
@@ -121,7 +121,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self.config: RunConfig = context.config
         self._scribe = context.scribe
         self._loop = StepLoop(context, Parts(parts))
-        self._members = LoopOfMembers(self._loop)
+        self._members = MembershipHooks(self._loop)
         if context.elastic is not None:
             context.elastic.bind(self._members)
         if notice is not None:

@@ -55,7 +55,7 @@ class Board:
         return self.store.add(key, more)
 
     # ---------------------------------------------------------------- deaths
-    def bury(self, worker: int, why: str) -> None:
+    def remove_member(self, worker: int, why: str) -> None:
         """Report to all that a worker has failed. The reason of the first report stays."""
         # Only the first report counts as news, so that several reports of one death start one recovery.
         if self.write_once(f"{DEAD}/{worker}", why) == why:
@@ -63,7 +63,9 @@ class Board:
 
     def bury_silent(self, worker: int, limit_s: float) -> None:
         """Report to all that a worker was silent for too long, and how to allow more."""
-        self.bury(worker, f"it gave no sign of life for {limit_s:g} s; if its machine is only busy, raise --silence")
+        self.remove_member(
+            worker, f"it gave no sign of life for {limit_s:g} s; if its machine is only busy, raise --silence"
+        )
 
     def miss(self, workers: Iterable[int], what: str) -> None:
         """Report to all that workers, which are alive, have delayed this one for too long."""

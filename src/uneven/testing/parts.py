@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.lines import Lines, ThreadLines
 from uneven.run.step.part import Part, Run, Step
 
@@ -49,7 +49,7 @@ class PartWorker:
         self.told: list[tuple[str, str]] = []  # kinds and texts of the events that it has reported
         self._line = lines.open("gradients")
         self._clock = 0
-        self._turn: Turn | None = None
+        self._turn: BatchWeight | None = None
         part.attach(
             Run(
                 rank=lines.rank,
@@ -91,7 +91,7 @@ class PartWorker:
         first = sum(self.now.shares[:place])
         mine = slice(first, first + self.now.samples) if self.now.samples else slice(1)
         in_gradient = counts[place] / sum(counts) if counts else self.now.weight
-        self._turn = Turn(self._clock, 0, self.now.samples, in_gradient)
+        self._turn = BatchWeight(self._clock, 0, self.now.samples, in_gradient)
         self.optimizer.zero_grad()
         for one, two in zip(x[mine].tensor_split(passes), y[mine].tensor_split(passes), strict=True):
             (loss(self.model, one, two) / passes).backward()

@@ -172,7 +172,8 @@ class Trainee:
         if spoilt is not None:
             raise diverged(f"{spoilt} holds a NaN or an infinity after epoch {epochs}")
         saved = member_checkpoint.capture(self._job.name, self._member, epochs, self._history, states)
-        member_checkpoint.FILES.write(checkpoint_path(self._job.folder, epochs), saved, durable=True, verify=epochs == 1)
+        path = checkpoint_path(self._job.folder, epochs)
+        member_checkpoint.FILES.write(path, saved, durable=True, verify=epochs == 1)
         return replace(done, checkpoint_s=time.perf_counter() - began_s)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class BatchWeight:
     """The weight of this worker's batch in the gradient."""
 
     # iteration, epoch: when it was handed out; equal on all ranks whose gradients are added up
@@ -26,6 +26,6 @@ class Turn:
         added up. None if sample counts alone decide it."""
         return None
 
-    def counts_like(self, other: Turn) -> bool:
+    def counts_like(self, other: BatchWeight) -> bool:
         """Return whether both batches have equal weights, and both or neither exchange."""
         return (self.weight, self.exchanging) == (other.weight, other.exchanging)

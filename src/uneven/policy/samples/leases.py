@@ -27,7 +27,7 @@ Cut = Callable[[int, int], Run]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Book:
+class SampleLeases:
     """What has been handed out of one epoch.
 
     Attributes:
@@ -42,7 +42,7 @@ class Book:
     taken: dict[str, tuple[Count, Run]] = field(default_factory=dict)
     gone: tuple[Count, ...] = ()
 
-    def take(self, worker: int, length: int, cut: Cut) -> tuple[Book, Run | None]:
+    def take(self, worker: int, length: int, cut: Cut) -> tuple[SampleLeases, Run | None]:
         """What a worker gets, of ``length`` positions; what comes again goes first.
 
         Returns:
@@ -61,7 +61,7 @@ class Book:
             return replace(self, again=(*rest, *again), taken=taken), run
         return replace(self, next=run[1], taken=taken), run
 
-    def leave(self, worker: int, undone: Iterable[Run]) -> Book:
+    def leave(self, worker: int, undone: Iterable[Run]) -> SampleLeases:
         """A worker is gone; what it had and has not given to the others comes again. Twice is as once."""
         if worker in self.gone:
             return self
@@ -73,13 +73,13 @@ class Book:
         return json.dumps(asdict(self))
 
 
-def book_of(text: str) -> Book:
-    """Inverse of :meth:`Book.text`; "" is a new one.
+def book_of(text: str) -> SampleLeases:
+    """Inverse of :meth:`SampleLeases.text`; "" is a new one.
 
     Raises:
         ValueError: it is none.
     """
-    return read(Book, json.loads(text)) if text else Book()
+    return read(SampleLeases, json.loads(text)) if text else SampleLeases()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class HeldSamples:
         times = {key: count for key, count in self.times.items() if int(key) >= epoch}
         return replace(self, held=held, times=times, first=max(epoch, self.first))
 
-    def undone(self, epoch: int, worker: int, book: Book, arrived: int) -> tuple[Run, ...]:
+    def undone(self, epoch: int, worker: int, book: SampleLeases, arrived: int) -> tuple[Run, ...]:
         """What of an epoch has not been given to the others.
 
         Args:

@@ -154,7 +154,7 @@ def never() -> bool:
 
 
 class Changing(Protocol):
-    """Where workers come and go; see :class:`uneven.policy.samples.requeued.Returned`."""
+    """Where workers come and go; see :class:`uneven.policy.samples.requeued.RequeuedSamples`."""
 
     def start(self, cursor: Cursor) -> None: ...
     def members(self, iteration: int) -> tuple[int, ...]: ...

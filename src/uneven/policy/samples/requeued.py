@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from uneven.policy.samples.order import Cursor, Portion
-from uneven.policy.samples.unmerged import Held
+from uneven.policy.samples.unmerged import UnmergedSteps
 
 Run = tuple[int, int]
 """Positions from the first up to, not including, the second."""
@@ -22,7 +22,7 @@ Run = tuple[int, int]
 Members = tuple[int, ...]
 
 
-class Returned:
+class RequeuedSamples:
     """Whose samples each part of an epoch is split among, and which positions come again.
 
     Args:
@@ -38,7 +38,7 @@ class Returned:
         self._last: Portion | None = None  # the newest that was, as a script may take several steps on it
         self._missing: dict[int, set[int]] = {}  # iteration → members whose samples of it come again already
         self._waiting: list[tuple[int, Run]] = []  # from which iteration on, and what
-        self._held = Held()  # exchanged, but not among all
+        self._held = UnmergedSteps()  # exchanged, but not among all
         self._epoch = self.newest = -1
         self._pass = -1  # the iteration with which it began
         self._joins = False

@@ -33,7 +33,7 @@ class HeldStep:
     holders: frozenset[int]
 
 
-class Held:
+class UnmergedSteps:
     """Steps that some members hold and others do not."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.errors import ConfigError, TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.registry import parse_spec
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.kfac.capture import LayerWatch, find_layers
@@ -141,12 +141,12 @@ class KFAC(Preconditioner):
                 self._sums.mul_(shrink)
                 self._mass *= shrink
 
-    def _counts(self) -> tuple[float, Turn | None]:
+    def _counts(self) -> tuple[float, BatchWeight | None]:
         """Return x_i / X of the current pass, 0 outside of the loop; and the source of its weight in the gradient."""
         step = self.run.now()
         return (0.0, None) if step is None else (step.weight, self.run.turn())
 
-    def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, counts: tuple[float, Turn | None]) -> None:
+    def _take(self, layer: Layer, seen: Tensor, gradient: Tensor, counts: tuple[float, BatchWeight | None]) -> None:
         self._begin_factors()
         if (now := self.run.now()) is not self._batch:
             # Passes of an earlier batch without gradients had no step: the loop or a gradient scaler has skipped that

@@ -15,7 +15,7 @@ from torch.amp import GradScaler
 from uneven.errors import ConfigError
 from uneven.policy.control.reports import Report
 from uneven.policy.core.actions import Payload, StepPlan
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Meeting
 from uneven.policy.sync import Outlook
 from uneven.run.gradients.elastic_carrier import ElasticCarrier
@@ -82,7 +82,7 @@ class Averaged:
             roll=roll,
             on_nonfinite=partial(_unless_scaled, context.nonfinite("gradient")),
             traffic=context.connection.traffic.open("gradients"),
-            turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
+            turn=BatchWeight(iteration=0, epoch=0, samples=0, weight=1.0 / group.size()),
             group=group,
         )
 
@@ -101,7 +101,7 @@ class Averaged:
             observer=observer,
             on_nonfinite=partial(_unless_scaled, context.nonfinite("gradient")),
             traffic=context.connection.traffic.open("gradients"),
-            turn=Turn(iteration=0, epoch=0, samples=0, weight=1.0 / len(context.members)),
+            turn=BatchWeight(iteration=0, epoch=0, samples=0, weight=1.0 / len(context.members)),
             membership=elastic.membership,
             returned=elastic.returned,
             recovery=elastic.recovery,

@@ -11,12 +11,12 @@ from torch import nn
 
 from uneven.errors import TrainingError
 from uneven.policy.core.actions import Payload, StepPlan
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
 from uneven.run.gradients.gradient_carrier import on_entering
 from uneven.run.model.check import parts_called
 from uneven.run.model.hooks import ModelHook
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 
 
 class Turns:
@@ -40,10 +40,10 @@ class Turns:
             self._group = next((one.members for one in plan.exchanges if one.payload is Payload.GRADIENT), None)
             self.all_average = self._group is not None and len(self._group) == len(self._members)
 
-    def of(self, part: Portion) -> Turn:
+    def of(self, part: Portion) -> BatchWeight:
         own, group = part.batch(self._rank), self._group
         whole = part.size if group is None or self.all_average else sum(map(part.batch, group))
-        return Turn(part.iteration, part.epoch, own or self.least, own / max(1, whole), group is not None)
+        return BatchWeight(part.iteration, part.epoch, own or self.least, own / max(1, whole), group is not None)
 
 
 class PassFollower:
@@ -56,13 +56,13 @@ class PassFollower:
     """
 
     def __init__(
-        self, model: nn.Module, hands: Hands, *, strict: bool, padded: Callable[[bool], None], policy: str
+        self, model: nn.Module, hands: InFlightBatches, *, strict: bool, padded: Callable[[bool], None], policy: str
     ) -> None:
         self._hands = hands
         self._strict = strict
         self._padded = padded
         self._policy = policy
-        self._turn: Turn | None = None
+        self._turn: BatchWeight | None = None
         before = ModelHook(self._before)
         after = ModelHook(self._after)
         called = parts_called(model)
@@ -83,7 +83,7 @@ class PassFollower:
         if self._strict and self._turn is not None and torch.is_grad_enabled():
             on_entering(output, partial(self._check, self._turn))
 
-    def _check(self, turn: Turn, gradient: torch.Tensor | None = None) -> None:
+    def _check(self, turn: BatchWeight, gradient: torch.Tensor | None = None) -> None:
         newest = self._hands.newest
         if self._strict and (newest is not turn or (gradient is not None and self._hands.over)):
             raise TrainingError(

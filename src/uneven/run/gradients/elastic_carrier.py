@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.core.membership import Meeting
-from uneven.policy.samples.requeued import Returned
+from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.gradients.gradient_carrier import GradientCarrier, _Lane
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.lines.abortable_group import alone
@@ -44,11 +44,11 @@ class ElasticCarrier(GradientCarrier):
     """
 
     membership: Membership
-    returned: Returned
+    returned: RequeuedSamples
     recovery: Recovery
     groups: Callable[[], Meeting | None]
     roll: Any = None  # who is missing, the membership knows
-    _passes: list[Turn] = field(default_factory=list)  # batches whose gradients are in the next exchange
+    _passes: list[BatchWeight] = field(default_factory=list)  # batches whose gradients are in the next exchange
     _buckets: int = 0  # in the exchange under way
     _sums: list[torch.Tensor] = field(default_factory=list)  # memory for the sum of each bucket, by its place
     _results: list[torch.futures.Future[torch.Tensor]] = field(default_factory=list)  # of the exchange under way
@@ -100,7 +100,7 @@ class ElasticCarrier(GradientCarrier):
     def _share(self, statistics: BatchStatistics, weight: float) -> None:
         """They come behind the gradients, so that they are exchanged anew with these."""
 
-    def _count(self, turn: Turn, exchanged: bool) -> None:
+    def _count(self, turn: BatchWeight, exchanged: bool) -> None:
         super()._count(turn, exchanged)
         if turn.exchanging and all(one.iteration != turn.iteration for one in self._passes):
             self._passes.append(turn)
@@ -124,7 +124,7 @@ class ElasticCarrier(GradientCarrier):
         there = sum(map(self._there, those))
         return self._weight * len(those) / there if there else self._weight
 
-    def _there(self, turn: Turn) -> float:
+    def _there(self, turn: BatchWeight) -> float:
         """Which part of what a batch counts is that of members that take part now."""
         counted = turn.there(self._those)
         return self._samples_there(turn) if counted is None else counted
@@ -135,7 +135,7 @@ class ElasticCarrier(GradientCarrier):
         at = self.recovery.at
         return self.membership.members if at is None or at.groups is None else self.recovery.mine(at.groups)
 
-    def _samples_there(self, turn: Turn) -> float:
+    def _samples_there(self, turn: BatchWeight) -> float:
         """Which part of the samples of a batch is that of members that take part now."""
         part = self.returned.part(turn.iteration)
         if part is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.run.gradients.loss_weight import PassCounts
-from uneven.run.samples.in_flight import Hands, tensors_in
+from uneven.run.samples.in_flight import InFlightBatches, tensors_in
 
 _LOOKS, _SEVERAL = 10, 5  # budget of looks; an iteration costs 1 if its batch is a single sample, otherwise 5
 _NODES, _MEAN, _SUM = 2000, 1, 2  # most nodes to visit from the loss; reductions, as torch numbers them
@@ -30,7 +30,7 @@ class FirstLosses:
 
     _iteration, _thread = -1, 0
 
-    def __init__(self, hands: Hands, counting: PassCounts, warn: Callable[[str], None]) -> None:
+    def __init__(self, hands: InFlightBatches, counting: PassCounts, warn: Callable[[str], None]) -> None:
         self._hands = hands
         self._counting = counting
         self._warn = warn
@@ -39,7 +39,7 @@ class FirstLosses:
         self._sizes = set[int]()
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Call ``Hands.forward`` for a forward pass, and prepare to inspect its backward pass."""
+        """Call ``InFlightBatches.forward`` for a forward pass, and prepare to inspect its backward pass."""
         self._hands.forward(model, args, kwargs)
         self.close()
         turn = self._hands.turn

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError, TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.gradients.backward_start import weighted_on_entering
 from uneven.run.gradients.statistics import BatchStatistics
 from uneven.run.gradients.step_check import closures_checked, is_still, refuse_held
@@ -33,12 +33,12 @@ from uneven.run.step.observer import ExchangeObserver
 class ShardedCarrier:
     """Implements the interface of :class:`uneven.run.gradients.gradient_carrier.GradientCarrier` for sharded models."""
 
-    turn_now: Callable[[], Turn | None]
+    turn_now: Callable[[], BatchWeight | None]
     observer: ExchangeObserver
     roll: RollCall
     on_nonfinite: Callable[[], None]
     traffic: Traffic
-    turn: Turn
+    turn: BatchWeight
     group: Any
     piggyback: None = None
     owner: object = None
@@ -136,7 +136,7 @@ class ShardedCarrier:
             self.observer.done()
         return output
 
-    def _enter(self, turn: Turn) -> float:
+    def _enter(self, turn: BatchWeight) -> float:
         task = torch._C._current_graph_task_id()
         if task != self._pass:
             self._counts &= self._held  # otherwise earlier passes have been exchanged

@@ -26,7 +26,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.hooks import RemovableHandle
 
 from uneven.errors import TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.gradients.accumulated import nothing_of
 from uneven.run.gradients.piggyback import Piggyback
 from uneven.run.gradients.statistics import BatchStatistics
@@ -85,17 +85,17 @@ class GradientCarrier:
         landed: called on all ranks after each exchange.
     """
 
-    turn_now: Callable[[], Turn | None]
+    turn_now: Callable[[], BatchWeight | None]
     observer: ExchangeObserver
     roll: RollCall
     on_nonfinite: Callable[[], None]
     traffic: Traffic
-    turn: Turn
+    turn: BatchWeight
     group: Any = None
     report_length: int = 0
     piggyback: Piggyback | None = None
     owner: object = None
-    landed: Callable[[Turn], None] = lambda turn: None
+    landed: Callable[[BatchWeight], None] = lambda turn: None
     _ddp: DistributedDataParallel | None = None
     _parameters: list[nn.Parameter] = field(default_factory=list)
     _statistics: BatchStatistics | None = None
@@ -219,7 +219,7 @@ class GradientCarrier:
                 raise TrainingError(unused_parameters(model, self._parameters, self.turn.iteration)) from error
             raise
 
-    def _follow(self, turn: Turn) -> None:
+    def _follow(self, turn: BatchWeight) -> None:
         """Move to another batch; raise if the parameters changed twice in a row without an exchange."""
         before, self._seen = self._seen, (self._exchanges, self._parameters[0]._version)
         past = self._seen[0] == before[0] and self._seen[1] != before[1] >= 0
@@ -251,7 +251,7 @@ class GradientCarrier:
     def _share(self, statistics: BatchStatistics, weight: float) -> None:
         self.traffic.sent_bytes += statistics.start(weight)
 
-    def _entered(self, turn: Turn, exchanged: bool, gradient: torch.Tensor) -> None:
+    def _entered(self, turn: BatchWeight, exchanged: bool, gradient: torch.Tensor) -> None:
         """Handle a backward pass that has reached an output of the model and has not yet added to any gradient."""
         if self._aside:
             return
@@ -268,7 +268,7 @@ class GradientCarrier:
                 f"backward once for each batch, all but the last inside session.no_sync()"
             )
 
-    def _count(self, turn: Turn, exchanged: bool) -> None:
+    def _count(self, turn: BatchWeight, exchanged: bool) -> None:
         """Scale the gradients of this pass, and those that already wait in ``.grad``, by this turn's weight."""
         self.turn, weight = turn, turn.in_gradient
         # The exchange multiplies all of .grad by one weight, so gradients that wait are rescaled to the new one.

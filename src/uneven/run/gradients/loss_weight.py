@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 
 from uneven.errors import TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
 from uneven.run.lines import Line
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 
 
 class GatheredCounts:
@@ -72,7 +72,7 @@ CountsOfAll = GatheredCounts | Uncounted
 
 
 @dataclass(frozen=True, slots=True)
-class CountedTurn(Turn):
+class CountedTurn(BatchWeight):
     """The turn of a batch whose weight is not its number of samples."""
 
     counts: CountsOfAll = field(default_factory=lambda: Uncounted(1.0))
@@ -84,7 +84,7 @@ class CountedTurn(Turn):
     def there(self, members: tuple[int, ...]) -> float | None:
         return self.counts.there(members)
 
-    def counts_like(self, other: Turn) -> bool:
+    def counts_like(self, other: BatchWeight) -> bool:
         return self is other  # weights are unknown before the backward pass
 
 
@@ -94,9 +94,9 @@ class _AlikePasses:
     def __init__(self, count: float, share: Callable[[float], CountsOfAll]) -> None:
         self.count = count
         self._share = share
-        self._made: tuple[Turn, CountedTurn] | None = None
+        self._made: tuple[BatchWeight, CountedTurn] | None = None
 
-    def turn(self, of: Turn) -> Turn:
+    def turn(self, of: BatchWeight) -> BatchWeight:
         """Return the turn of a pass on a batch whose turn by samples is ``of``."""
         if self._made is None:
             if of.weight == 0.0:  # a padded batch: other workers count its samples
@@ -124,7 +124,7 @@ class _AlikePasses:
 class PassCounts:
     """The count of the newest forward pass; ``hands`` know its batch."""
 
-    def __init__(self, hands: Hands) -> None:
+    def __init__(self, hands: InFlightBatches) -> None:
         self._hands = hands
         self._block: _AlikePasses | None = None
         self._newest: tuple[int, float] | None = None  # iteration, count
@@ -134,7 +134,7 @@ class PassCounts:
         self._hands.exchanged = True
 
     @property
-    def turn(self) -> Turn | None:
+    def turn(self) -> BatchWeight | None:
         turn = self._hands.turn
         if turn is None or self._block is None:
             return turn

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.errors import TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 
 # The part of a tensor's norm by which replicas may differ, and the same in units of its type's rounding (ours).
 _TOLERANCE, _ROUNDING = 1e-3, 8.0
@@ -113,7 +113,7 @@ class ReplicaCheck:
             f"parameter {name}": one for name, one in named if one.is_floating_point() and name not in self._left_out
         }
 
-    def __call__(self, turn: Turn) -> None:
+    def __call__(self, turn: BatchWeight) -> None:
         """Compare if it is time, and raise :class:`TrainingError` with the name of a tensor that differs."""
         if self._found and min(self._found) < turn.iteration:
             self._found = {at: one for at, one in self._found.items() if at >= turn.iteration}

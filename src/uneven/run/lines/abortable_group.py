@@ -24,11 +24,11 @@ _POLL = timedelta(milliseconds=20)
 _TIMED_OUT = ("timed out", "Timed out")
 
 
-class Broken(Exception):
+class GroupAborted(Exception):
     """An exchange that cannot end, because a member has failed or left it."""
 
 
-class Circle:
+class AbortableGroup:
     """The members of one generation, in one process group.
 
     Args:
@@ -78,27 +78,27 @@ class Circle:
             if made:
                 break
             if lost():
-                raise Broken(f"a member was gone before the group {name!r} was made")
+                raise GroupAborted(f"a member was gone before the group {name!r} was made")
             if time.monotonic() > until_s:
                 raise TimeoutError(f"the group {name!r} of {size} workers was not made within {timeout_s:g} s")
         if isinstance(made[0], BaseException):
-            raise Broken(str(made[0]))
+            raise GroupAborted(str(made[0]))
         self.group = made[0]
 
     def sum(self, tensor: Tensor) -> Any:
-        """Start to replace a tensor, of the same shape on all members, by its sum; raises :class:`Broken`."""
+        """Start to replace a tensor, of the same shape on all members, by its sum; raises :class:`GroupAborted`."""
         return self._begin(lambda: self.group.allreduce([tensor]))
 
     def broadcast(self, tensor: Tensor, source: int) -> Any:
         """Start to replace a tensor by that of the member at place ``source``, of the same shape; raises
-        :class:`Broken`."""
+        :class:`GroupAborted`."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         return self._begin(lambda: self.group.broadcast([tensor], options))
 
     def swap(self, sent: Tensor, arrived: Tensor, sent_sizes: list[int], arrived_sizes: list[int]) -> Any:
         """Start an all-to-all of the pieces of ``sent`` and ``arrived``, flat, in the order of the members.
-        Raises :class:`Broken` if a connection has been closed."""
+        Raises :class:`GroupAborted` if a connection has been closed."""
         # Not by sends and receives, each with its own wait: gloo closes all connections if such a wait is polled.
         options = dist.AllToAllOptions()
         return self._begin(lambda: self.group.alltoall_base(arrived, sent, arrived_sizes, sent_sizes, options))
@@ -107,12 +107,13 @@ class Circle:
         try:
             work = begin()
         except RuntimeError as error:
-            raise Broken(str(error)) from None
+            raise GroupAborted(str(error)) from None
         self._kept = [*self._kept[-_MOST:], work]
         return work
 
     def wait(self, work: Any) -> None:
-        """Wait until the work has ended here. Raises :class:`Broken` if a member has failed or left the exchange, and
+        """Wait until the work has ended here. Raises :class:`GroupAborted` if a member has failed or left the
+        exchange, and
         :class:`TimeoutError` if a member that is alive has not come in time."""
         until_s = 0.0
         while True:
@@ -121,11 +122,11 @@ class Circle:
                 return
             except RuntimeError as error:
                 if not any(text in str(error) for text in _TIMED_OUT):
-                    raise Broken(str(error)) from None
+                    raise GroupAborted(str(error)) from None
             now_s = time.monotonic()
             until_s = until_s or now_s + self._timeout_s
             if self._lost():
-                raise Broken("a member is gone, or has given it up")
+                raise GroupAborted("a member is gone, or has given it up")
             if now_s > until_s:
                 raise TimeoutError(f"an exchange of {self.size} workers did not end within {self._timeout_s:g} s")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uneven.policy.core.membership import Members
-from uneven.run.lines.abortable_group import Broken, Circle
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 
 
 class Swap:
@@ -29,7 +29,7 @@ class Swap:
         self._arrived = torch.empty(0, dtype=torch.uint8)
         self._work: Any = None
 
-    def begin(self, circle: Circle | None, members: Members) -> None:
+    def begin(self, circle: AbortableGroup | None, members: Members) -> None:
         """Begin, anew if it has begun before, among those that take part now."""
         self._members, self._work = members, None
         sent = torch.cat([_bytes(self._outgoing[one]) for one in members])
@@ -37,14 +37,14 @@ class Swap:
         sizes = [[those[one].nbytes for one in members] for those in (self._outgoing, self._incoming)]
         try:
             self._work = None if circle is None else circle.swap(sent, self._arrived, *sizes)
-        except Broken:
+        except GroupAborted:
             self._work = None
 
-    def wait(self, circle: Circle) -> bool:
+    def wait(self, circle: AbortableGroup) -> bool:
         """Whether all pieces have come.
 
         Raises:
-            Broken, TimeoutError: see :meth:`Circle.wait`.
+            Broken, TimeoutError: see :meth:`AbortableGroup.wait`.
         """
         if self._work is None:
             return False

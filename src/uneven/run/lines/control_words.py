@@ -14,9 +14,9 @@ import torch
 
 from uneven.run.gradients.piggyback import MOST_RANKS, NOTHING, WIDE, Heard, PendingRows, fill_row, rows_said
 from uneven.run.gradients.step_check import mark
-from uneven.run.lines.abortable_group import Circle
+from uneven.run.lines.abortable_group import AbortableGroup
 
-SILENT, LEAVES, DOOR, RESTS = 0.0, 1.0, 2.0, 3.0
+NONE, LEAVING, JOIN_PENDING, IDLE = 0.0, 1.0, 2.0, 3.0
 """Nothing; this member leaves after this step; somebody stands at the door; it only takes part, until all say so."""
 
 
@@ -71,13 +71,13 @@ class Slots:
             fill_row(row, numbers[2 + size :].reshape(size, 2, self._length), self._place)
         self._call = None
 
-    def tell(self, slots: torch.Tensor, circle: Circle) -> Telling:
+    def tell(self, slots: torch.Tensor, circle: AbortableGroup) -> Telling:
         """Begin the exchange of filled slots that are behind nothing: each member sends all others its own numbers.
 
         A sum goes round a ring, and where workers share cores, all in turn have to be woken for each of its messages.
 
         Raises:
-            Broken: see :meth:`Circle.swap`.
+            Broken: see :meth:`AbortableGroup.swap`.
         """
         return Telling(slots, self._place, circle)
 
@@ -111,7 +111,7 @@ class Telling:
         place: of this member.
     """
 
-    def __init__(self, slots: torch.Tensor, place: int, circle: Circle) -> None:
+    def __init__(self, slots: torch.Tensor, place: int, circle: AbortableGroup) -> None:
         self._slots: np.ndarray = slots.numpy()
         own = np.concatenate((self._slots[:2], self._slots[2 + place, None], self._table(circle.size)[place]))
         self._said = np.empty((circle.size, own.size), own.dtype)

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from uneven.errors import TrainingError
 from uneven.policy.core.membership import Generation, Meeting, Members, Statement
-from uneven.policy.samples.requeued import Returned
+from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.gradients.step_check import out_of_step
-from uneven.run.lines.abortable_group import Broken, Circle
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.all_to_all import Swap
 from uneven.run.lines.contribution import Contribution, Weight
 from uneven.run.lines.control_words import Slots
@@ -90,18 +90,18 @@ class Recovery:
     """
 
     def __init__(
-        self, membership: Membership, returned: Returned, *, changed: Callable[[Generation, bool, float], None],
+        self, membership: Membership, returned: RequeuedSamples, *, changed: Callable[[Generation, bool, float], None],
         flush: Callable[[], None], announce: Callable[[], float], report_length: int,
     ) -> None:  # fmt: skip
         self.membership = membership
-        self.circle: Circle | None = None
+        self.circle: AbortableGroup | None = None
         self.exchanges = self.by = 0
         self.at: ExchangePlace | None = None
         self.slots = Slots(report_length)
         self.slots.renew(membership.place, len(membership.members))
         self.pieces: list[Contribution] = []
         self._swap: Swap | None = None
-        self._circles: dict[Members, Circle] = {}  # of some members of this generation
+        self._circles: dict[Members, AbortableGroup] = {}  # of some members of this generation
         self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
         self._returned = returned
         self._changed = changed
@@ -215,7 +215,7 @@ class Recovery:
             if self.circle is None:
                 return False
             self.circle.wait(self.circle.sum(torch.zeros(1)))
-        except Broken:
+        except GroupAborted:
             return False
         except TimeoutError:
             raise self.membership.missing("a change of members", self.exchanges) from None
@@ -252,7 +252,7 @@ class Recovery:
                 return made
             try:
                 self.circle = self.membership.circle("exchanges")
-            except Broken:
+            except GroupAborted:
                 if not new:
                     self._changed(made, self.exchanges >= made.exchange, time.monotonic())
                 continue
@@ -281,7 +281,7 @@ class Recovery:
             began_s, new = time.monotonic(), self.next_generation()
             try:
                 self.hand_over(new, lacking=False)
-            except Broken:
+            except GroupAborted:
                 continue
             self._changed(new, True, began_s)
             return
@@ -316,10 +316,10 @@ class Recovery:
                 piece.work = self.slots.tell(piece.sent, circle)
             else:
                 piece.work = circle.sum(piece.sent)
-        except Broken:
+        except GroupAborted:
             piece.work = None
 
-    def _circle_of(self, group: Members) -> Circle | None:
+    def _circle_of(self, group: Members) -> AbortableGroup | None:
         """The process group of some members; all of them ask for it at the same exchange."""
         if self.circle is None or group == self.membership.members:
             return self.circle
@@ -336,11 +336,11 @@ class Recovery:
                 return False
             for piece in (one for one in self.pieces if one.inside is None):
                 circle.wait(piece.work)
-        except Broken:
+        except GroupAborted:
             return False
         return True
 
-    def _received(self, circle: Circle) -> bool:
+    def _received(self, circle: AbortableGroup) -> bool:
         """Whether all has come that is to be confirmed; then that begins."""
         assert self.at is not None
         if self._swap is not None and not self.pieces:
@@ -371,7 +371,7 @@ class Recovery:
                 if self._wait():
                     self.by = new.number
                     return new.members
-            except Broken:
+            except GroupAborted:
                 continue
             except TimeoutError:
                 assert self.at is not None

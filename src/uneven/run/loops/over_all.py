@@ -20,7 +20,7 @@ from uneven.run.loops.mended import MendedEvaluation
 from uneven.run.loops.passes import in_passes
 from uneven.run.loops.piece_taking import PieceTaker
 from uneven.run.model.check import parts_called
-from uneven.run.replicas.peers.replica_sync import Alike
+from uneven.run.replicas.peers.replica_sync import NoSync
 from uneven.run.reports.streams import check_samples
 from uneven.run.samples.async_sampling.session_store import SessionStore
 from uneven.run.samples.indexed import told_of
@@ -249,7 +249,7 @@ class OverAll:
         if len(loop.context.members) == 1 and loop.context.elastic is None:
             return True
         # Under other policies workers average parameters, so a weight of the gradient would have no effect on others.
-        if not isinstance(loop.model.agreement, Alike) or loop.gradients.carrier is None:
+        if not isinstance(loop.model.agreement, NoSync) or loop.gradients.carrier is None:
             raise ConfigError(
                 f"{caller} under sync = {describe(loop.context.policy)}: workers average parameters there, by samples, "
                 f"and not gradients; use sync='bsp'"

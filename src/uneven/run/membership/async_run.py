@@ -24,7 +24,7 @@ from torch import nn
 from uneven.errors import PeerError
 from uneven.policy.core.membership import Generation
 from uneven.policy.core.records import MembershipRecord
-from uneven.run.lines.abortable_group import Broken
+from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.membership.generations import LeftOut, Membership
 from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.runtime.membership_board import DEAD
@@ -34,7 +34,7 @@ _CLOSING = "closing"
 """Written by the first worker that comes to the end of the run."""
 
 
-class Burial(Protocol):
+class Removal(Protocol):
     """What becomes of the word that a worker is gone.
 
     Attributes:
@@ -52,7 +52,7 @@ class Burial(Protocol):
 class Keeper(Protocol):
     """Whoever keeps for all what workers give to each other."""
 
-    def bury(self, worker: int) -> Burial | None:
+    def remove_member(self, worker: int) -> Removal | None:
         """A worker is gone: nobody shall wait for it, and nothing is taken from it any more.
 
         Returns at once; None where this worker does not reach the keeper yet.
@@ -82,9 +82,9 @@ class OwnPaceElastic(ClaimingElastic):
         self._closing = False
         self._owed: list[Generation] = []  # to whose newcomers this worker gives their state
         self._served: dict[str, str] = {}
-        self._graves = threading.Lock()
+        self._removed = threading.Lock()
         self._gone: set[int] = set()
-        self._burials: dict[int, Burial | None] = {}  # of which it is not known yet what has arrived
+        self._burials: dict[int, Removal | None] = {}  # of which it is not known yet what has arrived
 
     def meet(self, model: nn.Module) -> None:
         """See :meth:`Elastic.meet`. The founders need each other no more after it."""
@@ -102,11 +102,11 @@ class OwnPaceElastic(ClaimingElastic):
             self._bury(worker)
 
     def _bury(self, worker: int) -> None:
-        with self._graves:
+        with self._removed:
             if worker in self._gone and self._burials.get(worker, self) is not None:
                 return
             self._gone.add(worker)
-            self._burials[worker] = None if self.keeper is None else self.keeper.bury(worker)
+            self._burials[worker] = None if self.keeper is None else self.keeper.remove_member(worker)
 
     def step_over(self) -> None:
         news = self.membership.watch.news != self._news or self.membership.somebody_asks
@@ -127,14 +127,14 @@ class OwnPaceElastic(ClaimingElastic):
             self._take_up(new, began_s)
         for worker in self.membership.watch.dead:
             self._bury(worker)
-        with self._graves:
+        with self._removed:
             burials = list(self._burials.items())
         for worker, burial in burials:
             if burial is None:
                 self._bury(worker)
             elif burial.done:
                 self.claims.lost(worker, burial.clock)
-                with self._graves:
+                with self._removed:
                     del self._burials[worker]
         if self._owed and not self._closing:
             self._give_states()
@@ -160,7 +160,7 @@ class OwnPaceElastic(ClaimingElastic):
         self.keeper.settle()
         self.claims.leave()
         self.membership.follow(leaving=True)
-        self.keeper.bury(self.membership.worker)
+        self.keeper.remove_member(self.membership.worker)
         self._leave()
 
     # ---------------------------------------------------------------- newcomers
@@ -179,7 +179,7 @@ class OwnPaceElastic(ClaimingElastic):
     def _give(self, key: str, worker: int) -> None:
         try:
             self.give_state(key, (self.membership.worker, worker), lambda: self._cannot(worker))
-        except Broken:
+        except GroupAborted:
             return  # it is gone
 
     def _cannot(self, other: int) -> bool:
@@ -205,7 +205,7 @@ class OwnPaceElastic(ClaimingElastic):
                 self._in = True
             except LeftOut:
                 new = None
-            except Broken:
+            except GroupAborted:
                 time.sleep(_LOOK_S)
 
     def _in_vain(self, donor: int) -> bool:

@@ -22,8 +22,8 @@ from typing import Protocol
 
 from uneven.policy.core.membership import Generation
 from uneven.policy.core.records import MembershipRecord
-from uneven.run.lines.abortable_group import Broken
-from uneven.run.lines.control_words import DOOR, LEAVES, RESTS, SILENT
+from uneven.run.lines.abortable_group import GroupAborted
+from uneven.run.lines.control_words import IDLE, JOIN_PENDING, LEAVING, NONE
 from uneven.run.membership.generations import Membership
 from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.runtime.membership_board import NEWS
@@ -76,7 +76,7 @@ class BesideElastic(ClaimingElastic):
     ) -> None:  # fmt: skip
         super().__init__(membership, write, say, leave_on)
         self.merging: Merging | None = None
-        self._says = self._next = SILENT  # with the merge that was begun last, and with the next one
+        self._says = self._next = NONE  # with the merge that was begun last, and with the next one
         self._news = 0  # as of then
         self._rested = self._out = False
         self._heard: deque[_News] = deque()  # from the shadow's thread to the one that trains
@@ -84,7 +84,7 @@ class BesideElastic(ClaimingElastic):
 
     # ---------------------------------------------------------------- where exchanges are made
     def announce(self) -> float:
-        return self._says or (DOOR if self.membership.somebody_asks else SILENT)
+        return self._says or (JOIN_PENDING if self.membership.somebody_asks else NONE)
 
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
         if now:
@@ -106,13 +106,13 @@ class BesideElastic(ClaimingElastic):
         self.claims.gave()
         self.flush()
         said = self.recovery.announced()
-        self._rested = bool(said) and all(one == RESTS for one in said)
-        open_ = RESTS not in said
-        if not (LEAVES in said or (DOOR in said and open_)):
+        self._rested = bool(said) and all(one == IDLE for one in said)
+        open_ = IDLE not in said
+        if not (LEAVING in said or (JOIN_PENDING in said and open_)):
             return
         # Where members have changed at this very place, those that had completed the exchange have seen to it.
         if self.membership.generation.exchange != self.recovery.exchanges:
-            self._change(leaving=said[self.membership.place] == LEAVES, open_=open_)
+            self._change(leaving=said[self.membership.place] == LEAVING, open_=open_)
 
     def _change(self, leaving: bool, open_: bool) -> None:
         began_s = time.monotonic()
@@ -123,7 +123,7 @@ class BesideElastic(ClaimingElastic):
                 return
             try:
                 self.recovery.hand_over(new, lacking=False)
-            except Broken:
+            except GroupAborted:
                 continue
             self.changed(new, True, began_s)
             self.flush()
@@ -150,7 +150,7 @@ class BesideElastic(ClaimingElastic):
         idle = self._idle
         self.step_over()
         if idle and (self.urgent or self.claims.awaited()):
-            self._merge(SILENT)
+            self._merge(NONE)
             return False
         return idle
 
@@ -162,7 +162,7 @@ class BesideElastic(ClaimingElastic):
         """Wait until all that this worker has learnt is in a merge."""
         self.quiet()
         if self.claims.owes:
-            self._merge(SILENT)
+            self._merge(NONE)
             self.quiet()
 
     def rest(self) -> None:
@@ -172,15 +172,15 @@ class BesideElastic(ClaimingElastic):
         """
         self._rested = False
         if self._in and not self._over:
-            self._until(lambda: self._rested, RESTS)
+            self._until(lambda: self._rested, IDLE)
 
     def _go(self) -> None:
         self.claims.stop()
         self.membership.board.count(NEWS, 1)  # so that the others merge soon
-        self._until(lambda: self._out, LEAVES)
+        self._until(lambda: self._out, LEAVING)
         self._leave()
 
-    def _until(self, done: Callable[[], bool], says: float = SILENT) -> None:
+    def _until(self, done: Callable[[], bool], says: float = NONE) -> None:
         """Merge again and again until it is done and none is under way.
 
         Args:
@@ -204,7 +204,7 @@ class BesideElastic(ClaimingElastic):
         assert self.merging is not None
         self._next = says
         self.merging.merge()
-        self._next = SILENT
+        self._next = NONE
 
     # ---------------------------------------------------------------- members have changed
     def _take_up(self) -> None:
@@ -229,7 +229,7 @@ class BesideElastic(ClaimingElastic):
         if self.membership.worker == donor:
             try:
                 self.give_state(str(new.number), (donor, *sorted(map(int, new.came))), over)
-            except Broken:
+            except GroupAborted:
                 return  # one of them is gone; the others ask again
 
 

@@ -20,10 +20,10 @@ from uneven.policy.control.reports import Report
 from uneven.policy.core.membership import Generation, Members, generation_of, told
 from uneven.policy.core.records import MembershipRecord
 from uneven.policy.samples.order import Portion
-from uneven.policy.samples.requeued import Returned
+from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.gradients.elastic_carrier import ElasticCarrier
-from uneven.run.lines.abortable_group import Broken
-from uneven.run.lines.control_words import DOOR, LEAVES
+from uneven.run.lines.abortable_group import GroupAborted
+from uneven.run.lines.control_words import JOIN_PENDING, LEAVING
 from uneven.run.lines.recovery import Recovery
 from uneven.run.membership import tensor_packing
 from uneven.run.membership.generations import LeftOut, Membership
@@ -97,7 +97,7 @@ class Elastic:
         leave_on: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.membership = membership
-        self.returned = Returned(membership.members)
+        self.returned = RequeuedSamples(membership.members)
         self.recovery = Recovery(
             membership, self.returned, changed=self.changed, flush=self.flush, announce=self.announce,
             report_length=len(Report._fields),
@@ -120,7 +120,7 @@ class Elastic:
         return self.membership.members
 
     @property
-    def changing(self) -> Returned | ClaimedSamples:
+    def changing(self) -> RequeuedSamples | ClaimedSamples:
         """What a loader asks where workers leave and join."""
         return self.returned
 
@@ -146,7 +146,7 @@ class Elastic:
                 flat = one.detach().contiguous()
                 circle.wait(circle.broadcast(flat, 0))
                 one.detach().copy_(flat)
-        except (Broken, TimeoutError) as error:
+        except (GroupAborted, TimeoutError) as error:
             gone = self.membership.board.dead(self.membership.members)
             said = "; ".join(f"worker {one}: {why}" for one, why in gone.items())
             raise PeerError(f"session.setup: a worker was gone before the training began ({said or error})") from None
@@ -184,8 +184,8 @@ class Elastic:
     def announce(self) -> float:
         """What this member says with the next exchange."""
         if self.leaving:
-            return LEAVES
-        return DOOR if self.membership.somebody_asks else 0.0
+            return LEAVING
+        return JOIN_PENDING if self.membership.somebody_asks else 0.0
 
     # ---------------------------------------------------------------- members have changed
     def changed(self, generation: Generation, now: bool, began_s: float) -> None:
@@ -261,8 +261,8 @@ class Elastic:
         assert self._run is not None
         if self._run.apart:
             return  # they are announced anew with the next merge, as a newcomer begins with what comes of one
-        through = LEAVES not in announced or self.recovery.all_through()
-        self._change_members(leaving=through and announced[self.membership.place] == LEAVES)
+        through = LEAVING not in announced or self.recovery.all_through()
+        self._change_members(leaving=through and announced[self.membership.place] == LEAVING)
 
     def _change_members(self, leaving: bool) -> None:
         began_s = time.monotonic()
@@ -278,7 +278,7 @@ class Elastic:
                         self.carrier.wrap_again()
                     self._give_state(new)
                 return
-            except Broken:
+            except GroupAborted:
                 continue
 
     def _leave(self) -> None:
@@ -350,7 +350,7 @@ class Elastic:
                 self._in = True
             except LeftOut:
                 new = None
-            except Broken:
+            except GroupAborted:
                 continue
 
     def check_in(self, what: str) -> None:
@@ -382,7 +382,7 @@ class Elastic:
         board = self.membership.board
         while (said := board.look(f"state/{key}")) is None:
             if (lost or self.membership.lost)():
-                raise Broken("the members have changed before this worker was given the state")
+                raise GroupAborted("the members have changed before this worker was given the state")
             time.sleep(0.002)
         text, shapes = json.loads(said)
         tensors = tensor_packing.room(shapes)

@@ -99,7 +99,7 @@ class Watch:
         for one in [one for one, at_s in ended.items() if now_s - at_s > _SAID_WITHIN_S]:
             del ended[one]
             if not self._board.any_of(("through", "left"), one):
-                self._board.bury(one, "its process has ended, and its launcher with it")
+                self._board.remove_member(one, "its process has ended, and its launcher with it")
 
     def _look_after(self, beats: dict[int, tuple[int, float]], now_s: float, slept: bool) -> None:
         for one in self.members:

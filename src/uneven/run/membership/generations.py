@@ -24,7 +24,7 @@ from uneven.policy.core.membership import (
     successor,
     told,
 )
-from uneven.run.lines.abortable_group import Broken, Circle
+from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.membership.failure_detector import Watch
 from uneven.runtime.membership_board import CLOSED, NEWS, OPEN, SESSION, Board
 
@@ -218,7 +218,7 @@ class Membership:
     def circle(
         self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None, *,
         aside: bool = False,
-    ) -> Circle:  # fmt: skip
+    ) -> AbortableGroup:  # fmt: skip
         """The process group of this generation for one purpose; all members call it at the same time.
 
         Args:
@@ -234,11 +234,11 @@ class Membership:
         new = self.generation
         name, those = f"circle/{of or new.number}/{purpose}", new.members if those is None else those
         try:
-            return Circle(
+            return AbortableGroup(
                 self.connected() if aside else self._groups_store, name, those.index(self.worker), len(those),
                 interface=self._interface, lost=lost or self.lost, timeout_s=self.timeout_s,
             )  # fmt: skip
-        except Broken:
+        except GroupAborted:
             # What was to make the group waits for the one that is gone, and keeps the connection as long as it does.
             if not aside:
                 self._groups_store = self.connected()

@@ -17,7 +17,7 @@ from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.step.loop import StepLoop
 
 
-class LoopOfMembers:
+class MembershipHooks:
     """See :class:`uneven.run.membership.elastic_run.ChangingRun`.
 
     Attributes:

@@ -28,7 +28,7 @@ from uneven.run.measure.machine_load import nvml_uuid
 from uneven.run.model.check import check_model
 from uneven.run.reports.profiling import profile_record, profile_together
 from uneven.run.reports.slow import SlowLoop
-from uneven.run.reports.step_accounting import Books
+from uneven.run.reports.step_accounting import StepAccounting
 from uneven.run.reports.streams import check_samples
 from uneven.run.samples.async_sampling.shared import OwnPace
 from uneven.run.samples.loader import BalancedLoader
@@ -79,7 +79,7 @@ class Reports:
         self._context = context
         self._turns = turns
         self._own_pace = own_pace
-        self.books = Books(context.rank, context.scribe, torch.device("cpu"))
+        self.books = StepAccounting(context.rank, context.scribe, torch.device("cpu"))
         self.piggyback: Piggyback | None = None
         self.piggybacks = False
         self._agreed: _Agreed | None = None
@@ -96,7 +96,7 @@ class Reports:
 
     def measure_on(self, device: torch.device) -> None:
         """The model is on this device."""
-        self.books = Books(self._context.rank, self._context.scribe, device)
+        self.books = StepAccounting(self._context.rank, self._context.scribe, device)
         self._kind = kind_of(device)
 
     # ---------------------------------------------------------------- before the loop

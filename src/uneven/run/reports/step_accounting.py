@@ -30,7 +30,7 @@ _GLANCE_S = 1.0
 """How often it is read what others use where no predictor asks for it: for the journal."""
 
 
-class Books:
+class StepAccounting:
     """Filled in around each iteration, and read now and then.
 
     Args:

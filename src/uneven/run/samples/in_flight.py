@@ -38,7 +38,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from uneven.errors import TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
 
 _MOST = 4096
@@ -69,7 +69,7 @@ class _Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Undecided(Turn):
+class _Undecided(BatchWeight):
     """That of a pass on a batch that nothing tells; it does no harm if it only evaluates."""
 
     why: str = ""
@@ -78,14 +78,14 @@ class _Undecided(Turn):
     def in_gradient(self) -> float:
         raise TrainingError(self.why)
 
-    def counts_like(self, other: Turn) -> bool:
+    def counts_like(self, other: BatchWeight) -> bool:
         return self is other
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
     part: Portion
-    turn: Turn | None
+    turn: BatchWeight | None
     batch: Any  # itself as long as it is the newest, for the loader holds that one as well
     traces: list[_Trace] | None = None
     samples: int | None = None  # that it has, if these are fewer than were drawn
@@ -103,7 +103,7 @@ class _Held:
         return self.turn is None or other.turn is None or self.turn.counts_like(other.turn)
 
 
-class Hands:
+class InFlightBatches:
     """Batches that were handed out and that no optimizer step has taken in, in the order in which they were.
 
     A batch that is passed over has been left out by the user, and counts as used with the next one. Where no forward
@@ -121,11 +121,11 @@ class Hands:
         over: whether the script has gone through that pass to its end.
     """
 
-    def __init__(self, turn_of: Callable[[Portion], Turn] | None = None) -> None:
+    def __init__(self, turn_of: Callable[[Portion], BatchWeight] | None = None) -> None:
         self.turn_of = turn_of
         self.exchanged = self.once = False
         self.trained = self.over = False
-        self.fewer: Callable[[int, Turn], None] | None = None
+        self.fewer: Callable[[int, BatchWeight], None] | None = None
         self.one_thread: Callable[[], bool] | None = None
         self._open: deque[_Held] = deque()
         self._passed = 0  # how many of them, from the first on, have had a forward pass
@@ -149,12 +149,12 @@ class Hands:
         _watching.add(self)
 
     @property
-    def turn(self) -> Turn | None:
+    def turn(self) -> BatchWeight | None:
         """The turn of the batch that the newest forward pass was on."""
         return None if self._last is None else self._last.turn
 
     @property
-    def newest(self) -> Turn | None:
+    def newest(self) -> BatchWeight | None:
         """The turn of the batch that was handed out last."""
         return None if self._newest is None else self._newest.turn
 
@@ -336,7 +336,7 @@ class Hands:
         self._passed, self._last, self._fresh = 0, None, False
 
 
-_watching: weakref.WeakSet[Hands] = weakref.WeakSet()
+_watching: weakref.WeakSet[InFlightBatches] = weakref.WeakSet()
 
 
 @cache
@@ -362,7 +362,7 @@ _COPY = (
 )
 
 
-def _undecided(turns: list[Turn]) -> str:
+def _undecided(turns: list[BatchWeight]) -> str:
     batches = ", ".join(f"{one.samples} samples (iteration {one.iteration})" for one in turns)
     return (
         f"a forward pass while {len(turns)} batches are in hand that count differently: {batches}. Its arguments do "
@@ -371,7 +371,7 @@ def _undecided(turns: list[Turn]) -> str:
     )
 
 
-def _fewer(batch: Any, turn: Turn) -> int | None:
+def _fewer(batch: Any, turn: BatchWeight) -> int | None:
     """Samples of a batch, if these are fewer than its turn says, as where a collate function leaves some out."""
     members = [batch] if isinstance(batch, Tensor) else batch.values() if isinstance(batch, Mapping) else batch
     if not isinstance(batch, Tensor | Mapping | list | tuple) or len(members) == turn.samples:

@@ -16,8 +16,8 @@ from uneven.errors import CheckpointError, DataError
 from uneven.policy.samples.loader_state import read_again, read_left, read_reached, read_state, write_state
 from uneven.policy.samples.order import Cursor, Portion
 from uneven.policy.samples.paced import PacedSampler
-from uneven.policy.samples.requeued import Returned
-from uneven.run.samples.in_flight import Hands
+from uneven.policy.samples.requeued import RequeuedSamples
+from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.samples.indexed import IndexedSource
 from uneven.run.samples.opening import Division, LoaderOptions, open_source
 
@@ -93,13 +93,17 @@ class BalancedLoader:
     """
 
     def __init__(
-        self, asked: LoaderOptions, division: Division, calls: LoaderCalls | None = None, hands: Hands | None = None
+        self,
+        asked: LoaderOptions,
+        division: Division,
+        calls: LoaderCalls | None = None,
+        hands: InFlightBatches | None = None,
     ) -> None:
         self.dataset, self.batch_size = asked.dataset, asked.batch_size
         self._asked, self._division = asked, division
         self._changing = division.changing
         self._calls = calls or LoaderCalls()
-        self._hands = hands or Hands()
+        self._hands = hands or InFlightBatches()
         self._plan = division.plan(asked)
         self._source = open_source(asked, division, self._plan, self._hands.unused)
         self._before = Cursor()
@@ -390,7 +394,7 @@ class BalancedLoader:
             self.paced.resume(cursor.epoch, left)
         if self.paced is None and isinstance(self._source, IndexedSource) and (again or self._changing is not None):
             if self._changing is None:
-                self._changing = Returned(tuple(range(self._division.workers)))
+                self._changing = RequeuedSamples(tuple(range(self._division.workers)))
                 self._source.come_again(self._changing)
             self._changing.resume(cursor, again)
         self._cursor = cursor

@@ -27,12 +27,12 @@ from uneven.run.model.check import (
 )  # fmt: skip
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
-from uneven.run.replicas.peers.peer_sync import Agreement
+from uneven.run.replicas.peers.peer_sync import PeerSync
 from uneven.run.replicas.peers.plans import Plans
-from uneven.run.replicas.peers.replica_sync import Alike, Exchanging
+from uneven.run.replicas.peers.replica_sync import NoSync, ReplicaSync
 from uneven.run.reports.reporting import Reports
 from uneven.run.samples.async_sampling.shared import OwnPace
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.start.connect import compare
 from uneven.run.start.heap import keep_freed_memory
 from uneven.run.step.build import by_copy, exchanging, follow
@@ -54,7 +54,7 @@ class Attached:
     """
 
     context: Context
-    agreement: Exchanging
+    agreement: ReplicaSync
     watch: ModelWatch | Unwatched
     detach: Callable[[], None]
     averaging: Callable[[StepPlan], tuple[int, ...] | None]
@@ -66,7 +66,7 @@ class Attached:
             ConfigError: naming what the plan exchanges, and none before it did.
         """
         if len(self.context.members) > 1:
-            more = not isinstance(self.agreement, Alike)
+            more = not isinstance(self.agreement, NoSync)
             check_attached(
                 self.context.policy, plan, self.agreement.clock, averaging=self.averaging(plan), exchanging=more
             )
@@ -80,7 +80,7 @@ class NoModel:
     """Stands where :class:`Attached` does before a session has a model: it can only train alone."""
 
     def __init__(self, context: Context) -> None:
-        self.agreement = Alike(Plans(context.policy, context.rank, context.members, context.sites))
+        self.agreement = NoSync(Plans(context.policy, context.rank, context.members, context.sites))
         self.watch = Unwatched()
         self._members = context.members
 
@@ -109,7 +109,7 @@ def attach(
     undo: Undo,
     reports: Reports,
     gradients: Averaged,
-    hands: Hands,
+    hands: InFlightBatches,
     counting: PassCounts,
     own_pace: OwnPace | None,
     parts: Parts,
@@ -143,7 +143,7 @@ def attach(
     if sharded:
         check_sharded(model, len(context.members), _no_shards(context, out))
     agreement = exchanging(context, model, out, own_pace, meter)
-    alike = isinstance(agreement, Alike)
+    alike = isinstance(agreement, NoSync)
     follower = None if alike else follow(context, model, hands, agreement, out)
     if not by_copy(context):
         gradients.exchange(context, out, counting, meter, sharded=sharded, groups=partial(_groups, agreement))
@@ -195,9 +195,9 @@ def attach(
     return Attached(context=context, agreement=agreement, watch=watch, detach=detach, averaging=gradients.averaging)
 
 
-def _groups(agreement: Exchanging) -> Meeting | None:
+def _groups(agreement: ReplicaSync) -> Meeting | None:
     """Who averages gradients with whom in the step under way; None where all do."""
-    return agreement.groups() if isinstance(agreement, Agreement) else None
+    return agreement.groups() if isinstance(agreement, PeerSync) else None
 
 
 def _no_shards(context: Context, out: Outlook) -> str:
@@ -212,5 +212,5 @@ def _no_shards(context: Context, out: Outlook) -> str:
     return ""
 
 
-def _ready(parts: Parts, hands: Hands, *step: object) -> None:
+def _ready(parts: Parts, hands: InFlightBatches, *step: object) -> None:
     parts.ready(hands.turn, *step)  # type: ignore[arg-type]

@@ -17,19 +17,19 @@ from uneven.run.membership.elastic_background_sync import BesideElastic
 from uneven.run.membership.elastic_run import Elastic
 from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.run.model.batch_norm import batch_norms
-from uneven.run.replicas.peers.background_sync import AgreementBeside
-from uneven.run.replicas.peers.peer_sync import Agreement
+from uneven.run.replicas.peers.background_sync import BackgroundPeerSync
+from uneven.run.replicas.peers.peer_sync import PeerSync
 from uneven.run.replicas.peers.plans import GroupPlans, Plans
 from uneven.run.replicas.peers.replica import Replica, broadcast_from_first, refuse_synchronised_layers
-from uneven.run.replicas.peers.replica_sync import Alike, Exchanging
+from uneven.run.replicas.peers.replica_sync import NoSync, ReplicaSync
 from uneven.run.replicas.server.locate import find_home
 from uneven.run.replicas.server.outer_round import check_outer, check_shards
-from uneven.run.replicas.server.per_site import SitedServed, between_sites, sites_of
-from uneven.run.replicas.server.server_sync import Served
+from uneven.run.replicas.server.per_site import PerSiteSync, between_sites, sites_of
+from uneven.run.replicas.server.server_sync import ServerSync
 from uneven.run.replicas.sparse.build import open_entries
 from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
 from uneven.run.samples.async_sampling.shared import OwnPace, make_changing_pace, make_own_pace
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.samples.stream import is_stream
 from uneven.run.step.context import Context
 from uneven.run.step.observer import ExchangeObserver
@@ -91,7 +91,7 @@ def counter_of(dataset: Any, context: Context, own_pace: OwnPace | None) -> Stor
 
 def exchanging(
     context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
-) -> Exchanging:
+) -> ReplicaSync:
     """What is exchanged beside gradients; every rank calls it at the same time.
 
     Args:
@@ -105,19 +105,19 @@ def exchanging(
         return _serve(context, model, own_pace, observer)
     if not out.gradients_of_all(context.members):
         return _agree(context, model, out, own_pace, observer)
-    return Alike(Plans(context.policy, context.rank, context.members, context.sites))
+    return NoSync(Plans(context.policy, context.rank, context.members, context.sites))
 
 
 def _agree(
     context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
-) -> Agreement:
+) -> PeerSync:
     _advise(context, model)
     replica, barrier = _replica(context, model), None if own_pace is None else own_pace.barrier
     who = context.policy, context.rank, context.members, context.sites
     plans = GroupPlans(*who) if context.elastic is not None and in_groups(context.policy) else Plans(*who)
     beside = context.elastic if isinstance(context.elastic, BesideElastic) else None
     how = replica, barrier, plans
-    agreement = Agreement(*who, *how) if beside is None else AgreementBeside(beside, *who, *how)
+    agreement = PeerSync(*who, *how) if beside is None else BackgroundPeerSync(beside, *who, *how)
     agreement.carry_by(
         roll=context.connection.roll,
         timeout_s=context.config.timeout_s,
@@ -147,7 +147,7 @@ def _advise(context: Context, model: nn.Module) -> None:
         )
 
 
-def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: ExchangeObserver) -> Served:
+def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: ExchangeObserver) -> ServerSync:
     scribe, timeout_s = context.scribe, context.config.timeout_s
 
     def lost(rank: int) -> None:
@@ -161,7 +161,7 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
     home = find_home(context.connection.transport, context.world, timeout_s, party)
     check_shards(context.policy, context.members, context.sites, home.shards)
     home.begun(training=False)
-    kind = partial(SitedServed, parties=parties, mean_by=_mean_by(context)) if parties else Served
+    kind = partial(PerSiteSync, parties=parties, mean_by=_mean_by(context)) if parties else ServerSync
     agreement = kind(
         context.policy,
         context.members,
@@ -176,7 +176,7 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
         on_lost=lost if context.elastic is None else _nothing,  # its samples come again there
         on_nonfinite=context.nonfinite("movement"),
     )
-    if isinstance(agreement, SitedServed):
+    if isinstance(agreement, PerSiteSync):
         home.between = between_sites(context, parties, replica.flat.size, agreement.rate)
     if isinstance(context.elastic, OwnPaceElastic):
         context.elastic.keeper = agreement
@@ -195,7 +195,9 @@ def _nothing(rank: int) -> None:
     pass
 
 
-def follow(context: Context, model: nn.Module, hands: Hands, agreement: Exchanging, out: Outlook) -> PassFollower:
+def follow(
+    context: Context, model: nn.Module, hands: InFlightBatches, agreement: ReplicaSync, out: Outlook
+) -> PassFollower:
     """Sees to it that no batch is fetched before the step of the one before, where that would part it from its step."""
     strict = out.moments != {Moment.BACKGROUND} and (len(context.members) > 1 or context.elastic is not None)
     agreement.followed = not strict

@@ -34,16 +34,16 @@ from torch import nn
 
 from uneven.errors import ConfigError
 from uneven.policy.core.actions import StepPlan
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.batch_order import Turns
 from uneven.run.gradients.loss_weight import PassCounts
 from uneven.run.membership.elastic_run import Elastic, Fixed
-from uneven.run.replicas.peers.replica_sync import Alike
+from uneven.run.replicas.peers.replica_sync import NoSync
 from uneven.run.reports.reporting import Reports
 from uneven.run.reports.streams import Streams
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.step.attach import Attached, NoModel, attach
@@ -73,7 +73,7 @@ class StepLoop:
         self.reports, self.gradients = Reports(context, self.turns, self.own_pace), Averaged()
         self.model: Attached | NoModel = NoModel(context)
         self._streams = Streams(context.connection.transport, together=self.own_pace is None)
-        self.hands = Hands(self.turns.of)
+        self.hands = InFlightBatches(self.turns.of)
         self.hands.once = context.elastic is not None
         self.counting = PassCounts(self.hands)
         decides = weakref.WeakMethod(self._decides)  # hooks keep hands of sessions that were dropped
@@ -95,7 +95,7 @@ class StepLoop:
 
     def _decides(self) -> bool:
         """Whether anything is decided or exchanged among workers between two steps."""
-        return len(self._members) > 1 and not (self.reports.settled() and isinstance(self.model.agreement, Alike))
+        return len(self._members) > 1 and not (self.reports.settled() and isinstance(self.model.agreement, NoSync))
 
     def check_open(self, call: str) -> None:
         """Refuse a call on a session that has ended.
@@ -201,7 +201,7 @@ class StepLoop:
         self.parts.close()
 
 
-def _warn_of_fewer(counting: PassCounts, context: Context, samples: int, turn: Turn) -> None:
+def _warn_of_fewer(counting: PassCounts, context: Context, samples: int, turn: BatchWeight) -> None:
     """Warn once that gradients are weighted by more samples than the batch has."""
     if turn.exchanging and len(context.members) > 1 and not counting.counted and not context.scribe.counts["fewer"]:
         context.scribe.event(

@@ -11,7 +11,7 @@ from uneven.errors import ConfigError, DataError, TrainingError
 from uneven.policy.balance import Balancer, Even
 from uneven.policy.core.registry import describe
 from uneven.policy.samples.order import Portion
-from uneven.run.membership.state_transfer import LoopOfMembers
+from uneven.run.membership.state_transfer import MembershipHooks
 from uneven.run.samples.loader import BalancedLoader
 from uneven.run.samples.opening import Division, LoaderOptions
 from uneven.run.samples.sharded_files import Shards
@@ -84,7 +84,7 @@ def drawn_step(
 
 
 def make_loader(
-    loop: StepLoop, members: LoopOfMembers, asked: LoaderOptions, begin: Callable[[Portion], None]
+    loop: StepLoop, members: MembershipHooks, asked: LoaderOptions, begin: Callable[[Portion], None]
 ) -> BalancedLoader:
     """The loader of a session."""
     context, ids, parts = loop.context, asked.ids, loop.parts

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a part need not load torch to say what it wants
     import torch
     from torch import nn
 
-    from uneven.policy.core.batch_weight import Turn
+    from uneven.policy.core.batch_weight import BatchWeight
     from uneven.run.lines import Lines
 
 
@@ -103,7 +103,7 @@ class Run:
     log: Callable[[str, float], None]
     tell: Callable[[str, str], None] = lambda event, text: None
     now: Callable[[], Step | None] = lambda: None
-    turn: Callable[[], Turn | None] = lambda: None
+    turn: Callable[[], BatchWeight | None] = lambda: None
     own_time: Callable[[], tuple[float, float, float]] = lambda: (math.nan, math.nan, math.nan)
     work_changed: Callable[[], None] = lambda: None
     spread: Callable[[int], AbstractContextManager[None]] = lambda steps: nullcontext()

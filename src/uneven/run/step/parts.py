@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from uneven.errors import CheckpointError, ConfigError, TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.step.part import Part, Run, Step
 
 _HELD = 32
@@ -98,7 +98,7 @@ class Parts:
         self._steps.append(step)
         self._each(self._before, "before_step", step)
 
-    def ready(self, turn: Turn | None, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def ready(self, turn: BatchWeight | None, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """A hook of an optimizer, before its step.
 
         Args:
@@ -116,7 +116,7 @@ class Parts:
             )
         self._each(self._ready, "gradients_ready", step, optimizer)
 
-    def now(self, turn: Turn | None) -> Step | None:
+    def now(self, turn: BatchWeight | None) -> Step | None:
         """The step of the batch that the newest forward pass is on; the newest where nobody can tell."""
         if not self._steps:
             return None

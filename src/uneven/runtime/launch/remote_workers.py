@@ -24,11 +24,11 @@ def settled(board: Board, worker: int, ending: Ending) -> str:
     """Report the end of a worker's process to the members; raise RuntimeError if the store has ended."""
     if ending.how is not How.ENDED or board.look(f"{SESSION}/{worker}") == OPEN:
         # An open session means that Python did not end in order, even with exit code 0.
-        board.bury(worker, f"it {ending.words}")
+        board.remove_member(worker, f"it {ending.words}")
         return ""
     # Finished workers are THROUGH, also without training; "" above means dead.
     if not board.any_of(ENDS, worker):
-        board.bury(worker, "it has ended without training")
+        board.remove_member(worker, "it has ended without training")
     board.write(f"{RELEASED}/{worker}", "")
     return LEFT if board.any_of([LEFT], worker) else THROUGH
 

@@ -26,7 +26,7 @@ _GRACE_S = 0.3  # for messages still in the socket after its connection was clos
 _HELLO, _MESSAGE, _BYE, _EARLY = b"\0", b"\1", b"\2", b"\3"
 
 
-class Post:
+class PeerMessages:
     """One worker's end. All workers of a run create theirs at the same time, also those without peers.
 
     Args:

@@ -115,7 +115,7 @@ class Client:
         """
         return self._ask(Kind.MEET, count, self.timeout_s)
 
-    def bury(self, rank: int) -> Reply:
+    def remove_member(self, rank: int) -> Reply:
         """Declare a worker failed: no worker waits for it, and the server accepts no more from it. The reply's
         ``clock`` is the final number of its steps in the parameters."""
         return self._start(Kind.BURY, 0, 0.0, dict.fromkeys(self._used, ()), extra=rank)
@@ -394,7 +394,8 @@ class Reply:
 
     @property
     def clock(self) -> int:
-        """The steps of a failed worker that all shards have. Only after :meth:`result` of :meth:`Client.bury`."""
+        """The steps of a failed worker that all shards have. Only after :meth:`result` of
+        :meth:`Client.remove_member`."""
         return min(entry.clock for answer in self.answers.values() for entry in answer.entries)
 
     @property

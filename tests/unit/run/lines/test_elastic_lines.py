@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 
 from uneven.errors import ConfigError, PeerError, TrainingError
 from uneven.policy.core.membership import Generation
-from uneven.policy.samples.requeued import Returned
+from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.lines.elastic_lines import RecoveredLines
 from uneven.run.lines.recovery import Recovery
 from uneven.run.membership.generations import Membership
@@ -26,7 +26,7 @@ def recovery() -> Iterator[Recovery]:
     connect = partial(reach, "127.0.0.1", kept.port, 60.0)
     membership = Membership(0, 1, (1, 4), connect, silence_s=0.0, timeout_s=10.0)
     it = Recovery(
-        membership, Returned((0,)), changed=lambda *_: None, flush=lambda: None, announce=float, report_length=2
+        membership, RequeuedSamples((0,)), changed=lambda *_: None, flush=lambda: None, announce=float, report_length=2
     )
     it.circle = membership.circle("exchanges")
     yield it

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from uneven.run.lines.control_words import LEAVES, SILENT, Slots, Telling
+from uneven.run.lines.control_words import LEAVING, NONE, Slots, Telling
 
 SIZE, LENGTH = 3, 4
 SOON = timedelta(seconds=1)
@@ -44,7 +44,7 @@ def filled(dtype: torch.dtype, late: int | None) -> list[tuple[Slots, torch.Tens
         if place == 2:
             slots.call([5.0, 6.0, 7.0, 8.0])
         numbers = torch.full((slots.count(dtype),), 9.0, dtype=dtype)
-        slots.fill(numbers, 1, 7 - (place == late), LEAVES if place == 1 else SILENT)
+        slots.fill(numbers, 1, 7 - (place == late), LEAVING if place == 1 else NONE)
         members.append((slots, numbers))
     return members
 
@@ -62,7 +62,7 @@ def test_telling_says_what_the_sum_says(dtype: torch.dtype, late: int | None) ->
         assert numbers.tolist() == total.tolist()
         slots.read(numbers)
         assert slots.apart == (late is not None)
-        assert slots.announced == (SILENT, LEAVES, SILENT)
+        assert slots.announced == (NONE, LEAVING, NONE)
         assert slots.take().called
 
 

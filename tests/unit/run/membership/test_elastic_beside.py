@@ -151,7 +151,7 @@ def test_of_a_lost_worker_all_that_is_in_no_merge_comes_again(crew: Crew, begun:
     def dies() -> None:
         if begun:  # all have begun this merge, and it brings nothing
             two.line.gather("a merge")
-        two.membership.board.bury(1, "it was killed")
+        two.membership.board.remove_member(1, "it was killed")
 
     together(dies, *[one.merge] * begun)
     one.tend_until((0,))

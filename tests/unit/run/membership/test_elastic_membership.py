@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs say that it is private
 
 from uneven.policy.core.membership import Generation
-from uneven.run.lines.abortable_group import Broken
+from uneven.run.lines.abortable_group import GroupAborted
 from uneven.run.membership.failure_detector import Watch
 from uneven.run.membership.generations import Membership
 from uneven.runtime.membership_board import WORKERS, Board
@@ -28,8 +28,8 @@ def test_a_group_is_made_after_one_whose_member_was_gone_before_it_was_made() ->
     connect = partial(reach, "127.0.0.1", kept.port, 60.0)
     here = Membership(0, 2, (1, 2), connect, silence_s=0.0, timeout_s=10.0)
     try:
-        here.board.bury(1, "it was killed")
-        with pytest.raises(Broken):
+        here.board.remove_member(1, "it was killed")
+        with pytest.raises(GroupAborted):
             here.circle("exchanges")
         here.enter(Generation(number=1, members=(0,), left=(1,), came={}, why={"1": "it was killed"}))
         assert here.circle("exchanges").size == 1

@@ -22,7 +22,7 @@ from uneven.policy.samples.order import Portion
 from uneven.policy.sync import BMUF, MA, RandomGroups, Shadow, Shuffle, SyncPolicy
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.peers.peer_exchanges import Exchanges
-from uneven.run.replicas.peers.peer_sync import Agreement
+from uneven.run.replicas.peers.peer_sync import PeerSync
 from uneven.run.replicas.peers.replica import Replica
 
 
@@ -33,9 +33,9 @@ class Nobody:
     def done(self) -> None: ...
 
 
-def agreement(policy: SyncPolicy, model: nn.Module, said: Callable[[Any], None] = lambda record: None) -> Agreement:
+def agreement(policy: SyncPolicy, model: nn.Module, said: Callable[[Any], None] = lambda record: None) -> PeerSync:
     """Of the second of two workers; what leaves it comes back alone."""
-    one = Agreement(policy, 1, (0, 1), {}, Replica(model))
+    one = PeerSync(policy, 1, (0, 1), {}, Replica(model))
     one.carry_by(roll=None, timeout_s=1.0, shadowed=False, book=TrafficBook(), observer=Nobody(), on_record=said,
                  on_nonfinite=lambda: None)  # fmt: skip
     return one
@@ -51,7 +51,7 @@ def linear() -> tuple[nn.Linear, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=1.0)
 
 
-def step(one: Agreement, now: Portion, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def step(one: PeerSync, now: Portion, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Whose gradient is 1 everywhere."""
     one.before(now, one.plan())
     model(torch.ones(1, 2)).sum().backward()
@@ -94,7 +94,7 @@ def test_samples_steps_and_what_is_owed() -> None:
 
 def test_who_is_alone_in_a_group_knows_when_the_others_meet() -> None:
     model, optimizer = linear()
-    one = Agreement(Shuffle(MA(every=2), RandomGroups(size=2)), 1, (1,), {}, Replica(model))
+    one = PeerSync(Shuffle(MA(every=2), RandomGroups(size=2)), 1, (1,), {}, Replica(model))
     one.carry_by(roll=None, timeout_s=1.0, shadowed=False, book=TrafficBook(), observer=Nobody(),
                  on_record=lambda record: None,
                  on_nonfinite=lambda: None)  # fmt: skip
@@ -183,7 +183,7 @@ def test_the_state_of_a_block_is_as_long_as_the_model() -> None:
 def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(load: float, exchanges: int) -> None:
     model, optimizer = linear()
     said: list[ExchangeRecord] = []
-    one = Agreement(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
+    one = PeerSync(Shadow("ma", load=load), 0, (0,), {}, Replica(model))
     one.carry_by(roll=None, timeout_s=1.0, shadowed=True, book=TrafficBook(), observer=Nobody(), on_record=said.append,
                  on_nonfinite=lambda: None)  # fmt: skip
     for iteration in range(12):  # of which the first few tell how long a step is
@@ -199,7 +199,7 @@ def test_a_shadow_leaves_the_processor_to_the_training_as_far_as_its_load_says(l
 
 def test_where_exchanges_are_rare_an_order_names_all_steps_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = linear()
-    one = Agreement(Shadow("ma"), 0, (0,), {}, Replica(model))
+    one = PeerSync(Shadow("ma"), 0, (0,), {}, Replica(model))
     one.carry_by(roll=None, timeout_s=1.0, shadowed=True, book=TrafficBook(), observer=Nobody(),
                  on_record=lambda record: None,
                  on_nonfinite=lambda: None)  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload
 from uneven.policy.core.plain import Misfit
-from uneven.run.replicas.peers.delayed import CHANGE, DUE, LateOutcomes, LatePiece, split
+from uneven.run.replicas.peers.delayed import CHANGE, DUE, DelayedOutcomes, LatePiece, split
 from uneven.run.replicas.peers.replica import Met, Replica
 
 ONE = Exchange(
@@ -19,14 +19,14 @@ ONE = Exchange(
 )
 
 
-def begun() -> tuple[Replica, LateOutcomes]:
+def begun() -> tuple[Replica, DelayedOutcomes]:
     model = torch.nn.Linear(2, 1, bias=False).double()
     torch.nn.init.zeros_(model.weight)
     replica = Replica(model)
     replica.expect([BlockMomentum(0.5)], centre=True, cuts=[1])
     replica.begin()
     replica.flat.write(torch.tensor([1.0, 3.0], dtype=torch.float64))
-    return replica, LateOutcomes(replica)
+    return replica, DelayedOutcomes(replica)
 
 
 def with_one_that_stayed(vector: Tensor) -> int:

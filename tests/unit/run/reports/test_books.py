@@ -8,7 +8,7 @@ import torch
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.run.measure.meter import MeterReading
-from uneven.run.reports.step_accounting import Books
+from uneven.run.reports.step_accounting import StepAccounting
 from uneven.run.step.scribe import Scribe
 from uneven.runtime.world import discover
 
@@ -18,7 +18,7 @@ def timing(whole_s: float) -> MeterReading:
 
 
 def test_a_pause_with_a_batch_in_hand_is_not_taken_for_training() -> None:
-    books = Books(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu"))
+    books = StepAccounting(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu"))
     try:
         assert books._trained_s([timing(0.1), timing(0.2)]) == pytest.approx(0.3)
         assert books._trained_s([timing(60.0)]) == pytest.approx(1.0), "ten times the shortest"
@@ -44,7 +44,7 @@ class Listening:
 
 
 def test_nothing_is_learnt_of_speed_from_the_few_samples_that_end_an_epoch() -> None:
-    books, slow = Books(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu")), Listening()
+    books, slow = StepAccounting(0, Scribe(discover({}), None, RunConfig(), {}), torch.device("cpu")), Listening()
     try:
         for k, size in enumerate((64, 64, 20, 64, 64, 20, 48, 48)):
             books.meter.begin(k)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from uneven.policy.samples.leases import Book, HeldSamples, Run, book_of, holding_of, merged, without
+from uneven.policy.samples.leases import HeldSamples, Run, SampleLeases, book_of, holding_of, merged, without
 from uneven.policy.samples.supply import SamplesWanted
 
 N = 200
@@ -77,7 +77,7 @@ def test_each_sample_is_given_once_whoever_is_lost_and_when(seed: int) -> None:
 
 
 def test_what_comes_again_goes_first_and_not_to_one_that_was_taken_for_gone() -> None:
-    book, run = Book().take(1, N, SamplesWanted(10, 1, N).run)
+    book, run = SampleLeases().take(1, N, SamplesWanted(10, 1, N).run)
     assert run == (0, 10)
     book = book.leave(1, [(4, 10)])
     assert book.leave(1, [(0, 10)]) == book, "it was gone already"
@@ -90,7 +90,7 @@ def test_what_comes_again_goes_first_and_not_to_one_that_was_taken_for_gone() ->
 
 
 def test_no_rest_is_too_small_for_a_batch() -> None:
-    book, runs = Book(), list[Run]()
+    book, runs = SampleLeases(), list[Run]()
     while True:
         book, run = book.take(0, 23, SamplesWanted(5, 4, 23).run)
         if run is None:
@@ -103,7 +103,7 @@ def test_what_was_held_of_an_epoch_that_is_over_is_forgotten() -> None:
     holding = HeldSamples().took(0, 1, (0, 4)).took(1, 1, (0, 4)).since(1)
     assert holding.held == {"1": ((0, 4),)}
     assert holding.times == {"1": 1}
-    book = Book(next=N, taken={"5": (1, (0, 4))})
+    book = SampleLeases(next=N, taken={"5": (1, (0, 4))})
     assert holding.undone(0, 5, book, 0) == (), "as it has been through with that epoch"
     assert holding.undone(1, 5, book, 0) == ((0, 4),)
     assert HeldSamples().undone(0, 5, book, 0) == ((0, 4),), "taken, and lost before it was noted"

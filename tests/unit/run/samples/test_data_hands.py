@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from uneven.errors import TrainingError
-from uneven.policy.core.batch_weight import Turn
+from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
 from uneven.run.samples import in_flight as module
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 
 
 class Desk:
@@ -24,7 +24,7 @@ class Desk:
     def __init__(self, *, given: bool = True) -> None:
         self.model = nn.Linear(2, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.hands = Hands()
+        self.hands = InFlightBatches()
         self.hands.watch(self.model, *([self.optimizer] if given else []))
         self.model.register_forward_pre_hook(self.hands.forward, with_kwargs=True)
         self.batches: list[Tensor] = []
@@ -135,7 +135,7 @@ def test_what_was_left_is_cleared_and_nothing_is_watched_for_ever(desk: Desk) ->
     assert desk.left() == []
     gone = weakref.ref(desk.hands)
     desk.model._forward_pre_hooks.clear()
-    desk.hands = Hands()
+    desk.hands = InFlightBatches()
     gc.collect()
     assert gone() is None
 
@@ -158,7 +158,7 @@ def test_one_that_is_collected_in_the_midst_of_a_step_of_another_disturbs_it_not
 
 def weighed(weights: list[float], samples: int = 3) -> Desk:
     desk = Desk()
-    desk.hands.turn_of = lambda part: Turn(part.iteration, 0, samples, [*weights, 0.125][part.iteration])
+    desk.hands.turn_of = lambda part: BatchWeight(part.iteration, 0, samples, [*weights, 0.125][part.iteration])
     return desk
 
 
@@ -227,4 +227,4 @@ def test_batches_that_are_gone_are_forgotten(desk: Desk) -> None:
     ],
 )
 def test_a_batch_with_samples_left_out_is_noticed(batch: Any, fewer: int | None) -> None:
-    assert module._fewer(batch, Turn(0, 0, 3, 0.5)) == fewer
+    assert module._fewer(batch, BatchWeight(0, 0, 3, 0.5)) == fewer

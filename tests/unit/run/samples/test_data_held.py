@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from uneven.policy.samples.order import Portion
-from uneven.policy.samples.requeued import Returned
-from uneven.policy.samples.unmerged import Held
+from uneven.policy.samples.requeued import RequeuedSamples
+from uneven.policy.samples.unmerged import UnmergedSteps
 
 FOUR = (0, 1, 2, 3)
 ROWS, COLUMNS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
@@ -14,12 +14,12 @@ def part(iteration: int) -> Portion:
     return Portion(iteration=iteration, epoch=0, start=8 * iteration, size=8, shares=(2, 2, 2, 2), members=FOUR)
 
 
-def lost(held: Held, members: tuple[int, ...]) -> list[int]:
+def lost(held: UnmergedSteps, members: tuple[int, ...]) -> list[int]:
     return [step.worker for step in held.changed(members, ())]
 
 
 def test_lost_with_the_last_that_holds_it() -> None:
-    held = Held()
+    held = UnmergedSteps()
     held.add(part(0), FOUR)
     assert held.samples(1) == 2
     held.meet(ROWS)
@@ -29,7 +29,7 @@ def test_lost_with_the_last_that_holds_it() -> None:
 
 
 def test_all_hold_it_in_the_end() -> None:
-    held = Held()
+    held = UnmergedSteps()
     held.add(part(0), FOUR)
     held.meet(ROWS)
     held.meet(COLUMNS)
@@ -38,18 +38,18 @@ def test_all_hold_it_in_the_end() -> None:
 
 
 def test_a_newcomer_holds_what_it_was_given() -> None:
-    held = Held()
+    held = UnmergedSteps()
     held.add(part(0), FOUR)
     held.meet(ROWS)
     assert held.changed((0, 1, 2, 3, 4), (4,)) == []
-    other = Held()
+    other = UnmergedSteps()
     other.take_up(held.state())
     assert lost(other, (2, 3, 4)) == []
     assert lost(other, (2, 3)) == [0, 1]
 
 
 def test_samples_come_again_when_nobody_holds_them() -> None:
-    returned = Returned(FOUR)
+    returned = RequeuedSamples(FOUR)
     returned.drawn(part(0))
     returned.exchanged(0, FOUR, ROWS)
     returned.changed(1, (0, 2, 3), -1)
@@ -62,7 +62,7 @@ def test_samples_come_again_when_nobody_holds_them() -> None:
 
 
 def test_nothing_is_held_by_some_once_all_have_met() -> None:
-    returned = Returned(FOUR)
+    returned = RequeuedSamples(FOUR)
     returned.drawn(part(0))
     returned.exchanged(0, FOUR, ROWS)
     returned.exchanged(0, FOUR)

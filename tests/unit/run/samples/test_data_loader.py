@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from brought import brought, refusal
 from uneven.errors import ConfigError, DataError, UnknownNameError
 from uneven.policy.samples.order import Portion, epoch_order
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 from uneven.run.samples.loader import BalancedLoader
 
 
@@ -192,7 +192,7 @@ def test_a_sampler_that_is_not_there_says_what_to_leave_out() -> None:
 
 
 def test_what_was_only_looked_at_comes_again() -> None:
-    model, hands = torch.nn.Linear(1, 1), Hands()
+    model, hands = torch.nn.Linear(1, 1), InFlightBatches()
     hands.watch(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.0))
     model.register_forward_pre_hook(hands.forward, with_kwargs=True)
     loader = one(Numbers(8), hands=hands, batch_size=2)

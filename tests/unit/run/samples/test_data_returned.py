@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from uneven.policy.core.apportion import proportional
 from uneven.policy.core.views import Limits
 from uneven.policy.samples.order import Cursor, EpochPlan, Portion
-from uneven.policy.samples.requeued import Returned, runs
+from uneven.policy.samples.requeued import RequeuedSamples, runs
 
 X, LENGTH = 12, 100
 
@@ -19,7 +19,7 @@ class Worker:
     """One worker's view, that draws so many parts ahead."""
 
     def __init__(self, members: tuple[int, ...], ahead: int) -> None:
-        self.returned = Returned(members)
+        self.returned = RequeuedSamples(members)
         self._splits = [(0, members)]
         self.plan = EpochPlan(batch_size=X, workers=0, split_for=self._split, changing=self.returned)
         self.ahead = ahead
@@ -84,14 +84,14 @@ def test_what_is_left_goes_into_a_checkpoint() -> None:
     worker.returned.exchanged(part.iteration, (0, 2))
     left = worker.returned.left(worker.cursor)
     assert left == [[4, 8]]
-    other = Returned((0,))
+    other = RequeuedSamples((0,))
     other.resume(worker.cursor, left)
     assert other.take(1, X) == ((4, 8),)
     assert other.waiting(1) == 0
 
 
 def test_more_than_a_batch_comes_again_in_several() -> None:
-    returned = Returned((0,))
+    returned = RequeuedSamples((0,))
     returned.resume(Cursor(0, 50, 3), [[0, 10], [20, 30]])
     assert returned.take(3, 12) == ((0, 10), (20, 22))
     assert returned.take(4, 12) == ((22, 30),)

@@ -12,7 +12,7 @@ from uneven.errors import TrainingError
 from uneven.policy.core.actions import Exchange, Mean, Moment, Payload, StepPlan
 from uneven.policy.samples.order import Portion
 from uneven.run.gradients.batch_order import Turns
-from uneven.run.samples.in_flight import Hands
+from uneven.run.samples.in_flight import InFlightBatches
 
 BSP = StepPlan(exchanges=(Exchange(payload=Payload.GRADIENT, members=(0, 1), merge=Mean(), moment=Moment.BACKWARD),))
 
@@ -20,10 +20,10 @@ BSP = StepPlan(exchanges=(Exchange(payload=Payload.GRADIENT, members=(0, 1), mer
 MODEL = torch.nn.Linear(3, 3)
 
 
-def _hands() -> tuple[Hands, Turns]:
+def _hands() -> tuple[InFlightBatches, Turns]:
     turns = Turns(0, (0, 1))
     turns.take(BSP)
-    return Hands(turns.of), turns
+    return InFlightBatches(turns.of), turns
 
 
 class Loop:

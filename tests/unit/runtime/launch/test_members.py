@@ -124,7 +124,7 @@ class TestOthers:
         others = Others(board, self.SILENCE_S)
         board.count(WORKERS, 4)
         board.write(f"{RELEASED}/0", "")
-        board.bury(1, "it was killed")
+        board.remove_member(1, "it was killed")
         board.count("beats/2", 1)
         assert others.there(0.0) == (2, 3)
         board.count("beats/2", 1)
@@ -146,14 +146,14 @@ class TestOthers:
     def test_the_run_is_over_where_nobody_is_left_who_could_let_them_in(self, board: Board) -> None:
         others = Others(board, self.SILENCE_S)
         board.count(WORKERS, 3)
-        board.bury(0, "it was killed")
+        board.remove_member(0, "it was killed")
         board.ask(1, {})
         assert others.there(0.0) == (1, 2)
         assert board.look("over") is None, "2 trains"
-        board.bury(2, "it was killed")
+        board.remove_member(2, "it was killed")
         assert others.there(1.0) == (1,)
         assert board.look("over")
-        board.bury(1, "it ended with exit code 1")
+        board.remove_member(1, "it ended with exit code 1")
         assert others.there(2.0) == ()
 
     def test_after_the_end_only_those_that_still_ask_are_waited_for(self, board: Board) -> None:
@@ -168,7 +168,7 @@ class TestOthers:
         assert others.there(0.0) == (0, 2), "its launcher may not know yet that 0 needs the store no more"
         board.write(f"{RELEASED}/0", "")
         assert others.there(0.0) == (2,)
-        board.bury(2, "it ended with exit code 1")
+        board.remove_member(2, "it ended with exit code 1")
         assert others.there(1.0) == (), "1 may start still, and will see that there is nothing to join"
 
     def test_a_closed_session_whose_launcher_has_ended_too_needs_no_store(self, board: Board) -> None:
@@ -199,7 +199,7 @@ def test_who_was_given_up_and_does_not_end_is_ended(board: Board, hanging: elast
     os.kill(pid := hanging.running[0].pid, signal.SIGSTOP)
     while not stopped(pid):
         signal.sigtimedwait([], 0.005)
-    board.bury(0, "it gave no sign of life for 10 s")
+    board.remove_member(0, "it gave no sign of life for 10 s")
     board.miss([1], "the gradient exchange of iteration 6")
     hanging.end_overdue(100.0)
     assert sorted(hanging.running) == [0, 1, 2]

@@ -63,7 +63,7 @@ def test_the_loss_of_all_workers_is_its_failure(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(store_server, "keep_store", lambda *given: (kept, port))
     board = Board(kept)
     board.count(WORKERS, 1)
-    board.bury(0, "it was killed")
+    board.remove_member(0, "it was killed")
     with pytest.raises(LaunchError, match="all workers have ended before the end of the training") as ended:
         store_server.keep("127.0.0.1", port, (1, 2), 10.0)
     assert ended.value.exit_code == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from uneven.run.lines.in_process_rendezvous import Hub
-from uneven.runtime.messages.peer_messages import Post
+from uneven.runtime.messages.peer_messages import PeerMessages
 
 
 class Relay:
@@ -81,7 +81,7 @@ class Relay:
 
 
 def posts_over_relays(
-    size: int, peers: Callable[[int], Sequence[int]], play: Callable[[Post, int, list[Relay]], object],
+    size: int, peers: Callable[[int], Sequence[int]], play: Callable[[PeerMessages, int, list[Relay]], object],
     *, timeout_s: float = 60.0,
 ) -> list[object]:  # fmt: skip
     """What each worker returns, where each is reached by way of its own relay."""
@@ -95,7 +95,7 @@ def posts_over_relays(
             made.wait()
             return [json.dumps({**each, "at": relay.at}) for each, relay in zip(said, relays, strict=True)]
 
-        post = Post(rank, peers(rank), texts, meeting=None, most_bytes=1 << 22, timeout_s=timeout_s)
+        post = PeerMessages(rank, peers(rank), texts, meeting=None, most_bytes=1 << 22, timeout_s=timeout_s)
         return play(post, rank, relays)
 
     try:

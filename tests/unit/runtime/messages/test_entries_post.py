@@ -11,11 +11,11 @@ import zmq
 
 from uneven.run.lines.in_process_rendezvous import Hub
 from uneven.run.replicas.sparse.exchange import peers_of
-from uneven.runtime.messages.peer_messages import Post
+from uneven.runtime.messages.peer_messages import PeerMessages
 
 
 def posts(
-    size: int, play: Callable[[Post, int], object], *, timeout_s: float = 20.0, most_bytes: int = 1 << 20,
+    size: int, play: Callable[[PeerMessages, int], object], *, timeout_s: float = 20.0, most_bytes: int = 1 << 20,
     two_ways: bool = False,
 ) -> list[object]:  # fmt: skip
     """What each of some workers that all talk to each other returns."""
@@ -23,7 +23,7 @@ def posts(
 
     def one(rank: int) -> object:
         peers = [peer for peer in range(size) if peer != rank]
-        post = Post(
+        post = PeerMessages(
             rank, peers, hub.endpoint(rank).gather_text, meeting=None, most_bytes=most_bytes, timeout_s=timeout_s,
             two_ways=two_ways,
         )  # fmt: skip
@@ -34,7 +34,7 @@ def posts(
 
 
 def test_messages_come_whole_in_order_and_by_sender() -> None:
-    def play(post: Post, rank: int) -> list[bytes]:
+    def play(post: PeerMessages, rank: int) -> list[bytes]:
         others = [peer for peer in range(3) if peer != rank]
         for count in range(4):
             for peer in others:
@@ -50,7 +50,7 @@ def test_messages_come_whole_in_order_and_by_sender() -> None:
 
 
 def test_who_ends_without_a_word_is_noticed_by_its_connection() -> None:
-    def play(post: Post, rank: int) -> str:
+    def play(post: PeerMessages, rank: int) -> str:
         if rank == 1:
             post.send(0, b"last")
             post.close(failed=True)
@@ -67,7 +67,7 @@ def test_who_ends_without_a_word_is_noticed_by_its_connection() -> None:
 def test_who_says_nothing_is_not_awaited_for_ever() -> None:
     done = threading.Event()
 
-    def play(post: Post, rank: int) -> None:
+    def play(post: PeerMessages, rank: int) -> None:
         if rank == 0:
             with pytest.raises(RuntimeError, match=r"within 0\.5 s"):
                 post.receive(1)
@@ -79,7 +79,7 @@ def test_who_says_nothing_is_not_awaited_for_ever() -> None:
 
 
 def test_a_peer_that_is_through_sends_nothing_more() -> None:
-    def play(post: Post, rank: int) -> None:
+    def play(post: PeerMessages, rank: int) -> None:
         if rank == 1:
             post.close(failed=False)
             return
@@ -93,7 +93,7 @@ def test_a_peer_that_is_through_sends_nothing_more() -> None:
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_stranger_is_not_let_in_and_disturbs_nobody(keyed: bool) -> None:
-    def play(post: Post, rank: int) -> bytes:
+    def play(post: PeerMessages, rank: int) -> bytes:
         if rank == 0:
             context = zmq.Context()
             stranger = context.socket(zmq.PUSH)
@@ -116,7 +116,7 @@ def test_a_stranger_is_not_let_in_and_disturbs_nobody(keyed: bool) -> None:
 
 
 def test_a_message_that_is_too_long_ends_the_connection() -> None:
-    def play(post: Post, rank: int) -> None:
+    def play(post: PeerMessages, rank: int) -> None:
         if rank == 1:
             post.send(0, bytes(200_000))
             with pytest.raises(RuntimeError, match="its connection is closed"):
@@ -135,7 +135,7 @@ def test_who_talks_to_whom() -> None:
 
 
 def test_a_short_message_has_a_way_of_its_own() -> None:
-    def play(post: Post, rank: int) -> tuple[list[bytes], bytes]:
+    def play(post: PeerMessages, rank: int) -> tuple[list[bytes], bytes]:
         post.send(1 - rank, b"entries")
         post.send_early(1 - rank, b"places")
         found: list[bytes] = []

@@ -18,7 +18,7 @@ from uneven.policy.core.actions import Add, Exchange, Mean, Moment, Payload, Sel
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.sparse.exchange import EntriesExchange, Moved, peers_of
-from uneven.runtime.messages.peer_messages import Post
+from uneven.runtime.messages.peer_messages import PeerMessages
 
 SIZE, STEPS = 4000, 6
 
@@ -48,7 +48,7 @@ def far(policy: str) -> Exchange:
 class Site:
     """One of three, whose steps are drawn."""
 
-    def __init__(self, post: Post, rank: int, policy: str) -> None:
+    def __init__(self, post: PeerMessages, rank: int, policy: str) -> None:
         self.values = nn.Parameter(torch.ones(SIZE, dtype=torch.float64))
         parties, roll = ((0,), (1,), (2,)), Roll()
         book = [TrafficBook().open(name) for name in "abc"]
@@ -82,7 +82,7 @@ def peers(rank: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("policy", ["geo", "geo, all of it", "geo, a lead", "geo, hubs", "sparse-local"])
 def test_a_site_that_is_cut_off_and_comes_back_has_lost_nothing(policy: str) -> None:
     def train(cut: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-        def play(post: Post, rank: int, relays: list[Relay]) -> tuple[np.ndarray, np.ndarray]:
+        def play(post: PeerMessages, rank: int, relays: list[Relay]) -> tuple[np.ndarray, np.ndarray]:
             site = Site(post, rank, policy)
             for clock in range(1, STEPS + 1):
                 if cut and rank == 0 and clock == 3:
@@ -111,7 +111,7 @@ def test_a_site_that_is_cut_off_and_comes_back_has_lost_nothing(policy: str) -> 
 def test_a_hub_that_is_gone_is_named_by_all_who_wait_for_it(policy: str) -> None:
     """Site 0 is the hub of the first group, and the first of three without hubs."""
 
-    def play(post: Post, rank: int, relays: list[Relay]) -> str:
+    def play(post: PeerMessages, rank: int, relays: list[Relay]) -> str:
         site = Site(post, rank, policy)
         try:
             for clock in range(1, STEPS + 1):
@@ -132,7 +132,7 @@ def test_a_hub_that_is_gone_is_named_by_all_who_wait_for_it(policy: str) -> None
 
 
 def test_where_connections_are_closed_what_is_missing_is_not_taken_for_something_else() -> None:
-    def play(post: Post, rank: int, relays: list[Relay]) -> list[bytes]:
+    def play(post: PeerMessages, rank: int, relays: list[Relay]) -> list[bytes]:
         if rank:
             found = [bytes(post.receive(0))]
             with pytest.raises(RuntimeError, match="message 3 from rank 0 to rank 1 is lost, and number 4 has come"):
@@ -153,7 +153,7 @@ def test_where_connections_are_closed_what_is_missing_is_not_taken_for_something
 def test_a_line_whose_connections_are_closed_is_noticed_at_once() -> None:
     met = threading.Barrier(2)  # rank 1 may not have heard rank 0's first word yet
 
-    def play(post: Post, rank: int, relays: list[Relay]) -> None:
+    def play(post: PeerMessages, rank: int, relays: list[Relay]) -> None:
         met.wait(60.0)
         if rank == 0:
             for relay in relays:
@@ -168,4 +168,4 @@ def test_a_line_whose_connections_are_closed_is_noticed_at_once() -> None:
 def test_one_that_hears_nobody_leaves_no_socket_behind() -> None:
     nobody = json.dumps({"at": "tcp://127.0.0.1:1", "key": zmq.curve_keypair()[0].decode()})
     with pytest.raises(RuntimeError, match="no message from rank 1 has come to rank 0: "):
-        Post(0, (1,), lambda text: (text, nobody), meeting=None, most_bytes=1 << 22, timeout_s=0.3)
+        PeerMessages(0, (1,), lambda text: (text, nobody), meeting=None, most_bytes=1 << 22, timeout_s=0.3)

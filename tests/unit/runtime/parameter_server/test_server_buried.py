@@ -29,10 +29,10 @@ def test_nobody_waits_for_it_and_its_steps_are_counted_for_ever() -> None:
     one, two, three = (client(shards, rank) for rank in range(3))
     three.push(0, [np.ones(6)]).result()
     three.push(1, [np.ones(6)]).result()
-    assert one.bury(2).result().clock == 2
+    assert one.remove_member(2).result().clock == 2
     with pytest.raises(PeerError, match="no member of this run"):
         three.push(2, [np.ones(6)]).result()
-    assert two.bury(2).result().clock == 2
+    assert two.remove_member(2).result().clock == 2
     for worker in (one, two):
         worker.push(0, [np.ones(6)]).result()
     seen = np.empty(6)
@@ -66,7 +66,7 @@ def test_a_shard_that_is_started_again_hears_who_is_gone_and_knows_the_others() 
     shards = growing(2)
     one, gone, more = client(shards, 0), client(shards, 1), client(shards, 5)
     gone.push(0, [np.ones(6)]).result()
-    one.bury(1).result()
+    one.remove_member(1).result()
     gone.close()
     more.push(0, [np.ones(6)]).result()
     seen = np.empty(6)
@@ -76,7 +76,7 @@ def test_a_shard_that_is_started_again_hears_who_is_gone_and_knows_the_others() 
     one.push(0, [np.ones(6)]).result()  # without a wait for the one that is gone
     one.pull().into([seen])
     assert seen.tolist() == [3.0] * 6
-    assert one.bury(1).result().clock == 1
+    assert one.remove_member(1).result().clock == 1
     one.close()
     more.close()
     shards.close()
@@ -92,8 +92,8 @@ def test_one_that_says_again_that_it_is_gone_is_not_waited_for() -> None:
     shards = growing(2)
     one, gone = client(shards, 0), client(shards, 1)
     gone.push(0, [np.ones(6)]).result()
-    gone.bury(1).result()
-    gone.bury(1).result()
+    gone.remove_member(1).result()
+    gone.remove_member(1).result()
     one.push(0, [np.ones(6)]).result()
     one.push(1, [np.ones(6)]).result()
     seen = np.empty(6)

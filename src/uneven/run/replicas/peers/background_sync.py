@@ -11,12 +11,12 @@ from uneven.policy.core.actions import Exchange, Moment, StepPlan
 from uneven.policy.samples.order import Portion
 from uneven.run.membership.elastic_background_sync import BesideElastic
 from uneven.run.replicas.peers.peer_exchanges import Order
-from uneven.run.replicas.peers.peer_sync import Agreement
+from uneven.run.replicas.peers.peer_sync import PeerSync
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
 from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
 
 
-class AgreementBeside(Agreement):
+class BackgroundPeerSync(PeerSync):
     """An agreement whose merges run in the background of an elastic run."""
 
     def __init__(self, elastic: BesideElastic, *who: Any) -> None:

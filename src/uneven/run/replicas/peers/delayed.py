@@ -33,7 +33,7 @@ class UnderWay(Protocol):
         ...
 
 
-class LateOutcomes:
+class DelayedOutcomes:
     """One worker's delayed exchange, or its outcome that enters later; one at a time.
     An outcome is merged when the state of merges is needed, and enters every replica after the same step."""
 

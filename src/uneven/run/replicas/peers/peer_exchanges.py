@@ -25,7 +25,7 @@ from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import TrafficBook
 from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.replicas.peers.background_thread import ShadowThread
-from uneven.run.replicas.peers.delayed import LateOutcomes, LatePiece, split
+from uneven.run.replicas.peers.delayed import DelayedOutcomes, LatePiece, split
 from uneven.run.replicas.peers.overhead import PATIENCE_S
 from uneven.run.replicas.peers.replica import Met, Replica
 from uneven.run.replicas.sparse.exchange import WHOSE, EntriesExchange, Moved, apart
@@ -125,7 +125,7 @@ class Exchanges:
             self._aside = VectorCarrier(roll, timeout_s, book.open("shadow")) if aside else None
         self.shadowed = shadowed
         self.urgent = False
-        self._late = LateOutcomes(replica) if delayed else None
+        self._late = DelayedOutcomes(replica) if delayed else None
         # Workers to which an exchange costs less wait up to timeout_s for this one, so half of it is safe.
         patience_s = min(PATIENCE_S, timeout_s / 2)
         self._shadow: ShadowThread[Order] = ShadowThread(self._beside, self._gather, patience_s)

@@ -38,7 +38,7 @@ class _AgreementNumbers(TypedDict):
     owed: bool
 
 
-class Agreement:
+class PeerSync:
     """One worker's part in the exchanges of parameters.
 
     Args:

@@ -14,7 +14,7 @@ from uneven.policy.samples.order import Portion, Portions
 from uneven.run.replicas.peers.plans import Plans
 
 
-class Exchanging(Protocol):
+class ReplicaSync(Protocol):
     """One worker's part in exchanges in addition to the mean of all gradients.
 
     ``clock`` counts steps. ``followed`` means that :meth:`passing` is called with each pass, as batches may be handed
@@ -95,7 +95,7 @@ class Exchanging(Protocol):
         ...
 
 
-class Alike:
+class NoSync:
     """Exchanges nothing: all gradients are averaged, so replicas are equal."""
 
     followed = exchanging = apart = False

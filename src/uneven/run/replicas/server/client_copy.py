@@ -13,7 +13,7 @@ from uneven.errors import ConfigError, NonFiniteError
 from uneven.policy.core.actions import Exchange, Merge, Payload
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.peers.replica import Replica
-from uneven.run.replicas.server.locate import Home
+from uneven.run.replicas.server.locate import ServerLocation
 from uneven.runtime.parameter_server import Client, Reply, table_of
 
 Values = npt.NDArray[Any]
@@ -31,7 +31,7 @@ class OuterStep(TypedDict):
     grace: float
 
 
-class SharedCopy:
+class ServerParameters:
     """One worker's access to the server's copy; nothing is sent before :meth:`begin`.
 
     Attributes:
@@ -40,7 +40,7 @@ class SharedCopy:
         least: steps that every counted worker had finished in the newest copy.
     """
 
-    def __init__(self, replica: Replica, rank: int, home: Home, timeout_s: float, traffic: Traffic) -> None:
+    def __init__(self, replica: Replica, rank: int, home: ServerLocation, timeout_s: float, traffic: Traffic) -> None:
         self._replica = replica
         self._rank = rank
         self._home = home

@@ -32,7 +32,7 @@ _HELD = "it was the parameter server, which `uneven run --servers 1` keeps in a 
 
 
 @dataclass(slots=True)
-class Home:
+class ServerLocation:
     """One worker's access to the shards.
 
     Attributes:
@@ -110,7 +110,7 @@ def _wait(host: ShardHost, shutdown: ShutdownHandshake, timeout_s: float, party:
         time.sleep(_LOOK_S if others else 0.0)
 
 
-def find_home(transport: Transport, world: World, timeout_s: float, party: Members = ()) -> Home:
+def find_home(transport: Transport, world: World, timeout_s: float, party: Members = ()) -> ServerLocation:
     """Find the shards of this run; without any, make one in the first worker. Every rank calls it.
 
     Args:
@@ -151,15 +151,16 @@ def find_home(transport: Transport, world: World, timeout_s: float, party: Membe
         ) from error
     if home is not None:
         return home
-    return Home(directory, int(said["_shards"]), world.host == first[keeper]["_host"], world, timeout_s, party)
+    shards, here = int(said["_shards"]), world.host == first[keeper]["_host"]
+    return ServerLocation(directory, shards, here, world, timeout_s, party)
 
 
-def _made(world: World, timeout_s: float, party: Members, *, near: bool) -> Home:
+def _made(world: World, timeout_s: float, party: Members, *, near: bool) -> ServerLocation:
     """Return the location for the first worker of ``party``; ``near`` if all of them are on this machine."""
     if world.run_directory is not None and (shards := shards_in(world.run_directory / SERVER)):
         if party:
             raise ConfigError("each site has one of its own, in its first worker: leave --servers out")
-        return Home(world.run_directory / SERVER, shards, True, world, timeout_s)
+        return ServerLocation(world.run_directory / SERVER, shards, True, world, timeout_s)
     if world.elastic is not None:
         raise ConfigError("without --servers it would be in a worker, which may leave: say uneven run --servers 1")
     folder = TemporaryFolder(SHARD_FOLDER, None if near else world.run_directory)
@@ -171,4 +172,4 @@ def _made(world: World, timeout_s: float, party: Members, *, near: bool) -> Home
     except BaseException:
         folder.remove()
         raise
-    return Home(folder.path, 1, True, world, timeout_s, party, host, folder)
+    return ServerLocation(folder.path, 1, True, world, timeout_s, party, host, folder)

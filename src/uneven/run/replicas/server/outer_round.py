@@ -11,7 +11,7 @@ from uneven.policy.core.registry import describe
 from uneven.policy.sync import SyncPolicy, first_plans
 from uneven.run.model.batch_norm import batch_norms
 from uneven.run.replicas.peers.peer_exchanges import Order
-from uneven.run.replicas.server.client_copy import OuterStep, SharedCopy, Values
+from uneven.run.replicas.server.client_copy import OuterStep, ServerParameters, Values
 
 Members = tuple[int, ...]
 
@@ -24,7 +24,7 @@ _LEAST = 2.0**-40
 class OuterMerges:
     """This worker's exchanges of movements; ``wanted`` if the policy plans any."""
 
-    def __init__(self, copy: SharedCopy, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
+    def __init__(self, copy: ServerParameters, policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
         self.wanted = _any(policy, members, sites)
         self._copy = copy
         self._checked: Merge | None = None  # the last merge that passed check_served_step

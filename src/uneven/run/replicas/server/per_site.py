@@ -18,7 +18,7 @@ from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.replicas.peers.plans import Plans
 from uneven.run.replicas.peers.scaled_learning_rate import DividedSteps
 from uneven.run.replicas.server.client_copy import Values
-from uneven.run.replicas.server.server_sync import Served
+from uneven.run.replicas.server.server_sync import ServerSync
 from uneven.run.replicas.server.site_bridge import BetweenSites, OtherSite
 from uneven.run.replicas.sparse.build import open_post
 from uneven.run.step.context import Context
@@ -26,7 +26,7 @@ from uneven.run.step.context import Context
 Party = tuple[int, ...]
 
 
-class SitedServed(Served):
+class PerSiteSync(ServerSync):
     """One worker's part; its own steps go only through the server of its site.
 
     The model to evaluate is the mean of the sites' copies, weighted by their numbers of workers.

@@ -11,7 +11,7 @@ from uneven.errors import CheckpointError
 from uneven.policy.core.plain import Amount, Count, Misfit, loading, read
 from uneven.policy.sync import SyncPolicy
 from uneven.run.replicas.peers.saved_parts import same_policy
-from uneven.run.replicas.server.client_copy import SharedCopy, Values
+from uneven.run.replicas.server.client_copy import ServerParameters, Values
 
 
 class _ServedNumbers(TypedDict):
@@ -35,7 +35,7 @@ def numbers_of(policy: SyncPolicy, clock: int, gap: int, samples: int) -> dict[s
 
 def check_saved(
     policy: SyncPolicy,
-    copy: SharedCopy,
+    copy: ServerParameters,
     numbers: dict[str, Any],
     vectors: dict[str, Tensor],
     size: int,

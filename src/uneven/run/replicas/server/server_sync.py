@@ -33,8 +33,8 @@ from uneven.run.replicas.peers.peer_exchanges import Order
 from uneven.run.replicas.peers.plans import Plans, at_moment
 from uneven.run.replicas.peers.replica import Replica
 from uneven.run.replicas.peers.saved_parts import taken
-from uneven.run.replicas.server.client_copy import SharedCopy, Values
-from uneven.run.replicas.server.locate import Home
+from uneven.run.replicas.server.client_copy import ServerParameters, Values
+from uneven.run.replicas.server.locate import ServerLocation
 from uneven.run.replicas.server.outer_round import OuterMerges
 from uneven.run.replicas.server.record import record_of
 from uneven.run.replicas.server.saved import centre_of, check_saved, numbers_of
@@ -48,8 +48,8 @@ from uneven.runtime.parameter_server import Reply
 _AHEAD = 4096
 
 
-class Served:
-    """One worker's part in the parameter server; implements the interface of ``agree.Agreement``.
+class ServerSync:
+    """One worker's part in the parameter server; implements the interface of ``agree.PeerSync``.
 
     Args:
         home: the shards; closed with this object.
@@ -70,7 +70,7 @@ class Served:
         sites: dict[int, str],
         replica: Replica,
         *,
-        home: Home,
+        home: ServerLocation,
         own_pace: OwnPace,
         timeout_s: float,
         traffic: Traffic,
@@ -86,7 +86,7 @@ class Served:
         self._own_pace = own_pace
         self._timeout_s = timeout_s
         self._rank = own_pace.rank
-        self.copy = SharedCopy(replica, self._rank, home, timeout_s, traffic)
+        self.copy = ServerParameters(replica, self._rank, home, timeout_s, traffic)
         self._observer = observer
         self._on_record = on_record
         self._on_lost = on_lost
@@ -260,8 +260,8 @@ class Served:
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
         self._plans.members_changed(members, generation)
 
-    def bury(self, worker: int) -> Reply | None:
-        return self.copy.client.bury(worker) if self.copy.begun else None
+    def remove_member(self, worker: int) -> Reply | None:
+        return self.copy.client.remove_member(worker) if self.copy.begun else None
 
     def settle(self) -> None:
         if self.copy.begun:
@@ -427,7 +427,7 @@ class Served:
                 if not failed:
                     self._settle()
                 if isinstance(self.claims, ClaimedSamples) and not failed:  # no meeting waits for this worker now
-                    self.copy.client.bury(self._rank).result()
+                    self.copy.client.remove_member(self._rank).result()
                 self.copy.client.close(leave=not failed)
         finally:
             self._shadow.close()

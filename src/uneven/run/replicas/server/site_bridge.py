@@ -25,7 +25,7 @@ from uneven.policy.select import Accumulator, Picked, pack, unpack
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.peers.plans import Plans
 from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
-from uneven.runtime.messages.peer_messages import Post
+from uneven.runtime.messages.peer_messages import PeerMessages
 from uneven.runtime.parameter_server.connection import ShardLine
 from uneven.runtime.parameter_server.follower import ClockFollower, SiteNews
 from uneven.runtime.parameter_server.pure.partition import PartitionTable
@@ -64,7 +64,9 @@ class BetweenSites:
         post: its peers are the speakers of the others.
     """
 
-    def __init__(self, plans: Plans, others: Sequence[OtherSite], post: Post, rate: Callable[[], float]) -> None:
+    def __init__(
+        self, plans: Plans, others: Sequence[OtherSite], post: PeerMessages, rate: Callable[[], float]
+    ) -> None:
         self._plans = plans
         self._others = list(others)
         self._post = post

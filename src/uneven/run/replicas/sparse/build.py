@@ -13,7 +13,7 @@ from uneven.run.replicas.flat import Flat
 from uneven.run.replicas.sparse.exchange import EntriesExchange, most_bytes, peers_of
 from uneven.run.start.connect import compare
 from uneven.run.step.context import Context
-from uneven.runtime.messages.peer_messages import Post
+from uneven.runtime.messages.peer_messages import PeerMessages
 
 
 def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
@@ -43,14 +43,16 @@ def open_entries(context: Context, model: nn.Module) -> EntriesExchange | None:
     )
 
 
-def open_post(context: Context, roll: RollCall, peers: Sequence[int], size: int, *, two_ways: bool = False) -> Post:
+def open_post(
+    context: Context, roll: RollCall, peers: Sequence[int], size: int, *, two_ways: bool = False
+) -> PeerMessages:
     """Return this worker's end of messages with entries of vectors of ``size``; every worker calls it together, as
     above."""
     transport, where = context.connection.transport, "start of the exchange of entries"
     # Workers on one machine use the loopback interface, without a meeting address.
     hosts = {one["_host"] for one in compare(transport, {"_host": context.world.host}, where)}
     with roll.waiting(f"the {where}"):
-        return Post(
+        return PeerMessages(
             context.rank,
             peers,
             transport.gather_text,

@@ -27,7 +27,7 @@ from uneven.run.replicas.sparse.mirror_clock import MirrorClock
 from uneven.run.replicas.sparse.outcome import LateEntries, outcome_of
 from uneven.run.replicas.sparse.overlay import Overlay, sparse
 from uneven.run.replicas.sparse.selective_barrier import Announcements
-from uneven.runtime.messages.peer_messages import Post
+from uneven.runtime.messages.peer_messages import PeerMessages
 
 Party = tuple[int, ...]
 Saved = TypeVar("Saved")
@@ -70,7 +70,7 @@ class EntriesExchange:
         flat: Flat,
         rank: int,
         parties: Sequence[Party],
-        post: Post,
+        post: PeerMessages,
         traffic: Sequence[Traffic],
         roll: RollCall,
         texts: Callable[[str], Sequence[str]],
@@ -390,7 +390,7 @@ class EntriesExchange:
             self._post.close(failed)
 
 
-def _say_goodbye(post: Post) -> None:
+def _say_goodbye(post: PeerMessages) -> None:
     with suppress(RuntimeError):  # a peer has failed, and no caller is left to report it to
         post.close(failed=False)
 

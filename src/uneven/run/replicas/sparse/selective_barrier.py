@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from uneven.errors import PeerError
 from uneven.policy.select import Backlog, Barrier, Picked, pack_places, unpack_places
 from uneven.run.lines.traffic import Traffic
-from uneven.runtime.messages.peer_messages import Post
+from uneven.runtime.messages.peer_messages import PeerMessages
 
 _WORD = struct.Struct("<cQ")
 _TAKEN, _COMES = b"t", b"c"
@@ -19,7 +19,7 @@ class Announcements:
     way."""
 
     def __init__(
-        self, post: Post, speakers: Mapping[int, int], traffic: Sequence[Traffic], size: int, most_bytes: float
+        self, post: PeerMessages, speakers: Mapping[int, int], traffic: Sequence[Traffic], size: int, most_bytes: float
     ) -> None:
         self._post = post
         self._speakers = dict(speakers)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from uneven.errors import PeerError
-from uneven.policy.samples.leases import Book, HeldSamples, Run, book_of, holding_of, merged
+from uneven.policy.samples.leases import HeldSamples, Run, SampleLeases, book_of, holding_of, merged
 from uneven.policy.samples.order import Portion
 from uneven.policy.samples.supply import EPOCHS, Interval, SamplesWanted
 from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
@@ -125,7 +125,7 @@ class ClaimedSamples(StoredSampleCounter):
             self._take_back(epoch, worker, holding, arrived)
 
     def _take_back(self, epoch: int, worker: int, holding: HeldSamples, arrived: int) -> None:
-        def back(book: Book) -> Book:
+        def back(book: SampleLeases) -> SampleLeases:
             return book.leave(worker, holding.undone(epoch, worker, book, arrived))
 
         self._change(epoch, back)
@@ -183,7 +183,7 @@ class ClaimedSamples(StoredSampleCounter):
     def _taken(self, life: int, epoch: int, wanted: SamplesWanted) -> Interval | None:
         found: list[Run | None] = []
 
-        def take(book: Book) -> Book:
+        def take(book: SampleLeases) -> SampleLeases:
             after, run = book.take(self._store.rank, wanted.length, wanted.run)
             found.append(run)
             return after
@@ -226,7 +226,9 @@ class ClaimedSamples(StoredSampleCounter):
         self._lives = state
 
     # ---------------------------------------------------------------- the store
-    def _change(self, epoch: int, change: Callable[[Book], Book], life: int | None = None) -> Book:
+    def _change(
+        self, epoch: int, change: Callable[[SampleLeases], SampleLeases], life: int | None = None
+    ) -> SampleLeases:
         """Change the book of an epoch atomically; ``change`` is called again when another worker was faster."""
         key = f"book/{self._lives if life is None else life}/{epoch}"
         before = self._books.get(key, "")
@@ -240,7 +242,7 @@ class ClaimedSamples(StoredSampleCounter):
                 return new
             before = found
 
-    def _book(self, epoch: int) -> Book:
+    def _book(self, epoch: int) -> SampleLeases:
         return book_of(self._text(f"book/{self._lives}/{epoch}"))
 
     def _holding_of(self, worker: int) -> HeldSamples:
