@@ -15,7 +15,7 @@ from uneven.run.step.open_loader import drawn_step, drawn_steps
 
 
 class OwnBatches(PlaceInRun):
-    """Steps without a loader, of which the script says where they begin and end."""
+    """Steps without a loader: the script marks their start and end."""
 
     _balancer: Balancer
     _loader: BalancedLoader | DrawnSteps | None
@@ -23,7 +23,7 @@ class OwnBatches(PlaceInRun):
 
     @contextmanager
     def step(self, batch_size: int | None = None, *, samples: int | None = None) -> Iterator[int]:
-        """Makes a block a step, for loops that draw their batches themselves; instead of :meth:`loader`::
+        """Make a block a step, for loops that draw their batches themselves; instead of :meth:`loader`::
 
             for _ in range(steps):
                 with session.step(batch_size=512) as n:      # n: this worker's part of 512
@@ -33,37 +33,36 @@ class OwnBatches(PlaceInRun):
                     optimizer.step()
                     optimizer.zero_grad()
 
-        Every worker takes the same number of steps. :meth:`share` says n before the block, :meth:`steps_taken` with
-        which step to begin.
+        Every worker takes the same number of steps. :meth:`share` returns n before the block, :meth:`steps_taken` the
+        number of the first step.
 
         Args:
-            batch_size: the global batch, the same in every step: samples of all workers together.
-            samples: instead: what this worker takes in every step, for full batches and graphs that lie where they
-                lie. Gradients are weighted by it; nothing is balanced.
+            batch_size: the global batch, the same in every step: the samples of all workers together.
+            samples: instead, this worker's samples in every step, for full batches and fixed graph partitions. They
+                weight the gradients; nothing is balanced.
 
         Raises:
-            ConfigError: neither or both are given, or others than in the first step; there is a loader; or workers take
-                samples at their own pace (``asp``, ``easgd``, …), for which they need a loader; the session is closed.
-            TrainingError: ``samples`` are others than in the first step, or another step is under way.
+            ConfigError: neither or both are given, or other ones than in the first step; there is a loader; the policy
+                takes samples asynchronously (``asp``, ``easgd``, …) and needs a loader; or the session is closed.
+            TrainingError: ``samples`` differ from the first step, or another step is under way.
         """
         steps = self._steps(batch_size, samples)
         with drawn_step(self._loop, steps, samples, self._begin) as part:
             yield part.batch(self.worker)
 
     def share(self, batch_size: int) -> int:
-        """This worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
+        """Return this worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
         steps = self._steps(batch_size, None)
         steps.enter()
         return steps.ask(self._loop.reports.shares).batch(self.worker)
 
     def steps_taken(self, batch_size: int | None = None, *, samples: int | None = None) -> int:
-        """How many steps the run has taken: 0, or more where it is resumed, or where this worker joins it::
+        """Return how many steps the run has taken: 0, or more after a resume or when this worker joins later::
 
             for _ in range(session.steps_taken(batch_size=512), STEPS):
                 with session.step(batch_size=512) as n:
 
-        Args:
-            batch_size, samples: as for :meth:`step`.
+        The arguments are those of :meth:`step`.
         """
         steps = self._steps(batch_size, samples)
         steps.enter()

@@ -1,4 +1,4 @@
-"""Where the worker of a session stands among the others."""
+"""The part of a session about its worker's place among the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uneven.runtime.world import World
 
 
 class PlaceInRun:
-    """What a session says of its worker, and of those that take part."""
+    """The properties of this worker and of the members."""
 
     world: World
     _loop: StepLoop
@@ -19,22 +19,24 @@ class PlaceInRun:
 
     @property
     def rank(self) -> int:
-        """This worker's place, 0 … ``world_size`` − 1; it changes where workers come and go, and 0 is always there."""
+        """This worker's place, 0 … ``world_size`` − 1; in an elastic run it changes with the members, and 0 always
+        exists."""
         return self._loop.context.place
 
     @property
     def worker(self) -> int:
-        """This worker's number for life: in the journal, and where workers leave and join."""
+        """This worker's number, which never changes: in the journal and in elastic runs."""
         return self.world.rank
 
     @property
     def world_size(self) -> int:
-        """Number of workers, now."""
+        """The current number of workers."""
         return len(self._loop.context.members)
 
     def leave(self) -> None:
-        """This worker is to leave an elastic run, as its machine will be taken away: it finishes the step under way,
-        and the next ``next(loader)`` ends its program. SIGTERM does the same.
+        """Leave an elastic run, for instance because the machine will be reclaimed.
+
+        The worker finishes the step under way, and the next ``next(loader)`` ends its program. SIGTERM does the same.
 
         Raises:
             ConfigError: the run is not elastic.
@@ -43,5 +45,5 @@ class PlaceInRun:
 
     @property
     def device(self) -> torch.device:
-        """The device that belongs to this worker: its CUDA device, or the CPU."""
+        """The device of this worker: its CUDA device, or the CPU."""
         return device_of(self.world)

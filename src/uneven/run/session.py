@@ -1,4 +1,4 @@
-"""The session: wires balancer, policy, transport and journal into the user's own loop."""
+"""The session: connects balancer, policy, transport and journal to the user's own training loop."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ from uneven.runtime.at_exit import ends_with_the_program
 from uneven.runtime.rundir import mark_coming, mark_ready
 from uneven.runtime.world import discover, report_failures
 
-_SLOWED_AFTER_S = 1.0
-"""A launcher that slows workers down looks a few times a second whether they are ready."""
+_SLOWED_AFTER_S = 1.0  # A launcher that limits workers checks several times a second whether they are ready.
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -57,7 +56,7 @@ class _HowGradientsTravel(TypedDict, total=False):
 
 
 class Session(OwnBatches, OverAll, ThreadedTraining):
-    """One worker's part in a run. The loop, the model, the loss and the optimizer stay the user's::
+    """Prepare one worker for a run. The loop, the model, the loss and the optimizer stay the user's::
 
         session = uneven.Session()
         model, optimizer = session.setup(model, optimizer)
@@ -68,25 +67,24 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             optimizer.step()
             optimizer.zero_grad()
 
-    The world comes from torchrun, ``uneven run`` or Ray Train; without a launcher the process is alone and
-    the same script runs as plain PyTorch would. Every rank must make the same calls in the same order.
-
-    Settings that are not given come from the command line of ``uneven run``, then from ``uneven.toml``.
+    The ranks come from torchrun, ``uneven run`` or Ray Train. Without a launcher there is a single process, and the
+    script runs as in plain PyTorch. Every rank must make the same calls in the same order. Settings that are not given
+    come from the command line of ``uneven run``, then from ``uneven.toml``.
 
     Args:
         balance: a balancer or its name: "lb-bsp", "even", "static:shares=2/1", "proportional", …
-        sync: a synchronisation policy or its name.
-        seed: with the epoch, decides the order of the samples.
-        budget: share of an iteration that measuring and deciding may cost.
-        timeout_s: how long an exchange may wait for somebody. A process group that exists already keeps its
-            own time-out for the gradients.
-        nonfinite: "warn" or "raise" on the rank where a NaN or infinity appears first.
-        threads: how many threads train this worker's replica side by side, without a lock; see :meth:`train`.
-        keep_freed_memory: whether the memory that a step frees is kept for the next one (on the CPU, with glibc).
-        journal: directory for the run's journal; under ``uneven run`` its run directory, else none.
-        parts: what else takes part in each step, in this order; see :class:`uneven.Part`.
-        notice: says in how many seconds this worker's machine goes, and None while it stays; the worker leaves an
-            elastic run then, see :mod:`uneven.integrations.spot`. Asked once a second in a thread of its own.
+        sync: a synchronization policy or its name.
+        seed: determines the order of the samples, together with the epoch.
+        budget: largest share of an iteration that measurements and decisions may cost.
+        timeout_s: how long an exchange may wait for a peer. An existing process group keeps its own time-out for
+            gradients.
+        nonfinite: "warn" or "raise" on the rank where a NaN or infinity first appears.
+        threads: number of threads that train this worker's replica concurrently, without a lock; see :meth:`train`.
+        keep_freed_memory: whether memory freed by a step is kept for the next one (on the CPU, with glibc).
+        journal: directory for the run's journal; the default is the run directory of ``uneven run``, or no journal.
+        parts: additional parts of each step, in this order; see :class:`uneven.Part`.
+        notice: returns the seconds until this machine is reclaimed, or None. A background thread calls it once a
+            second; after a notice the worker leaves its elastic run, see :mod:`uneven.integrations.spot`.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -111,7 +109,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
     ) -> None:
         report_failures()
         world = discover()
-        self._awaited = world.awaited and world.run_directory is not None
+        self._awaited = world.awaited and world.run_directory is not None  # a launcher waits to limit it
         if self._awaited and world.run_directory is not None:
             mark_coming(world.run_directory, world.rank)
         self.world = joined(world)
@@ -121,23 +119,23 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self.config: RunConfig = context.config
         self._scribe = context.scribe
         self._loop = StepLoop(context, Parts(parts))
-        self._members = MembershipHooks(self._loop)
+        self._members = MembershipHooks(self._loop)  # reacts to changed members
         if context.elastic is not None:
             context.elastic.bind(self._members)
         if notice is not None:
             self._members.heed(notice)
         self._threads = Threads(self.config.threads, self._loop, self._scribe)
-        # Nothing here may lead back to the session, or it would never be collected.
+        # A reference from `context` back to the session would keep it alive for ever.
         self._closing = weakref.finalize(self, leave, context)
         ends_with_the_program(self._closing)
-        self._undo = Undo(self)  # what this session puts on the user's objects
+        self._undo = Undo(self)  # removes what this session adds to the user's objects
         self._loader: BalancedLoader | DrawnSteps | None = None
-        self._loaded: dict[str, Any] | None = None
+        self._loaded: dict[str, Any] | None = None  # a state that waits for the loader
         self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples of each rank in the batch in hand, or in the newest split between epochs."""
+        """The samples of each rank in the current batch; between epochs, those of the newest split."""
         return self._loop.current_shares()
 
     @property
@@ -147,7 +145,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
 
     @property
     def exchanging(self) -> bool:
-        """Whether a shadow exchanges beside the training now, and does not wait for others: steps take longer then."""
+        """True while a background exchange runs; steps take longer then."""
         return self._loop.model.agreement.exchanging
 
     @overload
@@ -167,26 +165,26 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         bucket_cap_mb: float | None = None,
         gradient_as_bucket_view: bool = False,
     ) -> Any:
-        """Let the gradients of ``model`` be exchanged. Everything given is returned, the same objects.
+        """Prepare ``model`` for gradient exchange and return the given objects unchanged.
 
-        Parameters are broadcast from rank 0. The model keeps its type and its state-dict keys; copies of it
-        (averaged or saved models) exchange nothing. Give it what ``torch.compile`` returned, or compile later.
+        Parameters are broadcast from rank 0. The model keeps its type and its state-dict keys; copies of it (averaged
+        or saved models) exchange nothing. Pass the result of ``torch.compile``, or compile later.
 
-        An optimizer that decides by the loss that its closure returns (LBFGS) must be given the same loss on
-        every rank: the sum over ranks of loss · share / global batch. It can otherwise take another number of
-        passes on each rank, which would let the ranks wait for each other until the time-out.
+        An optimizer that decides by the loss of its closure (LBFGS) needs the same loss on every rank: the sum over
+        ranks of loss · share / global batch. Otherwise the ranks may take different numbers of passes and wait for each
+        other until the time-out.
 
         Args:
-            stateful: the optimizers of this model, whose steps are checked, not changed; and schedulers or whatever
-                else has ``state_dict`` and ``load_state_dict`` that a worker needs which joins in mid-run.
+            stateful: the optimizers of this model, whose steps are checked but not changed; also schedulers and other
+                objects with ``state_dict`` and ``load_state_dict`` that a worker needs when it joins the run later.
             find_unused_parameters: set it if a forward pass may leave out some parameters.
-            bucket_cap_mb: size in MiB of the buckets in which gradients travel; torch's default if None.
-            gradient_as_bucket_view: saves the memory of one copy of the gradients. Each ``.grad`` is then a part of a
-                bucket, so the next backward pass overwrites it, also if the script has kept it.
+            bucket_cap_mb: size of the gradient buckets in MiB; None is torch's default.
+            gradient_as_bucket_view: saves the memory of one copy of the gradients. Each ``.grad`` is then a view of a
+                bucket, so the next backward pass overwrites it even if the script has kept it.
 
         Raises:
-            ConfigError: the model is none, is wrapped or in an open session already, has nothing to train, or lies on
-                several devices; or this session is closed.
+            ConfigError: the model is not a module, is already wrapped or in an open session, has nothing to train, or
+                is on several devices; or this session is closed.
         """
         self._loop.check_open("session.setup")
         if isinstance(self._loop.model, Attached):
@@ -200,14 +198,13 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self._threads.check(model)
         optimizers = tuple(one for one in stateful if isinstance(one, torch.optim.Optimizer))
         self._loop.attach(
-            model, optimizers, owner=self, undo=self._undo,
-            find_unused_parameters=find_unused_parameters, bucket_cap_mb=bucket_cap_mb,
-            gradient_as_bucket_view=gradient_as_bucket_view,
+            model, optimizers, owner=self, undo=self._undo, find_unused_parameters=find_unused_parameters,
+            bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=gradient_as_bucket_view,
         )  # fmt: skip
         self._members.attach(model, stateful)
         self._loop.reports.needs = least_samples(model)
         if self._loader is not None:
-            self._loop.reports.settle(self._loader)
+            self._loop.reports.settle(self._loader)  # it was made without the model's needs
         self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
         return (model, *stateful) if stateful else model
 
@@ -226,41 +223,47 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         together: bool = False,
         **dataloader: Any,
     ) -> BalancedLoader:
-        """The data loader of this worker.
+        """Return the data loader of this worker.
 
         Args:
             dataset: map-style or a stream, the same on every rank.
-            batch_size: the GLOBAL batch: samples of all workers together in one iteration.
-            min_batch: least samples of this worker in an iteration; None for what the model needs: 2 if it has batch
-                norm, else 1. :meth:`setup` may come before or after.
-            max_batch: most samples of this worker, for instance what fits its memory; None for no limit.
-            epochs: how many epochs are planned; only for the progress display.
-            sharded: whether this rank's stream is a shard of its own, whose ``__len__`` says how many samples it has.
-            microbatch: most samples in one pass of :meth:`passes`, a number or "auto": what fits, as :meth:`profile`
-                measures it. Shares may be larger then.
+            batch_size: the GLOBAL batch: the samples of all workers together in one iteration.
+            min_batch: least samples of this worker in an iteration. None is what the model needs: 2 with batch norm,
+                else 1. :meth:`setup` may come before or after.
+            max_batch: most samples of this worker, for instance as many as fit its memory; None for no limit.
+            epochs: planned number of epochs; only for the progress display.
+            sharded: whether this rank's stream is its own shard, whose ``__len__`` returns its number of samples.
+            microbatch: most samples in one pass of :meth:`passes`: a number, or "auto" for the limit that
+                :meth:`profile` measures. Shares may be larger then.
             together: let :meth:`passes` finish each iteration together, for load that changes faster than forecasts.
-            dataloader: anything else that torch's ``DataLoader`` takes: ``num_workers``, ``collate_fn``, ``sampler``,
-                …; and with tables of :mod:`uneven.embedding`, ``ids``, a function of a batch, and ``ahead``, for how
-                many batches their rows are asked for before.
+            dataloader: other arguments of torch's ``DataLoader``: ``num_workers``, ``collate_fn``, ``sampler``, …. With
+                tables of :mod:`uneven.embedding` also ``ids``, a function of a batch, and ``ahead``, the number of
+                batches whose rows are requested in advance.
 
         Raises:
-            DataError: the data set has neither length nor stream interface, or a keyword does not fit.
+            DataError: the data set has neither a length nor a stream interface, or a keyword does not fit.
             ConfigError: the limits cannot be met, the batch is smaller than the number of workers, or the session is
                 closed.
             ConflictError: ranks gave different data sets or batch sizes.
         """
         self._loop.check_open("session.loader")
         if self._loader is not None:
-            raise ConfigError("session.loader was called twice: one session balances one loader; use torch's own "
-                              "DataLoader for evaluation, or make another Session")  # fmt: skip
+            raise ConfigError(
+                "session.loader was called twice: one session balances one loader; use torch's own "
+                "DataLoader for evaluation, or make another Session"
+            )
         check_microbatch(microbatch)
         check_together(together, dataset, microbatch, dataloader)
         if sharded:
             dataloader["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
         asked = LoaderOptions.split(
-            dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last,
-            lower=1 if min_batch is None else min_batch, **dataloader,
-        )  # fmt: skip
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            lower=1 if min_batch is None else min_batch,
+            **dataloader,
+        )
         loader = make_loader(self._loop, self._members, asked, self._begin)
         self._loop.reports.microbatch, self._together = microbatch, together
         self._loop.reports.start(
@@ -276,7 +279,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
     def profile(
         self, step: Callable[[Any], object], *, batch_of: Callable[[int], Any] | None = None, within_s: float = 10.0
     ) -> dict[int, Profile]:
-        """Before the loop: measure how long a batch takes on each worker, and how many samples its memory holds.
+        """Measure, before the loop, how long a batch takes on each worker and how many samples fit its memory.
 
         ::
 
@@ -286,30 +289,30 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
 
             session.profile(step)
 
-        Every rank calls it after :meth:`setup` and :meth:`loader`, and all measure at the same time, as they will
-        train. Growing batches are tried, each a few times. Nothing is exchanged; model, optimizers and random numbers
-        are as before. The first split is then made from the measured speeds, nobody's share outgrows its memory, and
-        balancers that use cost curves begin with these. A batch that does not fit is no error: it is the limit.
+        Every rank calls it after :meth:`setup` and :meth:`loader`; all measure at the same time, as in training. It
+        tries growing batches, each a few times, and exchanges nothing. The first batch that does not fit ends the
+        search without an error. Model, optimizers and random states are restored. Afterwards the first split uses the
+        measured speeds, no share exceeds its worker's memory, and balancers with cost curves start from these.
 
-        A run that is resumed may call it again, before or after :meth:`load_state_dict`: limits are of the machine.
+        A resumed run may call it again, before or after :meth:`load_state_dict`, because limits belong to the machine.
 
         Args:
             step: forward and backward on one batch, as in the loop; it may step the optimizers given to setup.
-            batch_of: samples → a batch as the loader hands out; by default of the data set's first samples.
-            within_s: time for all of it, seconds; a step that has begun is not cut off.
+            batch_of: samples → a batch as the loader yields it; the default takes the first samples of the data set.
+            within_s: time for the whole measurement, in seconds; it does not interrupt a step that has started.
 
         Returns:
-            What was measured, by rank, the same on every rank; nothing on a worker that joins a run under way.
+            The measured profile of each rank, the same on every rank; empty on a worker that joins a run later.
 
         Raises:
-            ConfigError: called before setup or loader, or after the loop has begun; the workers' memory together
-                does not hold the global batch, or one's not a single sample.
+            ConfigError: called before setup or loader, or after the loop has started; or the global batch does not fit
+                the workers' memory together, or one sample does not fit one worker's.
             DataError: the data set is a stream, and there is no ``batch_of``.
             TrainingError: ``step`` failed on another rank.
         """
         check_profile(self._loader, self._tried, self._loop.epoch, within_s, self.config.timeout_s)
         if self._members.joins_later:
-            return {}  # the others are training; it begins with the mean share
+            return {}  # the others are training; it starts with the mean share
         assert self._loader is not None
         assert self._tried is not None
         self._threads.check_one("session.profile measures a step that has the machine to itself: leave it out")
@@ -318,45 +321,43 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             self._loader.sample(1)
         make, reads = (self._loader.sample, self._loader.reads_along) if batch_of is None else (batch_of, False)
         if self._say_ready():
-            time.sleep(_SLOWED_AFTER_S)
+            time.sleep(_SLOWED_AFTER_S)  # the measurement needs the launcher's limits
         with self._loop.model.watch.trying():
             return self._loop.reports.profile(
                 steps_on(step, make, reads=reads), model, stepped, within_s, self._loop.gradients.aside()
             )
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, backward passes add to ``.grad`` without an exchange, for gradient accumulation.
-
-        The last backward pass before ``optimizer.step()`` must run outside.
-        """
+        """Return a context in which backward passes add to ``.grad`` without an exchange, for gradient accumulation.
+        The last backward pass before ``optimizer.step()`` must run outside of it."""
         return self._loop.gradients.no_sync()
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Inside, this worker waits for others, in an exchange of the script's own::
+        """Return a context for the script's own exchanges, in which this worker waits for others::
 
             with session.waiting():
                 torch.distributed.all_reduce(statistics)
 
-        That time would else count as computing, so that a fast worker that waits for a slow one looks as slow.
-        Layers of ``torch.nn.SyncBatchNorm`` need no such line.
+        Without it this time counts as computing, so a fast worker that waits for a slow one looks slow.
+        ``torch.nn.SyncBatchNorm`` does not need it.
         """
         return self._loop.context.connection.waiting(self._loop.reports.books.meter)
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Inside, the model is the one that the policy names: evaluate and save that one::
+        """Return a context in which the model is the one that the policy defines; evaluate and save that one::
 
             with session.evaluated():          # every worker
                 accuracy = test(model)
                 if session.rank == 0:
                     torch.save(model.state_dict(), "model.pt")
 
-        Under ``bsp`` every replica is, and nothing happens. Where replicas are averaged it is their mean, which all
-        workers work out together, and so wait for each other; where a policy keeps a centre it is that. Afterwards
-        the model is this worker's own replica again, bit by bit. Every worker has to enter it, between two batches
-        or outside of the loop; batch norm's running statistics belong to the model. Nothing is trained inside.
+        Under ``bsp`` nothing changes, because all replicas are equal. A policy that averages replicas gives their mean,
+        for which all workers wait; a policy with a center gives the center. Afterwards the model is this worker's
+        replica again, bit-identical. Every worker must enter it, between two batches or outside of the loop; do not
+        train inside. Batch norm's running statistics belong to the model.
 
         Raises:
-            PeerError: somebody did not come.
+            PeerError: a worker did not enter it in time.
         """
         self._threads.check_outside("session.evaluated")
         return self._loop.evaluated()
@@ -364,26 +365,26 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
     def log(self, **scalars: float) -> None:
         """Write numbers to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
 
-        Where every worker logs a number, the report draws the mean by what their batches count.
+        If every worker logs a number, the report plots the mean weighted by their batches.
 
         Raises:
-            NonFiniteError: one is NaN or infinite and ``nonfinite="raise"``.
-            ConfigError: one is no number.
+            NonFiniteError: a number is NaN or infinite and ``nonfinite="raise"``.
+            ConfigError: a value is not a number.
         """
         with self._threads.at_own_step():
             self._loop.context.log(scalars, self._counts())
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this run is, to be saved beside the model's state: plain data.
+        """Return the progress of this run as plain data, to be saved together with the model's state.
 
-        Any rank's serves all; only what a rank's own predictor has learnt differs from rank to rank, and, where workers
-        take samples at their own pace, outside of :meth:`evaluated`, which samples they know to be left. Between two
-        exchanges of a policy that lets replicas differ, models and optimizers differ too: save them on every rank to
-        go on exactly, or the model that :meth:`evaluated` shows, to go on from that.
+        The state of any rank serves all. Ranks differ only in what their predictors have learnt and, if workers take
+        samples asynchronously, outside of :meth:`evaluated`, in the samples that they know to be left. If a policy lets
+        replicas differ, save models and optimizers on every rank to resume exactly, or save the model of
+        :meth:`evaluated`.
 
-        Samples count as used when an optimizer step has taken them in. Handed out again are batches that were only
-        fetched ahead, those whose gradients still wait in ``.grad``, and, in :meth:`evaluated` of a policy with a
-        centre at which all meet, those of the steps since the last exchange.
+        A sample counts as used once an optimizer step includes it. After a restart the loader yields again: prefetched
+        batches, batches whose gradients are still in ``.grad`` and, in :meth:`evaluated` of a policy whose workers meet
+        at a center, those since the last exchange.
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
@@ -392,32 +393,32 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         return pack(state_of(self._loop, self._loader, self._threads.in_hand()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken, also with another number of workers; before or after ``loader``.
+        """Resume from ``state``, also with another number of workers; before or after ``loader``.
 
         Raises:
-            CheckpointError: another schema, or it belongs to another data set or seed.
+            CheckpointError: the state has another schema, or belongs to another data set or seed.
         """
-        unpack(state)  # refuse a foreign state now, not when the loader comes
+        unpack(state)  # fail here on an invalid state, not when the loader is made
         if self._members.joins_later:
-            return  # the others give it the state of the run as it is now
+            return  # it receives the current state from a member instead
         self._loaded = state
         self._restore(state)
 
     def _restore(self, state: dict[str, Any] | None) -> None:
-        """Take up what was loaded, once there is a loader."""
+        # The state may be loaded before there is a loader: then it waits in `_loaded`.
         if self._loader is None or state is None:
             return
         saved, self._loaded = unpack(state), None
         take_up(self._loop, self._loader, saved)
 
     def _say_ready(self) -> bool:
-        """Let a launcher that waits for it slow this worker down from here on, not while it imports torch."""
+        # Lets a waiting launcher limit this worker. Not earlier: with 0.1 core, importing torch takes a minute.
         awaited, self._awaited = self._awaited, False
         if awaited and self.world.run_directory is not None:
             mark_ready(self.world.run_directory, self.worker)
         return awaited
 
-    # Bound methods of the session, so that it lives (and stays connected) as long as its loader is used.
+    # Bound methods of the session, so that it stays alive and connected as long as its loader is used.
     def _begin(self, part: Portion) -> None:
         if self._threads.count > 1 or self._awaited:
             self._threads.check_one("a loop over a loader is one thread's: give it to session.train as a function")
@@ -426,10 +427,10 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self._loop.begin(part, self._loader)
 
     def close(self) -> None:
-        """End the run: the last records are written, groups and files let go of. Twice is fine.
+        """End the run: write the last records and release process groups and files. Idempotent.
 
-        The model stays as it is and trains alone from here on. A session that is not closed is closed when
-        neither its loader nor its model is used any more, or at the end of the program.
+        The model stays as it is and trains without exchanges from here on. A session that is not closed closes when its
+        loader and its model are no longer used, or at the end of the program.
         """
         if self._loader is not None:
             self._loader.close()
@@ -438,6 +439,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             if self._closing.alive:
                 self._loop.close()
         finally:
+            # Only one of this call and the finalizer closes the context.
             if self._closing.detach() is not None:
                 self._loop.context.close()
 

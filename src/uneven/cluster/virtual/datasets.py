@@ -21,7 +21,8 @@ _FASHION_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageData:
-    """Labelled images: float32 ``(n, 1, height, width)`` in [0, 1], and int64 ``(n,)`` in [0, classes)."""
+    """Labelled images: float32 of shape (n, 1, height, width) in [0, 1], and int64 labels of shape (n,) in [0,
+    classes)."""
 
     name: str
     train: TensorDataset
@@ -57,16 +58,16 @@ def load_digits() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
 
 
 def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> ImageData:
-    """Fashion-MNIST, 60,000 images to train and 10,000 to test of 28 × 28 pixels.
+    """Return Fashion-MNIST, 60,000 images to train and 10,000 to test of 28 × 28 pixels.
 
-    The split is the file's own and need not be the official one.
+    The split is that of the file, which may differ from the official one.
 
     Args:
-        folder: holds ``fashion_mnist/fashion_mnist.npz`` with the arrays ``x_train``, ``y_train``,
-            ``x_test`` and ``y_test``; without it, the folder that ``UNEVEN_DATA`` names.
+        folder: contains ``fashion_mnist/fashion_mnist.npz`` with the arrays ``x_train``, ``y_train``, ``x_test`` and
+            ``y_test``; the default is the folder in ``UNEVEN_DATA``.
 
     Raises:
-        DataError: no folder, no file, or not these arrays in it; says how to get them.
+        DataError: the folder, the file or an array is missing; the message gives the remedy.
     """
     where = folder or os.environ.get("UNEVEN_DATA")
     want = f"a folder that holds {_FASHION_FILE} (arrays {', '.join(_FASHION_KEYS)}; uint8 images)"
@@ -94,11 +95,11 @@ _BY_NAME = {"digits": digits, "fashion-mnist": fashion_mnist}
 
 @lru_cache(maxsize=1)
 def images(name: str) -> ImageData:
-    """Return "digits" (comes with this package) or "fashion-mnist" (from the folder named by ``UNEVEN_DATA``).
+    """Return "digits" (comes with this package) or "fashion-mnist" (from the folder in ``UNEVEN_DATA``).
 
     Raises:
-        UnknownNameError: no such data set.
-        DataError: it is not on this machine; says how to get it.
+        UnknownNameError: there is no such data set.
+        DataError: it is not on this machine; the message gives the remedy.
     """
     if name not in _BY_NAME:
         raise UnknownNameError("data set", name, _BY_NAME)

@@ -1,9 +1,9 @@
-"""Orders of more samples than there is memory for: a permutation that is reckoned where it is asked.
+"""Orders of more samples than memory holds: a permutation that is computed on demand.
 
-A Feistel network over the bits of a position is one to one whatever its rounds do; positions that it sends beyond the
-length are sent on until they come back inside (cycle walking), which keeps it one to one. The domain is the next power
+A Feistel network over the bits of a position is one-to-one for any round function. A position that it maps beyond the
+length is mapped again until it is inside (cycle walking), which keeps the map one-to-one. The domain is the next power
 of two, so fewer than two passes are needed on average. The widths of the halves may differ; an even number of rounds
-gives both back their width. Eight rounds of a mixing function (the finalizer of SplitMix64) are our choice.
+restores them. Eight rounds of a mixing function (the finalizer of SplitMix64) are our choice.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-KEYED_FROM = 2**27
-"""Samples from which on an epoch's order is reckoned and not kept; it would take 8 bytes for each."""
+KEYED_FROM = 2**27  # samples from which on an epoch's order is computed instead of stored in 8 bytes each
 
 Indices = npt.NDArray[np.int64]
 _Bits = npt.NDArray[np.uint64]
@@ -21,15 +20,11 @@ _ROUNDS = 8
 
 
 class KeyedOrder:
-    """Index of the sample at any position of an epoch, as an array would give it.
-
-    Args:
-        length: samples.
-        shuffle: else samples come as they lie.
-    """
+    """The index of the sample at any position of an epoch, with the interface of an array."""
 
     def __init__(self, *, length: int, seed: int, epoch: int, shuffle: bool = True) -> None:
-        self._length, self._shuffle = length, shuffle
+        self._length = length  # samples
+        self._shuffle = shuffle  # False keeps the samples sorted
         self._keys = np.random.SeedSequence([seed, epoch]).generate_state(_ROUNDS, np.uint64)
         bits = max(2, (length - 1).bit_length())
         self._widths = np.uint64(bits // 2), np.uint64(bits - bits // 2)
@@ -38,7 +33,7 @@ class KeyedOrder:
         return self._length
 
     def __getitem__(self, positions: slice | list[int] | Indices) -> Indices:
-        """int64, as many as positions."""
+        """Return the indices at these positions, int64, shape (positions,)."""
         if isinstance(positions, slice):
             positions = np.arange(*positions.indices(self._length), dtype=np.int64)
         places = np.asarray(positions, dtype=np.int64)
@@ -60,22 +55,18 @@ class KeyedOrder:
 
 
 class KeyedDraws:
-    """Index of the sample at any position of an epoch that is drawn with replacement.
-
-    Args:
-        length: draws.
-        samples: that each is drawn from.
-    """
+    """The index of one of ``samples`` at any position of an epoch that is drawn with replacement."""
 
     def __init__(self, *, length: int, samples: int, seed: int, epoch: int) -> None:
-        self._length, self._samples = length, np.uint64(samples)
+        self._length = length  # draws
+        self._samples = np.uint64(samples)
         self._keys = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint64)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, positions: slice | list[int] | Indices) -> Indices:
-        """int64, as many as positions."""
+        """Return int64 indices, shape (positions,)."""
         if isinstance(positions, slice):
             positions = np.arange(*positions.indices(self._length), dtype=np.int64)
         places = np.asarray(positions, dtype=np.int64).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""A loader's place in the run as plain data, and the checks before it is taken up again."""
+"""A loader's place in the run as plain data, and the checks before it is loaded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ SCHEMA = 1
 def write_state(
     cursor: Cursor, *, seed: int, shuffle: bool, length: int | None, batch_size: int, kind: str = ""
 ) -> dict[str, Any]:
-    """JSON-able. ``length`` is None for a stream; ``cursor`` counts the samples of the epoch used so far;
-    ``kind`` says how its order is made, "" for the usual one."""
+    """Return the JSON-able state at ``cursor``.
+
+    ``length`` is None for a stream; ``kind`` tells how the order is made, "" for the usual one.
+    """
     return ({"order": kind} if kind else {}) | {
         "schema": SCHEMA,
         "seed": seed,
@@ -30,11 +32,10 @@ def write_state(
 
 
 def read_state(state: Mapping[str, Any], *, seed: int, shuffle: bool, length: int | None, kind: str = "") -> Cursor:
-    """The place that ``state`` names, if it belongs to a run with this order.
+    """Return the place in ``state``, if it belongs to a run with this order.
 
-    Raises:
-        CheckpointError: another schema, seed, shuffling or data set length, with both values; a key that is
-            missing or no sensible number.
+    Raises CheckpointError if schema, seed, shuffling or data set length differ, or a key is missing or not a valid
+    number.
     """
     if state.get("schema") != SCHEMA:
         raise CheckpointError(
@@ -63,21 +64,14 @@ _ORDERS = {
 
 
 def read_reached(state: Mapping[str, Any], cursor: Cursor) -> int:
-    """The epoch that the script was in; later than that of the place where some samples of earlier ones are not used.
-
-    Raises:
-        CheckpointError: it is no epoch.
-    """
+    """Return the script's epoch, which is later than the place's if samples of earlier epochs are unused."""
     return _count(state, "reached") if "reached" in state else cursor.epoch
 
 
 def read_left(state: Mapping[str, Any], cursor: Cursor, usable: int) -> list[tuple[int, int]]:
-    """The positions of the epoch that are left, as runs from the first up to, not including, the second.
+    """Return the positions of the epoch that are left, as runs; raises CheckpointError if they overlap or are not runs.
 
-    A state of workers that streamed at their own pace names them; otherwise they begin at the cursor.
-
-    Raises:
-        CheckpointError: what it names are no runs of positions, or some are named twice.
+    A state of asynchronous workers lists them; otherwise they start at the cursor.
     """
     if "left" not in state:
         return [(cursor.start, usable)] if cursor.start < usable else []
@@ -89,11 +83,8 @@ def read_left(state: Mapping[str, Any], cursor: Cursor, usable: int) -> list[tup
 
 
 def read_again(state: Mapping[str, Any], cursor: Cursor) -> list[tuple[int, int]]:
-    """The positions before the cursor that come again, as the worker that had them was lost; as runs.
-
-    Raises:
-        CheckpointError: what the state names are no runs of positions, or some are named twice.
-    """
+    """Return the runs of requeued positions before the cursor; raises CheckpointError if they overlap or are not
+    runs."""
     runs = state.get("again", [])
     sound = isinstance(runs, list) and all(_is_run(run) for run in runs)
     if sound and all(a[1] <= b[0] for a, b in pairwise(sorted(runs))) and (not runs or max(runs)[1] <= cursor.start):

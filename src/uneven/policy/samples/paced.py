@@ -1,13 +1,13 @@
-"""Which sample is used when, where each worker streams at its own pace from one shared order.
+"""The samples of workers that stream asynchronously from one common order.
 
-One permutation per epoch, as in ``order``. A counter that all workers share says how many positions of it have been
-handed out; a worker that wants a batch moves the counter on and takes what it has passed::
+There is one permutation per epoch, as in ``order``. A counter that all workers share is the number of positions handed
+out; a worker that needs a batch advances the counter and takes the positions that it has passed::
 
-    order of the epoch   │ r0 │ r1 │ r1 │ r0 │ r1 │ r1 │ r0 │     each chunk to who asks for it
+    order of the epoch   │ r0 │ r1 │ r1 │ r0 │ r1 │ r1 │ r0 │     each chunk to the rank that requests it
                          0                                  length
 
-So every sample is handed out exactly once an epoch, whoever is fast. What was left when a state was saved is a list of
-positions; the counter then runs over that list.
+So every sample is handed out exactly once per epoch. A saved state lists the positions that were left; after a resume
+the counter runs over that list.
 """
 
 from __future__ import annotations
@@ -24,19 +24,16 @@ from uneven.policy.samples.leases import merged
 from uneven.policy.samples.order import Cursor, Portion, SplitSource
 from uneven.policy.samples.supply import Interval, SampleCounter, Supply
 
-_AT_ONCE = 8
-"""Batches made at once, at most."""
+_AT_ONCE = 8  # batches made together, at most
 
 Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPart(Portion):
-    """A batch that ``rank`` has taken for itself; the other shares say what such a batch of theirs would be.
+    """A batch that ``rank`` has taken; the other shares are the sizes that such batches of other ranks would have.
 
-    Attributes:
-        start: first position in the list that the counter runs over.
-        size: what the shares add up to; not all of it lies behind ``start``.
+    Not all ``size`` positions from ``start`` on, in the list of the counter, belong to this batch.
     """
 
     rank: int
@@ -50,7 +47,7 @@ class OwnPart(Portion):
 
 
 def intervals(positions: npt.ArrayLike) -> list[Interval]:
-    """The same positions in the same order, as runs."""
+    """Return positions, shape (positions,), as runs in the same order."""
     every = np.asarray(positions, dtype=np.int64)
     begins = np.diff(every, prepend=-2) != 1  # no position is below 0
     ends = np.roll(begins, -1)  # a run ends where another begins behind it, or nothing is
@@ -58,62 +55,49 @@ def intervals(positions: npt.ArrayLike) -> list[Interval]:
 
 
 def positions_of(runs: Iterable[Sequence[int]]) -> Positions:
-    """Inverse of :func:`intervals`: int64, shape (number of positions,)."""
+    """Return the positions of runs: int64, shape (positions,)."""
     return np.concatenate([np.arange(0, dtype=np.int64), *(np.arange(a, b, dtype=np.int64) for a, b in runs)])
 
 
 class PacedSampler:
-    """The indices of one worker's batches, for torch's ``DataLoader``. It knows nothing of the loader.
-
-    Args:
-        shares_for: iteration → samples of each rank in a batch of its own.
-        order_of: epoch → index of the sample at every position.
-        usable: positions of a whole epoch that are handed out; less than its samples where the last are left out.
-        lower: least samples in a batch. A rest that is smaller goes with the batch before it.
-        workers: that take from the same counter.
-        now: time in seconds, by which it is seen how far ahead to ask.
-        unused: batches that the user was handed and that are in no model yet.
-        members: iteration → workers in the order of ``shares_for`` where they come and go; None where these are 0, 1, …
-
-    Attributes:
-        drawn: drawn by torch, not yet handed out.
-        usable: see above.
-    """
+    """The indices of one worker's batches, for torch's ``DataLoader``; without a reference to the loader."""
 
     def __init__(
         self,
         *,
         rank: int,
-        shares_for: SplitSource,
-        order_of: Callable[..., Positions],
-        usable: int,
-        lower: int,
+        shares_for: SplitSource,  # iteration → samples of each rank in its own batches
+        order_of: Callable[..., Positions],  # epoch → index of the sample at every position
+        usable: int,  # positions of a whole epoch that are handed out; fewer than its samples if the last are left out
+        lower: int,  # least samples in a batch; a smaller rest joins the batch before it
         counter: SampleCounter,
-        workers: int,
-        now: Callable[[], float],
-        unused: Callable[[], Sequence[Portion]],
+        workers: int,  # number of workers that share the counter
+        now: Callable[[], float],  # returns the time in seconds, to measure how far ahead to request
+        unused: Callable[[], Sequence[Portion]],  # returns the in-flight batches
+        # iteration → workers of `shares_for`; None for 0, 1, …
         members: Callable[[int], tuple[int, ...]] | None = None,
     ) -> None:
         self._unused = unused
         self._members = members
-        self.drawn: deque[Portion] = deque()
+        self.drawn: deque[Portion] = deque()  # drawn by torch, not yet yielded
         self._rank = rank
         self._shares_for = shares_for
         self._order_of = order_of
-        self.usable, self._counter = usable, counter
+        self.usable = usable
+        self._counter = counter
         self._supply = Supply(counter, workers, lower, self._length, now)
         self._cursor = Cursor()
-        self._left: tuple[int, Positions] | None = None  # epoch, and what is left of it
-        self._cut: deque[Portion] = deque()  # made into batches, and not drawn yet
+        self._left: tuple[int, Positions] | None = None  # epoch of a loaded state, and its positions that are left
+        self._cut: deque[Portion] = deque()  # batches that are made and not drawn yet
         self._exhausted = False
-        self._begun: int | None = None  # the newest epoch of which this worker has taken a batch
+        self._begun: int | None = None  # the newest epoch from which this worker has taken a batch
 
     def at_least(self, lower: int) -> None:
-        """No batch is to be smaller. The same on all workers, for the rest that one leaves another one has to take."""
+        """Set the least batch size, the same on all workers, because one must take the rest that another leaves."""
         self._supply.lower = lower
 
     def start(self, cursor: Cursor) -> None:
-        """Forget what was drawn; the next pass is over the epoch of ``cursor``."""
+        """Return undrawn batches to the supply; the next pass is over the epoch of ``cursor``."""
         if cursor.epoch == self._cursor.epoch:
             self._supply.give_back(cursor.epoch, ((part.start, part.end) for part in (*self.drawn, *self._cut)))
         self._cursor, self._exhausted = cursor, False
@@ -124,7 +108,7 @@ class PacedSampler:
 
     @property
     def epoch(self) -> int:
-        """That the next batch of this worker is from, or the first one in hand that is not used yet."""
+        """The epoch of this worker's next batch, or of its first in-flight batch."""
         over = self._exhausted and not self.drawn
         return min([self._cursor.epoch + int(over), *(part.epoch for part in self._unused())])
 
@@ -138,15 +122,12 @@ class PacedSampler:
             yield order[part.start : part.end].tolist()
 
     def more(self) -> bool:
-        """Whether this worker has another batch in the epoch; one that is not drawn yet is taken for it now."""
+        """Return whether this worker has another batch in the epoch, and take one if none is drawn."""
         return bool(self.drawn or self._cut) or self._take()
 
     def undone(self, epoch: int) -> list[Interval]:
-        """What this worker has taken of an epoch and not used, as positions of it.
-
-        Raises:
-            PeerError: what it has asked for last is not answered.
-        """
+        """Return the positions of an epoch that this worker has taken and not used; raises PeerError without an
+        answer."""
         parts = (*self._unused(), *self.drawn, *self._cut)
         held = [(part.start, part.end) for part in parts if part.epoch == epoch] + self._supply.held(epoch)
         left = self._left_of(epoch)
@@ -155,12 +136,11 @@ class PacedSampler:
         return [run for first, end in held for run in intervals(left[first:end])]
 
     def place(self, epoch: int) -> dict[str, Any]:
-        """What is left of an epoch, for the loader's state.
+        """Return the positions of an epoch that are left, for the loader's state.
 
-        In a meeting at which workers are in different epochs it is the first of them: what has been trained on of later
-        ones will be again. Outside of a meeting it is what this worker knows: the others may have some in hand, or have
-        begun already.
+        Outside of a meeting of all workers it is only what this worker knows: others may have batches in flight.
         """
+        # Workers may be in different epochs: the state is that of the first, and steps on later epochs are repeated.
         if (least := self._counter.least) is not None:
             epoch = min(epoch, least)
         known = self._counter.known(epoch)
@@ -177,7 +157,7 @@ class PacedSampler:
         return {"epoch": epoch, "cursor": left[0][0] if left else self.usable, "left": [list(run) for run in left]}
 
     def resume(self, epoch: int, left: Iterable[Sequence[int]]) -> None:
-        """The epoch has only these positions left, or none."""
+        """Start an epoch in which only these positions are left, or none."""
         self._counter.restart()
         self._supply.restart()
         self.drawn.clear()
@@ -187,43 +167,35 @@ class PacedSampler:
         self.start(Cursor(epoch=epoch))
 
     def left(self) -> tuple[int, list[Interval]] | None:
-        """The epoch of which only some positions were left when a state was loaded, and these; for a newcomer."""
+        """Return the loaded epoch and its positions that are left, for a newcomer; None if no state was loaded."""
         return None if self._left is None else (self._left[0], intervals(self._left[1]))
 
     def adopt(self, left: tuple[int, Iterable[Sequence[int]]] | None) -> None:
-        """Inverse of :meth:`left`, on the newcomer."""
         self._left = None if left is None else (left[0], positions_of(left[1]))
 
     @property
     def unused(self) -> Sequence[Portion]:
-        """Batches that the user was handed and that are in no model yet."""
         return self._unused()
 
     @property
     def cut(self) -> int:
-        """Iterations whose batches are cut; shares of later ones may still change."""
+        """The number of iterations whose batches are made; shares of later ones may still change."""
         return self._cursor.iteration
 
     @property
     def pass_over(self) -> int:
-        """The epoch that the newest pass is over."""
         return self._cursor.epoch
 
     def _left_of(self, epoch: int) -> Positions | None:
-        """None where that is all."""
+        """Return the positions of an epoch that are left, shape (positions,); None for a whole epoch."""
         return self._left[1] if self._left is not None and self._left[0] == epoch else None
 
     def _length(self, epoch: int) -> int:
-        """Positions in the list, which is not made for that: a whole epoch's is as long as the data set."""
         left = self._left_of(epoch)
         return self.usable if left is None else len(left)
 
     def _take(self) -> bool:
-        """Make the next batches, as large as this worker's share; a smaller one or none at the end.
-
-        Several at once where they are taken ahead anyway: right after a step, when the caches hold the model, to make
-        one costs as much as to make eight.
-        """
+        """Make the next batches of this worker's share, a smaller one at the end; return False if there is none."""
         iteration = self._cursor.iteration
         shares = tuple(self._shares_for(iteration))
         members = None if self._members is None else self._members(iteration)
@@ -235,10 +207,11 @@ class PacedSampler:
             self._exhausted = True
             return False
         length = front[1] - front[0]
-        size = min(share or length, length)  # who is to have no more still uses what it has taken
+        size = min(share or length, length)  # with a share of 0 it still uses the samples that it has taken
         if length - size < lower:
             size = length
         count = 1
+        # Right after a step the caches hold the model, and to make one batch costs as much as to make eight.
         if self._counter.ahead and size == share:
             count = max(1, min(_AT_ONCE, (length - lower) // size))
         own = shares if size == share else (*shares[:place], size, *shares[place + 1 :])

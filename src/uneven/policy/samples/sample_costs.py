@@ -1,13 +1,13 @@
-"""Samples that cost unequally: who takes which of a global batch.
+"""Divides global batches of samples with unequal costs among workers.
 
-The split in force says which part of a batch's cost each worker takes. A part's cost is the sum over its samples (nodes
-of graphs, sequences that are packed), or, where all are padded to the longest, their number times the greatest. Which
-samples make a part is decided by every rank alike; the batch as a whole stays what the epoch's order says, and each
-worker's mean counts by its number of samples, so the gradient stays that of one process.
+The current split gives each worker's part of a batch's cost. The cost of a part is the sum over its samples (nodes of
+graphs, packed sequences) or, with padding to the longest, their number times the greatest cost. Every rank computes the
+same division. The batch as a whole follows the epoch's order, and each worker's mean counts by its number of samples,
+so the gradient equals that of a single process.
 
-* Sums: the dearest sample goes to whoever has most of its part left (longest processing time first, Graham 1969).
-* Padded: samples are sorted, and each worker takes a run of them, so that likes lie with likes; the limit that just
-  lets all runs hold the batch is found by bisection. Both are our choice.
+* Sums: the most expensive sample goes to the worker with most room left (longest processing time first, Graham 1969).
+* Padded: each worker takes a run of the sorted samples, so that similar ones are together; bisection finds the
+  smallest limit at which all runs hold the batch. Both are our choice.
 """
 
 from __future__ import annotations
@@ -29,32 +29,16 @@ _HALVINGS = 30
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A global batch, divided.
+    """A divided global batch."""
 
-    Attributes:
-        places: places in the batch, those of the first worker first.
-        counts: samples of each worker.
-        works: what each worker's samples cost, in those of a mean sample of the data set, rounded.
-    """
-
-    places: list[int]
-    counts: tuple[int, ...]
-    works: tuple[int, ...]
+    places: list[int]  # places in the batch, those of the first worker first
+    counts: tuple[int, ...]  # samples of each worker
+    works: tuple[int, ...]  # cost of each worker's samples in units of a mean sample of the data set, rounded
 
 
 class SampleCosts:
-    """What each sample of a data set costs.
-
-    Args:
-        values: one for each, above 0, finite; in any unit.
-        padded: see above.
-
-    Attributes:
-        digest: tells them from others.
-
-    Raises:
-        DataError: they are not.
-    """
+    """The cost of each sample of a data set; raises DataError if ``values`` are not finite, above 0 and of shape
+    (length,)."""
 
     def __init__(self, values: npt.ArrayLike, length: int, *, padded: bool = False) -> None:
         found = np.asarray(values, dtype=np.float64)
@@ -63,17 +47,17 @@ class SampleCosts:
         if not (np.isfinite(found).all() and (found > 0.0).all()):
             wrong = int(np.flatnonzero(~(np.isfinite(found) & (found > 0.0)))[0])
             raise DataError(f"cost of sample {wrong} is {found[wrong]}: give finite numbers above 0")
+        # tells costs from others
         self.digest = hashlib.blake2b(found.tobytes(), digest_size=8).hexdigest() + "padded" * padded
-        self._values, self._padded = found, padded
+        self._values = found
+        self._padded = padded  # whether a part costs its number of samples times the greatest cost
         self._unit = float(found.mean())
 
     def divide(self, indices: npt.NDArray[np.int64], shares: Sequence[int], lower: int) -> Packed:
-        """Divide a batch so that each worker's cost is as its share.
+        """Divide a batch, by its indices (samples,) int64, so that the workers' costs are in proportion to their
+        shares.
 
-        Args:
-            indices: of the batch's samples.
-            shares: of the cost, one for each worker.
-            lower: least samples of a worker that has any share, where there are enough.
+        A worker with a share gets at least ``lower`` samples, if there are enough.
         """
         costs = self._values[indices]
         groups = by_runs(costs, shares) if self._padded else by_sum(costs, shares)
@@ -88,7 +72,7 @@ class SampleCosts:
 
 
 def by_sum(costs: Values, shares: Sequence[int]) -> list[list[int]]:
-    """Places for each worker, so that sums of costs are as shares."""
+    """Return places for each worker, with sums of ``costs``, shape (samples,), in proportion to shares."""
     groups: list[list[int]] = [[] for _ in shares]
     whole = float(costs.sum()) / max(1, sum(shares))
     room = [(-share * whole, worker) for worker, share in enumerate(shares) if share > 0]
@@ -96,16 +80,19 @@ def by_sum(costs: Values, shares: Sequence[int]) -> list[list[int]]:
     for place, cost in zip((order := np.argsort(-costs, kind="stable")).tolist(), costs[order].tolist(), strict=True):
         left, worker = room[0]
         groups[worker].append(place)
+        # `left` is minus the room that is left, because heapq pops the smallest.
         heapq.heapreplace(room, (left + cost, worker))
     return groups
 
 
 def by_runs(costs: Values, shares: Sequence[int]) -> list[list[int]]:
-    """Places for each worker, so that numbers times greatest costs are about as shares."""
+    """Return places for each worker: the number times the greatest of ``costs``, shape (samples,), is about as its
+    share."""
     order = np.argsort(-costs, kind="stable")
     sorted_costs = costs[order].tolist()
     workers = sorted((worker for worker, share in enumerate(shares) if share > 0), key=lambda one: (-shares[one], one))
     parts = [shares[worker] for worker in workers]
+    # At this limit the smallest part alone holds all samples.
     low, high = 0.0, (1 + len(sorted_costs)) * sorted_costs[0] / min(parts)
     cuts = _cut(sorted_costs, parts, high)
     assert cuts is not None
@@ -122,7 +109,8 @@ def by_runs(costs: Values, shares: Sequence[int]) -> list[list[int]]:
 
 
 def _cut(costs: Sequence[float], parts: Sequence[int], limit: float) -> list[tuple[int, int]] | None:
-    """Runs from the dearest on, each as long as its part of the limit lets it be; None if some samples are left."""
+    """Return runs from the most expensive sample on, each as long as its part of the limit allows; None if samples
+    are left."""
     cuts, start = [], 0
     for part in parts:
         end = min(len(costs), start + int(part * limit / costs[start])) if start < len(costs) else start
@@ -132,7 +120,6 @@ def _cut(costs: Sequence[float], parts: Sequence[int], limit: float) -> list[tup
 
 
 def _at_least(groups: list[list[int]], costs: Values, shares: Sequence[int], lower: int) -> None:
-    """Move the cheapest samples of whoever has most to those that have too few."""
     for worker, share in enumerate(shares):
         while share > 0 and len(groups[worker]) < lower:
             richest = max(range(len(groups)), key=lambda one: (len(groups[one]), -one))

@@ -1,13 +1,13 @@
-"""What one worker has taken from the counter of all and not used yet. Pure: who asks may wait.
+"""The samples that one worker has taken from the common counter and not used yet. Pure: a caller may have to wait.
 
-To move the counter on is a question to another process, maybe on another machine, over links that exchanges of
-parameters may fill. So it is asked ahead, beside the training, and the next epoch's when this one has nothing left. How
-far ahead is measured: as many batches as are used while three answers come: the last samples of an epoch may be in the
-first and none in the second.
+To advance the counter is a request to another process, perhaps on another machine, over links that may be busy. So
+requests are made ahead, concurrently with the training, and for the next epoch once this one has nothing left. The
+distance is measured: as many batches as are used during three answers, because the first answer may have the last
+samples of an epoch and the second none.
 
-While much is left a worker takes several batches with one question, and fewer the less is left, as guided
-self-scheduling does (Polychronopoulos and Kuck, 1987): none holds many at the end, when others have nothing to do any
-more; but as many as an answer lasts, for to wait for one takes no less.
+While much is left a worker takes several batches with one request, and fewer the less is left, as guided
+self-scheduling does (Polychronopoulos and Kuck, 1987). So no worker holds many at the end, when others have no more
+work; but it holds as many as an answer lasts, because to wait for one takes as long.
 """
 
 from __future__ import annotations
@@ -18,106 +18,71 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+# Most batches of one request if answers are immediate, and the number of such rounds of all workers that the rest must
+# last.
 _AT_ONCE, _ROUNDS = 16, 8
-"""Batches taken with one question at most, where answers come at once; and by how many such rounds of all workers what
-is left has to last."""
 
-EPOCHS = 1
-"""How many epochs ahead."""
+EPOCHS = 1  # epochs to request ahead
 
-_IN_A_ROW = 3
-"""Answers for which enough is held: the last samples of an epoch, nothing, and the first ones of the next epoch."""
+_IN_A_ROW = 3  # answers to hold batches for: the last samples of an epoch, none, and the first of the next epoch
 
+# Decay of the longest answer with each further one; weight of a new time between batches in their mean; and the limit
+# of a longer one in units of the mean, because the user may have evaluated in it.
 _KEPT, _NEW, _PAUSE = 0.9, 0.1, 4.0
-"""What is kept of the longest answer at each further one; the weight of a new time between batches in their mean; and
-how many times the mean counts of one that is longer, in which the user may have evaluated."""
 
-Interval = tuple[int, int]
-"""Positions from the first up to, not including, the second."""
+Interval = tuple[int, int]  # positions from the first up to, not including, the second
 
 
 class SamplesWanted(NamedTuple):
-    """What a worker asks the counter of an epoch for.
+    """A request to the counter of an epoch."""
 
-    Attributes:
-        samples: so many, where so many are left.
-        lower: a rest that is smaller goes along.
-        length: positions in the list that the counter runs over.
-    """
-
-    samples: int
-    lower: int
-    length: int
+    samples: int  # number of samples, if these are left
+    lower: int  # a smaller rest is added
+    length: int  # positions in the list that the counter runs over
 
     def run(self, first: int, until: int) -> Interval:
-        """What of these positions it gets."""
         end = min(first + self.samples, until)
         return first, until if until - end < self.lower else end
 
     def fresh(self, first: int) -> Interval | None:
-        """What it gets where the counter has come to ``first``; None where nothing is left, or so little that it went
-        with the batch before."""
+        """Return the run with the counter at ``first``; None if nothing is left, or a small rest that an earlier
+        batch has taken."""
         left = self.length - first
         return self.run(first, self.length) if left > 0 and (first == 0 or left >= self.lower) else None
 
 
 class PendingRun(Protocol):
-    """A run of positions that may still be under way.
+    """A run of positions that may still be under way."""
 
-    Attributes:
-        took_s: how long it was, in seconds, once it is here.
-    """
-
-    took_s: float
+    took_s: float  # how long the answer took in seconds, once it has arrived
 
     def done(self) -> bool:
-        """Whether it is here."""
-        ...
+        """Return whether it has arrived."""
 
     def result(self) -> Interval | None:
-        """It, None where nothing is left; waits for it.
-
-        Raises:
-            PeerError: there is none.
-        """
-        ...
+        """Wait and return the run, or None if nothing is left; raises PeerError without an answer."""
 
 
 class SampleCounter(Protocol):
-    """The counters that all workers share, one for each epoch, and what they have reported to each other of the rest.
+    """The counters that all workers share, one for each epoch, and their reports of unused samples."""
 
-    Attributes:
-        ahead: whether to ask ahead. Not where workers wait for each other's steps: each is to have as many.
-        least: in a meeting of all, the first epoch that one of them is in; else None.
-    """
-
-    ahead: bool
+    ahead: bool  # whether to request ahead; False if workers wait for each other's steps, to give each the same number
 
     @property
+    # In a meeting of all workers, the first epoch that one of them is in; otherwise None.
     def least(self) -> int | None: ...
 
     def take(self, epoch: int, wanted: SamplesWanted) -> PendingRun:
-        """Move the counter of an epoch on; what it has passed is the worker's, as soon as that is known."""
-        ...
+        """Advance the counter of an epoch and return the pending run that it passes."""
 
     def reached(self, epoch: int) -> int:
-        """Where the counter of an epoch is. Waits.
-
-        Raises:
-            PeerError: there is no answer.
-        """
-        ...
+        """Wait and return the counter of an epoch; raises PeerError without an answer."""
 
     def restart(self) -> None:
-        """Count from 0 again; every worker says so, after it has loaded a state."""
-        ...
+        """Count from 0 again; every worker calls it after it has loaded a state."""
 
     def known(self, epoch: int) -> tuple[int, list[Interval]] | None:
-        """Where the counter of an epoch is, and what has been handed out by it and not been trained on.
-
-        None where nothing is known of the others, as outside of a meeting of all.
-        """
-        ...
+        """Return the counter of an epoch and the unused runs below it; None outside of a meeting of all workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +92,16 @@ class _Question:
 
 
 class Supply:
-    """Runs of positions of one worker, in the order in which they are to be used.
-
-    Args:
-        workers: that take from the same counter.
-        lower: least samples in a batch, the same on all workers. A rest that is smaller goes with the batch before it.
-        length_of: epoch → positions in the list that its counter runs over.
-        now: time in seconds.
-    """
+    """Runs of positions of one worker, in the order of their use."""
 
     def __init__(
-        self, counter: SampleCounter, workers: int, lower: int, length_of: Callable[[int], int],
-        now: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        counter: SampleCounter,
+        workers: int,  # number of workers that share the counter
+        lower: int,  # least samples in a batch, the same on all workers; a smaller rest joins the batch before it
+        length_of: Callable[[int], int],  # epoch → positions in the list that its counter runs over
+        now: Callable[[], float],  # returns the time in seconds
+    ) -> None:
         self._counter = counter
         self._workers = workers
         self.lower = lower
@@ -147,14 +109,13 @@ class Supply:
         self._now = now
         self._runs: deque[tuple[int, Interval]] = deque()  # with their epochs
         self._question: _Question | None = None
-        self._through = 0  # the first epoch that may have something left to be taken
-        self._reached = 0  # where its counter was
-        self._answer_s = self._batch_s = 0.0  # how long an answer takes, and how long a batch lasts
+        self._through = 0  # the first epoch that may have samples left
+        self._reached = 0  # its counter in the newest answer
+        self._answer_s = self._batch_s = 0.0  # duration of an answer, and of a batch
         self._made = 0  # batches so far
-        self._since: tuple[float, int] | None = None  # a moment, and how many of them had been used by then
+        self._since: tuple[float, int] | None = None  # a time, and the number of batches used by then
 
     def begin(self, epoch: int) -> None:
-        """What was taken of epochs before this one is forgotten."""
         self._since = None
         if self._question is not None and self._question.epoch < epoch:
             self._question = None
@@ -163,25 +124,21 @@ class Supply:
             self._to(epoch)
 
     def reopen(self, epoch: int) -> None:
-        """Something of an epoch may be left after all, as a worker that had it is gone."""
+        """Request samples of an epoch again, because those of a failed worker may have been requeued."""
         if self._through > epoch:
             self._to(epoch)
 
     def restart(self) -> None:
-        """Nothing is taken; the counters begin at 0."""
+        """Forget all samples; the counters start at 0."""
         self._runs.clear()
         self._question = None
         self._to(0)
 
     def front(self, epoch: int, share: int, kept: int) -> Interval | None:
-        """The next run of an epoch; None where it has none left for this worker. Waits for an answer if it must.
+        """Return the next run of an epoch, waiting for an answer if needed; None if this worker has none left.
 
-        Args:
-            share: samples of this worker in a batch; with 0 it takes no more, and uses what it has.
-            kept: batches that were made and not been used yet, as readers hold them.
-
-        Raises:
-            PeerError: there is none.
+        ``kept`` batches are held by readers. With a ``share`` of 0 it takes no more. Raises PeerError without an
+        answer.
         """
         self._time(kept)
         if self._question is not None and self._question.answer.done():
@@ -193,7 +150,7 @@ class Supply:
         return self._runs[0][1] if self._has(epoch) else None
 
     def use(self, size: int, batches: int, share: int, kept: int) -> None:
-        """Cut the first samples at hand into so many batches, and ask the counter for more if few are left."""
+        """Cut the first samples into ``batches`` batches of ``size``, and request more if few are left."""
         self._since = self._now(), self._made - kept
         self._made += batches
         epoch, (start, end) = self._runs.popleft()
@@ -203,15 +160,11 @@ class Supply:
             self._ask(max(epoch, self._through), share, kept)
 
     def give_back(self, epoch: int, runs: Iterable[Interval]) -> None:
-        """Batches that were made of these runs were not used."""
         self._runs.extendleft((epoch, run) for run in reversed(tuple(runs)))
 
     def held(self, epoch: int) -> list[Interval]:
-        """All runs of an epoch that this worker has taken, also by what is still under way.
-
-        Raises:
-            PeerError: there is no answer.
-        """
+        """Return all runs of an epoch that this worker has taken; raises PeerError if the last request is not
+        answered."""
         if self._question is not None:
             self._take_in()
         return [run for of, run in self._runs if of == epoch]
@@ -234,7 +187,6 @@ class Supply:
         self._through, self._reached = epoch, 0
 
     def _time(self, kept: int) -> None:
-        """The batches that have been used since the last ones were made have lasted until now."""
         since_s, before = self._since if self._since is not None else (0.0, self._made - kept)
         used = self._made - kept - before
         if used <= 0:
@@ -245,11 +197,12 @@ class Supply:
         self._batch_s += (lasted_s - self._batch_s) * (_NEW if self._batch_s > 0.0 else 1.0)
 
     def _lasts(self, answers: int) -> int:
-        """Batches that are used until so many answers have come, one after the other."""
+        """Return the number of batches used during this number of consecutive answers."""
         return math.ceil(answers * self._answer_s / self._batch_s) if self._batch_s > 0.0 else 1
 
     def _equal_part(self, epoch: int, share: int) -> int:
-        """One worker's equal part of an epoch, in batches: no worker holds more, but for those in use."""
+        """Return one worker's equal part of an epoch, in batches: the most that a worker holds, without those in
+        use."""
         return max(1, self._length_of(epoch) // (self._workers * share))
 
     def _ask(self, epoch: int, share: int, kept: int) -> None:
@@ -257,7 +210,7 @@ class Supply:
             self._to(epoch)
         rounds = (self._length_of(epoch) - self._reached) // (_ROUNDS * self._workers * share)
         wanted = 1
-        if self._counter.ahead:  # and one more answer, while this one comes
+        if self._counter.ahead:  # one answer more, because batches are used while this one is under way
             held = self._held(share) + kept
             wanted = min(self._lasts(_IN_A_ROW + 1), self._equal_part(epoch, share)) - held
         samples = share * max(1, wanted, min(_AT_ONCE, rounds))
@@ -270,7 +223,7 @@ class Supply:
         run, epoch = question.answer.result(), question.epoch
         self._answer_s = max(question.answer.took_s, _KEPT * self._answer_s)
         if run is not None:
-            before = sum(1 for of, _ in self._runs if of <= epoch)  # those of the next epoch may be here already
+            before = sum(1 for of, _ in self._runs if of <= epoch)  # runs of the next epoch may have arrived already
             self._runs.insert(before, (epoch, run))
             self._reached = max(self._reached, run[1])
         if epoch == self._through and (run is None or run[1] >= self._length_of(epoch)):

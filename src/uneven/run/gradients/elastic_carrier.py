@@ -1,12 +1,8 @@
-"""Carries the weighted mean of the gradients among members that come and go, without losing a step when one dies.
+"""Averages gradients among members that come and go, without losing a step when one of them fails.
 
-DDP's bucket holds this worker's gradient until the sums of all are complete, which are made in other memory.
-All confirm that they have them, and DDP copies them into the parameters' gradients then. An exchange fails inside of
-``loss.backward()``, where autograd's last callback waits for it, and is mended there
-(:mod:`uneven.run.lines.recovery`). No backward pass is run twice; it just takes longer.
-
-Gradients of several batches may wait in ``.grad`` for one exchange (``session.no_sync``). When a worker is lost, the
-samples of the others then count as much more as there are fewer of them in all these batches together.
+DDP's bucket keeps this worker's gradient until the sums, which are made in other memory, are complete on all members.
+Then DDP copies the sums into ``.grad``. An exchange fails inside ``loss.backward()``, where autograd's last callback
+waits for it, and is repeated there (:mod:`uneven.run.lines.recovery`). No backward pass runs twice.
 """
 
 # No "from __future__ import annotations" here, as in the carrier that this one derives from.
@@ -28,26 +24,18 @@ from uneven.run.lines.recovery import ExchangePlace, Recovery
 from uneven.run.lines.traffic import bytes_of_sum
 from uneven.run.membership.generations import Membership
 
-_CARRIED = (torch.float32, torch.float64)
-"""Types of gradients behind whose buckets reports and announcements fit."""
+_CARRIED = (torch.float32, torch.float64)  # gradient types behind whose buckets reports and announcements fit
 
 
 @dataclass(kw_only=True)
 class ElasticCarrier(GradientCarrier):
-    """See the module.
+    """The gradient carrier of an elastic run."""
 
-    Args:
-        membership: who takes part.
-        returned: what each iteration's samples were split into.
-        recovery: makes the exchanges.
-        groups: whose gradients are averaged with whose in this step; of None where everybody's are.
-    """
-
-    membership: Membership
-    returned: RequeuedSamples
-    recovery: Recovery
-    groups: Callable[[], Meeting | None]
-    roll: Any = None  # who is missing, the membership knows
+    membership: Membership  # of this worker
+    returned: RequeuedSamples  # how each iteration's samples were split
+    recovery: Recovery  # makes the exchanges
+    groups: Callable[[], Meeting | None]  # in which gradients are averaged in this step; None for all members
+    roll: Any = None  # not used, because the membership knows which workers are missing
     _passes: list[BatchWeight] = field(default_factory=list)  # batches whose gradients are in the next exchange
     _buckets: int = 0  # in the exchange under way
     _sums: list[torch.Tensor] = field(default_factory=list)  # memory for the sum of each bucket, by its place
@@ -56,23 +44,23 @@ class ElasticCarrier(GradientCarrier):
 
     # ---------------------------------------------------------------- the model
     def attach(self, model: nn.Module, **ddp: Any) -> None:
-        """See :meth:`GradientCarrier.attach`; of a worker that joins later nothing is exchanged yet.
-
-        Raises:
-            ConfigError: the model cannot be carried while members come and go.
-        """
+        """Prepare the model; a worker that joins later exchanges nothing yet. Raises ConfigError if it is not
+        supported."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         refuse_model(model, self._parameters)
         self._options = ddp
+        # DDP gets a group of this process only, because it cannot use another group after a failure. Its hook calls
+        # `carry`.
         self._wrap(model, alone(), same=True, **ddp)
         self._statistics = BatchStatistics(model)
-        self.piggyback = self.recovery.slots  # type: ignore[assignment] # stands where it does
+        self.piggyback = self.recovery.slots  # type: ignore[assignment] # has the methods that are used
         self._hang(model)
 
     def wrap_again(self) -> None:
-        """Let DDP's reducer begin anew, as a newcomer's does: buckets follow the order of the first backward pass."""
         assert self._ddp is not None
         model: nn.Module = self._ddp.module
+        # A newcomer's buckets follow the order of its first backward pass. New reducers everywhere make the buckets the
+        # same.
         self._ddp._remove_autograd_hooks()
         self._lanes.clear()
         self._sums.clear()
@@ -94,11 +82,12 @@ class ElasticCarrier(GradientCarrier):
             statistics = None if self._statistics is None else self._statistics.flat()
             if statistics is not None:
                 self.recovery.begin(statistics, self._weight_now)
+            # The exchange may have to be repeated, so it is awaited where `backward` ends, not in DDP's own callback.
             torch.autograd.Variable._execution_engine.queue_callback(self._land)
         return self._results[-1]
 
     def _share(self, statistics: BatchStatistics, weight: float) -> None:
-        """They come behind the gradients, so that they are exchanged anew with these."""
+        """Do nothing: `carry` sends the statistics behind the gradients, so that both are repeated together."""
 
     def _count(self, turn: BatchWeight, exchanged: bool) -> None:
         super()._count(turn, exchanged)
@@ -107,41 +96,37 @@ class ElasticCarrier(GradientCarrier):
 
     @property
     def _grouped(self) -> bool:
-        """Whether not all members average with each other in the exchange under way."""
         return self.recovery.at is not None and self.recovery.at.groups is not None
 
     def _weight_now(self) -> float:
-        """x_i / Σ x over those that take part now, of the batch that the newest pass is on."""
+        """Return x_i / Σ x over the current members, for the batch of the newest pass."""
         return self.turn.weight / self._samples_there(self.turn)
 
     def _scale_now(self) -> float:
-        """What this worker's gradients count among those that take part now.
-
-        Those of several batches, which may be split in unlike parts, each count as before, and all of them as much more
-        as there are fewer samples in all batches together: a mean over the samples that are there.
-        """
+        """Return the weight of this worker's gradients among the current members."""
+        # `.grad` may hold several batches (`no_sync`), split differently. After a loss the remaining samples of all
+        # these batches are scaled by one factor, so that the result is the mean over them.
         those = self._passes
         there = sum(map(self._there, those))
         return self._weight * len(those) / there if there else self._weight
 
     def _there(self, turn: BatchWeight) -> float:
-        """Which part of what a batch counts is that of members that take part now."""
+        """Return the fraction of a batch's loss weight that belongs to current members."""
         counted = turn.there(self._those)
         return self._samples_there(turn) if counted is None else counted
 
     @property
     def _those(self) -> tuple[int, ...]:
-        """Whose gradients are averaged with this worker's now."""
         at = self.recovery.at
         return self.membership.members if at is None or at.groups is None else self.recovery.mine(at.groups)
 
     def _samples_there(self, turn: BatchWeight) -> float:
-        """Which part of the samples of a batch is that of members that take part now."""
+        """Return the fraction of a batch's samples that belongs to current members."""
         part = self.returned.part(turn.iteration)
         if part is None:
             return 1.0
         whole: float = part.size
-        if self._grouped:  # what it is a part of: its group's samples when it was handed out
+        if self._grouped:  # the whole is the samples of its group when the batch was made
             if not turn.weight:
                 return 1.0
             whole = part.batch(self.membership.worker) / turn.weight
@@ -150,7 +135,7 @@ class ElasticCarrier(GradientCarrier):
     def _land(self) -> None:
         assert self._ddp is not None
         if self._ddp.find_unused_parameters:
-            # DDP adds this up in its own group, which is of this process only, and reads it when this has returned.
+            # DDP sums this only in its own group of one process, and reads it after this callback.
             self.recovery.begin(self._ddp.reducer._get_local_used_map(), _one)
         with self.traffic.waiting():
             pieces = self.recovery.complete(self.recovery.land())
@@ -187,11 +172,7 @@ def _one() -> float:
 
 
 def refuse_model(model: nn.Module, parameters: list[nn.Parameter]) -> None:
-    """What is not carried while members come and go.
-
-    Raises:
-        ConfigError: naming it, and the way out.
-    """
+    """Raise ConfigError, with the remedy, if an elastic run does not support the model."""
     why = ""
     if any(one.device.type != "cpu" for one in parameters):
         why = "a model on an accelerator: only gloo's exchanges on the CPU can be mended"

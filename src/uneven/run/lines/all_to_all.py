@@ -1,7 +1,4 @@
-"""Pieces that each member has for each other one, in one exchange that may have to be made again.
-
-What arrives lies in memory of its own until the exchange is complete: one that has failed leaves nothing behind.
-"""
+"""An all-to-all among members, which can be repeated after a loss."""
 
 from __future__ import annotations
 
@@ -16,22 +13,26 @@ from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 
 
 class Swap:
-    """See the module.
+    """The pieces that one member sends and receives.
+
+    Received pieces stay in separate memory until the exchange is complete, so a failed one leaves the targets
+    unchanged.
 
     Args:
-        outgoing: worker → the piece for it; not touched until the exchange is over.
-        incoming: worker → where its piece for this worker goes, of the size of what it sends.
+        outgoing: worker → the piece for it, any shape; not changed until the exchange is complete.
     """
 
     def __init__(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        self._outgoing, self._incoming = outgoing, incoming
+        self._outgoing = outgoing
+        self._incoming = incoming  # worker → the tensor for its piece, with the size that it sends
         self._members: Members = ()
         self._arrived = torch.empty(0, dtype=torch.uint8)
         self._work: Any = None
 
     def begin(self, circle: AbortableGroup | None, members: Members) -> None:
-        """Begin, anew if it has begun before, among those that take part now."""
+        """Start or repeat the exchange among these members."""
         self._members, self._work = members, None
+        # As bytes, because pieces may differ in dtype and one collective takes one tensor.
         sent = torch.cat([_bytes(self._outgoing[one]) for one in members])
         self._arrived = torch.empty(sum(self._incoming[one].nbytes for one in members), dtype=torch.uint8)
         sizes = [[those[one].nbytes for one in members] for those in (self._outgoing, self._incoming)]
@@ -41,23 +42,18 @@ class Swap:
             self._work = None
 
     def wait(self, circle: AbortableGroup) -> bool:
-        """Whether all pieces have come.
-
-        Raises:
-            Broken, TimeoutError: see :meth:`AbortableGroup.wait`.
-        """
         if self._work is None:
             return False
         circle.wait(self._work)
         return True
 
     def drop(self) -> list[Any]:
-        """What holds on to a group that has failed."""
+        """Return, and release, the objects that a failed group may still use."""
         held, self._work = [self._work, self._arrived], None
         return held
 
     def take(self, contributors: Collection[int]) -> None:
-        """The exchange is complete: the pieces of these go to where they belong, and zeros in the place of others'."""
+        """Copy the pieces of ``contributors`` to their targets, and zeros to the targets of all others."""
         first = 0
         for one in self._members:
             to = self._incoming[one]

@@ -1,4 +1,4 @@
-"""What one worker brings to a sum among members that come and go, and the memory in which that sum is made."""
+"""One worker's tensor in a sum among changing members, and the memory of that sum."""
 
 from __future__ import annotations
 
@@ -12,46 +12,35 @@ from torch import Tensor
 
 from uneven.policy.core.membership import Members
 
-_STRETCH = 1 << 17
-"""Numbers that are scaled and looked at in one go: few enough to lie in a core's cache in between."""
+_STRETCH = 1 << 17  # numbers that are scaled and checked together: they stay in a core's cache in between
 
 Weight = Callable[[], float]
 
 
 @dataclass(slots=True)
 class Contribution:
-    """One tensor in one exchange.
+    """One tensor in one exchange."""
 
-    Attributes:
-        own: what this worker brings, unscaled; it is not touched until the exchange is over.
-        weight: what it is scaled by, among those that take part now.
-        sent: ``own`` scaled, then the sum; longer than ``own`` by the slots, where it has any.
-        kept: whether the sum is kept for a member that lacks it when somebody is lost; else the memory is the caller's.
-        fine: whether ``own`` is finite, where it counts.
-        work: under way; None where it could not be begun.
-        inside: of a group of members; None where it is of all.
-    """
-
-    own: Tensor
-    weight: Weight
-    sent: Tensor
-    kept: bool = True
-    fine: bool = True
-    work: Any = None
-    inside: Members | None = None
+    own: Tensor  # this worker's tensor, flat and unscaled; not changed until the exchange is complete
+    weight: Weight  # returns its factor among the current members
+    sent: Tensor  # `own` scaled, then the sum; flat, longer than `own` by the slots, if there are any
+    kept: bool = True  # whether the sum is kept for a member that lacks it after a loss; otherwise the caller owns it
+    fine: bool = True  # whether `own` is finite, if its weight is not 0
+    work: Any = None  # the exchange under way; None if it could not start
+    inside: Members | None = None  # the group of members it is summed over; None for all
 
     @property
     def sum(self) -> Tensor:
-        """What came of it, once the exchange is complete; of the shape of ``own``."""
+        """The sum once the exchange is complete; shape of ``own``."""
         return self.sent[: self.own.numel()]
 
     @property
     def slotted(self) -> bool:
-        """Whether the members' announcements ride behind it."""
+        """True if the members' announcements follow it."""
         return self.sent.numel() > self.own.numel()
 
     def room(self, spare: Contribution | None, slots: int) -> None:
-        """Take the memory of one that nobody needs any more, where it fits, else new memory."""
+        """Take the memory of ``spare``, which is no longer needed, if it fits; otherwise allocate."""
         size, dtype = self.own.numel() + slots, self.own.dtype
         if spare is None or not (self.kept and spare.kept) or spare.sent.dtype != dtype or spare.sent.numel() < size:
             self.sent = torch.empty(size, dtype=dtype)
@@ -59,22 +48,21 @@ class Contribution:
             self.sent = spare.sent[:size]
 
     def fill(self) -> None:
-        """Put ``own`` into ``sent``, scaled."""
+        """Write ``own``, scaled, into ``sent``."""
         weight, self.fine = self.weight(), True
         if weight == 0.0:
-            self.sum.zero_()  # a padded batch; zero even where its gradient is not finite
+            self.sum.zero_()  # a padded batch: 0, because 0 · NaN is NaN
             return
         if not self.own.numel():
             return
         for own, sent in zip(self.own.split(_STRETCH), self.sum.split(_STRETCH), strict=True):
             if weight == 1.0:
-                sent.copy_(own)  # whole numbers, too
+                sent.copy_(own)  # integers cannot be multiplied into integer memory by a float
             else:
                 torch.mul(own, weight, out=sent)
-            # A sum of finite numbers may leave their range, so where it is not finite all are looked at.
+            # One sum is cheaper than isfinite on all, but finite numbers may overflow it: only then check all.
             if not math.isfinite(sent.sum().item()):
                 self.fine = self.fine and bool(torch.isfinite(own).all())
 
     def take(self) -> None:
-        """The sum takes the place of what this worker has brought."""
         self.own.copy_(self.sum)

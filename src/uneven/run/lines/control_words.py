@@ -1,7 +1,7 @@
-"""A few numbers behind the last bucket of an elastic exchange, so that they cost no message of their own.
+"""Numbers behind the last bucket of an elastic exchange, so that they need no message.
 
-What :class:`~uneven.run.gradients.piggyback.Piggyback` carries, and one number more for each member: what it announces
-for the end of this step. The memory is the exchange's own, so nothing of DDP's is made longer.
+They are those of :class:`~uneven.run.gradients.piggyback.Piggyback`, and one announcement of each member for the end of
+this step. The memory belongs to the exchange, so DDP's buckets do not grow.
 """
 
 from __future__ import annotations
@@ -16,41 +16,36 @@ from uneven.run.gradients.piggyback import MOST_RANKS, NOTHING, WIDE, Heard, Pen
 from uneven.run.gradients.step_check import mark
 from uneven.run.lines.abortable_group import AbortableGroup
 
+# No announcement; this member leaves after this step; a worker waits to join; it only takes part, until all announce
+# this.
 NONE, LEAVING, JOIN_PENDING, IDLE = 0.0, 1.0, 2.0, 3.0
-"""Nothing; this member leaves after this step; somebody stands at the door; it only takes part, until all say so."""
 
 
 class Slots:
-    """See the module. Stands where :class:`~uneven.run.gradients.piggyback.Piggyback` does.
-
-    Args:
-        length: numbers in a row of a report.
-
-    Attributes:
-        apart: whether members were at different places in the last exchange.
-        announced: what the members announced in it, by place.
-    """
+    """The announcements and reports of one exchange, with the methods of ``Piggyback``."""
 
     def __init__(self, length: int) -> None:
-        self.apart = False
-        self.announced: tuple[float, ...] = ()
-        self._length = length
-        self._place, self._size = 0, 1
+        self.apart = False  # whether members were at different places in the last exchange
+        # by place, in the last exchange
+        self.announced: tuple[float, ...] = ()  # what the members announced in it, by place
+        self._length = length  # numbers in a row of a report
+        self._place = 0
+        self._size = 1
         self._call: np.ndarray | None = None
         self._pending: PendingRows | None = None
         self._heard = NOTHING
 
     def renew(self, place: int, size: int) -> None:
-        """Other members: what was under way among the old ones is dropped."""
+        """Start with other members and drop what the old ones had under way."""
         self._place, self._size = place, size
         self._call, self._pending, self._heard = None, None, NOTHING
 
     def count(self, dtype: torch.dtype) -> int:
-        """Numbers behind a bucket of that type."""
+        """Return how many numbers follow a bucket of that type."""
         return 2 + self._size + 2 * self._size * self._row(dtype)
 
     def carry(self, row: Sequence[float]) -> PendingRows | None:
-        """See :meth:`Piggyback.carry`; at most one at a time."""
+        """Add a row to the next exchange, at most one at a time."""
         if self._size > MOST_RANKS or self._pending is not None:
             return None
         self._pending = PendingRows(row)
@@ -60,9 +55,10 @@ class Slots:
         self._call = np.array(row, np.float64)
 
     def fill(self, slots: torch.Tensor, epoch: int, iteration: int, announces: float) -> None:
-        """Before the exchange; ``slots`` is on the host, of shape ``(count,)``."""
+        """Write this member's numbers before the exchange; ``slots`` is on the host, of shape ``(count,)``."""
         numbers, size = slots.numpy(), self._size
         numbers[:] = 0.0
+        # The marks of members at the same place sum to 0; see `instep`.
         numbers[0] = mark(epoch, iteration, self._place, size, slots.dtype)
         numbers[1] = float(self._call is not None)
         numbers[2 + self._place] = announces
@@ -72,20 +68,17 @@ class Slots:
         self._call = None
 
     def tell(self, slots: torch.Tensor, circle: AbortableGroup) -> Telling:
-        """Begin the exchange of filled slots that are behind nothing: each member sends all others its own numbers.
-
-        A sum goes round a ring, and where workers share cores, all in turn have to be woken for each of its messages.
-
-        Raises:
-            Broken: see :meth:`AbortableGroup.swap`.
-        """
+        """Start the exchange of filled slots of shape ``(count,)`` that follow no bucket."""
+        # All-to-all instead of a sum: a sum goes round a ring, and on shared cores each of its messages wakes all
+        # workers in turn.
         return Telling(slots, self._place, circle)
 
     def read(self, slots: torch.Tensor) -> None:
-        """After the exchange; of the same members as :meth:`fill`."""
+        """Read ``slots``, shape ``(count,)``, after an exchange of the same members as in :meth:`fill`."""
         numbers, size = slots.numpy(), (slots.numel() - 2) // (1 + 2 * self._row(slots.dtype))
         self.apart, called = bool(numbers[0] != 0.0), bool(numbers[1] > 0.0)
         self.announced = tuple(numbers[2 : 2 + size].tolist())
+        # Each number travels in two parts, so that 48 of its bits arrive if the slots are float32.
         table = numbers[2 + size :].reshape(size, 2, -1).sum(1, dtype=np.float64) if self._row(slots.dtype) else None
         if self._pending is not None and table is not None:
             self._pending.complete(table)
@@ -104,12 +97,7 @@ class Slots:
 
 
 class Telling:
-    """What all members send one another of their slots; can be waited for as an exchange.
-
-    Args:
-        slots: filled; then with what all say.
-        place: of this member.
-    """
+    """The exchange of all members' slots, shape ``(count,)``; has ``wait`` as an exchange does."""
 
     def __init__(self, slots: torch.Tensor, place: int, circle: AbortableGroup) -> None:
         self._slots: np.ndarray = slots.numpy()
@@ -120,11 +108,7 @@ class Telling:
         self._work = circle.swap(torch.from_numpy(sent), torch.from_numpy(self._said.reshape(-1)), sizes, sizes)
 
     def wait(self, within: timedelta) -> None:
-        """As that of torch's works.
-
-        Raises:
-            RuntimeError: it has failed, or is not over within this time.
-        """
+        """Wait and fill the slots with the numbers of all; raises RuntimeError after a failure or a time-out."""
         self._work.wait(within)
         said, size = self._said, len(self._said)
         self._slots[:2] = said[:, :2].sum(0)
@@ -132,5 +116,4 @@ class Telling:
         self._table(size)[:] = said[:, 3:]
 
     def _table(self, size: int) -> np.ndarray:
-        """What is reported, a row for each member."""
         return self._slots[2 + size :].reshape(size, -1)

@@ -1,4 +1,4 @@
-"""The way to the others in an elastic run: everything but gradients passes the store, where no group can break."""
+"""The connection of an elastic run: all messages except tensors pass the store, where no process group can break."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ _LOOK_EVERY_S = 0.002
 
 
 class BoardTransport:
-    """See :class:`uneven.run.lines.transport.Transport`. For the start of a run, among its founders.
-
-    A worker that joins later makes the same calls, and hears what the founders have said.
-    """
+    """Implements :class:`uneven.run.lines.transport.Transport` for the founders at the start of a run."""
 
     def __init__(self, membership: Membership) -> None:
-        self._membership, self._calls = membership, 0
-        self.rank, self.size = membership.worker, membership.founders
+        self._membership = membership
+        self._calls = 0
+        self.rank = membership.worker
+        self.size = membership.founders
 
     def gather(self, row: Sequence[float]) -> _Gathering:
-        """Start to give this row to all."""
         return _Gathering(self._give(json.dumps([str(one) for one in row])), self._rows)
 
     def gather_text(self, text: str) -> tuple[str, ...]:
-        """The texts of all founders, and at the end that of a worker that joins later."""
+        """Return the texts of all founders; a worker that joins later appends its own."""
+        # A worker that joins later makes the same calls, and finds the founders' messages in the store.
         texts = self._hear(self._give(text))
         return (*texts, text) if self._membership.joins_later else texts
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: the store's connection belongs to the membership."""
 
     def _give(self, text: str) -> int:
         self._calls += 1
@@ -88,15 +87,8 @@ class _Gathering:
 
 @dataclass(slots=True)
 class ElasticConnection(Connection):
-    """See :class:`Connection`.
-
-    Attributes:
-        membership: who takes part.
-        recovery: makes the exchanges, once there is one.
-    """
-
-    membership: Membership = field(kw_only=True)
-    recovery: Recovery | None = None
+    membership: Membership = field(kw_only=True)  # of this worker
+    recovery: Recovery | None = None  # makes the exchanges, once there is one
 
     def lines(self, meter: Meter, refusal: str = "") -> Lines:
         assert self.recovery is not None
@@ -104,18 +96,18 @@ class ElasticConnection(Connection):
 
 
 def connect_elastic(world: World, timeout_s: float) -> ElasticConnection:
-    """Reach the store of the run.
-
-    Raises:
-        PeerError: it cannot be reached within ``timeout_s``.
-    """
+    """Connect to the store of the run. Raises PeerError if it cannot be reached within ``timeout_s``."""
     assert world.elastic is not None
     try:
         membership = Membership(
-            world.rank, world.size, (world.elastic.least, world.elastic.most),
+            world.rank,
+            world.size,
+            (world.elastic.least, world.elastic.most),
             partial(reach, world.meeting, world.port, timeout_s, world.elastic.silence_s),
-            silence_s=world.elastic.silence_s, timeout_s=timeout_s, interface=world.elastic.address,
-        )  # fmt: skip
+            silence_s=world.elastic.silence_s,
+            timeout_s=timeout_s,
+            interface=world.elastic.address,
+        )
     except RuntimeError as error:
         raise PeerError(
             f"worker {world.rank} cannot reach the store of the run at {world.meeting}:{world.port} within "

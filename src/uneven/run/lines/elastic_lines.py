@@ -1,9 +1,8 @@
-"""Lines of parts in an elastic run: sums that survive a member, and go on among the new ones.
+"""Lines of parts in an elastic run: their sums survive the loss of a member.
 
 All lines share the group of the generation and the order of its exchanges (:mod:`uneven.run.lines.recovery`), so one
-exchange is waited for before the next begins. A sum in which a worker is lost is that over those who are left, or with
-what the lost one brought, the same on all; in a gather and in an all-to-all zeros stand in its place. ``Handle.wait``
-says whose tensors are in it.
+exchange must finish before the next starts. If a worker is lost, all members have the same sum, with or without its
+tensor; a gather and an all-to-all have zeros in its place. ``Handle.wait`` returns whose tensors are in it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from uneven.run.lines.traffic import TrafficBook
 
 
 class RecoveredLines(Lines):
-    """See the module. To open one is nothing that members would have to do together."""
+    """Lines over an elastic exchange. Members need not open one together."""
 
     changing = True
 
@@ -34,11 +33,8 @@ class RecoveredLines(Lines):
         self._recovery = recovery
 
     def open(self, name: str, members: Sequence[int] | None = None) -> Line:
-        """See :meth:`Lines.open`.
-
-        Raises:
-            ConfigError: a line of some members only; or members take different numbers of steps.
-        """
+        """Open a line of all members. Raises ConfigError for some members only, or if members take different numbers
+        of steps."""
         if self._refusal:
             raise ConfigError(f"line {name!r}: {self._refusal}")
         if members is not None and set(members) != set(self.members):
@@ -57,12 +53,13 @@ class RecoveredLines(Lines):
 class _RecoveredCarrier:
     def __init__(self, recovery: Recovery, members: Callable[[], Members]) -> None:
         self._recovery = recovery
-        self._members = members  # as parts know them, which may be older than those who take part
+        self._members = members  # as the parts know them: perhaps not the newest
 
     def sum(self, tensor: Tensor) -> Work:
         return _SumUnderWay(self._recovery, "a sum on a line", tensor, _one)
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
+        # A sum in which only the source has weight 1, because a sum can be repeated after a loss.
         return _SumUnderWay(self._recovery, "a broadcast on a line", tensor, partial(self._from, source))
 
     def _from(self, source: int) -> float:
@@ -71,6 +68,7 @@ class _RecoveredCarrier:
         return float(source == self._recovery.membership.worker)
 
     def gather(self, tensor: Tensor, into: list[Tensor]) -> Work:
+        # A sum cannot gather exactly: all-to-all with the same piece for each member instead.
         return _SwapUnderWay(self._recovery, "a gather on a line", self._members(), [tensor] * len(into), into)
 
     def all_to_all(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Work:
@@ -83,19 +81,16 @@ class _RecoveredCarrier:
         raise _refused("receive")
 
     def close(self) -> None:
-        """Nothing of its own to let go of."""
+        """Do nothing: the group belongs to the generation."""
 
 
 class _SumUnderWay:
-    """One sum that has begun."""
-
     def __init__(self, recovery: Recovery, what: str, tensor: Tensor, weight: Callable[[], float]) -> None:
         recovery.enter(ExchangePlace(what))
         recovery.begin(tensor.view(-1), weight)
         self._recovery = recovery
 
     def wait(self) -> Members:
-        """Let the sum take the tensor's place."""
         contributors = self._recovery.land()
         (it,) = self._recovery.complete(contributors)
         it.take()
@@ -103,8 +98,6 @@ class _SumUnderWay:
 
 
 class _SwapUnderWay:
-    """One exchange of pieces that has begun."""
-
     def __init__(
         self, recovery: Recovery, what: str, members: Members, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]
     ) -> None:
@@ -113,7 +106,6 @@ class _SwapUnderWay:
         self._recovery = recovery
 
     def wait(self) -> Members:
-        """Let the pieces of the others take their places."""
         contributors = self._recovery.land()
         self._recovery.complete(contributors)
         return contributors

@@ -1,4 +1,4 @@
-"""Carries sums of whole replicas among members that come and go; stands where ``VectorCarrier`` does."""
+"""Sums of whole replicas among members that come and go."""
 
 from __future__ import annotations
 
@@ -21,48 +21,44 @@ def _one() -> float:
 
 
 class RecoveredVectors:
-    """This worker's line for parameters.
+    """One worker's line for parameters; implements ``VectorCarrier``.
 
-    A merge is an exchange as that of gradients is: those that are left make it anew when a worker is lost, or are given
-    the sum by one that has it. The samples of all steps since the last merge count as used once it is complete, and
-    those of a worker that is not in it come again.
+    A merge is repaired as an exchange of gradients is. Once it is complete, the samples of all steps since the last
+    merge count as used; those of a worker that is not in it are requeued.
     """
 
     def __init__(self, recovery: Recovery, traffic: Traffic) -> None:
-        self._recovery, self._traffic = recovery, traffic
+        self._recovery = recovery
+        self._traffic = traffic
         self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
 
     def spoken_for(self, iteration: int) -> float:
         return self._recovery.spoken_for(iteration)
 
     def total(
-        self, vector: Tensor, what: str, at: StepPosition | None, groups: Meeting | None = None,
-        weight: Callable[[], float] | None = None,
-    ) -> int:  # fmt: skip
-        """Replace ``vector`` by its sum over the members, or over this worker's group of them. Waits.
+        self,
+        vector: Tensor,
+        what: str,  # name of the exchange, for messages
+        at: StepPosition | None,  # place of this worker in the loop; None outside of it
+        groups: Meeting | None = None,
+        weight: Callable[[], float] | None = None,  # returns the factor among the members at the time of sending
+    ) -> int:
+        """Replace ``vector`` (flat, the same length and dtype everywhere) by its sum over the members or this worker's
+        group.
 
-        Args:
-            weight: by what it is scaled, among those that are there when it is sent.
-            vector: one axis, of the same length and type on every member.
-            what: the exchange, for messages.
-            at: where this worker is; None where that is no place of the loop.
-
-        Returns:
-            Bytes that this worker sent for it, as counted from the shape of the exchange.
-
-        Raises:
-            PeerError: too few are left; or one that is alive did not take part in time.
-            TrainingError: members are at different places.
+        Waits, and returns the bytes that this worker sent, computed from the size of the exchange. Raises PeerError if
+        too few members are left or one does not take part in time, and TrainingError if members are at different
+        places.
         """
         recovery = self._recovery
         if at is None:
             recovery.enter(ExchangePlace(what))
         else:
-            settles = -1 if at.shows else at.iteration
+            settles = -1 if at.shows else at.iteration  # an evaluation's mean changes no replica
             recovery.enter(ExchangePlace(what, at.epoch, at.number, at.iteration, settles, groups))
         recovery.begin(vector, weight or _one)
         if groups is None:
-            recovery.begin(self._nothing, _one, slots=True)
+            recovery.begin(self._nothing, _one, slots=True)  # with groups, `Recovery` starts it after their sums
         with self._traffic.waiting():
             own, _ = recovery.complete(recovery.land())
         own.take()
@@ -71,10 +67,9 @@ class RecoveredVectors:
         return sent_bytes
 
     def gather(self, what: str) -> None:
-        """Wait until all members are in it."""
         self._recovery.enter(ExchangePlace(what))
         self._recovery.begin(torch.zeros(1), _one)
         self._recovery.complete(self._recovery.land())
 
     def close(self) -> None:
-        """Nothing of its own to let go of."""
+        """Do nothing: the group belongs to the generation."""

@@ -1,19 +1,20 @@
-"""Exchanges that survive a member: tensors are added up among members that come and go, and no sum is lost.
+"""Exchanges that survive the loss of a member: no sum is lost when members leave or join.
 
-What this worker brings is scaled into memory of the exchange's own and summed up there, so it is still there if the
-exchange has to be made again. The memory of two exchanges takes turns: the sums of the last one are kept until this one
-is over, for a member that had not completed the last one when somebody died. Those of gradients are not. After them
-each member tells all others the few numbers that it has to say: who has heard all knows that everybody has the
-gradients' sums, and may change them; who lacks a number has them, too. So only these numbers are kept.
+A tensor is scaled into memory of the exchange and summed there, so the original remains if the exchange must be
+repeated. The sums of the last exchange are kept until the current one is complete, for a member that had not completed
+the last one at a loss. Two exchanges take turns in this memory.
+
+The sums of gradients are not kept. After them each member sends all others a few numbers. A member with the numbers of
+all knows that all have the sums, and may change them; a member that lacks a number still has its own sums. So only
+these numbers are kept.
 
 One exchange is under way at a time, and all members make the same ones in the same order: gradients, parameters, and
-the sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on who
-they are (:mod:`uneven.policy.core.membership`), and either add up anew or are given the sums by one that has them.
+sums of parts on their lines. So members are at most one exchange apart. When one fails, the members agree on the next
+generation (:mod:`uneven.policy.core.membership`). Then they sum again, or a member that has the sums sends them.
 
-Where members meet in groups, each adds up on a process group of its own, and the sum of what they say is one of all.
-So a loss is mended as where all meet, and all hear of it at one exchange. Pieces that members send one another
-(:mod:`uneven.run.lines.all_to_all`) cannot be given by one that has them, so a last sum, of one number, confirms them,
-too.
+If members exchange in groups, each sums on its own process group, and one sum over all members confirms. So a loss is
+repaired the same way, and all learn of it at one exchange. A member does not keep the pieces of others
+(:mod:`uneven.run.lines.all_to_all`), so a last sum, of one number, confirms these too.
 """
 
 from __future__ import annotations
@@ -35,88 +36,66 @@ from uneven.run.lines.contribution import Contribution, Weight
 from uneven.run.lines.control_words import Slots
 from uneven.run.membership.generations import Membership
 
-_MOST_CIRCLES = 16
-"""Process groups of some members that are kept, as the same ones meet again and again."""
+_MOST_CIRCLES = 16  # process groups of some members that are kept, because the same ones meet again and again
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlace:
-    """Where this worker is in an exchange.
+    """The place of one exchange in the loop. All members have the same ``epoch`` and ``place``, a position in the
+    epoch."""
 
-    Attributes:
-        what: it is, for messages.
-        epoch, place: the same on all members, a number of the place in the epoch; told where slots ride along.
-        iteration: for messages.
-        settles: the iteration up to which samples count as used once it is complete; −1 for none.
-        groups: of the members, each of which exchanges among itself; None where all do.
-        confirmed: whether the numbers that all say come after the sums, and say that everybody has them.
-        passes: backward passes on this batch so far.
-    """
-
-    what: str
+    what: str  # name of the exchange, for messages
     epoch: int = 0
     place: int = 0
-    iteration: int = 0
-    settles: int = -1
-    groups: Meeting | None = None
-    confirmed: bool = False
-    passes: int = 1
+    iteration: int = 0  # for messages
+    settles: int = -1  # iteration up to which samples count as used once the exchange is complete; −1 for none
+    groups: Meeting | None = None  # the members' groups, each with its own sums; None for one sum over all members
+    confirmed: bool = False  # whether the announcements follow the sums and so confirm that all members have them
+    passes: int = 1  # backward passes on this batch so far
 
     @property
     def confirms(self) -> bool:
-        """Whether something is begun when all sums have come, which says that they have."""
         return self.confirmed or self.groups is not None
 
 
 class Recovery:
-    """See the module.
-
-    Args:
-        membership: who takes part.
-        returned: what each iteration's samples were split into.
-        changed: told of each new generation of which this worker is a member, and whether it holds for the exchange
-            under way (else from the next one on).
-        flush: called before an exchange begins, as a generation may hold from this one on.
-        announce: what this member has to announce with the next exchange; see :mod:`uneven.run.lines.control_words`.
-        report_length: numbers in a row of a report.
+    """The exchanges of one worker.
 
     Attributes:
-        circle: the process group of this generation.
         exchanges: completed over the whole run.
-        by: number of the generation among whose members the newest of these was worked out.
-        at: of the exchange under way; None between two.
-        slots: what is said behind the sums.
-        pieces: of the exchange under way.
+        by: number of the generation that made the newest sums.
     """
 
     def __init__(
-        self, membership: Membership, returned: RequeuedSamples, *, changed: Callable[[Generation, bool, float], None],
-        flush: Callable[[], None], announce: Callable[[], float], report_length: int,
-    ) -> None:  # fmt: skip
+        self,
+        membership: Membership,  # of this worker
+        returned: RequeuedSamples,  # how each iteration's samples were split
+        *,
+        # a new generation, whether already for this exchange, and its start (monotonic s)
+        changed: Callable[[Generation, bool, float], None],
+        flush: Callable[[], None],  # called before an exchange starts, because a generation may apply from this one on
+        announce: Callable[[], float],  # returns this member's announcement for the next exchange
+        report_length: int,  # numbers in a row of a report
+    ) -> None:
         self.membership = membership
-        self.circle: AbortableGroup | None = None
+        self.circle: AbortableGroup | None = None  # the process group of this generation
         self.exchanges = self.by = 0
-        self.at: ExchangePlace | None = None
-        self.slots = Slots(report_length)
+        self.at: ExchangePlace | None = None  # place of the exchange under way; None between two
+        self.slots = Slots(report_length)  # the announcements and reports behind the sums
         self.slots.renew(membership.place, len(membership.members))
-        self.pieces: list[Contribution] = []
+        self.pieces: list[Contribution] = []  # of the exchange under way
         self._swap: Swap | None = None
-        self._circles: dict[Members, AbortableGroup] = {}  # of some members of this generation
+        self._circles: dict[Members, AbortableGroup] = {}  # groups of some members of this generation
         self._nothing = torch.empty(0, dtype=torch.float64)  # before the slots
         self._returned = returned
         self._changed = changed
         self._flush = flush
         self._announce = announce
-        self._kept: list[Contribution] = []  # of the last one, with their sums
-        self._spare: list[Contribution] = []  # of the one before, whose memory is used again
+        self._kept: list[Contribution] = []  # of the last exchange, with their sums
+        self._spare: list[Contribution] = []  # of the exchange before; their memory is used again
 
     # ---------------------------------------------------------------- an exchange
     def enter(self, at: ExchangePlace) -> None:
-        """An exchange begins.
-
-        Raises:
-            TrainingError: another one is under way.
-        """
         if self.at is not None:
             raise TrainingError(
                 f"{at.what} inside of {self.at.what}: in an elastic run one exchange is made after the other, as all "
@@ -125,16 +104,14 @@ class Recovery:
         self._flush()
         self.at = at
 
-    def begin(
-        self, own: Tensor, weight: Weight, *, slots: bool = False, into: Tensor | None = None
-    ) -> Contribution:  # fmt: skip
-        """Begin to add up one tensor, flat and contiguous, which stays as it is until the exchange is complete.
+    def begin(self, own: Tensor, weight: Weight, *, slots: bool = False, into: Tensor | None = None) -> Contribution:
+        """Start the sum of one tensor, which must not change until the exchange is complete.
 
         Args:
-            own: it.
-            weight: what it is scaled by, among those that take part when it is sent.
-            slots: whether what all say rides behind it. In a confirmed exchange that comes by itself.
-            into: memory for the sum, of an exchange that is confirmed; after a loss it is made elsewhere.
+            own: the tensor, flat and contiguous.
+            weight: returns its factor among the members at the time of sending.
+            slots: whether the announcements follow it in the same sum. A confirmed exchange sends them separately.
+            into: memory for the sum of a confirmed exchange, the size of ``own``; after a loss other memory is used.
         """
         place = len(self.pieces)
         if into is None:
@@ -148,18 +125,14 @@ class Recovery:
         return piece
 
     def swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        """Begin to send pieces, and to receive others'; see :class:`Swap`. The exchange under way has nothing else."""
+        """Start an all-to-all of pieces of any shape, the only tensors of the exchange under way; see :class:`Swap`."""
         self._swap = Swap(outgoing, incoming)
         self._swap.begin(self.circle, self.membership.members)
 
     def land(self) -> Members:
-        """Wait until all sums of the exchange under way are there, whatever it takes.
+        """Wait for all sums, repair the exchange after a loss, and return the workers whose tensors are in the sums.
 
-        Returns:
-            Whose tensors are in them.
-
-        Raises:
-            PeerError: too few are left; or one that is alive does not come within the time-out.
+        Raises PeerError if too few members are left, or if one that is alive does not take part within the time-out.
         """
         contributors = self.membership.members
         try:
@@ -173,13 +146,10 @@ class Recovery:
         return contributors
 
     def complete(self, contributors: Members) -> list[Contribution]:
-        """The exchange under way is over.
+        """Finish the exchange under way. Raises TrainingError if members were at different places.
 
         Returns:
-            Its pieces; their sums are kept, so nobody may change them.
-
-        Raises:
-            TrainingError: members were at different places.
+            Its pieces. Their sums are kept for others, so they must not be changed.
         """
         at, pieces, swap = self.at, self.pieces, self._swap
         assert at is not None
@@ -199,18 +169,13 @@ class Recovery:
         return pieces
 
     def announced(self) -> tuple[float, ...]:
-        """What the members have announced in the last exchange that had slots, by place; once."""
+        """Return the members' announcements in the last exchange with slots, by place, and clear them."""
         said, self.slots.announced = self.slots.announced, ()
         return said
 
     # ---------------------------------------------------------------- between exchanges
-    def all_through(self) -> bool:
-        """Whether all members have completed the last exchange; all ask. Who leaves before that takes along what others
-        lack, and they make the exchange again without it; so it stays for another step if this is False.
-
-        Raises:
-            PeerError: one that is alive does not come within the time-out.
-        """
+    def all_through(self) -> bool:  # if not, a worker must not leave yet: the others may need its tensors
+        """Return whether all members have completed the last exchange; a collective call."""
         try:
             if self.circle is None:
                 return False
@@ -222,18 +187,17 @@ class Recovery:
         return True
 
     def next_generation(self, *, between: bool = False, leaving: bool = False, new: bool = False) -> Generation:
-        """Give the old one up, agree on the next one and make its group.
+        """Give up this generation, agree on the next one and form its group. Raises as :meth:`Membership.agree`.
 
         Args:
-            between: this worker is between two steps, where newcomers can come.
-            leaving: it takes no part in the next one.
-            new: it has joined, and was not given the state of the run yet.
-
-        Raises:
-            LeftOut, PeerError: see :meth:`Membership.agree`.
+            between: whether this worker is between two steps, so that newcomers can join.
+            leaving: whether it leaves with this change.
+            new: whether it has joined and not received the state of the run yet.
         """
         while True:
             if self.circle is not None:
+                # gloo's threads may still write into the tensors of a failed exchange. The dropped group keeps them
+                # alive until it ends.
                 held = [] if self._swap is None else self._swap.drop()
                 self.circle.drop(works := [*held, *(piece.work for piece in self.pieces)])
                 del works, held
@@ -244,9 +208,13 @@ class Recovery:
                 one.drop()
             self._circles.clear()
             said = Statement(
-                exchanges=self.exchanges, by=self.by, drawn=self._returned.newest, between=between, leaving=leaving,
+                exchanges=self.exchanges,
+                by=self.by,
+                drawn=self._returned.newest,
+                between=between,
+                leaving=leaving,
                 new=new,
-            )  # fmt: skip
+            )
             made = self.membership.agree(said)
             if leaving:
                 return made
@@ -259,24 +227,20 @@ class Recovery:
             return made
 
     def hand_over(self, new: Generation, lacking: bool) -> None:
-        """Those that have the sums of the last exchange give them to those that lack them.
-
-        Raises:
-            Broken: one of them is gone, too.
-        """
+        """Send the sums of the last exchange from a member that has them to those that lack them."""
         if new.donor is None:
             return
         assert self.circle is not None
         pieces, source = self.pieces if lacking else self._kept, new.place(new.donor)
-        for piece in (one for one in pieces if one.kept and one.inside is None):  # nobody lacks another one
-            # What an exchange that has failed was given may still be written into.
+        for piece in (one for one in pieces if one.kept and one.inside is None):  # no member lacks another one
+            # The failed exchange may still write into its own memory.
             sent = piece.sent if new.donor == self.membership.worker else torch.empty_like(piece.sent)
             self.circle.wait(self.circle.broadcast(sent, source))
             if lacking:
                 piece.sent = sent
 
     def serve(self) -> None:
-        """Outside of all exchanges: others have given the generation up; give them what they lack."""
+        """Form the next generation with the others outside of any exchange, and send them the sums that they lack."""
         while True:
             began_s, new = time.monotonic(), self.next_generation()
             try:
@@ -287,17 +251,15 @@ class Recovery:
             return
 
     def mine(self, groups: Meeting) -> Members:
-        """Those with whom this worker exchanges now."""
         generation, worker = self.membership.generation, self.membership.worker
         return next(one for one in groups(generation.number, generation.members) if worker in one)
 
     def spoken_for(self, iteration: int) -> float:
-        """Samples that this worker speaks for among parties: those up to an iteration that its replica holds and not
-        everybody's does, shared out among those that hold them."""
+        """Return this worker's samples up to an iteration that are not in every replica, divided by the replicas
+        that hold them."""
         return self._returned.spoken_for(self.membership.worker, iteration)
 
     def renew(self, generation: Generation) -> None:
-        """From the next exchange on, or in the one that is begun anew, these are the members."""
         self.slots.renew(generation.place(self.membership.worker), len(generation.members))
 
     # ----------------------------------------------------------------
@@ -320,7 +282,6 @@ class Recovery:
             piece.work = None
 
     def _circle_of(self, group: Members) -> AbortableGroup | None:
-        """The process group of some members; all of them ask for it at the same exchange."""
         if self.circle is None or group == self.membership.members:
             return self.circle
         if group not in self._circles:
@@ -341,7 +302,7 @@ class Recovery:
         return True
 
     def _received(self, circle: AbortableGroup) -> bool:
-        """Whether all has come that is to be confirmed; then that begins."""
+        """Wait for all sums that need a confirmation, and start it. Return False after a failure."""
         assert self.at is not None
         if self._swap is not None and not self.pieces:
             if not self._swap.wait(circle):
@@ -357,7 +318,7 @@ class Recovery:
         return True
 
     def _recover(self) -> Members:
-        """Complete the exchange under way among those that are left; whose tensors are in it."""
+        """Complete the exchange under way among the remaining members; return whose tensors are in it."""
         while True:
             began_s, new = time.monotonic(), self.next_generation()
             try:
@@ -365,6 +326,7 @@ class Recovery:
                 self.hand_over(new, lacking)
                 self._changed(new, not lacking, began_s)
                 if lacking:
+                    # The sums were made before this generation, so the members of that generation are in them.
                     self.by = new.by
                     return self.membership.history[new.by]
                 self._begin_anew(needed=new.donor is not None)
@@ -378,16 +340,13 @@ class Recovery:
                 raise self.membership.missing(self.at.what, self.exchanges) from None
 
     def _begin_anew(self, needed: bool) -> None:
-        """What this worker brings once more, weighted by who is left, in memory that nobody else writes into.
-
-        Args:
-            needed: whether a member may still need the last sums; else their memory is taken, as it is there already.
-        """
+        """Send this worker's tensors again; unless a member still ``needed`` the last sums, reuse their memory."""
         if self._swap is not None:
             self.pieces.clear()
             self._swap.begin(self.circle, self.membership.members)
         assert self.at is not None
         if self.at.confirms:
+            # `_received` starts the confirmation again after the repeated sums.
             self.pieces[:] = [piece for piece in self.pieces if not piece.slotted]
         spare, self._spare = [] if needed else self._kept, []
         if not needed:

@@ -1,4 +1,4 @@
-"""Models that visit other sites, for a policy that wants to know what they lose there."""
+"""Models that visit other sites, for a policy that measures their loss of accuracy there (SkewScout)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uneven.run.step.part import Part, Run, Step
 
 
 class Visits(Part):
-    """Lets each site's model visit the next site now and then, for ``sync="scout:…"``::
+    """Let each site's model visit the next site at intervals, for ``sync="scout:…"``::
 
         def score(model):                       # on samples of this worker's own site
             with torch.no_grad():
@@ -25,13 +25,13 @@ class Visits(Part):
 
         session = uneven.Session(sync="scout:geo", parts=[uneven.Visits(score)])
 
-    Every ``period`` steps of the policy the first worker of each site scores its own model, then the mean of all sites'
-    models, or, with ``judge="copies"``, the model of another site; all hear what came of it. Copies travel; nobody's
-    replica changes. Running statistics of batch norm are those of the worker that scores.
+    Every ``period`` steps of the policy, the first worker of each site scores its own model, and then the mean of all
+    sites' models or, with ``judge="copies"``, the model of another site. All workers receive the results. Only copies
+    travel, so replicas do not change. Running statistics of batch norm are those of the scoring worker.
 
     Args:
-        score: model → accuracy, 0 … 1, on some training samples that lie here. It must leave model and random numbers
-            as they are.
+        score: model → accuracy, 0 … 1, on some local training samples. It must not change the model or the random
+            state.
     """
 
     def __init__(self, score: Callable[[nn.Module], float]) -> None:
@@ -39,7 +39,7 @@ class Visits(Part):
         self._policy: Scout | None = None
 
     def bind(self, policy: Scout, sites: dict[int, str], book: TrafficBook) -> None:
-        """Whom to tell, where each worker is, and who counts what it sends."""
+        """Connect the policy that receives the results, the sites of the workers, and the traffic counts."""
         self._policy = policy
         self._book = book
         names = sorted(set(sites.values()))
@@ -52,18 +52,19 @@ class Visits(Part):
         self._counted = torch.zeros(2, dtype=torch.float64)
 
     def before_step(self, step: Step) -> None:
-        """Where a period is over, the models travel; what is found holds from the step after this one on."""
+        """Score the models at the end of a period; the new setting applies from the next step on."""
         policy, sites = self._policy, len(self._speakers)
         if policy is None or sites < 2 or not step.iteration or step.iteration % policy.period:
             return
         speaks, means = step.rank in self._speakers, policy.judge == "mean"
         guest = self._mean(speaks) if means else self._neighbour(step.rank)
-        told = torch.zeros(4, dtype=torch.float64)  # accuracy at home, of what it is compared with, bytes
+        told = torch.zeros(4, dtype=torch.float64)  # accuracies at home and of the guest, bytes on two kinds of lines
         if speaks:
             told[:2] = torch.tensor(self._scores(guest), dtype=torch.float64)
         now = torch.tensor([self._sent("entries "), self._sent("parameters")], dtype=torch.float64)
         told[2:] = now - self._counted
         self._counted = now
+        # One sum reports everything: ranks that do not score add zeros.
         self._line.sum(told).wait()
         home, away, entries, parameters = told.tolist()
         whole = 2.0 * self._flat.size * (8 if self._flat.dtype is torch.float64 else 4) * policy.period
@@ -83,14 +84,15 @@ class Visits(Part):
             )
 
     def _mean(self, speaks: bool) -> torch.Tensor:
-        """The mean of the models of all sites; shape (size,)."""
+        """Return the mean of all sites' models, shape (size,)."""
         vector = self._flat.read()
         vector.mul_(1 / len(self._speakers) if speaks else 0.0)
         self._line.sum(vector).wait()
         return vector
 
     def _neighbour(self, rank: int) -> torch.Tensor:
-        """The model of the site before this one, at the first worker of a site; shape (size,)."""
+        """Return the model of the previous site on the first worker of a site, otherwise this worker's; shape
+        (size,)."""
         guest = self._flat.read()
         if rank in self._speakers:
             place, own = self._speakers.index(rank), guest.clone()
@@ -100,7 +102,7 @@ class Visits(Part):
         return guest
 
     def _scores(self, guest: torch.Tensor) -> tuple[float, float]:
-        """Scores of the model that lives here, and of the one that it is compared with."""
+        """Score this site's own model and the guest, of shape (size,)."""
         own, model = self._flat.read(), self._run.model
         home = self._score(model)
         try:
@@ -110,16 +112,12 @@ class Visits(Part):
             self._flat.write(own)
 
     def _sent(self, line: str) -> float:
-        """Bytes that this worker has sent on lines whose names begin so, but for those inside its site."""
+        """Return the bytes that this worker has sent on lines with this prefix, except inside its site."""
         return float(self._book.sent_bytes(lambda name: name.startswith(line) and " inside " not in name))
 
 
 def bind_visits(context: Context, parts: Sequence[Part]) -> None:
-    """Let visits tell the policy.
-
-    Raises:
-        ConfigError: a policy that has to hear of them, and nobody visits; or the other way round.
-    """
+    """Connect the visits to the policy; raises ConfigError if one is there without the other."""
     visits = [one for one in parts if isinstance(one, Visits)]
     policy = context.policy
     if isinstance(policy, Scout) and not visits:

@@ -1,1 +1,1 @@
-"""Where the time of a step goes, and how busy the machine is."""
+"""Measurements: the parts of a step's time, and the machine's load."""

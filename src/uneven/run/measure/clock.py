@@ -1,4 +1,4 @@
-"""Marks in time: on the host, or in the stream of a CUDA device without making the host wait for it."""
+"""Clocks with marks on the host, or in the stream of a CUDA device without making the host wait."""
 
 from __future__ import annotations
 
@@ -8,62 +8,53 @@ from typing import Any, Protocol
 
 import torch
 
-Mark = Any
-"""What a clock hands out; only that clock can read it."""
+Mark = Any  # made by a clock, which only this clock can read
 
 
 class Clock(Protocol):
-    """Marks moments of the work that was issued so far."""
+    """Marks points in the work issued so far."""
 
     def mark(self) -> Mark:
-        """This point in the order of the work."""
-        ...
+        """Return a mark at this point."""
 
     def glance(self) -> Mark:
-        """The same, where the processor time up to it need not be known: that is the dearer half of a mark."""
-        ...
+        """Return a mark without processor time, which is the more expensive half."""
 
     def passed(self, mark: Mark) -> bool:
-        """Whether the work before the mark is done, so that durations up to it can be read."""
-        ...
+        """Return whether the work before the mark is done, so that durations up to it can be read."""
 
     def between(self, earlier: Mark, later: Mark) -> tuple[float, float]:
-        """Seconds between two marks that have both passed, and processor seconds that this process, all its threads,
-        used meanwhile; 0 where a device cannot tell, NaN where one of them was a glance."""
-        ...
+        """Return the seconds between two passed marks, and the processor seconds of this process (all threads)
+        between them: 0 if a device cannot measure them, NaN if one mark is a glance."""
 
 
 class HostClock:
-    """Work is done when the host has done it. A mark is the time and the processor time."""
+    """The host's clock. A mark is the time and the processor time."""
 
     def mark(self) -> tuple[float, float]:
-        """Now."""
         return time.perf_counter(), time.process_time()
 
     def glance(self) -> tuple[float, float]:
-        """Now, without asking the kernel, which looks at every thread of the process for the processor time."""
-        return time.perf_counter(), math.nan
+        return time.perf_counter(), math.nan  # for processor time the kernel looks at every thread of the process
 
     def passed(self, mark: tuple[float, float]) -> bool:
-        """Always."""
         return True
 
     def between(self, earlier: tuple[float, float], later: tuple[float, float]) -> tuple[float, float]:
-        """Differences of the times and of the processor times."""
         return later[0] - earlier[0], later[1] - earlier[1]
 
 
 class ThreadClock(HostClock):
-    """The same for one of several threads that compute side by side: its own processor time."""
+    """The clock of one of several computing threads, with its own processor time."""
 
     def mark(self) -> tuple[float, float]:
         return time.perf_counter(), time.thread_time()
 
 
 class CudaClock:
-    """Work is done when the device has done it: marks are events in its current stream, read once they passed.
+    """The clock of a device: marks are events in its current stream.
 
-    The host runs ahead of the device, so its own clock would time the issuing of kernels, not the work.
+    The host runs ahead of the device, so its own clock would time the launch of kernels, not their work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,24 +62,22 @@ class CudaClock:
         self._spare: list[torch.cuda.Event] = []
 
     def mark(self) -> torch.cuda.Event:
-        """An event recorded in the current stream of the device."""
+        """Record an event in the device's current stream."""
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def glance(self) -> torch.cuda.Event:
-        """The same."""
         return self.mark()
 
     def passed(self, mark: torch.cuda.Event) -> bool:
-        """Whether the device has reached the event; does not wait."""
+        """Return whether the device has reached the event, without waiting."""
         return mark.query()
 
     def between(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> tuple[float, float]:
-        """Device time; processor time is unknown, an exchange between devices does not live on it."""
+        """Return the device time, and 0 because exchanges between devices need no processor time."""
         return earlier.elapsed_time(later) / 1e3, 0.0
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock that sees the work of this device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()

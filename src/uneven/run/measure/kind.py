@@ -1,4 +1,4 @@
-"""What kind of machine a worker computes on: workers on machines of one kind begin with like shares."""
+"""The kind of a worker's machine: workers on machines of one kind start with similar shares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _PROCESSORS = Path("/proc/cpuinfo")
 
 
 def kind_of(device: torch.device) -> str:
-    """The name of an accelerator; else of the processor, with the number of its cores that this process may use."""
+    """Return the name of an accelerator; otherwise that of the processor and the number of cores this process may
+    use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

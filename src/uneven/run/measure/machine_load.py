@@ -1,4 +1,4 @@
-"""Use of the machine and of this process: psutil, and NVML where there is a GPU."""
+"""The load of the machine and of this process, from psutil and, for a GPU, NVML."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from uneven.run.measure import memory
 
 
 class LoadMeter:
-    """Samples now and then; reading ``/proc`` on every step would cost more than it tells.
+    """Reads the load at intervals, because reading ``/proc`` on every step costs too much.
 
-    What passes between two samples is time of the training. So a loop that is often interrupted pays no larger part of
-    its time than another one, and one that stands still is not looked at.
+    Intervals count training time, so an often interrupted loop pays no larger fraction of its time, and an idle loop
+    pays nothing.
 
     Args:
-        rank: for the records.
-        gpu_uuid: this worker's device as NVML knows it, or None. Not its index: NVML counts every device of the
-            machine, CUDA only those that CUDA_VISIBLE_DEVICES leaves.
-        every_s: training from one sample to the next; memory is looked at after a larger batch than any before, too.
-        device: where the worker computes, and whose memory a larger batch would fill.
+        gpu_uuid: NVML's name of this worker's device, or None. Not its index: NVML counts every device of the machine,
+            CUDA only those in CUDA_VISIBLE_DEVICES.
+        every_s: training time from one reading to the next; memory is also read after the largest batch so far.
+        device: on which the worker computes, and whose memory a larger batch would fill.
 
     Attributes:
-        memory: part in use, 0 … 1, of the memory that a larger batch would fill; NaN before the first sample.
+        memory: fraction in use, 0 … 1, of the memory that a larger batch would fill; NaN before the first reading.
     """
 
     def __init__(
         self, rank: int, gpu_uuid: str | None = None, every_s: float = 5.0, device: torch.device | None = None
     ) -> None:
-        self._rank = rank
+        self._rank = rank  # for the records
         self._every_s = every_s
         self._process = psutil.Process()
         self._gpu = _Gpu.open(gpu_uuid)
@@ -48,14 +47,10 @@ class LoadMeter:
         self.memory = math.nan
 
     def sample(self, iteration: int, batch: int, trained_s: float) -> Callable[[], LoadRecord] | None:
-        """What makes a record if one is due, else None; the first one is due at once.
+        """Return a function that reads the load, if a reading is due after ``trained_s`` more seconds of training.
 
-        To look takes a millisecond or two between two steps, so whoever writes the record does that, beside the
-        training: each within half a second, in order, and in one thread. Where nobody writes, see :meth:`refresh`.
-
-        Args:
-            batch: samples of the iteration; after more than ever before, :attr:`memory` is read at once.
-            trained_s: seconds of training since the last call.
+        The journal's writer calls it, in its thread, in order and within half a second; without a journal, call
+        :meth:`refresh`. The largest ``batch`` so far updates :attr:`memory`.
         """
         self._left_s -= trained_s
         if batch > self._largest:
@@ -64,10 +59,9 @@ class LoadMeter:
         if self._left_s > 0.0:
             return None
         self._left_s = self._every_s
-        return partial(self._look, iteration, time.time())
+        return partial(self._look, iteration, time.time())  # a reading takes 1–2 ms, so not between two steps
 
     def refresh(self) -> None:
-        """Read :attr:`memory`."""
         self.memory = memory.use(self._device)
 
     def _look(self, iteration: int, at_s: float) -> LoadRecord:
@@ -80,7 +74,7 @@ class LoadMeter:
             rank=self._rank,
             iteration=iteration,
             at_s=at_s,
-            machine_cpu=min(max(used, 0.0), 1.0),  # rounding exceeds 1, and the kernel's iowait may decrease
+            machine_cpu=min(max(used, 0.0), 1.0),  # rounding may exceed 1, and the kernel's iowait may decrease
             machine_memory=psutil.virtual_memory().percent / 100,
             process_cpu=self._process.cpu_percent() / 100,
             process_memory_bytes=self._process.memory_info().rss,
@@ -89,21 +83,20 @@ class LoadMeter:
         )
 
     def close(self) -> None:
-        """Let go of NVML."""
         if self._gpu:
             self._gpu.close()
             self._gpu = None
 
 
 def _times_s() -> tuple[float, float]:
-    """Processor seconds of the machine so far: busy, and all. psutil's own share of them is kept for each thread."""
-    times = psutil.cpu_times()
+    """Return the machine's processor seconds so far: busy, and all."""
+    times = psutil.cpu_times()  # psutil's own percentage keeps its state per thread
     all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # these are counted twice
     return all_s - times.idle - getattr(times, "iowait", 0.0), all_s
 
 
 class _Gpu:
-    """One device through NVML."""
+    """One device in NVML."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -123,7 +116,6 @@ class _Gpu:
             return None
 
     def read(self) -> tuple[float | None, int | None]:
-        """Use 0 … 1 and bytes in use."""
         try:
             use = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
             return use, int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
@@ -135,5 +127,5 @@ class _Gpu:
 
 
 def nvml_uuid(device: torch.device) -> str | None:
-    """A CUDA device's name in NVML; None for other devices."""
+    """Return NVML's name of a CUDA device; None for other devices."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""A worker's profile: how long a step takes at a few batch sizes, and how many samples its memory holds."""
+"""Measures a worker's profile: the time of a step at several batch sizes, and the samples that its memory holds."""
 
 from __future__ import annotations
 
@@ -17,47 +17,44 @@ from uneven.run.measure.untouched import untouched
 
 _STEPS = 3  # that are timed at each size at least, after one that warms up
 
+# Quotas of processor time have periods of up to this length. A step that fits into the rest of a period would hide the
+# quota, so short steps are repeated for this time, and their mean counts. Our choice.
 _LONG_ENOUGH_S = 0.1
-"""Quotas of processor time come in periods of up to so much. A step that fits into the running part of one would look
-as if there were no quota, so short steps are repeated until so much time has passed, and their mean counts. Ours."""
 
+# Texts in the plain RuntimeError with which torch, and some libraries on a device, report missing memory: there is no
+# class for it on the host.
 _NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "out of memory")
-"""What torch says in a plain RuntimeError when memory does not suffice on the host, and in some libraries' calls on a
-device; there is no class of its own for it."""
 
 
 def take_profile(
     step: Callable[[int], object],
-    model: nn.Module,
+    model: nn.Module,  # the model that `step` uses
     *optimizers: torch.optim.Optimizer,
-    most: int,
+    most: int,  # largest batch that this worker may ever get, at least 1
     least: int = 1,
-    device: torch.device | None = None,
+    device: torch.device | None = None,  # on which it computes; the default is that of the model's parameters
     within_s: float = 10.0,
     sharers: int = 1,
     progress: Callable[[int, float], None] | None = None,
 ) -> Profile:
     """Try growing batches: ``least``, twice as many, …, up to ``most``, a limit of memory, or the end of the time.
 
-    A batch that cannot be expected to fit is not tried; one that fails all the same is caught, and both end the
-    profile. Model, optimizers and random numbers are as before, whatever happens. No message goes to another worker, so
-    ``step`` must not exchange gradients: give the model that DistributedDataParallel is to wrap, before it is wrapped.
+    The first batch that is not expected to fit, or fails, ends the profile. Model, optimizers and random states are
+    restored. Workers do not exchange anything, so ``step`` must not either: pass the model before
+    DistributedDataParallel wraps it.
 
     Args:
-        step: forward and backward on a batch of so many samples, as in the training; it may step the optimizers.
-        model: what ``step`` computes with.
+        step: forward and backward on a batch of a number of samples, as in training; it may step the optimizers.
         optimizers: those that ``step`` may step.
-        most: largest batch that this worker may ever get, at least 1.
-        least: smallest batch that it may ever get (batch norm wants at least 2).
-        device: where it computes; by default where the model's parameters are.
-        within_s: time for all of it. A step that has begun is not cut off: sizes are chosen so that none should go on
-            past it, and two steps of the smallest batch are always taken.
-        sharers: processes that fill the same memory at the same time, this one among them; each has its part of what
-            is left.
-        progress: called with each size that is tried and the fraction of the time that is spent, 0 … 1.
+        least: smallest batch that it may ever get (batch norm needs at least 2).
+        within_s: time for the whole profile. Running steps are not interrupted; sizes are chosen to end in time, and
+            two steps of the smallest batch are always taken.
+        sharers: processes that fill the same memory at the same time, including this one; each has an equal part of the
+            free memory.
+        progress: called with each size and the fraction of the time that is spent, 0 … 1.
 
     Raises:
-        ConfigError: least, most, within_s or sharers out of range, or the memory does not hold the smallest batch.
+        ConfigError: least, most, within_s or sharers are out of range, or the smallest batch does not fit the memory.
     """
     if not 1 <= least <= most or not within_s > 0.0 or sharers < 1:
         raise ConfigError(
@@ -82,7 +79,7 @@ def take_profile(
             if progress is not None:
                 progress(size, min(1.0, max(0.0, 1.0 - left_s / within_s)))
             forget_peak(where)
-            high = peak_bytes(where)  # on the host from long ago, perhaps; below it nothing can be seen
+            high = peak_bytes(where)  # the host's peak cannot be reset: use below an old peak is invisible
             took_s = _timed(step, size, where, end_s) if fits(base, peaks, size, limit) else None
             if took_s is None:
                 failed = size
@@ -99,7 +96,8 @@ def take_profile(
 
 
 def _timed(step: Callable[[int], object], size: int, device: torch.device, end_s: float) -> float | None:
-    """Seconds of a step: the median of three, or the mean of many short ones; None if the memory does not suffice."""
+    """Return a step's seconds, the median of three or the mean of many short ones; None if the memory does not
+    suffice."""
     times: list[float] = []
     try:
         step(size)
@@ -119,7 +117,7 @@ def _timed(step: Callable[[int], object], size: int, device: torch.device, end_s
         times = []
     if times:
         return max(statistics.median(times) if len(times) <= _STEPS else statistics.fmean(times), 1e-9)
-    gc.collect()  # the frames of the failed step are gone; what they held goes now
+    gc.collect()  # frees tensors in reference cycles of the failed step, after its frames have ended
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return None

@@ -1,4 +1,4 @@
-"""How much memory may this process fill? A CUDA device's, a control group's, the machine's."""
+"""The memory that this process may fill: of a CUDA device, of a control group, or of the machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch
 
 _ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-_UNLIMITED = 1 << 60
-"""Control groups of version 1 write a number near 2⁶³ where there is no limit."""
+_UNLIMITED = 1 << 60  # control groups of version 1 have a number near 2⁶³ if there is no limit
 
 
 def limit_bytes(device: torch.device) -> int | None:
-    """What may be in use by this process on the device in all; None where it is unknown.
+    """Return the total memory that this process may use on the device; None if unknown.
 
-    On CUDA: what it holds now plus what is free. On the host: the least of its control groups' limits, less what
-    others in the group use, and what it holds now plus what the machine has left.
+    On CUDA: the memory it holds now and the free memory. On the host: the tightest limit of its control groups without
+    the use of others, and at most the memory it holds now and the machine's available memory.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -33,10 +32,10 @@ def limit_bytes(device: torch.device) -> int | None:
 
 
 def use(device: torch.device) -> float:
-    """Part in use, 0 … 1, of the memory that a larger batch would fill; NaN where nobody can tell.
+    """Return the fraction in use, 0 … 1, of the memory that a larger batch would fill; NaN if unknown.
 
-    On CUDA: what others hold of the device, and the most that this process had in use. On the host: the machine's, or
-    that of the tightest control group, whichever is fuller.
+    On CUDA: the memory of others and this process's peak. On the host: of the machine or the fullest control group,
+    whichever is fuller.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -48,45 +47,45 @@ def use(device: torch.device) -> float:
 
 
 def used_bytes(device: torch.device) -> int:
-    """What this process has in use on the device now."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return psutil.Process().memory_info().rss
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let :func:`peak_bytes` begin anew, where that can be done."""
+    """Reset :func:`peak_bytes`, if the device can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that this process has had in use: since :func:`forget_peak` on CUDA, since it began on the host."""
+    """Return the most memory in use: since :func:`forget_peak` on CUDA, since the start of the process on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def group_room_bytes(root: Path = _ROOT, own: Path = _OWN) -> int | None:
-    """What is left in the tightest control group that this process is in; None without one that limits memory.
+    """Return the room in the tightest control group of this process; None if no group limits memory.
 
-    Groups hold groups, so every one on the way up counts, of version 2 (``memory.max``) and of version 1
-    (``memory.limit_in_bytes``). Pages of files that the kernel calls inactive, and can drop at once, are no use.
+    Control groups are nested, so all ancestors count, of version 2 (``memory.max``) and of version 1
+    (``memory.limit_in_bytes``). Inactive file pages do not count as used, because the kernel can drop them immediately.
 
     Args:
-        root: where the groups are mounted.
-        own: tells which this process is in: lines of ``number:controllers:path``.
+        root: mount point of the control groups.
+        own: lists the groups of this process: lines of ``number:controllers:path``.
     """
     return min((max(0, limit - used) for limit, used in _groups(root, own)), default=None)
 
 
 def group_use(root: Path = _ROOT, own: Path = _OWN) -> float:
-    """Part in use, 0 … 1, of the fullest control group that limits this process's memory; 0 without one."""
+    """Return the fraction in use, 0 … 1, of the fullest control group that limits this process's memory; 0 without
+    one."""
     return max((used / limit for limit, used in _groups(root, own) if limit), default=0.0)
 
 
 def _groups(root: Path, own: Path) -> list[tuple[int, int]]:
-    """Limit and use of every control group that limits this process's memory."""
+    """Return limit and use of every control group that limits this process's memory."""
     if not own.is_file():
         return []
     found = []
@@ -101,7 +100,7 @@ def _groups(root: Path, own: Path) -> list[tuple[int, int]]:
 
 
 def _limits(root: Path, path: str, names: tuple[str, str, str]) -> list[tuple[int, int]]:
-    """Limit and use of a group and of all above it, where both can be read."""
+    """Return limit and use of a group and of its ancestors, if both can be read."""
     most, used, droppable = names
     parts = [part for part in path.split("/") if part]
     found = []
@@ -114,7 +113,7 @@ def _limits(root: Path, path: str, names: tuple[str, str, str]) -> list[tuple[in
 
 
 def _entry(file: Path, name: str) -> int:
-    """A line ``name number`` of the file; 0 if there is none."""
+    """Return the number in a line ``name number`` of the file; 0 if there is none."""
     try:
         rows = (line.split() for line in file.read_text().splitlines())
         return next((int(row[1]) for row in rows if row[0] == name), 0)
@@ -123,7 +122,7 @@ def _entry(file: Path, name: str) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """What the file holds; None if it is not there, or says "max"."""
+    """Return the number in the file; None if it does not exist or has "max"."""
     try:
         text = file.read_text().strip()
     except OSError:  # a container shows its own group as the root; groups of others cannot be read

@@ -1,4 +1,4 @@
-"""Takes one iteration's time apart.
+"""Divides the time of an iteration into its parts.
 
 ::
 
@@ -8,10 +8,9 @@
           begin                ready             done                   end                     begin
           └────────── compute_s ─┘                └──────── compute_s ───┘
 
-The exchange overlaps the backward pass; the moment the last bucket is ready ends compute, and only what is
-left of the exchange after it counts as ``exchange_s``. Several backward passes in one iteration add up. What serves
-several iterations (a part that refreshes something every hundred) counts in each of them alike, and so is no change of
-speed.
+The exchange overlaps the backward pass: compute ends when the last bucket is ready, and only the rest of the exchange
+counts as ``exchange_s``. Several backward passes in one iteration add up. Work that serves several iterations (a part
+that refreshes something every hundred) counts equally in each of them, so it does not look like a change of speed.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ from typing import NamedTuple
 
 from uneven.run.measure.clock import Clock, Mark
 
-_MOST, _PATIENCE_S = 32, 1.0
-"""Iterations that may wait to be read, and how long the training may go on meanwhile."""
+_MOST, _PATIENCE_S = 32, 1.0  # iterations that may wait to be read, and seconds of training before they are read
 
+# An iteration can wait if the log of its local time differs from that of the last one read by less than _USUAL, or than
+# _SPREADS times the mean difference (in which the newest has weight _NEWEST). For two in a row on the same side the
+# limit is _LASTING times the mean difference: with large noise a change is not larger, but it lasts.
 _USUAL, _SPREADS, _LASTING, _NEWEST = 0.22, 2.5, 1.5, 0.1
-"""An iteration whose local time differs by less than the first from that of the last one read can wait, or by less than
-so many times what is usual here, in which the newest counts so much; differences of logarithms. Of two in a row that
-differ to the same side, the third of these does: where noise is large, a change need not be larger, but lasts."""
 
+# Without exchanges, processor time is read every this many iterations: with a hundred threads the kernel takes as long
+# for the answer as all other measuring.
 _KNOWN_EVERY = 8
-"""Where the training waits for no exchange, the processor time is asked for after so many iterations: for a process
-with a hundred threads the kernel takes as long for the answer as all other measuring does."""
 
 
 class MeterReading(NamedTuple):
-    """Where the time of one iteration went, in seconds; a tuple, as one is made on every step.
+    """The parts of one iteration's time, in seconds.
 
-    ``transfer_s`` is the part of ``exchange_s`` that this worker's own side of the exchange takes: the processor
-    time that it used there, at the pace at which it gets processor time while it computes. Moving bytes through
-    sockets is work, and a worker with a tenth of a core needs ten times as long for it as one with a whole one.
+    ``transfer_s`` is the part of ``exchange_s`` that this worker's own side takes: its processor time there, at the
+    rate at which it gets processor time while computing. Moving bytes through sockets is work, and a worker with a
+    tenth of a core needs ten times as long for it.
 
-    ``local_cpu_s`` and ``exchange_cpu_s`` are the processor time of this process, all threads, in the two parts of the
-    iteration; 0 where the clock cannot tell. Where the training waits for no exchange, the first is measured for
-    several iterations together, and is the same part of ``local_s`` as when it was measured last.
+    ``local_cpu_s`` and ``exchange_cpu_s`` are the processor time of this process (all threads) in the two parts of the
+    iteration; 0 if the clock cannot measure it. Without exchanges, the first is measured for several iterations
+    together, as a fraction of ``local_s``.
     """
 
+    # A tuple instead of a dataclass, because every step makes one.
     iteration: int
     data_s: float
     compute_s: float
@@ -60,32 +59,26 @@ class MeterReading(NamedTuple):
 
     @property
     def local_s(self) -> float:
-        """What this worker needs by itself: data and compute."""
+        """The time of this worker's own work: data and compute."""
         return self.data_s + self.compute_s
 
     @property
     def whole_s(self) -> float:
-        """From asking for its batch to its end."""
+        """The time from requesting its batch to its end."""
         return self.local_s + self.exchange_s
 
 
 class OwnTime(NamedTuple):
-    """What a worker does by itself in an iteration, on average of the newest ones; NaN before any was measured.
+    """The mean of a worker's own work in the newest iterations; NaN before the first."""
 
-    Attributes:
-        local_s: seconds, without waiting for others.
-        local_cpu_s: processor seconds in these; over ``local_s``, what it gets of a processor while it works.
-        exchange_cpu_s: processor seconds in exchanges.
-    """
-
-    local_s: float = math.nan
-    local_cpu_s: float = math.nan
-    exchange_cpu_s: float = math.nan
+    local_s: float = math.nan  # seconds without waiting for others
+    local_cpu_s: float = math.nan  # processor seconds in these; divided by `local_s`, the number of cores it gets
+    exchange_cpu_s: float = math.nan  # processor seconds in exchanges
 
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """A block of one iteration that serves several."""
+    """A block in one iteration that serves several."""
 
     begin: Mark
     end: Mark
@@ -95,7 +88,7 @@ class _Spread:
 
 @dataclass(slots=True)
 class _Owed:
-    """What each of the next iterations is still to count of such blocks: seconds, and processor seconds."""
+    """The rest of such a block that each of the next iterations counts: seconds, and processor seconds."""
 
     each_s: float
     each_cpu_s: float
@@ -115,11 +108,7 @@ class _Marks:
 
 
 class Meter:
-    """Marks go in as the loop runs; timings come out as soon as they can be read without waiting.
-
-    Attributes:
-        own_time: as far as timings have come out.
-    """
+    """Takes marks as the loop runs, and returns timings that can be read without waiting."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -127,32 +116,32 @@ class Meter:
         self._open: _Marks | None = None
         self._ready: Mark = None
         self._closed: deque[_Marks] = deque()
-        self._since: Mark = None  # the training has gone on since then, with nothing read
+        self._since: Mark = None  # start of the oldest iteration that was not read
         self._usual_s = math.nan
         self._spread = 0.0  # mean difference from it
         self._apart = 0.0  # of the newest iteration
-        self._cores = 0.0  # processor time in a second of training without exchanges, where it was measured last
-        self._worked: Mark = None  # where the processor time was asked for last, with no pause since
-        self._unknown = _KNOWN_EVERY  # iterations since then; so many as if, before the first one
+        self._cores = 0.0  # processor time per second of training without exchanges, as last measured
+        self._worked: Mark = None  # last mark with processor time, if no pause followed
+        self._unknown = _KNOWN_EVERY  # iterations since then; the initial value makes the first one known
         self._exchanges = False  # whether the training has ever waited for an exchange
         self._spreading = False
         self._owed: list[_Owed] = []
-        self.own_time = OwnTime()
-        self._averaged = 0  # iterations in it; those that do not count are below 0
+        self.own_time = OwnTime()  # mean over the timings that were read
+        self._averaged = 0  # iterations in `own_time`; below 0: iterations to ignore
 
     def begin(self, iteration: int) -> None:
-        """A batch is about to be handed over."""
+        """Start an iteration, before its batch is yielded."""
         now = self._clock.mark() if self._exchanges or self._worked is None else self._clock.glance()
         self._worked = now if self._worked is None else self._worked
         self._open = _Marks(iteration, now if self._asked is None else self._asked, now)
         self._asked = self._ready = None
 
     def ready(self) -> None:
-        """The last bucket of gradients is ready: compute ends."""
+        """End compute: the last bucket of gradients is ready."""
         self._ready = self._clock.mark()
 
     def done(self) -> None:
-        """The exchange is over: compute goes on."""
+        """End the exchange: compute continues."""
         if self._open is not None and self._ready is not None:
             self._open.exchanges += ((self._ready, self._clock.mark()),)
             self._exchanges = True
@@ -160,7 +149,7 @@ class Meter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the training waits for others, in an exchange that is not the gradients'."""
+        """Count the time inside as waiting in an exchange other than that of the gradients."""
         if self._ready is not None:  # inside of another one
             yield
             return
@@ -172,7 +161,7 @@ class Meter:
 
     @contextmanager
     def spread(self, iterations: int) -> Iterator[None]:
-        """What is done inside serves so many iterations, and counts in each of them alike, this one the first."""
+        """Count the time inside in equal parts in this and the next ``iterations`` − 1 iterations."""
         marks = self._open
         if marks is None or self._ready is not None or self._spreading:
             yield
@@ -186,7 +175,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, nothing belongs to the iteration: an evaluation in the midst of it, say."""
+        """Exclude the time inside from the iteration, for instance an evaluation."""
         opened, began = self._open, self._clock.mark()
         self._open = None
         try:
@@ -199,12 +188,12 @@ class Meter:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of exchanges in the iteration under way, as far as its clock can tell without waiting."""
+        """The seconds of exchanges in the iteration under way, as far as its clock can read them without waiting."""
         exchanges = () if self._open is None else self._open.exchanges
         return sum(self._clock.between(ready, done)[0] for ready, done in exchanges if self._clock.passed(done))
 
     def end(self) -> None:
-        """The next batch is asked for: the iteration is over."""
+        """End the iteration: the next batch is requested."""
         known = self._exchanges or self._unknown + 1 >= _KNOWN_EVERY
         now = self._clock.mark() if known else self._clock.glance()
         if self._open is not None:
@@ -218,25 +207,21 @@ class Meter:
         self._open, self._asked = None, now
 
     def pause(self) -> None:
-        """What comes now belongs to no iteration (the epoch is over; somebody evaluates). After it Python is as cold as
-        it gets, which is no moment to begin with reading."""
+        """Exclude the time from now on from all iterations, between two epochs or in an evaluation."""
+        # also postpones reading, because after a pause the caches are cold
         self._asked = self._since = self._worked = None
 
     def interrupted(self) -> None:
-        """What comes until the end of the iteration is not all training; its processor time tells nothing."""
+        """Ignore the processor time of this iteration, because not all of it is training."""
         self._worked = None
 
     def ripe(self, acts: bool = True) -> bool:
-        """Whether to read what has ended: after a second, thirty-two iterations, or one that was not as usual.
-
-        Right after a step the caches hold the model, and reading one iteration takes as long as reading several. So
-        those that are like the one before are read together, and nobody learns of a change later than otherwise.
-
-        Args:
-            acts: whether anything follows from a change; else one that was not as usual can wait, too.
-        """
+        """Return whether to read ended iterations: after a second, after 32 of them, or after an unusual one if that
+        ``acts``."""
         if not self._closed or len(self._closed) >= _MOST:
             return bool(self._closed)
+        # Right after a step the caches hold the model: reading several usual iterations together costs as much as
+        # reading one, and delays the detection of a change by nothing.
         newest = self._closed[-1]
         if not self._clock.passed(newest.end):
             return False
@@ -250,8 +235,7 @@ class Meter:
         return self._strange(local_s)
 
     def _strange(self, local_s: float) -> bool:
-        """Whether an iteration is not as usual; nothing is before one has been read. Where noise is large, all of them
-        would be strange to somebody who expects little of it."""
+        """Return whether an iteration is unusual, and update the usual difference."""
         if not (self._usual_s > 0.0 and local_s > 0.0):
             return True
         before, self._apart = self._apart, math.log(local_s / self._usual_s)
@@ -260,7 +244,7 @@ class Meter:
         return off > usual or (off > low and abs(before) > low and before * self._apart > 0.0)
 
     def timings(self) -> list[MeterReading]:
-        """Every iteration that ended since the last call and whose marks have passed, oldest first."""
+        """Return every iteration that ended since the last call and whose marks have passed, oldest first."""
         found = []
         while self._closed and self._clock.passed(self._closed[0].end):
             found.append(self._read(self._closed.popleft()))
@@ -270,7 +254,7 @@ class Meter:
         return found
 
     def work_changed(self) -> None:
-        """Iterations are other work from now on: :attr:`own_time` begins anew, with the second of them."""
+        """Restart :attr:`own_time` with the second iteration from now, because iterations do other work."""
         self.own_time = OwnTime()
         self._averaged = -len(self._closed) - 1
 
@@ -312,7 +296,7 @@ class Meter:
         return MeterReading(marks.iteration, data_s, compute_s, exchange_s, transfer_s, local_cpu_s, moved_s)
 
     def _later(self, spreads: tuple[_Spread, ...]) -> tuple[float, float]:
-        """Seconds of this iteration that others count, less what it counts of its own and earlier blocks."""
+        """Return the time of this iteration that later ones count, minus its own part of all blocks."""
         between, later_s, later_cpu_s = self._clock.between, 0.0, 0.0
         for one in spreads:
             seconds, cpu_s = between(one.begin, one.end)

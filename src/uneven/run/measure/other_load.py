@@ -1,7 +1,7 @@
-"""How much of the processors others take: the sign of a rival that is there before its effect on many iterations is.
+"""The processor time that other processes take: it shows a competitor before many iterations do.
 
-Where this process lives in a control group with a quota, competition is about that quota, and the node is the group;
-otherwise the node is the machine. Linux only; elsewhere nothing is known.
+If this process is in a control group with a quota, processes compete for that quota, and the node is the group;
+otherwise the node is the machine. Linux only; on other systems nothing is known.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LEAST_S = 0.1
-"""Between two readings: the machine's own count comes in hundredths of a second."""
+LEAST_S = 0.1  # between two readings: the machine's own count has a resolution of 0.01 s
 
-_LIMITS_EVERY_S = 1.0
-"""Between two looks at how large the node is."""
+_LIMITS_EVERY_S = 1.0  # between two checks of the node's size
 
 
 class _KernelFile:
-    """A small file of the kernel's that stays open: opening it anew would cost more than reading it."""
+    """A small kernel file that stays open, because opening it costs more than reading it."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def text(self) -> str:
-        """Its first lines, as they are now."""
+        """Return its first lines now."""
         return os.pread(self._descriptor, 4096, 0).decode()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -36,31 +34,21 @@ class _KernelFile:
 
 @dataclass(frozen=True, slots=True)
 class SharedNode:
-    """What is shared with the others.
+    """The resource that processes share."""
 
-    Attributes:
-        cores: how many there are at the moment; None where there is no limit, so that something larger is the node.
-        used_s: processor seconds that everybody together has used there, this process too.
-    """
-
+    # returns the current number; None without a limit, so that the enclosing node counts
     cores: Callable[[], float | None]
-    used_s: Callable[[], float]
+    used_s: Callable[[], float]  # returns the processor seconds of all processes there, including this one
 
 
 class Others:
-    """Part of the node's processor time that others took since the last reading.
-
-    Args:
-        nodes: as :func:`find` gives them, from the inside out; the first one with a limit counts.
-        own_s: processor seconds that this process has used.
-        now_s: the time.
-    """
+    """The fraction of the node's processor time that others took since the last reading."""
 
     def __init__(
         self,
-        nodes: Sequence[SharedNode],
-        own_s: Callable[[], float] = time.process_time,
-        now_s: Callable[[], float] = time.monotonic,
+        nodes: Sequence[SharedNode],  # from `find`, innermost first; the first one with a limit counts
+        own_s: Callable[[], float] = time.process_time,  # returns the processor seconds of this process
+        now_s: Callable[[], float] = time.monotonic,  # returns the time
     ) -> None:
         self._nodes = nodes
         self._own_s = own_s
@@ -73,11 +61,8 @@ class Others:
         self._choose(now_s())
 
     def sample(self, least_s: float = LEAST_S) -> float:
-        """0 … 1; NaN where it cannot be known, and until the first two readings are far enough apart.
-
-        Args:
-            least_s: seconds from one reading to the next; what was read last serves meanwhile.
-        """
+        """Return the fraction, 0 … 1, read at most every ``least_s`` seconds; NaN if unknown, and before two
+        readings."""
         now_s, then_s = self._now_s(), self._last[0]
         if now_s - then_s < least_s or self._choose(now_s) or self._node is None:
             return self._part
@@ -87,7 +72,7 @@ class Others:
         return self._part
 
     def _choose(self, now_s: float) -> bool:
-        """See which node counts, now and then; whether it is another one than before, to be read for the first time."""
+        """Check at intervals which node counts; return whether it is a new one, to be read for the first time."""
         if now_s - self._looked_s < _LIMITS_EVERY_S:
             return False
         self._looked_s, before, self._node = now_s, self._node, None
@@ -104,7 +89,7 @@ class Others:
 
 
 def find(own: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> tuple[SharedNode, ...]:
-    """The group that this process is in, whose quota may come and go, and the machine; what there is of them."""
+    """Return the control group of this process, whose quota may change, and the machine, as far as they exist."""
     return tuple(node for node in (_group(own, tree), _machine()) if node is not None)
 
 
@@ -143,6 +128,6 @@ def _machine() -> SharedNode | None:
 
 
 def _busy_ticks(stat: str) -> int:
-    """All but idle and waiting for disks, of all processors; guests are counted in user already."""
+    """Return the ticks of all processors without idle and I/O wait; user time includes guests already."""
     user, nice, system, _, _, irq, softirq, steal = map(int, stat[: stat.index("\n")].split()[1:9])
     return user + nice + system + irq + softirq + steal

@@ -1,4 +1,4 @@
-"""Steps that leave no trace: whatever is done inside, model, optimizer and random numbers are as before."""
+"""Trial steps that leave model, optimizers and random states unchanged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from torch import nn
 
 @contextmanager
 def untouched(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[None]:
-    """Put everything back at the end, also after an error.
+    """Restore everything at the end, also after an error.
 
-    Parameters, buffers, gradients, the modes of all modules, the optimizers' states, and the generators of torch, its
-    CUDA devices, numpy and Python. Copies lie on the host, so that the device's memory is free for what is tried.
+    That is: parameters, buffers, gradients, the modes of all modules, the optimizers' states, and the generators of
+    torch, its CUDA devices, numpy and Python.
     """
     tensors = [*model.parameters(), *model.buffers()]
+    # Copies on the host, to leave the device's memory to the trial steps.
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     gradients = [tensor.grad for tensor in tensors]
     kept = [None if grad is None else grad.detach().to("cpu", copy=True) for grad in gradients]
@@ -49,7 +50,7 @@ def untouched(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Iterator[
 
 
 def _on_host(state: Any) -> Any:
-    """A deep copy with every tensor on the host; loading it puts each where its parameter is."""
+    """Return a deep copy with every tensor on the host; loading it moves each to its parameter's device."""
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):

@@ -1,12 +1,11 @@
-"""An elastic run in which each worker goes at its own pace: nobody waits until all know that members have changed.
+"""An elastic run of workers that take samples asynchronously: members change without waiting for each other.
 
-Members owe each other nothing here: what a worker gives goes to somebody who keeps it for all (a parameter server), so
-there is no exchange to be made anew. The next generation follows from who is gone, asks or leaves, and whoever sees
-that first writes it down (:func:`uneven.policy.core.membership.replaced`). Each worker takes it up between two of its
-steps.
+Workers send their updates to a keeper (a parameter server), so no exchange between members must be repeated. The next
+generation follows from the workers that have failed, ask to join or leave. The first worker to see that writes it to
+the store (:func:`uneven.policy.core.membership.replaced`), and each worker takes it up between two of its steps.
 
-That a worker is gone is told to who keeps things at once, beside the training, as others may wait for it there. The
-answer says what of it has arrived, for ever, and so which of its samples come again
+The keeper learns of a failure immediately, from a background thread, because others may wait there for the failed
+worker. Its answer is final: the last update of that worker that has arrived, and so its samples to requeue
 (:mod:`uneven.policy.samples.leases`).
 """
 
@@ -30,17 +29,12 @@ from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.runtime.membership_board import DEAD
 
 _LOOK_S = 0.005
-_CLOSING = "closing"
-"""Written by the first worker that comes to the end of the run."""
+_CLOSING = "closing"  # written by the first worker that reaches the end of the run
 
 
 class Removal(Protocol):
-    """What becomes of the word that a worker is gone.
-
-    Attributes:
-        done: whether all who keep things for workers have heard it.
-        clock: then, the last update of that worker's that all of them have.
-    """
+    """The removal of a failed worker from its keepers: when ``done``, ``clock`` is its last update that all of them
+    have."""
 
     @property
     def done(self) -> bool: ...
@@ -50,44 +44,41 @@ class Removal(Protocol):
 
 
 class Keeper(Protocol):
-    """Whoever keeps for all what workers give to each other."""
+    """The object that stores the updates of all workers, such as the client of a parameter server."""
 
     def remove_member(self, worker: int) -> Removal | None:
-        """A worker is gone: nobody shall wait for it, and nothing is taken from it any more.
+        """Remove a failed worker: no worker waits for it, and its further updates are rejected.
 
-        Returns at once; None where this worker does not reach the keeper yet.
+        Returns immediately; None if this worker is not connected to the keeper yet.
         """
-        ...
 
     def settle(self) -> None:
-        """Give it what this worker has learnt and not given yet."""
-        ...
+        """Send it all updates that this worker has not sent yet."""
 
 
 class OwnPaceElastic(ClaimingElastic):
-    """See the module; stands where :class:`.elastic.Elastic` does.
-
-    Attributes:
-        keeper: once there is one.
-    """
+    """The elastic run of a policy with asynchronous workers; implements :class:`.elastic.Elastic`."""
 
     def __init__(
-        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None],
+        self,
+        membership: Membership,
+        write: Callable[[MembershipRecord], None],
+        say: Callable[..., None],
         leave_on: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(membership, write, say, leave_on)
-        self.keeper: Keeper | None = None
+        self.keeper: Keeper | None = None  # once there is one
         self._met = False
         self._news = -1
         self._closing = False
-        self._owed: list[Generation] = []  # to whose newcomers this worker gives their state
+        self._owed: list[Generation] = []  # generations whose newcomers get their state from this worker
         self._served: dict[str, str] = {}
         self._removed = threading.Lock()
         self._gone: set[int] = set()
-        self._burials: dict[int, Removal | None] = {}  # of which it is not known yet what has arrived
+        self._burials: dict[int, Removal | None] = {}  # removals whose last update is not known yet
 
     def meet(self, model: nn.Module) -> None:
-        """See :meth:`Elastic.meet`. The founders need each other no more after it."""
+        """Form the founders' group and drop it, because they make no further exchanges."""
         super().meet(model)
         circle, self.recovery.circle = self.recovery.circle, None
         if circle is not None:
@@ -96,13 +87,13 @@ class OwnPaceElastic(ClaimingElastic):
         self.membership.watch.listener = self._heard
 
     # ---------------------------------------------------------------- what has happened
-    def _heard(self, dead: dict[int, str]) -> None:
-        """In the thread that looks after the others."""
+    def _heard(self, dead: dict[int, str]) -> None:  # called by the failure detector's thread
         for worker in dead:
             self._bury(worker)
 
     def _bury(self, worker: int) -> None:
         with self._removed:
+            # Done already, unless the keeper could not be reached then (None): try again.
             if worker in self._gone and self._burials.get(worker, self) is not None:
                 return
             self._gone.add(worker)
@@ -116,11 +107,6 @@ class OwnPaceElastic(ClaimingElastic):
             self._go()
 
     def tend(self) -> bool:
-        """See :meth:`ClaimingElastic.tend`; never waits for the others.
-
-        Raises:
-            LeftOut, PeerError: see :meth:`Membership.follow`.
-        """
         began_s = time.monotonic()
         self._news = self.membership.watch.news
         for new in self.membership.follow(closing=self._closing):
@@ -157,6 +143,8 @@ class OwnPaceElastic(ClaimingElastic):
     # ---------------------------------------------------------------- leaving
     def _go(self) -> None:
         assert self.keeper is not None
+        # The order matters: updates, then the leases of their samples, then the membership. Only after that the keeper
+        # may reject this worker's updates.
         self.keeper.settle()
         self.claims.leave()
         self.membership.follow(leaving=True)
@@ -180,10 +168,9 @@ class OwnPaceElastic(ClaimingElastic):
         try:
             self.give_state(key, (self.membership.worker, worker), lambda: self._cannot(worker))
         except GroupAborted:
-            return  # it is gone
+            return  # it has failed; it asks for nothing more
 
     def _cannot(self, other: int) -> bool:
-        """Whether another worker can give or take nothing any more."""
         return self.membership.board.any_of((DEAD, "left"), other)
 
     def enter(self) -> None:
@@ -199,6 +186,7 @@ class OwnPaceElastic(ClaimingElastic):
                     new = [new, *self.membership.follow()][-1]
                 attempt += 1
                 donor = self._donor(new)
+                # The attempt is part of the key, so that a donor's answer to an earlier attempt is not read.
                 board.write(f"wants/{new.number}/{worker}", str(attempt))
                 self.take_state(f"{new.number}/{worker}/{attempt}", (donor, worker), partial(self._in_vain, donor))
                 board.write(f"in/{worker}", "")
@@ -209,11 +197,7 @@ class OwnPaceElastic(ClaimingElastic):
                 time.sleep(_LOOK_S)
 
     def _in_vain(self, donor: int) -> bool:
-        """Whether this worker must look for another one that gives it the state of the run.
-
-        Raises:
-            PeerError: nobody will any more.
-        """
+        """Return whether to ask another donor for the state. Raises PeerError if the run is about to end."""
         board = self.membership.board
         if board.look(_CLOSING) is not None:
             board.write(f"through/{self.membership.worker}", "")

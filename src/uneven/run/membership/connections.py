@@ -1,4 +1,4 @@
-"""Whether the processes of other workers still run, as their kernels say it."""
+"""Connections that end when the process of another worker ends, as its kernel reports it."""
 
 from __future__ import annotations
 
@@ -10,39 +10,31 @@ import weakref
 from collections.abc import Mapping
 from functools import partial
 
-_MOST = 256
-"""Connections of others that a worker holds; more wait in the kernel."""
+_MOST = 256  # connections that a worker accepts; more wait in the kernel
 
 
 class Lifelines:
-    """Connections to other workers, which the kernel ends when their processes do, however that comes about.
+    """Connections to other workers, which the kernel closes when their processes end for any reason.
 
-    Nothing is sent on them, and a stranger who opens one gets nothing. One that ends is opened once more, and only
-    where that is refused has the process ended: so nobody counts as gone because something on the way has dropped an
-    idle connection. A process that is stopped, and a machine that is cut off or has lost its power, say nothing here.
-
-    Args:
-        interface: address of this machine for the others; None is the loopback.
-
-    Attributes:
-        address: host and port, for the others.
+    They carry no data. A process that is stopped, and a machine that is cut off or without power, are not noticed here.
     """
 
+    # `interface` is this machine's address for the others; None is the loopback.
     def __init__(self, interface: str | None) -> None:
         host = interface or "127.0.0.1"
         self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=self._family, backlog=64)
         self._listener.setblocking(False)
-        self.address = f"{host} {self._listener.getsockname()[1]}"
+        self.address = f"{host} {self._listener.getsockname()[1]}"  # host and port, for the others
         self._selector = selectors.DefaultSelector()
         self._lines: dict[int, tuple[str, socket.socket]] = {}
-        self._ended: set[int] = set()  # their first connection
+        self._ended: set[int] = set()  # workers whose first connection has ended
         self._guests: list[socket.socket] = []
         # A reader process that outlives its worker must not keep the worker's port.
         os.register_at_fork(after_in_child=partial(_close, weakref.ref(self._listener)))
 
     def follow(self, addresses: Mapping[int, str]) -> None:
-        """From now on look after these workers, and no others; hold on to those who look after this one."""
+        """Watch these workers and no others; accept connections of workers that watch this one."""
         self._receive()
         for worker in self._lines.keys() - addresses.keys():
             self._drop(worker)
@@ -51,7 +43,7 @@ class Lifelines:
             self._open(worker, addresses[worker])
 
     def gone(self, within_s: float) -> list[int]:
-        """Workers whose processes have ended since this was last asked; waits for one for so many seconds at most."""
+        """Return the workers whose processes have ended since the last call; wait for one at most ``within_s``."""
         found = []
         for key, _ in self._selector.select(within_s):
             worker = key.data
@@ -65,21 +57,22 @@ class Lifelines:
                 refused = False
             except BlockingIOError:
                 continue
-            except OSError:  # no way there: that is for the silence to tell
+            except OSError:  # no route to it: the missing heartbeats will show that
                 self._selector.unregister(line)
                 continue
             if refused and worker in self._ended:
                 found.append(worker)
-            if refused:  # by one that was never reached there may be something on the way that refuses
+            if refused:  # never connected before: perhaps a firewall refuses, not the worker's kernel
                 self._selector.unregister(line)
                 continue
+            # A router may drop an idle connection, so a closed one is opened again. Only a refusal after that means the
+            # process ended.
             self._ended.add(worker)
             self._drop(worker)
             self._open(worker, address)
         return found
 
     def close(self) -> None:
-        """Let go of all, as when the process ends."""
         for worker in [*self._lines]:
             self._drop(worker)
         for one in (*self._guests, self._listener):
@@ -118,7 +111,7 @@ def _close(one: weakref.ref[socket.socket]) -> None:
 
 
 def _over(guest: socket.socket) -> bool:
-    """Whether it has hung up, or says something, which none of ours does."""
+    """Return whether the guest has closed the connection or sends data, which no worker does."""
     try:
         guest.recv(1)
     except BlockingIOError:

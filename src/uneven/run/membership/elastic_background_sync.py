@@ -1,15 +1,11 @@
-"""An elastic run in which replicas are merged beside the training: by the shadow's thread, while the training goes on.
+"""An elastic run whose replicas are merged by a background thread during the training.
 
-The merges of all workers are one row of exchanges, so they are mended, and members change between two of them, as in
-any elastic run (:mod:`uneven.run.lines.recovery`); only that this happens in the shadow's thread. The training hears
-of it between two of its steps, and waits for it only where it waits for the others anyway: at the end of an epoch,
-before an evaluation, and where it leaves.
+All workers make the same merges in the same order, so a merge is repaired, and members change between two of them, as
+in any elastic run (:mod:`uneven.run.lines.recovery`), but in the background thread. The training thread takes up such
+changes between two steps. It waits only at the end of an epoch, before an evaluation, and before it leaves.
 
-A sample counts as used when a merge holds the steps made of it. What a merge holds is noted before it begins
-(:mod:`uneven.policy.samples.leases`); its number is that of the exchange.
-
-Newcomers come after a merge that nobody has entered on the way to an evaluation or to the end. So whoever lets them in
-is in the loop, or ends its epoch, and gives them the place that they begin at.
+A sample counts as used when a merge contains the steps made from it. The samples of a merge are recorded before it
+starts (:mod:`uneven.policy.samples.leases`), under the number of its exchange.
 """
 
 from __future__ import annotations
@@ -32,55 +28,44 @@ _LOOK_S = 0.005
 
 
 class Merging(Protocol):
-    """This worker's part in the merges beside the training."""
+    """The merges that this worker makes in the background."""
 
     @property
     def idle(self) -> bool:
-        """Whether none is under way.
-
-        Raises:
-            TrainingError: one has failed.
-        """
-        ...
+        """True if no merge is under way; raises TrainingError if one has failed."""
 
     def merge(self) -> None:
-        """Begin one, where none is under way, with all that this worker has learnt."""
-        ...
+        """Start a merge of all that this worker has learnt, if none is under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class _News:
-    """Others take part; the exchange in which that was found out is complete.
-
-    Attributes:
-        arrived: worker that is gone → the last exchange that it was in.
-    """
+    """A new generation, as of the exchange that completed its change."""
 
     generation: Generation
     pause_s: float
-    arrived: dict[int, int]
+    arrived: dict[int, int]  # worker that has failed or left → the last exchange that includes it
 
 
 class BesideElastic(ClaimingElastic):
-    """See the module.
-
-    Attributes:
-        merging: once there is a model.
-    """
+    """The elastic run of a policy that merges in the background."""
 
     beside = True
 
     def __init__(
-        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None],
+        self,
+        membership: Membership,
+        write: Callable[[MembershipRecord], None],
+        say: Callable[..., None],
         leave_on: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(membership, write, say, leave_on)
-        self.merging: Merging | None = None
-        self._says = self._next = NONE  # with the merge that was begun last, and with the next one
-        self._news = 0  # as of then
+        self.merging: Merging | None = None  # once there is a model
+        self._says = self._next = NONE  # announced with the newest merge, and with the next one
+        self._news = 0  # the detector's counter at the newest merge
         self._rested = self._out = False
-        self._heard: deque[_News] = deque()  # from the shadow's thread to the one that trains
-        membership.watch.listener = _nothing  # so that it says when there is news
+        self._heard: deque[_News] = deque()  # from the background thread to the training thread
+        membership.watch.listener = _nothing  # without a listener the detector does not count changes
 
     # ---------------------------------------------------------------- where exchanges are made
     def announce(self) -> float:
@@ -92,25 +77,29 @@ class BesideElastic(ClaimingElastic):
         self._later.append((generation, time.monotonic() - began_s))
 
     def flush(self) -> None:
-        """An exchange is complete: who is gone was in it, or only in the one before."""
+        """Take up new generations when an exchange is complete."""
         later, self._later = self._later, []
         last = self.recovery.exchanges
         there = self.membership.history.get(self.recovery.by, ())
         for generation, pause_s in later:
             self.recovery.renew(generation)
+            # Members are at most one exchange apart, so a lost member is in this exchange or was last in the one
+            # before.
             arrived = {one: last if one in there else last - 1 for one in generation.left}
             self._heard.append(_News(generation, pause_s, arrived))
 
     def merged(self) -> None:
-        """A merge is complete, and the replica has it: members may change."""
+        """Change members, if announced, once the replica contains a merge."""
         self.claims.gave()
         self.flush()
         said = self.recovery.announced()
         self._rested = bool(said) and all(one == IDLE for one in said)
+        # A member that rests is on its way to an evaluation or to the end. A newcomer must get its place from a member
+        # in the loop.
         open_ = IDLE not in said
         if not (LEAVING in said or (JOIN_PENDING in said and open_)):
             return
-        # Where members have changed at this very place, those that had completed the exchange have seen to it.
+        # After a recovery of this exchange the members have already changed here.
         if self.membership.generation.exchange != self.recovery.exchanges:
             self._change(leaving=said[self.membership.place] == LEAVING, open_=open_)
 
@@ -132,11 +121,10 @@ class BesideElastic(ClaimingElastic):
     # ---------------------------------------------------------------- the training
     @property
     def urgent(self) -> bool:
-        """Whether there is news, which the next merge sees to."""
         return self.membership.watch.news != self._news or self.membership.somebody_asks
 
     def begins_merge(self) -> None:
-        """A merge begins, with all that this worker has learnt."""
+        """Record the samples of a merge that starts now."""
         self._says = self._next
         self._news = self.membership.watch.news
         self.claims.gives(self.recovery.exchanges + _OF_A_MERGE)
@@ -155,7 +143,7 @@ class BesideElastic(ClaimingElastic):
         return idle
 
     def quiet(self) -> None:
-        """Wait until no merge is under way, and newcomers that came with the last one have their state."""
+        """Wait until no merge is under way and the newcomers of the last one have their state."""
         self._until(lambda: True)
 
     def settle(self) -> None:
@@ -166,10 +154,8 @@ class BesideElastic(ClaimingElastic):
             self.quiet()
 
     def rest(self) -> None:
-        """Take part in merges until all rest; then none is under way, and the others have what this worker has learnt.
-
-        Nothing where this worker has left.
-        """
+        """Take part in merges until all rest and the others have this worker's steps; does nothing after it has
+        left."""
         self._rested = False
         if self._in and not self._over:
             self._until(lambda: self._rested, IDLE)
@@ -181,11 +167,7 @@ class BesideElastic(ClaimingElastic):
         self._leave()
 
     def _until(self, done: Callable[[], bool], says: float = NONE) -> None:
-        """Merge again and again until it is done and none is under way.
-
-        Args:
-            says: this worker, with each.
-        """
+        """Merge until ``done()`` and no merge is under way, and announce ``says`` with each merge."""
         while True:
             idle = self._idle
             self._take_up()
@@ -220,7 +202,7 @@ class BesideElastic(ClaimingElastic):
                 self._welcome(new)
 
     def _welcome(self, new: Generation) -> None:
-        """One of those that were there gives newcomers what they need; they are awaited in the next merge."""
+        """Give newcomers their state if this worker is the donor."""
         donor, *_ = [one for one in new.members if str(one) not in new.came]
 
         def over() -> bool:
@@ -230,12 +212,11 @@ class BesideElastic(ClaimingElastic):
             try:
                 self.give_state(str(new.number), (donor, *sorted(map(int, new.came))), over)
             except GroupAborted:
-                return  # one of them is gone; the others ask again
+                return  # one of them has failed; the others ask again
 
 
 def _nothing(dead: dict[int, str]) -> None:
     pass
 
 
-_OF_A_MERGE = 2
-"""Exchanges: one in which all begin, and the sum."""
+_OF_A_MERGE = 2  # exchanges: one in which all start, and the sum

@@ -1,4 +1,4 @@
-"""An elastic run as one worker carries it: what follows when members change, and how they change between two steps."""
+"""An elastic run on one worker: its reaction to changed members, and the change between two steps."""
 
 from __future__ import annotations
 
@@ -34,32 +34,27 @@ if TYPE_CHECKING:
 
 
 class ChangingRun(Protocol):
-    """What an elastic run needs of the loop that it is in."""
+    """The methods of the training loop that an elastic run calls."""
 
     @property
     def apart(self) -> bool:
-        """Whether replicas have taken steps that are not merged yet."""
-        ...
+        """True if replicas have taken steps that are not merged yet."""
 
     def members_changed(self, generation: Generation) -> None:
-        """Others take part, from now on."""
-        ...
+        """Continue with other members."""
 
     def for_newcomers(self) -> dict[str, Any]:
-        """Where the run is, plain data: what a worker needs to go on as all do."""
-        ...
+        """Return the progress of the run as plain data, for a newcomer."""
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`for_newcomers`, on a newcomer."""
-        ...
+        """Load the result of :meth:`for_newcomers` on a newcomer."""
 
     def introduction(self) -> dict[str, Any]:
-        """What the others need to know of this worker before it joins, plain data."""
-        ...
+        """Return the facts that the others need before this worker joins, as plain data."""
 
 
 class LeftRun(SystemExit):
-    """This worker was told to leave, and has; the others go on. Ends the program with exit code 0."""
+    """This worker has left on request, and the others continue. Ends the program with exit code 0."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -71,73 +66,64 @@ class _Attached:
 
     model: nn.Module
     others: tuple[Any, ...]  # optimizers first; all with state_dict and load_state_dict
-    versions: list[int] = field(default_factory=list)  # of the parameters when a newcomer was given them
+    versions: list[int] = field(default_factory=list)  # of the parameters when a newcomer received them
 
 
 class Elastic:
-    """See the module.
+    """The elastic run of one worker whose gradients or replicas are summed in the training thread."""
 
-    Args:
-        write: where records go.
-        say: says something to the user, and writes it down as the event that is named, if one is.
-        leave_on: signals that mean the same as SIGTERM.
-
-    Attributes:
-        returned: which samples come again.
-        recovery: makes all exchanges of this worker.
-        carrier: of gradients, where all average them.
-        leaving: whether this worker leaves after its step.
-        beside: whether another thread makes the exchanges.
-    """
-
-    beside = False
+    beside = False  # whether a background thread makes the exchanges
 
     def __init__(
-        self, membership: Membership, write: Callable[[MembershipRecord], None], say: Callable[..., None],
-        leave_on: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        membership: Membership,
+        write: Callable[[MembershipRecord], None],  # writes records to the journal
+        say: Callable[..., None],
+        leave_on: Sequence[int] = (),  # signals with the meaning of SIGTERM
+    ) -> None:
         self.membership = membership
-        self.returned = RequeuedSamples(membership.members)
+        self.returned = RequeuedSamples(membership.members)  # the requeued samples
         self.recovery = Recovery(
-            membership, self.returned, changed=self.changed, flush=self.flush, announce=self.announce,
+            membership,
+            self.returned,
+            changed=self.changed,
+            flush=self.flush,
+            announce=self.announce,
             report_length=len(Report._fields),
-        )  # fmt: skip
-        self.leaving = False
-        self.carrier: ElasticCarrier | None = None
+        )  # makes all exchanges of this worker
+        self.leaving = False  # whether this worker leaves after its step
+        self.carrier: ElasticCarrier | None = None  # of gradients, if all members average them
         self._run: ChangingRun | None = None
         self._attached: _Attached | None = None
-        self._write, self._say = write, say
+        self._write = write
+        self._say = say  # prints a message for the user, and records it as the named event, if there is a name
         self._later: list[tuple[Generation, float]] = []
         self._iteration = 0
-        self._in, self._over = not membership.joins_later, False
+        self._in = not membership.joins_later
+        self._over = False
         self._restore_signal: Callable[[], None] = lambda: None
         self._watches: list[NoticeWatch] = []
         self._listen((signal.SIGTERM, *leave_on))
 
     @property
     def members(self) -> Members:
-        """Those that take part."""
         return self.membership.members
 
     @property
     def changing(self) -> RequeuedSamples | ClaimedSamples:
-        """What a loader asks where workers leave and join."""
+        """The object that a loader asks about members and requeued samples."""
         return self.returned
 
     def bind(self, run: ChangingRun) -> None:
-        """The loop is there."""
         self._run = run
 
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
-        """The model is there, and what else holds state that a newcomer needs: optimizers, schedulers, …"""
+        """Remember the model and the objects whose state a newcomer needs: optimizers, schedulers, …"""
         self._attached = _Attached(model, tuple(others))
 
     def meet(self, model: nn.Module) -> None:
-        """All founders are there, and have the parameters and buffers of the first. Of who joins later: nothing.
-
-        Raises:
-            PeerError: one of them is gone already.
-        """
+        """Form the founders' group and broadcast the first one's parameters and buffers."""
+        # A worker that joins later gets them with the state of the run.
         if self.membership.joins_later or self.recovery.circle is not None:
             return
         try:
@@ -153,7 +139,6 @@ class Elastic:
 
     # ---------------------------------------------------------------- leaving
     def heed(self, notice: Callable[[], float | None]) -> None:
-        """Leave when it says that the machine will go."""
         self._watches.append(NoticeWatch(notice, self._goes))
 
     def _goes(self, left_s: float) -> None:
@@ -162,12 +147,12 @@ class Elastic:
         if self._in:
             self.leaving = True
         else:
-            signal.raise_signal(signal.SIGTERM)  # it waits to be let in, in the main thread
+            signal.raise_signal(signal.SIGTERM)  # the main thread waits to join; only a signal interrupts it
 
     def _listen(self, numbers: Sequence[int]) -> None:
-        """SIGTERM means: finish the step and leave."""
+        """Handle signals: finish the step and leave."""
         if threading.current_thread() is not threading.main_thread():
-            return  # only there can signals be listened to; session.leave() does the same
+            return  # Python allows signal handlers only there; session.leave() does the same
         before = {number: signal.signal(number, self._on_term) for number in numbers}
 
         def restore() -> None:
@@ -178,11 +163,11 @@ class Elastic:
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         if not self._in:
-            raise LeftRun  # it waits to be let in
+            raise LeftRun  # it waits to join
         self.leaving = True
 
     def announce(self) -> float:
-        """What this member says with the next exchange."""
+        """Return this member's announcement for the next exchange."""
         if self.leaving:
             return LEAVING
         return JOIN_PENDING if self.membership.somebody_asks else 0.0
@@ -197,7 +182,7 @@ class Elastic:
             self._later.append((generation, pause_s))
 
     def flush(self) -> None:
-        """Generations that hold from here on: the exchange in which this worker heard of them is complete."""
+        """Apply generations that start with the next exchange, because the current one is complete."""
         later, self._later = self._later, []
         for generation, pause_s in later:
             self._apply(generation, pause_s, -1)
@@ -208,7 +193,6 @@ class Elastic:
         self.tell(generation, pause_s)
 
     def tell(self, generation: Generation, pause_s: float) -> None:
-        """Others take part: the loop hears of it, and the journal."""
         assert self._run is not None
         self._run.members_changed(generation)
         if generation.left or generation.came:
@@ -232,11 +216,7 @@ class Elastic:
 
     # ---------------------------------------------------------------- around a step
     def begins(self, part: Portion) -> None:
-        """A batch is about to be handed out.
-
-        Raises:
-            TrainingError: a newcomer's parameters are not those that it was given.
-        """
+        """Check that a newcomer's parameters have not changed since it received them; otherwise raise TrainingError."""
         self._iteration = part.iteration
         attached = self._attached
         if attached is not None and attached.versions:
@@ -248,19 +228,16 @@ class Elastic:
             attached.versions = []
 
     def step_over(self) -> None:
-        """A step is over, and the next one has not begun: members may change.
-
-        Raises:
-            LeftRun: this one was told to leave.
-        """
+        """Change members, if announced, after a step and before the next one. Raises LeftRun if this worker leaves."""
         self.flush()
         announced = self.recovery.announced()
-        # Where members have changed at this very place, those that had completed the exchange have seen to it.
+        # After a recovery of this exchange the members have already changed here.
         if not any(announced) or self.membership.generation.exchange == self.recovery.exchanges:
             return
         assert self._run is not None
         if self._run.apart:
-            return  # they are announced anew with the next merge, as a newcomer begins with what comes of one
+            return  # a newcomer starts from a merged model; the next merge announces it again
+        # A worker that leaves before all have the sums would take along tensors that the others need for a repetition.
         through = LEAVING not in announced or self.recovery.all_through()
         self._change_members(leaving=through and announced[self.membership.place] == LEAVING)
 
@@ -290,20 +267,13 @@ class Elastic:
 
     # ---------------------------------------------------------------- newcomers
     def _give_state(self, new: Generation) -> None:
-        """One of those that were there gives a newcomer all that it needs; the others go on."""
         donor, *_ = [one for one in new.members if str(one) not in new.came]
         if self.membership.worker == donor:
             self.give_state(str(new.number), (donor, *sorted(map(int, new.came))))
 
     def give_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
-        """Give it to all of these but the first, which is this worker.
-
-        Args:
-            lost: see :meth:`Membership.circle`.
-
-        Raises:
-            Broken: one of them is gone.
-        """
+        """Send the state of the run from this worker, the first of these members; raises Broken if one of them has
+        failed."""
         assert self._run is not None
         assert self._attached is not None
         text, tensors = tensor_packing.pack(
@@ -328,11 +298,7 @@ class Elastic:
         circle.drop()
 
     def enter(self) -> None:
-        """A worker that joins later asks to be let in, and takes over the state of the run. Others: nothing.
-
-        Raises:
-            PeerError: the run has ended.
-        """
+        """Join the run and take over its state, on a worker that joins later. Raises PeerError if the run has ended."""
         if self._in or self._run is None or self._attached is None:
             return
         new: Generation | None = None
@@ -354,10 +320,7 @@ class Elastic:
                 continue
 
     def check_in(self, what: str) -> None:
-        """
-        Raises:
-            ConfigError: this worker joins later, and the others have not let it in yet.
-        """
+        """Raise ConfigError if this worker joins later and the others have not let it in yet."""
         if not self._in:
             raise ConfigError(
                 f"{what} on worker {self.membership.worker}, which joins the run and is not in it yet: ask for "
@@ -369,14 +332,8 @@ class Elastic:
             self._say(f"worker {self.membership.worker} waits to be let in")
 
     def take_state(self, key: str, those: Members, lost: Callable[[], bool] | None = None) -> None:
-        """Take over what the first of these gives to the others, of whom this worker is one.
-
-        Args:
-            lost: see :meth:`Membership.circle`.
-
-        Raises:
-            Broken: members have changed before it came.
-        """
+        """Receive the state of the run from the first of these members; raises Broken if members have changed
+        before."""
         assert self._run is not None
         assert self._attached is not None
         board = self.membership.board
@@ -397,6 +354,7 @@ class Elastic:
             one.load_state_dict(its)
         self.recovery.exchanges, self.recovery.by = state["exchanges"], state["by"]
         self.membership.enter(generation_of(state["generation"]))
+        # The generation decides the slots' layout, so before any exchange.
         self.recovery.renew(self.membership.generation)
         self.returned.take_up(state["returned"])
         self._run.take_over(state["run"])
@@ -407,7 +365,7 @@ class Elastic:
 
     # ---------------------------------------------------------------- the end
     def close(self, failed: bool) -> None:
-        """The session ends; without a failure, when all members have come to their end."""
+        """End the session; without a failure, wait until all members reach their end."""
         self._unlisten()
         if self._over:
             self.membership.close()
@@ -426,7 +384,7 @@ class Elastic:
 
 
 class Fixed:
-    """Where nobody leaves or joins; stands where :class:`Elastic` does around a step."""
+    """Replaces :class:`Elastic` around a step if members are fixed."""
 
     def begins(self, part: Portion) -> None: ...
 
@@ -434,6 +392,6 @@ class Fixed:
 
 
 def _unsaved(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that are not in the model's state (``persistent=False``)."""
+    """Return the buffers that the state dict leaves out (``persistent=False``)."""
     saved = model.state_dict()
     return {name: one for name, one in model.named_buffers() if name not in saved}

@@ -1,4 +1,4 @@
-"""Looks after the other members, and after the door."""
+"""The failure detector of an elastic run; it also notices workers that ask to join."""
 
 from __future__ import annotations
 
@@ -11,33 +11,29 @@ from uneven.runtime.membership_board import NEWS, STARTS_WITHIN_S, WORKERS, Boar
 
 
 class Watch:
-    """Beats for this worker, looks after the others' beats, and notices who wants to join. A thread of its own.
+    """Send this worker's heartbeats, check the others', and notice workers that ask to join; a background thread.
 
-    A process that was stopped or cut off is noticed by nobody else. One that has died is known to its launcher at once;
-    where the launcher has died with it, the end of a connection says so (:class:`.lifelines.Lifelines`).
+    A launcher reports the death of its workers. This thread finds a process that was stopped or cut off by its
+    heartbeats, and one that died together with its launcher by its connection (:class:`.lifelines.Lifelines`).
 
     Args:
-        board: with a connection that nobody else uses.
-        interface: address of this machine for the others; None is the loopback.
-        silence_s: how long a member may be silent before it counts as gone; 0 is for ever.
+        silence_s: how long heartbeats may be missing before a member counts as failed; 0 is for ever.
 
     Attributes:
-        asked: whether a worker stands at the door.
-        lost: why the store does not answer any more; None while it does.
-        listener: told, in the thread, of members that are gone and why, when it is news; None where nobody listens.
-        news, dead: as of then: a number that changes with it, and who.
+        news, dead: the arguments of the last call of ``listener``: a counter of changes, and the failed members.
     """
 
     def __init__(
         self, board: Board, worker: int, members: tuple[int, ...], silence_s: float, interface: str | None = None
     ) -> None:
         self.members = members
-        self.asked = False
-        self.lost: RuntimeError | None = None
+        self.asked = False  # whether a worker asks to join
+        self.lost: RuntimeError | None = None  # why the store no longer answers; None while it does
+        # called in the thread with failed members and reasons
         self.listener: Callable[[dict[int, str]], None] | None = None
         self.news = 0
         self.dead: dict[int, str] = {}
-        self._board = board
+        self._board = board  # with a connection that only this thread uses
         self._worker = worker
         self._silence_s = silence_s
         self._lifelines = Lifelines(interface)
@@ -48,7 +44,6 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop."""
         self._over.set()
         self._thread.join(1.0)
 
@@ -64,14 +59,14 @@ class Watch:
                 self.asked = bool(self._board.asking())
                 now_s = time.monotonic()
                 self._bury(ended, now_s)
-                listener = self.listener  # which the thread that trains takes away at the end
+                listener = self.listener  # the training thread sets it to None at the end
                 if listener is not None and (news := self._board.count(NEWS)) != self.news:
                     self.dead = self._board.dead(self.members)
                     listener(self.dead)
                     self.news = news
                 if now_s < next_s:
                     continue
-                # One that was stopped itself has not heard the others meanwhile.
+                # A process that was itself stopped has missed the others' heartbeats: start all counts again.
                 slept = now_s > next_s + self._silence_s / 2.0 and next_s > 0.0
                 next_s = now_s + every_s
                 self._board.count(f"beats/{self._worker}", 1)
@@ -85,7 +80,7 @@ class Watch:
             self._lifelines.close()
 
     def _addresses(self) -> dict[int, str]:
-        """Where the next members listen, as far as they have said so."""
+        """Return the addresses of the next members, as far as they have published them."""
         members = self.members
         place = members.index(self._worker) if self._worker in members else 0
         others = [one for one in (*members[place:], *members[:place]) if one != self._worker][:_FOLLOWED]
@@ -95,7 +90,7 @@ class Watch:
         return {one: self._listens[one] for one in others if one in self._listens}
 
     def _bury(self, ended: dict[int, float], now_s: float) -> None:
-        """Those whose processes have ended, if nobody has said why, and they have not said that they go."""
+        """Report workers whose processes have ended if their launcher has not, and if they did not leave."""
         for one in [one for one, at_s in ended.items() if now_s - at_s > _SAID_WITHIN_S]:
             del ended[one]
             if not self._board.any_of(("through", "left"), one):
@@ -107,7 +102,8 @@ class Watch:
                 continue
             count = self._board.count(f"beats/{one}")
             limit_s = self._silence_s if count else max(self._silence_s, STARTS_WITHIN_S)
-            awaited = count == 0 and one >= self._board.count(WORKERS)  # no launcher has started it yet
+            # No launcher has started it yet, so there cannot be heartbeats.
+            awaited = count == 0 and one >= self._board.count(WORKERS)
             if slept or awaited or one not in beats or beats[one][0] != count:
                 beats[one] = count, now_s
             elif now_s - beats[one][1] > limit_s:
@@ -115,16 +111,14 @@ class Watch:
                 self._board.bury_silent(one, limit_s)
 
 
-_BEATS = 40
-"""In the time that a member may be silent."""
+_BEATS = 40  # heartbeats within `silence_s`
 
+# Up to this many members each heartbeat checks all; with more, checks are rarer, so that the store's load stays the
+# same.
 _OFTEN = 8
-"""Members up to whom each is looked after at every beat; among more, as often that the store has not more to do."""
 
-_FOLLOWED = 4
-"""Other members, the next ones by place, whose processes a worker looks after: as many may die at once."""
+_FOLLOWED = 4  # next members by place whose connections a worker watches, so that failures at the same time are found
 
-_SAID_WITHIN_S = 0.15
-"""How long a launcher may take to say how a worker of its own has ended."""
+_SAID_WITHIN_S = 0.15  # how long a launcher may take to report the end of one of its workers
 
 _LOOK_EVERY_S = 0.05

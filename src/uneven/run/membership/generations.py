@@ -1,8 +1,8 @@
-"""Which workers take part in a run, as one of them knows it, and how to get from one generation to the next.
+"""The members of a run as one of them knows them, and the change from one generation to the next.
 
-The store holds, for generation n, ``generation/n`` (written once, by whichever member was first to know all that is
-needed) and ``said/n/W``, what member W said when n ended. So all members come to the same next generation, and one that
-dies in the midst of it leaves the others able to.
+For generation n the store has ``generation/n``, written once by the first member that had all it needed, and
+``said/n/W``, the statement of member W at the end of n. So all members agree on the next generation, and one that fails
+during the change does not stop the others.
 """
 
 from __future__ import annotations
@@ -32,67 +32,57 @@ _LOOK_EVERY_S = 0.002
 
 
 class LeftOut(PeerError):
-    """The others have gone on without this worker."""
+    """The others have continued without this worker."""
 
 
 class Membership:
-    """One worker's place among those that come and go.
-
-    Args:
-        worker: this one, for life.
-        founders: workers that the run begins with; this is one of them, or joins later.
-        bounds: least and greatest number of members.
-        connect: makes one more connection to the store.
-        silence_s: see :class:`~uneven.run.membership.failure_detector.Watch`.
-        timeout_s: how long to wait for a worker that is alive.
-        interface: address of this machine for the others; None is the loopback.
-
-    Attributes:
-        generation: the newest that this worker takes part in.
-    """
+    """One worker's place among changing members."""
 
     def __init__(
-        self, worker: int, founders: int, bounds: tuple[int, int], connect: Callable[[], Any], *, silence_s: float,
-        timeout_s: float, interface: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        worker: int,  # number of this worker; it never changes
+        founders: int,  # number of workers that start the run; this is one of them, or joins later
+        bounds: tuple[int, int],  # least and greatest number of members
+        connect: Callable[[], Any],  # makes another connection to the store
+        *,
+        silence_s: float,  # see `Watch`
+        timeout_s: float,  # how long to wait for a worker that is alive
+        interface: str | None = None,  # address of this machine for the others; None is the loopback
+    ) -> None:
         self.worker = worker
         self.founders = founders
         self.bounds = bounds
         self.timeout_s = timeout_s
-        self.generation: Generation = first_generation(founders)
+        self.generation: Generation = first_generation(founders)  # the newest with this worker
         self.history: dict[int, Members] = {0: self.generation.members}
         self.board = Board(connect())
         self.board.write(f"{SESSION}/{worker}", OPEN)
-        self._connect, self._interface = connect, interface
+        self._connect = connect
+        self._interface = interface
         self._groups_store = connect()
-        self._news = 0  # as last looked at
+        self._news = 0  # the store's counter of changes when it was last read
         self._lost = False
         self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s, interface)
 
     @property
     def joins_later(self) -> bool:
-        """Whether the run began without this worker."""
         return self.worker >= self.founders
 
     @property
     def members(self) -> Members:
-        """Those that take part, ascending."""
         return self.generation.members
 
     @property
     def place(self) -> int:
-        """This worker's position among them; its own number before it is one of them."""
+        """This worker's position among them; its own number before it is a member."""
         return self.generation.place(self.worker) if self.worker in self.generation.members else self.worker
 
     # ---------------------------------------------------------------- what has happened
     def lost(self) -> bool:
-        """Whether a member of this generation is gone, or has given it up; cheap, to be asked while one waits.
-
-        Raises:
-            PeerError: the store has ended.
-        """
+        """Return whether a member of this generation has failed or given it up; cheap enough to poll."""
         try:
             news = self.board.count(NEWS)
+            # One counter instead of a read for each member, at every poll.
             if news != self._news:
                 self._news = news
                 n, members = self.generation.number, self.generation.members
@@ -105,22 +95,17 @@ class Membership:
 
     @property
     def somebody_asks(self) -> bool:
-        """Whether a worker stands at the door, and there is room.
-
-        Raises:
-            PeerError: the store has ended.
-        """
-        if self.watch.lost is not None:  # a worker that is alone waits for no other, and would not notice
+        """True if a worker asks to join and there is room. Raises PeerError if the store has ended."""
+        if self.watch.lost is not None:  # a single member waits for no other, and would not notice
             raise self._ended(self.watch.lost)
         return self.watch.asked and len(self.members) < self.bounds[1]
 
     # ---------------------------------------------------------------- from one generation to the next
     def agree(self, said: Statement) -> Generation:
-        """End this generation; the next one, which may be without members that are gone.
+        """End this generation and return the next one, without members that have failed.
 
-        Raises:
-            LeftOut: the others took this worker for gone.
-            PeerError: a member that is alive says nothing within the time-out; the store has ended; too few are left.
+        Raises LeftOut if the others counted this worker as failed, and PeerError if a member that is alive sends no
+        statement in time, the store has ended or too few members are left.
         """
         old = self.generation
         try:
@@ -135,17 +120,9 @@ class Membership:
         self._check_enough(new)
         return new
 
-    def follow(self, *, leaving: bool = False, closing: bool = False) -> list[Generation]:
-        """Where members owe each other nothing: the generations since this one. Waits for nobody.
-
-        Args:
-            leaving: this worker takes no part in the next one.
-            closing: nobody is let in any more.
-
-        Raises:
-            LeftOut: the others took this worker for gone.
-            PeerError: too few are left; the store has ended.
-        """
+    def follow(self, *, leaving: bool = False, closing: bool = False) -> list[Generation]:  # `closing`: no newcomers
+        """Return the generations since this one, without waiting; for members that make no common exchanges. Raises
+        as :meth:`agree`."""
         found: list[Generation] = []
         try:
             while (new := self._next(leaving, closing)) is not None:
@@ -167,9 +144,13 @@ class Membership:
         if (text := board.look(key)) is None:
             lacking = tuple(one for one in map(int, old.came) if board.look(f"in/{one}") is None)
             made = replaced(
-                old, board.dead(old.members), {} if closing else board.asking(), self.bounds[1],
-                leaving=(self.worker,) if leaving else (), lacking=lacking,
-            )  # fmt: skip
+                old,
+                board.dead(old.members),
+                {} if closing else board.asking(),
+                self.bounds[1],
+                leaving=(self.worker,) if leaving else (),
+                lacking=lacking,
+            )
             if made is None:
                 return None
             text = board.write_once(key, made.text())
@@ -177,18 +158,12 @@ class Membership:
         return self._admitted(generation_of(text))
 
     def _admitted(self, new: Generation) -> Generation:
-        """This generation, once those that it lets in know of it."""
         if new.came:
             self.board.asking()
             self.board.admit(map(int, new.came), new.number)
         return new
 
     def connected(self) -> Any:
-        """Make one more connection to the store.
-
-        Raises:
-            PeerError: the store has ended.
-        """
         try:
             return self._connect()
         except RuntimeError as error:
@@ -209,37 +184,39 @@ class Membership:
             )
 
     def enter(self, new: Generation) -> None:
-        """This worker takes part in it."""
-        self.generation = new  # a newcomer enters again with the state that it has been given
+        self.generation = new  # a newcomer enters a second time, with the state that it received
         self.history[new.number] = new.members
         self.watch.members = new.members
+        # −1 forces a check at the next poll: a new member may already have failed.
         self._news, self._lost = -1, False
 
     def circle(
-        self, purpose: str, those: Members | None = None, of: str = "", lost: Callable[[], bool] | None = None, *,
-        aside: bool = False,
-    ) -> AbortableGroup:  # fmt: skip
-        """The process group of this generation for one purpose; all members call it at the same time.
+        self,
+        purpose: str,
+        those: Members | None = None,  # its members, in order of their places; all if None
+        of: str = "",  # a unique name for a group with a narrower purpose; "" is for this generation
+        lost: Callable[[], bool] | None = None,  # returns whether one of those has failed; None checks all members
+        *,
+        aside: bool = False,  # on a separate connection, because another thread may form a group at the same time
+    ) -> AbortableGroup:
+        """Form the process group of this generation for one purpose; all of its members call it at the same time.
 
-        Args:
-            those: the members that are in it, in order of their places; all if None.
-            of: what it is for, another one each time; "" is for this generation.
-            lost: whether one of those is gone; None where it matters whether any member is.
-            aside: on a connection of its own, as another thread may make a group at the same time.
-
-        Raises:
-            Broken: a member was gone.
-            PeerError: one that is alive did not come in time.
+        Raises Broken if a member has failed, and PeerError if one that is alive did not come in time.
         """
         new = self.generation
         name, those = f"circle/{of or new.number}/{purpose}", new.members if those is None else those
         try:
             return AbortableGroup(
-                self.connected() if aside else self._groups_store, name, those.index(self.worker), len(those),
-                interface=self._interface, lost=lost or self.lost, timeout_s=self.timeout_s,
-            )  # fmt: skip
+                self.connected() if aside else self._groups_store,
+                name,
+                those.index(self.worker),
+                len(those),
+                interface=self._interface,
+                lost=lost or self.lost,
+                timeout_s=self.timeout_s,
+            )
         except GroupAborted:
-            # What was to make the group waits for the one that is gone, and keeps the connection as long as it does.
+            # The abandoned attempt still waits for the failed member and blocks its connection.
             if not aside:
                 self._groups_store = self.connected()
             raise
@@ -247,10 +224,11 @@ class Membership:
             raise PeerError(f"worker {self.worker}: {error}; all of {new.members} are alive as far as known") from None
 
     def missing(self, what: str, exchange: int) -> PeerError:
-        """The error where an exchange has not ended in time though nobody is known to be gone: who is not in it?"""
+        """Return the error for an exchange that timed out without a known failure; it names the missing members."""
         n = self.generation.number
         try:
             self.board.write(f"waits/{n}/{exchange}/{self.worker}", what)
+            # The others reach their own time-out and write their key within this time.
             time.sleep(_GRACE_S)
             absent = [one for one in self.members if self.board.look(f"waits/{n}/{exchange}/{one}") is None]
             self.board.miss(absent, what)
@@ -269,15 +247,8 @@ class Membership:
 
     # ---------------------------------------------------------------- the door
     def ask(self, introduction: dict[str, Any], waiting: Callable[[float], None]) -> Generation:
-        """Ask to be a member, and wait until the others let this worker in.
-
-        Args:
-            introduction: what they need to know of it, plain data.
-            waiting: called every second or so with how long it has waited, in seconds.
-
-        Raises:
-            PeerError: the run has ended, or its store has.
-        """
+        """Ask to join, call ``waiting`` once a second with the seconds so far, and return the generation that
+        includes this worker."""
         try:
             key = self.board.ask(self.worker, introduction)
             began_s = said_s = time.monotonic()
@@ -299,13 +270,10 @@ class Membership:
 
     # ---------------------------------------------------------------- the end
     def part_company(self, serve: Callable[[], None]) -> None:
-        """This worker has come to its end: wait until all members have, as one may still need what this one has.
+        """Wait until all members have reached their end, because one may still need this one's tensors.
 
-        Args:
-            serve: called when a member has given the generation up; it takes part in what follows from that.
-
-        Raises:
-            PeerError: somebody does not come to its end within the time-out.
+        ``serve`` is called when a member has given up the generation. Raises PeerError if a member does not come in
+        time.
         """
         self.board.write(f"through/{self.worker}", "")
         until_s = time.monotonic() + self.timeout_s
@@ -324,8 +292,7 @@ class Membership:
             time.sleep(_LOOK_EVERY_S)
 
     def close(self) -> None:
-        """Stop looking after the others."""
-        with contextlib.suppress(RuntimeError):  # the store has ended, and nobody reads it any more
+        with contextlib.suppress(RuntimeError):  # the store has ended: no process reads the key
             self.board.write(f"{SESSION}/{self.worker}", CLOSED)
         self.watch.close()
 
@@ -341,7 +308,7 @@ class Membership:
         return self._admitted(generation_of(text))
 
     def _decided(self, old: Generation, key: str, until_s: float) -> str | None:
-        """The next generation, if all have said what it needs."""
+        """Return the next generation, or None while a statement is missing."""
         n, board = old.number, self.board
         gone = board.dead(old.members)
         statements = {
@@ -350,6 +317,7 @@ class Membership:
             if one not in gone and (text := board.look(f"said/{n}/{one}")) is not None
         }
         if len(statements) + len(gone) == len(old.members):
+            # Members may have different news, so the first successor that is written wins.
             return board.write_once(key, successor(old, statements, gone, board.asking(), self.bounds[1]).text())
         if time.monotonic() > until_s:
             silent = [one for one in old.members if one not in gone and one not in statements]

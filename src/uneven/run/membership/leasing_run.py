@@ -1,4 +1,4 @@
-"""An elastic run in which each worker takes samples at its own pace."""
+"""The base of elastic runs in which each worker takes samples asynchronously."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ if TYPE_CHECKING:
 
 
 class ClaimingElastic(Elastic):
-    """See the module.
+    """An elastic run with sample leases."""
 
-    Attributes:
-        claims: who has which samples.
-    """
-
-    claims: ClaimedSamples
+    claims: ClaimedSamples  # the samples leased by each worker
 
     @property
     def changing(self) -> ClaimedSamples:
         return self.claims
 
     def tend(self) -> bool:
-        """Take up what has happened to the others, while this worker waits for them.
-
-        Returns:
-            Whether nothing of this worker's is under way to them.
-        """
+        """Process changes of the other members; return whether this worker has no merge under way."""
         raise NotImplementedError

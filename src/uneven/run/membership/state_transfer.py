@@ -1,4 +1,4 @@
-"""What the loop of a run does when members change, and what it tells a newcomer."""
+"""The training loop's reactions to changed members, and the state that it sends to a newcomer."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from uneven.run.step.loop import StepLoop
 
 
 class MembershipHooks:
-    """See :class:`uneven.run.membership.elastic_run.ChangingRun`.
-
-    Attributes:
-        loader: of the session, or what stands for it, once there is one.
-    """
+    """Implements :class:`uneven.run.membership.elastic_run.ChangingRun` for a loop."""
 
     def __init__(self, loop: StepLoop) -> None:
-        self.loader: BalancedLoader | DrawnSteps | None = None
+        self.loader: BalancedLoader | DrawnSteps | None = None  # set by the session
         self._loop = loop
 
     @property
     def joins_later(self) -> bool:
-        """Whether the run began without this worker."""
         elastic = self._loop.context.elastic
         return elastic is not None and elastic.membership.joins_later
 
@@ -41,11 +36,7 @@ class MembershipHooks:
         elastic.leaving = True
 
     def heed(self, notice: Callable[[], float | None]) -> None:
-        """Leave when it says that the machine will go; alone there is nobody to leave.
-
-        Raises:
-            ConfigError: the run is not elastic.
-        """
+        """Leave when a preemption notice comes. Raises ConfigError in a run of several workers that is not elastic."""
         context = self._loop.context
         if context.elastic is not None:
             context.elastic.heed(notice)
@@ -53,11 +44,7 @@ class MembershipHooks:
             raise ConfigError("Session(notice=…): no worker can leave; start with `uneven run --elastic MIN:MAX`")
 
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
-        """What a newcomer has to be given.
-
-        Raises:
-            ConfigError: something that was given to ``session.setup`` has no state.
-        """
+        """Remember the objects whose state a newcomer receives. Raises ConfigError if one has no state."""
         for one in others:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise ConfigError(
@@ -68,11 +55,7 @@ class MembershipHooks:
             self._loop.context.elastic.attach(model, others)
 
     def changing(self, dataset: Any) -> Changing | None:
-        """What a loader asks where workers leave and join.
-
-        Raises:
-            DataError: the data set is a stream.
-        """
+        """Return the object that a loader asks about members, or None. Raises DataError if the data set is a stream."""
         elastic = self._loop.context.elastic
         if elastic is None:
             return None
@@ -81,16 +64,16 @@ class MembershipHooks:
                 "an elastic run needs a data set with __len__ and __getitem__: of a stream, the samples of a worker "
                 "that is lost cannot be read again"
             )
-        return cast("Changing", elastic.changing)  # at one's own pace only asked for members, and what is waiting
+        # The asynchronous kind has only the methods that are called in such a run.
+        return cast("Changing", elastic.changing)
 
     def calls(self, begin: Callable[[Portion], None]) -> LoaderCalls:
-        """Whom the loader of the run calls as it goes."""
         loop, elastic = self._loop, self._loop.context.elastic
         calls = LoaderCalls(begin=begin, end=loop.end, over=loop.over)
         return calls if elastic is None else replace(calls, enter=elastic.enter, settle=self._settle)
 
     def _settle(self) -> None:
-        """A pass of an epoch is over: what is to come again in that epoch must be known."""
+        """Learn, at the end of a pass over an epoch, which samples are requeued in that epoch."""
         elastic = self._loop.context.elastic
         assert elastic is not None
         self._loop.model.agreement.settle()
@@ -106,11 +89,9 @@ class MembershipHooks:
         self._loop.reports.members_changed(generation)
 
     def introduction(self) -> dict[str, Any]:
-        """What the others need to know of this worker before it joins."""
         return {**self._loop.reports.introduction(), "site": self._loop.context.world.site}
 
     def for_newcomers(self) -> dict[str, Any]:
-        """Where the run is, between two steps."""
         assert self.loader is not None
         cursor, drawn = self.loader.place()
         return {
@@ -126,7 +107,6 @@ class MembershipHooks:
         }
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`for_newcomers`."""
         assert self.loader is not None
         elastic = self._loop.context.elastic
         assert elastic is not None
@@ -134,10 +114,12 @@ class MembershipHooks:
         self._loop.context.sites.update(state["sites"])
         self.loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
         self._loop.model.agreement.clock = state["clock"]
+        # Parts and agreement load their state for these members, so these must be known first.
         self._loop.members_changed(elastic.members, elastic.membership.generation.number)
         self._loop.model.agreement.load_state_dict(*state["agreement"])
         self._loop.reports.take_over(state["reports"])
         self._loop.parts.load(*state["parts"])
         if self._loop.own_pace is not None:
             self._loop.own_pace.adopt(state["pace"], elastic.members)
+        # Last: it uses the clock, the members and the state that are set above.
         self._loop.model.agreement.joined(state["begins_as"])

@@ -1,4 +1,4 @@
-"""Nested plain data with tensors in it, as one text and a list of tensors. Nothing is pickled."""
+"""Nested plain data with tensors, packed as one text and a list of tensors. No pickle is used."""
 
 from __future__ import annotations
 
@@ -15,31 +15,24 @@ _TENSOR, _TUPLE, _MAP = "__tensor__", "__tuple__", "__map__"
 
 
 def pack(what: Any) -> tuple[str, list[Tensor]]:
-    """A text and tensors; dictionaries, lists, tuples, numbers, texts and None, with tensors anywhere among them.
-
-    Raises:
-        CheckpointError: something else is in it; the message says where.
-    """
+    """Pack nested dictionaries, lists, tuples, numbers, texts, None and tensors of any shape; others raise
+    CheckpointError."""
     tensors: list[Tensor] = []
     return json.dumps(_plain(what, tensors, "state")), tensors
 
 
 def shapes(tensors: Sequence[Tensor]) -> list[list[Any]]:
-    """The dtype and shape of each, for which a receiver has to make room."""
+    """Return the dtype and shape of each tensor; a receiver allocates memory for them."""
     return [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors]
 
 
 def room(shapes: Sequence[Sequence[Any]]) -> list[Tensor]:
-    """Tensors of these types and shapes, not filled.
-
-    Raises:
-        CheckpointError: there is no such type.
-    """
+    """Return uninitialized tensors of these dtypes and shapes; an unknown dtype raises CheckpointError."""
     return [torch.empty(list(shape), dtype=_dtype(name)) for name, shape in shapes]
 
 
 def unpack(text: str, tensors: Sequence[Tensor]) -> Any:
-    """Inverse of :func:`pack`."""
+    """Return the data of :func:`pack` again; tensors have their packed shapes."""
     return _whole(json.loads(text), iter(tensors))
 
 
@@ -48,6 +41,7 @@ def _plain(what: Any, tensors: list[Tensor], path: str) -> Any:
         tensors.append(what.detach().contiguous().cpu())
         return {_TENSOR: len(tensors) - 1}
     if isinstance(what, dict):
+        # A list of pairs: JSON would turn keys that are numbers or tuples into texts.
         return {_MAP: [[_plain(key, tensors, path), _plain(it, tensors, f"{path}.{key}")] for key, it in what.items()]}
     if isinstance(what, tuple):
         return {_TUPLE: [_plain(one, tensors, f"{path}[{place}]") for place, one in enumerate(what)]}

@@ -1,1 +1,1 @@
-"""Measurements become reports, and everybody's reports a split; and what the journal keeps."""
+"""Reports: from measurements to reports, from the reports of all workers to a split, and the records of both."""

@@ -1,4 +1,4 @@
-"""Takes every worker's profile before the training: together, within a bounded time, and nobody left waiting."""
+"""Profiles all workers at the same time before the training."""
 
 from __future__ import annotations
 
@@ -20,41 +20,33 @@ from uneven.run.lines.transport import Transport
 from uneven.run.measure.measure_profile import take_profile
 from uneven.run.start.connect import compare
 
-Progress = Callable[[int, float], None]
-"""Told a size that is tried, and the part of the time that is spent."""
+Progress = Callable[[int, float], None]  # called with the size under test and the fraction of the time that is spent
 
 
 def profile_together(
-    step: Callable[[int], object],
+    step: Callable[[int], object],  # forward and backward on a batch of a number of samples
     model: nn.Module,
     optimizers: tuple[torch.optim.Optimizer, ...],
     *,
     transport: Transport,
-    place: str,
-    least: int,
-    most: int,
-    within_s: float,
+    place: str,  # names the memory that is filled, for instance host and device; workers with the same text share it
+    least: int,  # smallest batch of this worker
+    most: int,  # largest batch of this worker
+    within_s: float,  # time for the whole measurement, the same on every rank
 ) -> dict[int, Profile]:
-    """Every worker measures itself, all at the same time, and tells the others.
+    """Measure all workers at the same time and exchange the results.
 
-    At the same time, because so they train: what workers on one machine take from each other (cores, the bandwidth of
-    memory, a device) belongs to what a batch costs there. What memory is left is divided among those in one place.
-
-    Args:
-        step: forward and backward on a batch of so many samples.
-        place: whose memory is filled, for instance host and device; the same text where it is the same memory.
-        least: smallest batch of this worker.
-        most: largest batch of this worker.
-        within_s: time for all of it, the same on every rank.
+    They share cores, memory bandwidth or a device in training too, and a batch's cost must include that. Workers in one
+    place share its free memory.
 
     Returns:
         Profiles by rank, the same on every rank.
 
     Raises:
-        ConfigError: as :func:`~uneven.run.measure.measure_profile.take_profile`, or layers that speak to the other
+        ConfigError: as :func:`~uneven.run.measure.measure_profile.take_profile`, or layers that exchange with other
         workers.
         ConflictError: the ranks do not agree on ``within_s``.
-        TrainingError: another rank failed; the message says which and of what.
+        TrainingError: another rank failed; the message has its error.
     """
     refuse_speaking_layers(model, transport.size)
     said = compare(transport, {"within_s": within_s, "_place": place}, "session.profile")
@@ -65,6 +57,7 @@ def profile_together(
                 step, model, *optimizers, least=least, most=most, within_s=within_s, sharers=sharers, progress=progress
             )
     except Exception as error:
+        # The other ranks wait in this gather: report the error instead of leaving them to the time-out.
         transport.gather_text(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         raise
     measured = {"sizes": own.sizes, "seconds": own.seconds, "failed": own.failed}
@@ -76,11 +69,6 @@ def profile_together(
 
 
 def profile_record(rank: int, own: Profile, most: int, took_s: float) -> ProfileRecord:
-    """What the journal keeps of a worker's profile.
-
-    Args:
-        most: samples that the worker may be given.
-    """
     return ProfileRecord(
         rank=rank,
         at_s=time.time(),
@@ -94,11 +82,9 @@ def profile_record(rank: int, own: Profile, most: int, took_s: float) -> Profile
 
 
 def steps_on(step: Callable[[Any], object], batch_of: Callable[[int], Any], *, reads: bool) -> Callable[[int], object]:
-    """The step of a profile out of one on a batch.
+    """Return a profile's step from a step on a batch.
 
-    Args:
-        batch_of: samples → a batch.
-        reads: whether reading a batch belongs to a step; else each is made once, before the steps that are timed.
+    A batch is read inside each step if ``reads``; otherwise each size is read once, before the timed steps.
     """
     kept: dict[int, Any] = {}
 
@@ -116,11 +102,7 @@ def _read(row: dict[str, Any]) -> Profile:
 
 
 def refuse_speaking_layers(model: nn.Module, workers: int) -> None:
-    """A profile is taken by each worker alone.
-
-    Raises:
-        ConfigError: a layer that needs the others, and there are others.
-    """
+    """Raise ConfigError if layers exchange with other workers, which are at other sizes."""
     names = [name for name, layer in model.named_modules() if isinstance(layer, nn.SyncBatchNorm)]
     if names and workers > 1:
         raise ConfigError(
@@ -131,7 +113,6 @@ def refuse_speaking_layers(model: nn.Module, workers: int) -> None:
 
 @contextmanager
 def _shown(rank: int, most: int) -> Iterator[Progress | None]:
-    """A bar on the terminal of rank 0, where there is one: how far the sizes have come, or the time."""
     if rank != 0 or not sys.stderr.isatty():
         yield None
         return

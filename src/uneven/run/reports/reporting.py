@@ -1,4 +1,4 @@
-"""This worker's measurements, its reports of them, and the split that all decide by everybody's."""
+"""One worker's measurements and reports, and the split that all workers decide from them."""
 
 from __future__ import annotations
 
@@ -39,63 +39,45 @@ from uneven.run.step.context import Context
 
 @dataclass(frozen=True, slots=True)
 class _Agreed:
-    """What all ranks have agreed on when the loader was made.
-
-    Attributes:
-        adds_up: whether each worker takes a number of its own, so that the global batch is what they add up to.
-    """
+    """The facts that all ranks agree on when the loader is made."""
 
     balancer: Balancer
     limits: Limits
     global_batch: int
     lookahead: int
-    adds_up: bool = False
+    adds_up: bool = False  # whether each worker takes a fixed number of samples, so that the global batch is their sum
 
     def among(self, limits: Limits) -> _Agreed:
-        """The same for other members.
-
-        Raises:
-            ConfigError: they cannot hold the global batch.
-        """
+        """Return the same for other members; raises ConfigError if their limits do not allow the global batch."""
         global_batch = sum(limits.lower) if self.adds_up else self.global_batch
         limits.check(global_batch)
         return replace(self, limits=limits, global_batch=global_batch)
 
 
 class Reports:
-    """Measures steps, and keeps the slow loop, which exists from when there is a loader.
-
-    Args:
-        turns, own_pace: get the limits of the batches when there is a loader.
-
-    Attributes:
-        books: of this worker's iterations.
-        piggyback: carries a few numbers behind the gradients, where these are in host memory.
-        needs: samples that the model needs of each worker in a step.
-        piggybacks: whether every step averages the gradients of all ranks, so that reports can be piggybacked on them.
-    """
+    """Measures steps and drives the slow loop, which exists once there is a loader."""
 
     def __init__(self, context: Context, turns: Turns, own_pace: OwnPace | None) -> None:
         self._context = context
         self._turns = turns
         self._own_pace = own_pace
+        # accounting of this worker's iterations
         self.books = StepAccounting(context.rank, context.scribe, torch.device("cpu"))
-        self.piggyback: Piggyback | None = None
-        self.piggybacks = False
+        self.piggyback: Piggyback | None = None  # sends a few numbers behind gradients that are in host memory
+        self.piggybacks = False  # whether every step averages the gradients of all ranks, and so can carry reports
         self._agreed: _Agreed | None = None
-        self.needs = 1
+        self.needs = 1  # samples that the model needs from each worker in a step
         self._slow: SlowLoop | None = None
         self._loaded: dict[str, Any] = {}
         self._cost_s = 0.0  # of the last exchange of reports
         self.microbatch: int | str | None = None
-        self._fits: int | None = None  # samples in a pass, as a profile says
-        self._bounds: dict[int, tuple[int | None, int]] = {}  # least share of each worker, if given, and greatest
+        self._fits: int | None = None  # samples in a pass, measured by a profile
+        self._bounds: dict[int, tuple[int | None, int]] = {}  # least share of each worker (None: not given), greatest
         self._kinds: dict[int, str] = {}  # of each worker's machine
         self._profiles: dict[int, Profile] = {}
         self._kind = ""
 
     def measure_on(self, device: torch.device) -> None:
-        """The model is on this device."""
         self.books = StepAccounting(self._context.rank, self._context.scribe, device)
         self._kind = kind_of(device)
 
@@ -108,11 +90,7 @@ class Reports:
         max_batch: int | None,
         **same: Any,
     ) -> None:
-        """Agree with the other ranks on limits and look-ahead, and make the slow loop.
-
-        Args:
-            same: what else must be the same everywhere.
-        """
+        """Agree with the other ranks on limits and look-ahead; ``same`` must be equal on all ranks."""
         adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
         upper = loader.batch_size if max_batch is None else max_batch
         several = self._context.connection.transport.size > 1 or self._context.elastic is not None
@@ -138,7 +116,7 @@ class Reports:
         elastic, lookahead = self._context.elastic, max(one["_lookahead"] for one in said)
         if elastic is not None:
             _refuse_unlike(said)
-            if elastic.membership.joins_later:  # it is alone until it is let in
+            if elastic.membership.joins_later:  # its only bounds until it is let in
                 self._bounds = {self._context.rank: self._bounds[len(said) - 1]}
         self._agreed = _Agreed(balancer, Limits(lower=(), upper=()), loader.batch_size, lookahead, adds_up)
         if self._own_pace is not None:
@@ -146,14 +124,10 @@ class Reports:
         self.settle(loader)
 
     def settle(self, loader: BalancedLoader | DrawnSteps) -> None:
-        """Derive limits and the slow loop from what the users gave and the model needs; the same on all workers.
-
-        Raises:
-            ConfigError: the limits cannot be met.
-        """
+        """Make the slow loop, with limits from the users' bounds and the model's needs, the same on all workers."""
         assert self._agreed is not None
         limits, elastic = self._limits(tuple(self._bounds)), self._context.elastic
-        self._turns.least = max(limits.lower)  # the same on all workers, which divide a last part alike
+        self._turns.least = max(limits.lower)  # equal on all workers, because they must divide a last part equally
         if isinstance(loader, BalancedLoader):
             loader.at_least(self._turns.least)
         if elastic is not None and elastic.membership.joins_later:
@@ -212,13 +186,10 @@ class Reports:
         model: nn.Module,
         optimizers: tuple[torch.optim.Optimizer, ...],
         within_s: float,
-        aside: AbstractContextManager[None],
+        aside: AbstractContextManager[None],  # context in which passes and steps affect no other worker
     ) -> dict[int, Profile]:
-        """See :meth:`uneven.Session.profile`; it begins anew with what was measured, or where a loaded state was.
-
-        Args:
-            aside: inside, passes and steps concern nobody else.
-        """
+        """Profile the workers and start again with the results, or with a loaded state; see
+        :meth:`uneven.Session.profile`."""
         assert self._agreed is not None
         rank, limits, total = self._context.rank, self._agreed.limits, self._agreed.global_batch
         began_s = time.perf_counter()
@@ -236,8 +207,9 @@ class Reports:
         if self.microbatch is not None:
             found = {one: _in_a_pass(self.microbatch, it) for one, it in profiles.items()}
             self._fits = found[rank] or total
-            profiles = {one: it if (most := found[one]) is None else in_passes(it, most, total)
-                        for one, it in profiles.items()}  # fmt: skip
+            profiles = {
+                one: it if (most := found[one]) is None else in_passes(it, most, total) for one, it in profiles.items()
+            }
         self._profiles, limits = profiles, profiled_limits(limits, profiles, total)
         took_s = time.perf_counter() - began_s
         self._context.scribe.write(profile_record(rank, profiles[rank], limits.upper[rank], took_s))
@@ -249,11 +221,7 @@ class Reports:
         return profiles
 
     def fitting(self) -> int | None:
-        """Samples in one pass of this worker at most; None for no limit.
-
-        Raises:
-            ConfigError: that is to be measured, and was not.
-        """
+        """Return the most samples in one pass, None for no limit; raises ConfigError if "auto" was not measured."""
         if isinstance(self.microbatch, str) and self._fits is None:
             raise ConfigError(
                 "session.passes with microbatch='auto', and nothing was measured: call session.profile(step) before "
@@ -263,16 +231,11 @@ class Reports:
 
     # ---------------------------------------------------------------- members that come and go
     def introduction(self) -> dict[str, Any]:
-        """What the others need to know of this worker, which joins later."""
         assert self._agreed is not None
         return {"lower": self._agreed.limits.lower[0], "upper": self._agreed.limits.upper[0], "kind": self._kind}
 
     def members_changed(self, generation: Generation) -> None:
-        """Others take part from the generation's border on.
-
-        Raises:
-            ConfigError: those that are left cannot hold the global batch.
-        """
+        """Continue with other members; raises ConfigError if their limits do not allow the global batch."""
         for worker, said in generation.came.items():
             self._bounds[int(worker)] = (said["lower"], said["upper"])
             self._kinds[int(worker)] = said["kind"]
@@ -284,7 +247,7 @@ class Reports:
         )
 
     def for_newcomers(self) -> dict[str, Any]:
-        """See :meth:`SlowLoop.for_newcomers`; and what each worker can hold, is, and was found to be in its profile."""
+        """Return the state of the slow loop, and the bounds, kind and profile of each worker."""
         assert self._slow is not None
         return {
             "slow": self._slow.for_newcomers(),
@@ -294,31 +257,30 @@ class Reports:
         }
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`for_newcomers`, on a newcomer that is a member now."""
         assert self._agreed is not None
         self._bounds, self._kinds = state["bounds"], state["kinds"]
         self._profiles = {rank: Profile(**one) for rank, one in state["profiles"].items()}
         self._agreed = self._agreed.among(self._limits(self._context.members))
         self._slow = self._slow_loop(self._agreed, {})
-        if self._profiles:  # now, as the first split cannot be made of them: they are of those that the run began with
+        if self._profiles:  # not for the first split: they are profiles of the founders, not of the members now
             self._agreed.balancer.profiled(self._profiles)
         self._slow.take_over(state["slow"])
 
     # ---------------------------------------------------------------- around a step
     def call(self, iteration: int) -> None:
-        """Gradients of all are about to be averaged: call for reports in that exchange, if speed has changed here."""
+        """Call for reports in the exchange of gradients that is about to start, if this worker's speed has changed."""
         if self.piggyback is not None and self._slow is not None:
             row = self._slow.early_report(iteration, self.books.use, self._cost_s)
             if row is not None:
                 self.piggyback.call(row)
 
     def over(self, part: Portion, *, leaving: bool, met: bool, called: bool) -> None:
-        """A step is over.
+        """End a step.
 
         Args:
-            leaving: the loop was left in it: by all ranks, or by an error on this one.
+            leaving: whether the loop was left in it, by all ranks or by an error on this one.
             met: whether all workers have waited for each other in it.
-            called: whether all have averaged gradients in it, so that all have heard the same calls.
+            called: whether all have averaged gradients in it, so that all received the same calls.
         """
         slow = self._slow
         if slow is None:
@@ -337,13 +299,11 @@ class Reports:
             self._cost_s = spent_s if reported else self._cost_s + spent_s
 
     def read(self) -> None:
-        """Take in what has been measured and not been read."""
         if self._slow is not None:
             self.books.read(self._slow)
 
     # ---------------------------------------------------------------- the split
     def shares(self, iteration: int) -> tuple[int, ...]:
-        """The split in force in ``iteration``."""
         assert self._slow is not None
         return self._slow.shares(iteration)
 
@@ -353,28 +313,22 @@ class Reports:
         return self._slow.newest if self._slow is not None else ()
 
     def settled(self) -> bool:
-        """Whether no split will be decided any more."""
+        """Return whether no further split will be decided."""
         return self._slow is not None and not self._slow.adapts and self._context.elastic is None
 
     # ---------------------------------------------------------------- checkpoints and the end
     def state_dict(self) -> dict[str, Any]:
-        """State of the slow loop."""
         self.read()
         return self._slow.state_dict() if self._slow is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`; an empty one is nothing.
-
-        Raises:
-            CheckpointError: it is damaged; nothing has changed then.
-        """
+        """Load the state of the slow loop; raises CheckpointError, before any change, if it is damaged."""
         self.read()
         if self._slow is not None and state:
             self._slow.load_state_dict(state)
             self._loaded = state
 
     def close(self) -> None:
-        """The last records, and the end of what runs beside."""
         self.read()
         if self._slow is not None:
             self._slow.close()
@@ -384,17 +338,13 @@ class Reports:
 
 
 def _in_a_pass(microbatch: int | str, profile: Profile) -> int | None:
-    """Samples that a worker takes in one pass at most; None for no limit."""
+    """Return the most samples of a worker in one pass; None for no limit."""
     given = None if isinstance(microbatch, str) else microbatch
     return min((one for one in (given, profile.most) if one is not None), default=None)
 
 
 def _refuse_unlike(said: list[dict[str, Any]]) -> None:
-    """Where members change, all must have drawn equally far ahead.
-
-    Raises:
-        ConfigError: naming the ranks.
-    """
+    """Raise ConfigError if workers draw different numbers of batches ahead, because members may change."""
     ahead = [one["_lookahead"] for one in said]
     if len(set(ahead)) > 1:
         raise ConfigError(

@@ -1,8 +1,4 @@
-"""The books of one worker's iterations: where their time went, what was used meanwhile, and what keeping them cost.
-
-Right after a step the caches hold the model, and taking in one iteration costs as much as taking in several. So those
-that are as usual are taken in together.
-"""
+"""The time, load and measuring cost of each iteration of one worker."""
 
 from __future__ import annotations
 
@@ -22,52 +18,37 @@ from uneven.run.measure.other_load import LEAST_S, Others, find
 from uneven.run.reports.slow import SlowLoop
 from uneven.run.step.scribe import Scribe
 
+# An iteration counts as at most this many times the shortest recent one: the loop may have been paused in it.
 _LONGEST = 10.0
-"""An iteration counts as at most this many times the shortest recent one: the loop may have been paused while it held
-the batch, and a pause is not training."""
 
-_GLANCE_S = 1.0
-"""How often it is read what others use where no predictor asks for it: for the journal."""
+_GLANCE_S = 1.0  # interval between readings of other processes' load for the journal, if no predictor needs them
 
 
 class StepAccounting:
-    """Filled in around each iteration, and read now and then.
-
-    Args:
-        device: where the worker computes.
-
-    Attributes:
-        meter: takes the time of what is under way.
-        load: reads the use of the machine.
-        use: of the node, as last read.
-        control_s: what measuring and deciding have cost since it was last written down, in seconds.
-        passes: forward and backward passes of the iteration under way.
-    """
+    """The step accounting of one worker: written around each iteration and read at intervals."""
 
     def __init__(self, rank: int, scribe: Scribe, device: torch.device) -> None:
-        self._rank, self._scribe = rank, scribe
-        self.meter = Meter(clock_for(device))
-        self.load = LoadMeter(rank, gpu_uuid=nvml_uuid(device), device=device)
+        self._rank = rank
+        self._scribe = scribe
+        self.meter = Meter(clock_for(device))  # measures the iteration under way
+        self.load = LoadMeter(rank, gpu_uuid=nvml_uuid(device), device=device)  # reads the machine's load
         self._others = Others(find())
         self._ended: dict[int, tuple[Portion, int, int, float]] = {}
         self._shortest_s = math.inf
         self._size = 0  # samples of all workers in the iteration read last
-        self.use = Load()
-        self.control_s = 0.0
-        self.passes = 1
+        self.use = Load()  # newest reading of the node's load
+        self.control_s = 0.0  # cost of measuring and deciding since the last record, in seconds
+        self.passes = 1  # forward and backward passes of the iteration under way
 
     def end(self, part: Portion, counted: int) -> None:
-        """An iteration is over, and the meter knows it.
-
-        Args:
-            counted: its samples that count.
-        """
         self._ended[part.iteration] = part, counted, self.passes, time.time()
         self.passes = 1
 
     def read(self, slow: SlowLoop) -> None:
-        """Take in what has been measured and not been read; its cost so far goes to the first iteration of these."""
+        """Read the timings that are ready and write their records; the first one gets the whole ``control_s``."""
         self.control_s += self._scribe.take_spent_s()
+        # Right after a step the caches hold the model: reading several iterations together costs as much as reading
+        # one.
         timings = self.meter.timings()
         if self._ended:
             self._look(self._trained_s(timings))
@@ -75,7 +56,7 @@ class StepAccounting:
             self.use = Load(self._others.sample(LEAST_S if slow.watches else _GLANCE_S), self.load.memory)
         for timing in timings:
             part, counted, passes, ended_at_s = self._ended.pop(timing.iteration)
-            late, self._size = part.size < 0.9 * self._size, part.size  # few samples end an epoch, at another speed
+            late, self._size = part.size < 0.9 * self._size, part.size  # a small last part runs at another speed
             slow.measured(timing, part.work(self._rank), self.control_s, self.use, late)
             if self._scribe.writing:
                 its = partial(step_record, self._rank, part, timing, self.control_s, ended_at_s, self.use)
@@ -89,7 +70,7 @@ class StepAccounting:
         return sum(min(timing.whole_s, most_s) for timing in timings)
 
     def _look(self, trained_s: float) -> None:
-        """Look at the machine, if it is time; and at its memory after a batch that was larger than any before."""
+        """Read the machine's load if it is time, and its memory after the largest batch so far."""
         parts = [part for part, *_ in self._ended.values()]
         look = self.load.sample(parts[-1].iteration, max(part.batch(self._rank) for part in parts), trained_s)
         if look is not None and self._scribe.writing:
@@ -98,16 +79,21 @@ class StepAccounting:
             self.load.refresh()
 
     def close(self) -> None:
-        """Let go of what was opened."""
         self.load.close()
 
 
 def step_record(
-    rank: int, part: Portion, timing: MeterReading, control_s: float, ended_at_s: float, use: Load | None = None,
-    thread: int = 0, threads: int = 1, counted: int | None = None,
+    rank: int,
+    part: Portion,
+    timing: MeterReading,
+    control_s: float,
+    ended_at_s: float,
+    use: Load | None = None,
+    thread: int = 0,
+    threads: int = 1,
+    counted: int | None = None,
     passes: int = 1,
-) -> StepRecord:  # fmt: skip
-    """What the journal keeps of one iteration; see :class:`StepRecord`."""
+) -> StepRecord:
     use = use or Load()
     return StepRecord(
         rank=rank,

@@ -1,4 +1,4 @@
-"""Sees to it that all ranks read the same stream, without a wait of its own where they wait for each other anyway."""
+"""Checks that all ranks read the same stream or data set."""
 
 from __future__ import annotations
 
@@ -10,31 +10,23 @@ from uneven.run.samples.stream_fingerprint import differing
 
 
 class Streams:
-    """Compares the first samples of each epoch, or of the first one only where workers go through epochs apart.
-
-    Args:
-        together: whether all workers take the same steps.
-    """
+    """Compares the first samples of each epoch; of the first epoch only, if workers are in different epochs."""
 
     def __init__(self, transport: Transport, together: bool) -> None:
-        self._transport, self._together = transport, together
+        self._transport = transport
+        self._together = together  # whether all workers take the same steps
         self._pending: Pending | None = None
         self._epochs = 0
 
     def begin(self, first: list[float] | None) -> None:
-        """An epoch has begun, with the first batch in hand; ``first`` is None where there is an index."""
         self._epochs += 1
         if first is not None and self._transport.size > 1 and (self._together or self._epochs == 1):
             self._pending = self._transport.gather(first)
 
     def check(self, met: bool) -> None:
-        """A step is over.
+        """Finish the comparison at the end of a step in which all have ``met``, so that the fingerprints have arrived.
 
-        Args:
-            met: whether all workers have waited for each other in it, so that everybody's word is there.
-
-        Raises:
-            DataError: naming the ranks that read another stream than rank 0.
+        Raises DataError with the ranks that read another stream than rank 0.
         """
         if self._pending is None or not (met or not self._together):
             return
@@ -50,15 +42,7 @@ class Streams:
 
 
 def check_samples(rows: list[list[float] | None], where: str) -> None:
-    """See to it that data sets with an index are the same on all ranks.
-
-    Args:
-        rows: by rank, what :func:`uneven.run.samples.stream_fingerprint.spread_samples` says; None where nothing was
-        read.
-
-    Raises:
-        DataError: naming the ranks whose data set is not rank 0's.
-    """
+    """Raise DataError if data sets differ from rank 0's by the fingerprints in ``rows`` (None: not read)."""
     if None not in rows and (others := differing(np.array(rows))):
         raise DataError(
             f"{where}: the data set of rank {', '.join(map(str, others))} is not that of rank 0: samples with the same "

@@ -1,4 +1,4 @@
-"""Runs a predictor's training jobs in a background thread, so that training one is not on the fast path."""
+"""Trains a predictor in a background thread, outside of the fast path."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 from uneven.policy.control import Forecaster
 from uneven.policy.predict import Lesson
 
-_SHARE = 0.001
-"""The share of the time that jobs may take."""
+_SHARE = 0.001  # largest share of the time that training may take
 
 
 class BackgroundTrainer:
-    """One job at a time; no thread before the first."""
+    """Runs one training job at a time; starts a thread with the first job."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -22,7 +21,7 @@ class BackgroundTrainer:
         self._not_before_s = 0.0
 
     def turn(self, forecaster: Forecaster) -> None:
-        """Hand over what the last job learnt, and begin the job that is due; never waits."""
+        """Pass the result of the last job to the forecaster and start a job that is due; never waits."""
         if self._job is not None:
             if not self._job.done():
                 return
@@ -37,7 +36,7 @@ class BackgroundTrainer:
             self._job = self._pool.submit(_timed, job)
 
     def drop(self) -> None:
-        """What is being learnt belongs to a forecaster that is gone."""
+        """Cancel the job, whose forecaster has been replaced."""
         if self._job is not None:
             self._job.cancel()
             self._job = None

@@ -1,24 +1,22 @@
-"""Which of the batches that the user holds is a forward pass on, and which of them are in the model?
+"""The in-flight batches, and the one among them that a forward pass is on.
 
-In a plain loop the pass is on the newest one, and the step that follows takes it in. A script that fetches its next
-batch between forward and backward, a prefetcher that runs one ahead, a generator that looks whether this is the last
-one: all hold several, and a gradient counts with the weight of the batch that it was computed on. What tells them
-apart, in this order:
+In a plain loop the pass is on the newest batch, and the next step uses it. A script that fetches its next batch between
+forward and backward, a prefetcher, or a generator that checks for the last batch holds several, and a gradient counts
+with the weight of its own batch. The batch of a pass is found by, in this order:
 
 1. the memory of the pass's arguments, if it is that of one batch (also through views, and ``.to`` the same device);
-2. that all of them count alike, so that it does not matter for the gradient: the oldest;
-3. the number of samples, if it is among the leading sizes of the arguments and fits only batches that count alike.
+2. equal weights: if all candidates count the same, the oldest, because the choice does not change the gradient;
+3. the number of samples, if it is among the leading sizes of the arguments and fits only batches with equal weights.
 
-If none of these does, the pass is refused, as a wrong weight gives wrong gradients without a word.
+Otherwise the pass raises an error, because a wrong weight would give wrong gradients silently.
 
 A script may also keep batches and use them again: ``list(loader)`` for several epochs, ``itertools.cycle``, a replay
-buffer. Their tensors are known by their memory for as long as they live. A pass on a copy, while no loop over the
-loader is under way, is taken by its number of samples, if all batches of that size have counted alike; else it is
-refused when its gradient comes.
+buffer. Their tensors are recognized by their memory as long as they live. A pass on a copy, after the loop over the
+loader, is matched by its number of samples if all batches of that size have counted the same; otherwise its gradient
+raises an error.
 
-A batch is used, and so not to be trained on again after a resume, when an optimizer has made a step after the forward
-pass that ran on it. Batches that were fetched ahead have had no forward pass yet; micro-batches of which only ``.grad``
-knows have had no step.
+A batch is used, so a resume does not repeat it, once an optimizer has made a step after its forward pass. Prefetched
+batches have had no forward pass yet; micro-batches that are only in ``.grad`` have had no step.
 """
 
 from __future__ import annotations
@@ -41,19 +39,16 @@ from uneven.errors import TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.policy.samples.order import Portion
 
-_MOST = 4096
-"""Batches that may wait for a step; a longer wait is none."""
+_MOST = 4096  # batches that may wait for a step; more means that none will come
 
-_ROOM = 64
-"""Tensors of earlier batches that may be kept before those that are gone are looked for."""
+_ROOM = 64  # tensors of earlier batches that are kept before freed ones are removed
 
-_DEEP, _WIDE = 4, 32
-"""Levels of containers in which tensors of a batch are looked for, and members of each of these."""
+_DEEP, _WIDE = 4, 32  # levels of containers that are searched for a batch's tensors, and members of each
 
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """Where a tensor of a batch lies. When its memory is gone, others may be given the same place."""
+    """The memory of a batch's tensor. Once it is freed, other tensors may get the same address."""
 
     memory: StorageWeakRef
     start: int
@@ -62,7 +57,7 @@ class _Trace:
     def holds(self, tensor: Tensor) -> bool:
         try:
             memory = tensor.untyped_storage()._cdata
-        except NotImplementedError:  # torch.func wraps what it differentiates, and such a tensor lies nowhere
+        except NotImplementedError:  # torch.func's wrapped tensors have no memory
             return False
         same = memory == self.memory.cdata and not self.memory.expired()
         return same and self.start <= tensor.data_ptr() < self.end
@@ -70,7 +65,7 @@ class _Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Undecided(BatchWeight):
-    """That of a pass on a batch that nothing tells; it does no harm if it only evaluates."""
+    """The weight of a pass whose batch is unknown; it raises only if a gradient needs it, so evaluation works."""
 
     why: str = ""
 
@@ -86,9 +81,9 @@ class _Undecided(BatchWeight):
 class _Held:
     part: Portion
     turn: BatchWeight | None
-    batch: Any  # itself as long as it is the newest, for the loader holds that one as well
+    batch: Any  # only while it is the newest, because the loader holds that one anyway
     traces: list[_Trace] | None = None
-    samples: int | None = None  # that it has, if these are fewer than were drawn
+    samples: int | None = None  # its number of samples, if fewer than were drawn
 
     def traced(self) -> list[_Trace]:
         if self.traces is None:
@@ -104,45 +99,42 @@ class _Held:
 
 
 class InFlightBatches:
-    """Batches that were handed out and that no optimizer step has taken in, in the order in which they were.
+    """The batches that were yielded and that no optimizer step includes, in their order.
 
-    A batch that is passed over has been left out by the user, and counts as used with the next one. Where no forward
-    pass is seen (parts of the model are called, not the model), a step takes in all that was handed out before it.
-    Where nothing is known of a step, all that was handed out counts as used: no optimizer was given to :meth:`watch`,
-    and none has stepped.
+    A batch that is skipped counts as used with the next one. If no forward pass is seen (parts of the model are called
+    instead), a step uses all batches before it. If no steps are seen, because no optimizer was given to :meth:`watch`
+    and none has stepped, all yielded batches count as used.
 
     Attributes:
-        turn_of: part → what the batch that is handed out now counts; None where nobody wants to know.
-        exchanged: whether gradients are exchanged, at the end of a backward pass.
-        one_thread: whether the thread that trains has to be the one that asks for batches.
-        fewer: called with samples and turn of a batch that has fewer samples than were drawn, when a pass is on it.
-        once: whether what a batch counts is known only while it is the newest: its workers may leave.
+        exchanged: whether gradients are exchanged at the end of a backward pass.
+        once: whether a batch's weight is known only while it is the newest, because members may change.
         trained: whether a batch of the loader's newest pass has been trained on.
-        over: whether the script has gone through that pass to its end.
+        over: whether the script has iterated to the end of that pass.
     """
 
     def __init__(self, turn_of: Callable[[Portion], BatchWeight] | None = None) -> None:
-        self.turn_of = turn_of
+        self.turn_of = turn_of  # part → loss weight of its batch; None if weights are not needed
         self.exchanged = self.once = False
         self.trained = self.over = False
+        # called if a batch has fewer samples than were drawn
         self.fewer: Callable[[int, BatchWeight], None] | None = None
-        self.one_thread: Callable[[], bool] | None = None
+        self.one_thread: Callable[[], bool] | None = None  # whether the training thread must request batches
         self._open: deque[_Held] = deque()
-        self._passed = 0  # how many of them, from the first on, have had a forward pass
-        self._last: _Held | None = None  # that the newest forward pass was on
-        self._newest: _Held | None = None  # that was handed out last
-        self._down = False  # whether the loop over the loader that it is from is over
-        self._kept: dict[int, list[tuple[_Trace, _Held]]] = {}  # earlier ones, by their memory
+        self._passed = 0  # number of these, from the first on, with a forward pass
+        self._last: _Held | None = None  # batch of the newest forward pass
+        self._newest: _Held | None = None  # batch that was yielded last
+        self._down = False  # whether the loop that yielded it has ended
+        self._kept: dict[int, list[tuple[_Trace, _Held]]] = {}  # earlier batches, by their memory
         self._room = _ROOM
         self._sizes: dict[int, _Held | None] = {}  # the newest of each size; None where they count differently
-        self._thread = self._home = 0  # that asked for it, and that trains or, before, set up the model
-        self._ahead = False  # whether the user has been seen to fetch ahead
-        self._fresh = False  # whether a batch has been handed out since the last step
+        self._thread = self._home = 0  # thread that requested it, and thread that trains (at first: that set up)
+        self._ahead = False  # whether the script has fetched ahead before
+        self._fresh = False  # whether a batch was yielded since the last step
         self._watched = False
         self._trained: frozenset[int] = frozenset()
 
     def watch(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
-        """See the steps of all optimizers that hold a parameter of ``model``, also of those that are made later."""
+        """Observe the steps of all optimizers with a parameter of ``model``, also of those that are made later."""
         self._watched, self._home = bool(optimizers), get_ident()
         self._trained = frozenset(map(id, model.parameters()))
         _see_steps()
@@ -150,16 +142,15 @@ class InFlightBatches:
 
     @property
     def turn(self) -> BatchWeight | None:
-        """The turn of the batch that the newest forward pass was on."""
+        """The loss weight of the newest forward pass's batch."""
         return None if self._last is None else self._last.turn
 
     @property
     def newest(self) -> BatchWeight | None:
-        """The turn of the batch that was handed out last."""
+        """The loss weight of the batch that was yielded last."""
         return None if self._newest is None else self._newest.turn
 
     def hand(self, part: Portion, batch: Any) -> None:
-        """``batch`` is handed to the user."""
         self.rest()
         if len(self._open) == _MOST:
             self._open.popleft()
@@ -174,16 +165,16 @@ class InFlightBatches:
 
     @property
     def peeked(self) -> bool:
-        """Whether nothing of the loader's newest pass was trained on; never where training is out of sight."""
+        """True if no batch of the loader's newest pass was trained on; False if training cannot be observed."""
         return bool(self._trained) and not self.trained
 
     def settle(self) -> None:
-        """Batches that have had no forward pass get none any more: the next pass is on one that is handed out later."""
+        """Treat waiting batches as passed: the next forward pass is on a batch that is yielded later."""
         if self._passed < len(self._open):
             self._passed, self._last = len(self._open), self._open[-1]
 
     def rest(self) -> None:
-        """The newest batch is not to be kept any longer than the user keeps it."""
+        """Release the newest batch and remember only its memory, so that it lives no longer than the user keeps it."""
         newest = self._newest
         if newest is None or newest.batch is None:
             return
@@ -197,19 +188,16 @@ class InFlightBatches:
             self._room = max(_ROOM, 2 * len(self._kept))
 
     def put_down(self, whole: bool) -> None:
-        """The loop over the loader is over, or was left before the end of the epoch."""
+        """Record the end of the loop over the loader; ``whole`` if it reached the end of the epoch."""
         self._down, self.over = True, whole
         self.rest()
 
     def forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward pass begins; a hook of the model that the batches are for.
-
-        Raises:
-            TrainingError: it may be on any of several batches that count differently; or another thread reads the
-                loader, where that cannot be.
-        """
+        """Find the batch of a forward pass that starts; a hook of the model. Raises TrainingError if several batches
+        with different weights are possible, or another thread reads the loader although the run does not allow it."""
         if not torch.is_grad_enabled() or self._newest is None:
             return
+        # Not in a backward pass: activation checkpointing runs forward passes again, perhaps in autograd's threads.
         if torch._C._current_graph_task_id() == -1:
             self._home = get_ident()
             if self._home != self._thread:
@@ -225,11 +213,7 @@ class InFlightBatches:
             self.fewer(found.samples, found.turn)
 
     def asked(self) -> None:
-        """The loader is asked for the next batch.
-
-        Raises:
-            TrainingError: another thread reads ahead, where that cannot be.
-        """
+        """Check the thread that requests the next batch; raises TrainingError as :meth:`forward` does."""
         if get_ident() != self._home and self._home and self._passed < len(self._open):
             self._check_thread()
 
@@ -269,7 +253,7 @@ class InFlightBatches:
         raise TrainingError(_undecided([one.turn for one in able if one.turn is not None]))
 
     def _earlier(self, tensors: list[Tensor]) -> list[_Held]:
-        """Those that were handed out before and in whose memory these are; what it holds now it may hold later."""
+        """Return the earlier batches in whose memory these tensors are."""
         found: list[_Held] = []
         for one in tensors:
             try:
@@ -299,11 +283,7 @@ class InFlightBatches:
         return _Held(part, _Undecided(*fields, f"iteration {turn.iteration}: {why}"), None, [])
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step.
-
-        Raises:
-            TrainingError: in the midst of a backward pass, before the exchange.
-        """
+        """Record a step of an optimizer; raises TrainingError inside a backward pass, before the exchange."""
         if not self._open or not self._holds(optimizer):
             return
         self.trained = True
@@ -323,15 +303,14 @@ class InFlightBatches:
         return any(id(one) in self._trained for group in optimizer.param_groups for one in group["params"])
 
     def unused(self) -> tuple[Portion, ...]:
-        """Parts whose batches were handed out and are not used."""
         return tuple(one.part for one in self._open) if self._watched else ()
 
     def ahead(self) -> Portion | None:
-        """The first part that has had no forward pass yet; the script is still in its epoch."""
+        """Return the first part without a forward pass; the script is still in its epoch."""
         return self._open[self._passed].part if self._watched and self._passed < len(self._open) else None
 
     def clear(self) -> None:
-        """What is in hand will not be trained on: the pass that it is from was left, or a state was loaded."""
+        """Forget the in-flight batches: the loop was left, or a state was loaded."""
         self._open.clear()
         self._passed, self._last, self._fresh = 0, None, False
 
@@ -341,8 +320,8 @@ _watching: weakref.WeakSet[InFlightBatches] = weakref.WeakSet()
 
 @cache
 def _see_steps() -> None:
-    """Once in a process, and for good: taken off by the collector of garbage, which may come in the midst of a step, it
-    would change torch's table of hooks while torch walks over it."""
+    """Register the hook on all optimizers, once per process."""
+    # It is never removed: garbage collection could remove it during a step, while torch iterates over its hooks.
     register_optimizer_step_post_hook(_on_step)
 
 
@@ -372,7 +351,8 @@ def _undecided(turns: list[BatchWeight]) -> str:
 
 
 def _fewer(batch: Any, turn: BatchWeight) -> int | None:
-    """Samples of a batch, if these are fewer than its turn says, as where a collate function leaves some out."""
+    """Return the samples of a batch if they are fewer than its weight counts, for instance after a filtering collate
+    function."""
     members = [batch] if isinstance(batch, Tensor) else batch.values() if isinstance(batch, Mapping) else batch
     if not isinstance(batch, Tensor | Mapping | list | tuple) or len(members) == turn.samples:
         return None
@@ -389,7 +369,8 @@ def _trace(tensor: Tensor) -> _Trace:
 
 
 def tensors_in(found: Any, deep: int = _DEEP) -> Iterator[Tensor]:
-    """Yield the tensors that have memory in a batch or in arguments, also inside containers and plain objects."""
+    """Yield the tensors with memory in a batch or in arguments, of any shape, also inside containers and plain
+    objects."""
     if isinstance(found, Tensor):
         if _has_memory(found):
             yield found
@@ -406,7 +387,6 @@ def tensors_in(found: Any, deep: int = _DEEP) -> Iterator[Tensor]:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Not a sparse one, nor one that stands for others, as torch.func makes them."""
     try:
         return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.data_ptr() != 0
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Batches of a data set with an index, through torch's own ``DataLoader``."""
+"""Batches of a data set with an index, read by torch's ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -22,52 +22,41 @@ from uneven.run.samples.stream_fingerprint import spread, spread_samples
 
 
 class Sampler(Protocol):
-    """Draws the indices of one rank's batches; torch iterates it anew for each epoch.
+    """Draws the indices of one rank's batches; torch iterates over it once per epoch."""
 
-    Attributes:
-        drawn: parts drawn by torch, not yet handed out.
-    """
-
-    drawn: deque[Portion]
+    drawn: deque[Portion]  # parts drawn by torch, not yet yielded
 
     def start(self, cursor: Cursor) -> None:
-        """Forget what was drawn; the next pass begins at ``cursor``."""
-        ...
+        """Forget drawn parts; the next pass starts at ``cursor``."""
 
     def __iter__(self) -> Iterator[list[int]]: ...
 
 
 class IndexedSource(BatchSource):
-    """The batches of one rank from a data set with ``__len__`` and ``__getitem__``.
-
-    Args:
-        orders: those that ``sampler`` draws from.
-        alike: what tells the costs of the samples from others.
-        options: keywords for torch's ``DataLoader``.
-        ahead: batches that are read before they are handed out, beside those of reader processes.
-        read: called with each batch when it has been read.
-    """
+    """The batches of one rank from a data set with ``__len__`` and ``__getitem__``."""
 
     def __init__(
         self,
         dataset: Any,
         *,
-        orders: EpochOrders,
+        orders: EpochOrders,  # those that `sampler` draws from
         sampler: Sampler,
-        alike: str,
-        options: Mapping[str, Any],
-        ahead: int = 0,
-        read: Callable[[Any], object] = lambda batch: None,
+        alike: str,  # fingerprint of the samples' costs
+        options: Mapping[str, Any],  # keywords for torch's `DataLoader`
+        ahead: int = 0,  # batches that are read before they are yielded, in addition to those of reader processes
+        read: Callable[[Any], object] = lambda batch: None,  # called with each batch when it has been read
     ) -> None:
         self._orders = orders
         self._sampler = sampler
         self._options = options
-        self._ahead, self._read = ahead, read
+        self._ahead = ahead
+        self._read = read
         self._torch: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
         self._size = len(dataset)
         self.lookahead = self._torch.num_workers * (self._torch.prefetch_factor or 0) + ahead
         self.reads_along = self._torch.num_workers == 0
-        self.length, self.kind = orders.length, orders.kind
+        self.length = orders.length
+        self.kind = orders.kind
         self.batches = orders.batches
         self.alike = alike
         self.paced = sampler if isinstance(sampler, PacedSampler) else None
@@ -86,11 +75,8 @@ class IndexedSource(BatchSource):
         self._orders.expect(str(state.get("drawn", "")))
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
-        """Parts and this rank's batches, from ``cursor`` to the end of the epoch.
-
-        Raises:
-            DataError: the data set has become longer or shorter.
-        """
+        """Yield parts and this rank's batches to the end of the epoch. Raises DataError if the data set's length has
+        changed."""
         if (size := len(self._torch.dataset)) != self._size:  # type: ignore[arg-type]
             raise DataError(
                 f"the data set had {self._size} samples when session.loader was called, and now has {size}: let it "
@@ -113,12 +99,12 @@ class IndexedSource(BatchSource):
         self._sampler.come_again(changing)
 
     def sample(self, samples: int) -> Any:
-        """A batch to try a step on: the data set's first samples, again from the first where it has fewer."""
+        """Return the data set's first samples as a batch for a trial step, repeated if there are fewer."""
         dataset: Any = self._torch.dataset
         return self._collated([index % len(dataset) for index in range(samples)])
 
     def read(self, positions: Any) -> Any:
-        """A batch of the samples at these positions of the pass under way, shape (samples,), read here and now."""
+        """Read a batch by positions in the current pass, shape (samples,), in this process."""
         assert isinstance(self._sampler, PlannedSampler)
         return self._collated(self._sampler.order[positions].tolist())
 
@@ -132,24 +118,20 @@ class IndexedSource(BatchSource):
 
 
 def told_of(dataset: Any, options: Mapping[str, Any]) -> list[float] | None:
-    """What tells the samples of a data set from those of other ranks, see :mod:`.alike`; None if they cannot be read
-    here.
-
-    Args:
-        options: for torch's ``DataLoader``.
-    """
+    """Return a fingerprint of a data set, see :mod:`.alike`; None if its samples cannot be read here."""
     if options.get("num_workers") and options.get("worker_init_fn"):
-        return None  # a reader may need what that prepares
+        return None  # reading may depend on `worker_init_fn`, which runs only in reader processes
     twin = _twin(dataset)
-    with seeded(0, 0, None), _as_reader(twin, options.get("num_workers", 0)):  # the script's numbers stay as they are
+    with seeded(0, 0, None), _as_reader(twin, options.get("num_workers", 0)):  # keeps the script's random state
         try:
             return spread_samples([twin[index] for index in spread(len(twin))], packed)
-        except NotImplementedError:  # it gives whole batches only
+        except NotImplementedError:  # it has `__getitems__` only
             return None
 
 
 def _twin(dataset: Any) -> Any:
-    """Return a copy of the data set with copied attributes: readers may not share a file that the first read opens."""
+    """Return a copy of the data set with copied attributes."""
+    # The first read may open a file, which forked readers must not share: so only a copy is read here.
     if type(dataset) is dict:
         return {**dataset}
     if type(dataset) is list:
@@ -157,7 +139,7 @@ def _twin(dataset: Any) -> Any:
     kind = type(dataset)
     if not isinstance(dataset, Dataset) or kind.__new__ is not object.__new__:
         return dataset
-    if hasattr(kind, "__del__"):  # which would close files that the data set still uses
+    if hasattr(kind, "__del__"):  # the copy's destructor would close files of the original
         kind = type(kind.__name__, (kind,), {"__del__": lambda self: None})
     twin = object.__new__(kind)
     vars(twin).update((name, _twin(one)) for name, one in vars(dataset).items())
@@ -166,7 +148,8 @@ def _twin(dataset: Any) -> Any:
 
 @contextmanager
 def _as_reader(dataset: Any, readers: int) -> Iterator[None]:
-    """Inside, a data set that asks torch which reader process it is in gets an answer, if the script wants readers."""
+    """Let a data set that asks torch for its reader process get an answer inside the context, if the script uses
+    readers."""
     before = worker._worker_info
     try:
         if readers:
@@ -177,7 +160,6 @@ def _as_reader(dataset: Any, readers: int) -> Iterator[None]:
 
 
 def _read_ahead(batches: Iterable[Any], ahead: int, read: Callable[[Any], object]) -> Iterator[Any]:
-    """The batches, each when so many more have been read, or there are none."""
     held: deque[Any] = deque()
     for batch in batches:
         if ahead:
@@ -189,36 +171,27 @@ def _read_ahead(batches: Iterable[Any], ahead: int, read: Callable[[Any], object
 
 
 class PlannedSampler:
-    """What torch iterates anew for each epoch, also where its reader processes live on.
+    """The indices of one rank's batches; torch iterates over it once per epoch, also with persistent readers."""
 
-    It knows nothing of the loader: in a cycle of references, torch's reader processes would be stopped by
-    the garbage collector, late and slowly.
-
-    Args:
-        orders: epoch → index of the sample at every position.
-        costs: of the samples, where batches are divided by them.
-
-    Attributes:
-        order: of the epoch that a pass has begun.
-    """
-
-    order: Any = None
+    order: Any = None  # of the current pass
 
     def __init__(self, *, plan: EpochPlan, rank: int, orders: EpochOrders, costs: SampleCosts | None = None) -> None:
+        # No reference to the loader: in a reference cycle torch's reader processes end only at garbage collection, and
+        # slowly.
         self.drawn: deque[Portion] = deque()  # drawn by torch, not yet handed out
         self._plan = plan
         self._rank = rank
-        self._orders = orders
-        self._costs = costs
+        self._orders = orders  # epoch → index of the sample at every position
+        self._costs = costs  # of the samples, if batches are divided by them
         self._cursor = Cursor()
         self._ahead: tuple[Portion, ...] = ()
 
     def adopt(self, parts: tuple[Portion, ...]) -> None:
-        """The next pass begins with parts that the others have drawn before this worker joined."""
+        """Start the next pass with parts that the others drew before this worker joined."""
         self._ahead = parts
 
     def come_again(self, changing: Changing) -> None:
-        """Some positions come again, as a run that is resumed here has lost workers."""
+        """Requeue samples of workers that were lost before a resume."""
         self._plan.changing = changing
 
     def start(self, cursor: Cursor) -> None:
@@ -237,7 +210,7 @@ class PlannedSampler:
             self.drawn.append(part)
             if part.shares is not shares:
                 shares, offset, own = part.shares, part.offset(self._rank), part.batch(self._rank)
-            start = part.start + offset  # a slice is cut several times as fast as so many positions are looked up
+            start = part.start + offset  # slicing is several times faster than indexing by positions
             whole = own > 0 and not part.again
             mine = order[start : start + own] if whole else order[part.positions(self._rank, self._plan.lower)]
             yield mine.tolist()

@@ -1,4 +1,4 @@
-"""``BalancedLoader``: torch's own ``DataLoader``, which learns batch by batch which samples are this rank's."""
+"""The session's loader: torch's ``DataLoader`` with the indices of this rank, decided batch by batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UPDATES_BATCH_NORM = inspect.unwrap(update_bn).__code__
 
 
 class _NoSuchPart(DataError, AttributeError):
-    """So that ``hasattr`` is false."""
+    """A missing attribute; also an AttributeError, so that ``hasattr`` is false."""
 
 
 def _nothing(*_: Any) -> None:
@@ -34,14 +34,14 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderCalls:
-    """Whom a loader calls as it goes.
+    """The callbacks of a loader.
 
     Attributes:
-        enter: before the place in the run is asked for, as a worker that joins has none before it is let in.
-        begin: just before a batch is handed out, with its part.
-        end: when that iteration is over: the next batch is asked for (before any of it is loaded), or the loop is
-            left. Each ``begin`` gets exactly one ``end``.
-        settle: when a pass over an epoch is over, before it is asked what comes again in it.
+        enter: before the place in the run is read; a worker that joins has none before it is let in.
+        begin: just before a batch is yielded, with its part.
+        end: at the end of that iteration: the next batch is requested (and not loaded yet), or the loop is left. Each
+            ``begin`` gets exactly one ``end``.
+        settle: after a pass over an epoch, before its requeued samples are read.
         over: when the epoch has no more batches.
     """
 
@@ -53,43 +53,35 @@ class LoaderCalls:
 
 
 class BalancedLoader:
-    """The batches of one rank, its share of each global batch as the split moves.
+    """Yield this rank's batches: its share of each global batch, by the current split.
 
-    Each ``for`` over the loader is one epoch, and the epochs count themselves. Together the ranks use every
-    sample exactly once an epoch, in an order that depends on nothing but seed and epoch, and
-    ``batch_size`` samples in every iteration; what is left at the end is one smaller iteration, split in the
-    same proportions.
+    Each ``for`` over the loader is one epoch; the loader counts epochs. Together the ranks use every sample exactly
+    once per epoch, in an order that depends only on seed and epoch, and ``batch_size`` samples per iteration. The
+    remainder is one smaller iteration, split in the same proportions.
 
-    All ranks run the same number of iterations. A rank that gets no sample (in a last part smaller than the
-    number of workers, or where its share is 0) is handed ``lower`` samples all the same, the first of that
-    part repeated as needed; ``Portion.batch(rank)`` is 0 there, and so must be their weight in the gradient.
-    They pass through the model, so whatever counts samples in the forward pass (BatchNorm's running
-    statistics) sees them.
+    All ranks run the same number of iterations. A rank without samples (its share is 0, or the last part is smaller
+    than the number of workers) gets a padded batch: ``lower`` samples of that part, repeated as needed.
+    ``Portion.batch(rank)`` is 0 there, and its weight in the gradient must be 0 too. Padded samples pass through the
+    model, so they do change BatchNorm's running statistics.
 
-    **When a split takes effect.** With reader processes, torch draws indices ``lookahead`` batches ahead:
-    while the user has the batch of iteration k, those up to ``k + lookahead`` are drawn. So a split decided
-    when iteration k ends can take effect at iteration ``k + 1 + lookahead``. ``split_for(iteration)`` is
-    asked each time that an iteration's indices are drawn, or some iterations before where no split will be decided any
-    more, and must give the same answer on every rank.
-    Iterations that were drawn but never handed out (the loop was left early) are drawn again, and asked for
-    again, in the next epoch.
+    **When a split takes effect.** With reader processes, torch draws indices ``lookahead`` batches ahead, so a split
+    decided at the end of iteration k takes effect at iteration ``k + 1 + lookahead``. ``split_for(iteration)`` is
+    called when the indices of an iteration are drawn, or earlier if no further split will be decided, and must return
+    the same on every rank. Iterations that were drawn but not yielded, because the loop was left, are drawn again in
+    the next epoch.
 
-    **At one's own pace.** With ``Division.counter`` each rank takes its batches, as large as its share, from one
-    counter when it asks for them: still every sample once an epoch, but as many iterations as a rank comes to.
+    **Asynchronous sampling.** With ``Division.counter`` each rank takes batches of the size of its share from a common
+    counter. Every sample is still used once per epoch, but ranks run different numbers of iterations.
 
-    **Streams** (an ``IterableDataset``, or an object with ``__iter__`` that has no index and length): every
-    rank must read the same samples in the same order, and keeps its slice of every ``batch_size`` of them.
-    Slices are cut when they are handed out, so ``lookahead`` is 0; collating happens in this process. A
-    stream keeps its own order, ``shuffle`` or not; if it has ``set_epoch``, that is called before each
-    epoch. One process reads ahead, unless ``stream_sharded`` says that the stream divides itself among
-    ``num_workers`` readers; then its order depends on their number and on ``batch_size``.
+    **Streams** (an ``IterableDataset``, or an object with ``__iter__`` but without index and length): every rank must
+    read the same samples in the same order, and keeps its slice of every ``batch_size`` of them. Slices are cut when
+    they are yielded, so ``lookahead`` is 0; collating happens in this process. A stream keeps its order, with or
+    without ``shuffle``; its ``set_epoch``, if there is one, is called before each epoch. One process reads ahead,
+    unless ``stream_sharded`` declares that the stream divides itself among ``num_workers`` readers; then its order
+    depends on their number and on ``batch_size``.
 
     Args:
-        hands: notified of each batch that is handed out; it knows which of them are in the model.
-
-    Raises:
-        DataError: the data set can be neither indexed nor iterated, or is empty; the global batch is too
-            small; or options that do not go together.
+        hands: notified of each batch that is yielded; it knows which of them the model has used.
     """
 
     def __init__(
@@ -99,8 +91,10 @@ class BalancedLoader:
         calls: LoaderCalls | None = None,
         hands: InFlightBatches | None = None,
     ) -> None:
-        self.dataset, self.batch_size = asked.dataset, asked.batch_size
-        self._asked, self._division = asked, division
+        self.dataset = asked.dataset
+        self.batch_size = asked.batch_size
+        self._asked = asked
+        self._division = division
         self._changing = division.changing
         self._calls = calls or LoaderCalls()
         self._hands = hands or InFlightBatches()
@@ -116,18 +110,15 @@ class BalancedLoader:
         self._fresh = False  # whether it has handed out nothing yet
 
     def __len__(self) -> int:
-        """Iterations in a whole epoch; a resumed epoch has fewer left.
-
-        Raises:
-            TypeError: the data set is a stream that does not know its length.
-        """
+        """Return the iterations in a whole epoch (a resumed one has fewer); a stream of unknown length raises
+        TypeError."""
         if self._source.batches is not None:
             return self._source.batches
         length = len(self.dataset) if self._source.length is None else self._source.length
         return length // self.batch_size if self._asked.drop_last else -(-length // self.batch_size)
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what a loader of torch's has, and this one does itself."""
+        """Raise an error that explains the attributes of torch's loaders that this one replaces."""
         if name in ("sampler", "batch_sampler"):
             raise _NoSuchPart(
                 f"loader.{name}: the session's loader divides the samples by speed and counts its epochs itself: leave "
@@ -137,34 +128,34 @@ class BalancedLoader:
 
     @property
     def samples(self) -> int | None:
-        """Samples in an epoch; None for a stream."""
+        """The number of samples in an epoch; None for a stream."""
         return self._source.length
 
     @property
     def lower(self) -> int:
-        """Least samples in a batch of this rank."""
+        """The least number of samples in a batch of this rank."""
         return self._plan.lower
 
     def at_least(self, lower: int) -> None:
-        """Give no rank a smaller batch from the next pass on, if the last part allows it; the same on all ranks."""
+        """Set the least batch size from the next pass on, the same on all ranks; a small last part may have fewer."""
         self._plan.lower = lower
         if self.paced is not None:
             self.paced.at_least(lower)
 
     @property
     def alike(self) -> str:
-        """What else must be the same on all ranks."""
+        """A fingerprint of other options that must be the same on all ranks."""
         return self._source.alike
 
     @property
     def paced(self) -> PacedSampler | None:
-        """What draws the batches where workers take them at their own pace."""
+        """The sampler of workers that take batches asynchronously, otherwise None."""
         return self._source.paced
 
     @property
     def ended(self) -> bool:
-        """Whether all batches of the epoch in progress were handed out; not known of a stream, nor where workers leave
-        and join."""
+        """True if all batches of the current epoch were yielded; always False for streams and elastic runs, where it
+        is unknown."""
         length = self._source.length
         if length is None or self._changing is not None:
             return False
@@ -172,7 +163,7 @@ class BalancedLoader:
 
     @property
     def _cursor(self) -> Cursor:
-        """Behind what was handed out last."""
+        """The place after the last batch that was yielded."""
         return self._before if self._handed is None else self._before.after(self._handed)
 
     @_cursor.setter
@@ -181,54 +172,51 @@ class BalancedLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch in progress (after leaving a loop early, still that one); between epochs, the next."""
+        """The current epoch (also after leaving a loop early); between epochs, the next one."""
         self._calls.enter()
         return max(self._cursor.epoch, self._reached)
 
     @property
     def iteration(self) -> int:
-        """Iterations handed out so far, over the whole run; the next one has this number."""
+        """The number of iterations yielded so far in the whole run, and of the next one."""
         self._calls.enter()
         return self._cursor.iteration
 
     @property
     def lookahead(self) -> int:
-        """Iterations after the one in the user's hands whose split cannot be changed any more."""
+        """The number of iterations after the current one whose split is already fixed."""
         return self._source.lookahead
 
     @property
     def first_samples(self) -> list[float] | None:
-        """What tells a stream's first samples in this pass, or a sampler's order, from those of other ranks; None where
-        ranks cannot differ. See :mod:`uneven.run.samples.stream_fingerprint`."""
+        """A fingerprint of this pass: of a stream's first samples, or of a sampler's order; None if ranks cannot
+        differ. See :mod:`uneven.run.samples.stream_fingerprint`."""
         return self._source.tell() if self._changing is None else None
 
     def some_samples(self) -> list[float] | None:
-        """What tells the data set from those of other ranks, by a few samples; None where they cannot be read."""
+        """Return a fingerprint of the data set from a few samples; None if they cannot be read."""
         return self._source.some()
 
     @property
     def reads_along(self) -> bool:
-        """Whether batches are read in this process, between the user's steps."""
+        """True if this process reads batches between the user's steps."""
         return self._source.reads_along
 
     def sample(self, samples: int) -> Any:
-        """A batch of so many samples to try a step on, put together as in the loop; nothing of the epoch is used up.
-
-        Raises:
-            DataError: the data set is a stream: what was read of it would be missing in the epoch.
-        """
+        """Return a batch for a trial step, collated as in the loop; it uses up nothing of the epoch. A stream raises
+        DataError."""
         return self._source.sample(samples)
 
     def read(self, positions: Any) -> Any:
-        """A batch of the samples at these positions of the epoch in progress, int64, shape (samples,), read here."""
+        """Read a batch of samples by their positions in the current epoch, int64, shape (samples,), in this process."""
         assert isinstance(self._source, IndexedSource)
         return self._source.read(positions)
 
     def __iter__(self) -> Generator[Any, None, None]:
-        """Start an epoch, or finish the one that a loaded state was in the middle of.
+        """Start an epoch, or finish the one of a loaded state.
 
         Raises:
-            DataError: the loader is closed; or torch's ``update_bn`` asks on several workers.
+            DataError: the loader is closed, or torch's ``update_bn`` iterates over it on several workers.
         """
         if self._division.workers > 1 and sys._getframe(1).f_code is _UPDATES_BATCH_NORM:
             raise DataError(
@@ -238,7 +226,7 @@ class BalancedLoader:
         return self._started(notify=True)
 
     def pairs(self) -> Generator[tuple[Portion, Any], None, None]:
-        """The same, each batch with its part, and without a word to ``begin`` and ``end``: for several threads."""
+        """Yield (part, batch) without calls of ``begin`` and ``end``, for several threads."""
         return self._started(notify=False)
 
     def _started(self, *, notify: bool) -> Generator[Any, None, None]:
@@ -248,11 +236,11 @@ class BalancedLoader:
 
     def _walk(self, epoch: Generator[Any, None, bool]) -> Generator[Any, None, None]:
         if (left := self._suspended()) is not None:
-            left.close()  # an iterator that somebody still holds; its last iteration is over
+            left.close()  # an iterator that the script still holds; its last iteration has ended
         self._running = weakref.ref(epoch)
         whole = False
         try:
-            whole = yield from epoch
+            whole = yield from epoch  # None if a newer loop has closed this epoch, True at its end
         finally:
             if self._running() is epoch:
                 self._hands.put_down(whole)
@@ -264,13 +252,11 @@ class BalancedLoader:
             )
 
     def close(self) -> None:
-        """End the iteration in progress, and the reader processes where ``persistent_workers`` keeps them.
-
-        Dropping the loader does the same. But where it is part of a cycle of references (its callbacks lead
-        back to it), that is left to the garbage collector, and torch then waits seconds for each reader.
-        """
+        """End the iteration under way and stop reader processes that ``persistent_workers`` keeps."""
         if self._closed:
             return
+        # Without `close`, readers of a loader in a reference cycle end only at garbage collection, where torch waits
+        # seconds for each.
         if (left := self._suspended()) is not None:
             left.close()
         self._source.close()
@@ -298,11 +284,8 @@ class BalancedLoader:
         return True
 
     def _go_back(self) -> None:
-        """Nothing of the pass that was left has been trained on, so its batches come again.
-
-        Raises:
-            DataError: they cannot.
-        """
+        """Yield the batches of the abandoned pass again, because no step has used them; raises DataError if others
+        count them."""
         if self.paced is not None or self._changing is not None:
             raise DataError(
                 "a batch was taken from the loader before the loop, and not trained on: here others would count it as "
@@ -315,7 +298,7 @@ class BalancedLoader:
             self.dataset.set_epoch(self._cursor.epoch)
         yield from self._pass(notify)
         self._calls.settle()
-        # A worker may be lost in the last exchanges of an epoch; what it had comes again now.
+        # A worker may be lost in the last exchanges of an epoch: its samples are requeued within the epoch.
         while self._changing is not None and self._changing.waiting(self._cursor.iteration):
             yield from self._pass(notify)
             self._calls.settle()
@@ -339,33 +322,36 @@ class BalancedLoader:
                     self._calls.end()
 
     def place(self) -> tuple[Cursor, tuple[Portion, ...]]:
-        """Behind what was handed out last, and the parts of all that were drawn beyond that."""
-        if self.paced is not None:  # a newcomer takes samples of its own; shares are known from there on
+        """Return the place after the last yielded batch, and the parts that were drawn beyond it."""
+        if self.paced is not None:  # a newcomer leases its own samples; it needs only the number of the iteration
             return self._cursor._replace(iteration=self.paced.cut), ()
         return self._cursor, tuple(self._source.drawn)
 
     def adopt(self, cursor: Cursor, drawn: tuple[Portion, ...]) -> None:
-        """Inverse of :meth:`place`, on a worker that joins: it goes on where the others are."""
+        """Load the result of :meth:`place` on a worker that joins."""
         assert isinstance(self._source, IndexedSource)
         self._source.adopt(drawn)
         self._cursor, self._resumed = cursor, True
 
     def state_dict(self, lacking: Cursor | None = None) -> dict[str, Any]:
-        """Where the run is, JSON-able: what was handed out counts, what was only read ahead does not.
+        """Return the progress of the run as JSON-able data: yielded batches count, prefetched ones do not.
 
-        The same on every rank that is in the same iteration; where workers take samples at their own pace, on every
-        rank in a meeting of all. Batches in the user's hands count as used when an optimizer step has taken them in;
-        without an optimizer in ``session.setup``, whose steps could be seen, at once.
+        The same on every rank in the same iteration; with asynchronous sampling, in a meeting of all ranks. Batches in
+        flight count once an optimizer step includes them; without an optimizer in ``session.setup``, immediately.
 
         Args:
-            lacking: from where on the samples are not in the model that is saved.
+            lacking: the place from which on samples are not in the saved model.
         """
         places = [self._cursor, *(part.before for part in self._hands.unused())]
         cursor = min(places if lacking is None else [*places, lacking])
         state = write_state(
-            cursor, seed=self._division.seed, shuffle=self._asked.shuffle, length=self._source.length,
-            batch_size=self.batch_size, kind=self._source.kind,
-        ) | self._source.state(cursor)  # fmt: skip
+            cursor,
+            seed=self._division.seed,
+            shuffle=self._asked.shuffle,
+            length=self._source.length,
+            batch_size=self.batch_size,
+            kind=self._source.kind,
+        ) | self._source.state(cursor)
         if self.paced is not None:
             return state | self.paced.place(cursor.epoch)
         if self._changing is not None:
@@ -375,16 +361,14 @@ class BalancedLoader:
         return state if reached <= cursor.epoch else state | {"reached": reached}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`: the next ``for`` ends the epoch with just the samples not yet used.
+        """Resume from :meth:`state_dict`: the next ``for`` finishes the epoch with exactly the unused samples.
 
-        That may be none: a state taken in the loop after the last step of an epoch still belongs to that epoch, as what
-        the script does after the loop (a scheduler's step, an evaluation) has not happened yet.
-
-        The number of ranks and the global batch may differ from the run that wrote it; schema, seed,
-        ``shuffle`` and the length of the data set may not.
+        There may be none: a state taken after the last step of an epoch still belongs to that epoch, because the
+        script's work after the loop (a scheduler's step, an evaluation) has not happened yet. The number of ranks and
+        the global batch may have changed; schema, seed, ``shuffle`` and the length of the data set must be the same.
 
         Raises:
-            CheckpointError: naming what differs, with both values; or called inside the loop.
+            CheckpointError: they differ (the message has both values), or this is called inside the loop.
         """
         cursor, self._reached, left, again = self.check_state(state)
         self._source.resume(cursor, state)
@@ -400,8 +384,8 @@ class BalancedLoader:
         self._cursor = cursor
 
     def check_state(self, state: dict[str, Any]) -> tuple[Cursor, int, list[tuple[int, int]], list[tuple[int, int]]]:
-        """The place that ``state`` names, the epoch that the script was in, what is left of the place's epoch at
-        one's own pace, and what comes again in it. Nothing is changed.
+        """Check a state without any change, and return its place, the script's epoch, and the runs of positions that
+        are left (asynchronous sampling) and that are requeued (elastic runs).
 
         Raises:
             CheckpointError: see :meth:`load_state_dict`.
@@ -409,9 +393,12 @@ class BalancedLoader:
         if self._suspended() is not None:
             raise CheckpointError("load_state_dict inside a loop over the loader: load before it starts")
         cursor = read_state(
-            state, seed=self._division.seed, shuffle=self._asked.shuffle, length=self._source.length,
+            state,
+            seed=self._division.seed,
+            shuffle=self._asked.shuffle,
+            length=self._source.length,
             kind=self._source.kind,
-        )  # fmt: skip
+        )
         again = read_again(state, cursor)
         left = [] if self.paced is None else [*again, *read_left(state, cursor, self.paced.usable)]
         return cursor, read_reached(state, cursor), left, again

@@ -1,4 +1,4 @@
-"""Opens the source that a script's options ask for."""
+"""Makes the batch source for the options of a loader."""
 
 from __future__ import annotations
 
@@ -22,52 +22,44 @@ from uneven.run.samples.sharded_files import Shards, ShardSource
 from uneven.run.samples.source import BatchSource
 from uneven.run.samples.stream import StreamSource, is_stream
 
-# What the loader decides itself: batches out of order could not be told from one another.
+# The loader sets this itself: batches out of order could not be matched with their parts.
 _OURS = frozenset(("in_order",))
 _PASSED = frozenset(inspect.signature(DataLoader.__init__).parameters) - _OURS - {"self", "dataset"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """What a script asks of its loader.
+    """The options of a loader.
 
     Attributes:
-        batch_size: the global batch X, of all ranks together.
-        lower: least samples in a batch, where the last part allows it, and in a padded one always.
-        shards: of a stream of which each rank has a shard of its own, how long they are; see :mod:`.sharded`.
-        stream_sharded: a stream divides itself among its reader processes; see :class:`.stream.StreamSource`.
-        sampler: draws the order of an epoch, the same on all ranks; see :mod:`.sampled`.
-        batch_sampler: draws lists of at most ``batch_size`` indices; each is a global batch.
-        cost: of each sample, an array, or a function of its index: batches are divided by it; see :mod:`.costs`.
-        padded: a part costs its number of samples times the greatest cost among them, not the sum.
-        ahead: batches that are read before they are handed out, so that what they need can be asked for in time.
-        ids: what is to be asked for, of a batch.
-        dataloader: anything else that torch's ``DataLoader`` takes (``num_workers``, ``collate_fn``,
-            ``pin_memory``, ``prefetch_factor``, …), except ``in_order``.
+        stream_sharded: whether a stream divides itself among its reader processes; see :class:`.stream.StreamSource`.
+        cost: of each sample, an array or a function of its index; batches are divided by it, see :mod:`.costs`.
+        dataloader: other arguments of torch's ``DataLoader`` (``num_workers``, ``collate_fn``, ``pin_memory``,
+            ``prefetch_factor``, …), except ``in_order``.
 
     Raises:
-        DataError: a keyword that the loader decides itself; a ``DataLoader`` for a data set; or ``lower`` below 1.
+        DataError: a keyword that the loader sets itself, a ``DataLoader`` as data set, or ``lower`` below 1.
         UnknownNameError: a keyword that ``DataLoader`` does not have.
     """
 
     dataset: Any
-    batch_size: int
+    batch_size: int  # the global batch X, of all ranks together
     shuffle: bool = True
     drop_last: bool = False
-    lower: int = 1
-    shards: Shards | None = None
+    lower: int = 1  # least samples in a batch; a small last part may have fewer, a padded batch never
+    shards: Shards | None = None  # lengths of the ranks' shards of a stream; see `sharded`
     stream_sharded: bool = False
-    sampler: Any = None
-    batch_sampler: Any = None
+    sampler: Any = None  # draws the order of an epoch, the same on all ranks; see `sampled`
+    batch_sampler: Any = None  # draws lists of at most `batch_size` indices; each is a global batch
     cost: Any = None
-    padded: bool = False
-    ahead: int = 0
-    ids: Callable[[Any], object] | None = None
+    padded: bool = False  # whether a part costs its number of samples times the greatest cost, instead of the sum
+    ahead: int = 0  # batches that are read before they are yielded, so that their rows can be requested early
+    ids: Callable[[Any], object] | None = None  # the rows to request, a function of a batch
     dataloader: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def split(cls, **given: Any) -> LoaderOptions:
-        """Those of this loader by their names, and all others for torch's ``DataLoader``."""
+        """Separate the loader's own keywords from those for torch's ``DataLoader``."""
         own = {one.name for one in fields(cls)} - {"dataloader"}
         more = {name: value for name, value in given.items() if name not in own}
         return cls(**{name: given[name] for name in own & given.keys()}, dataloader=more)
@@ -106,45 +98,34 @@ class LoaderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Which of the samples are those of one rank.
-
-    Attributes:
-        workers: how many divide them.
-        seed: with the epoch it gives the order of the samples.
-        split_for: iteration → shares of all ranks, adding up to the global batch.
-        settled: whether ``split_for`` gives the same answer from now on, but for what is decided already.
-        counter: of all ranks, where each takes samples at its own pace.
-        changing: where workers leave and join: whose samples are split among whom, and what comes again.
-    """
+    """The division of samples among ranks."""
 
     rank: int
-    workers: int
-    seed: int
-    split_for: SplitSource
-    settled: Callable[[], bool] = never
-    counter: SampleCounter | None = None
-    changing: Changing | None = None
+    workers: int  # number of workers that divide them
+    seed: int  # determines the order of the samples, together with the epoch
+    split_for: SplitSource  # iteration → shares of all ranks, adding up to the global batch
+    settled: Callable[[], bool] = never  # returns whether no further split will be decided
+    counter: SampleCounter | None = None  # of all ranks that take samples asynchronously; otherwise None
+    changing: Changing | None = None  # members and requeued samples of an elastic run; otherwise None
 
     def plan(self, asked: LoaderOptions) -> EpochPlan:
-        """How an epoch is cut."""
         return EpochPlan(
-            batch_size=asked.batch_size, lower=asked.lower, drop_last=asked.drop_last,
-            workers=self.workers, split_for=self.split_for, settled=self.settled, changing=self.changing,
-        )  # fmt: skip
+            batch_size=asked.batch_size,
+            lower=asked.lower,
+            drop_last=asked.drop_last,
+            workers=self.workers,
+            split_for=self.split_for,
+            settled=self.settled,
+            changing=self.changing,
+        )
 
 
 Unused = Callable[[], Sequence[Portion]]
 
 
 def open_source(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: Unused) -> BatchSource:
-    """The batches of one rank.
-
-    Args:
-        unused: batches that the script was handed and that are in no model yet.
-
-    Raises:
-        DataError: the data set can be neither indexed nor iterated, or is empty; or the options do not go together.
-    """
+    """Return the batch source of one rank. Raises DataError if the data set is empty or neither indexed nor
+    iterated, or if options exclude each other."""
     stream = is_stream(asked.dataset)
     if asked.batch_size < division.workers * asked.lower:
         raise DataError(
@@ -175,11 +156,17 @@ def _indexed(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: 
         orders.check_paced()
         usable = orders.length - orders.length % asked.batch_size if asked.drop_last else orders.length
         paced = PacedSampler(
-            rank=division.rank, shares_for=division.split_for, order_of=cast("Callable[..., Positions]", orders),
-            usable=usable, lower=asked.lower, counter=division.counter, workers=division.workers,
-            now=time.perf_counter, unused=unused,
+            rank=division.rank,
+            shares_for=division.split_for,
+            order_of=cast("Callable[..., Positions]", orders),
+            usable=usable,
+            lower=asked.lower,
+            counter=division.counter,
+            workers=division.workers,
+            now=time.perf_counter,
+            unused=unused,
             members=None if (moving := division.changing) is None else moving.members,
-        )  # fmt: skip
+        )
         return _read(asked, orders, paced, "")
     costs = None
     if asked.cost is not None:
@@ -192,9 +179,14 @@ def _indexed(asked: LoaderOptions, division: Division, plan: EpochPlan, unused: 
 
 def _read(asked: LoaderOptions, orders: EpochOrders, sampler: Sampler, alike: str) -> IndexedSource:
     return IndexedSource(
-        asked.dataset, orders=orders, sampler=sampler, alike=alike, options=asked.dataloader, ahead=asked.ahead,
+        asked.dataset,
+        orders=orders,
+        sampler=sampler,
+        alike=alike,
+        options=asked.dataloader,
+        ahead=asked.ahead,
         read=asked.ids or (lambda batch: None),
-    )  # fmt: skip
+    )
 
 
 def _orders(asked: LoaderOptions, seed: int, size: int) -> EpochOrders:

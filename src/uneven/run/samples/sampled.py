@@ -1,9 +1,8 @@
-"""The order of an epoch: shuffled here, or as a sampler of the script's own draws it.
+"""The order of an epoch: shuffled here, or drawn by the script's sampler.
 
-Every rank draws the sampler's whole order when an epoch begins, with random numbers that depend on seed and epoch
-alone, so all draw the same, also after a resume. A batch sampler's lists are global batches, each split by the shares
-in force. What torch's ``RandomSampler`` draws with replacement may be longer than memory, and is computed where it is
-asked.
+Every rank draws the sampler's whole order at the start of an epoch, with random numbers that depend only on seed and
+epoch, so all draw the same, also after a resume. A batch sampler's lists are global batches, split by the shares in
+force. Draws of torch's ``RandomSampler`` with replacement may exceed memory, so they are computed on demand.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ from uneven.run.samples.stream_fingerprint import LENGTH
 
 Indices = npt.NDArray[np.int64]
 
-_DRAWS_KEPT = 2**20
-"""Draws with replacement from which on they are not kept."""
+_DRAWS_KEPT = 2**20  # draws with replacement from which on they are computed on demand
 
 
 class EpochOrder(Protocol):
-    """Index of the sample at every position of an epoch: an array, or what reckons one."""
+    """The index of the sample at every position of an epoch: an array, or an object that computes it."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, positions: Any) -> Any: ...
@@ -41,22 +39,21 @@ class EpochOrders:
     """The orders of all epochs.
 
     Attributes:
-        length: positions in an epoch, as far as that is known before it is drawn.
-        kind: how they are made, for a state that must fit: "" shuffled or as samples lie, "keyed" where there are too
-            many to keep, "sampler" and "batches" of the script's own.
-        keyed: whether they are computed where they are asked.
-        batches: global batches in an epoch where a sampler says so, else None.
+        kind: how they are made, for a state that must fit: "" shuffled or sorted, "keyed" if there are too many to
+            keep, "sampler" and "batches" for the script's samplers.
     """
 
     kind = ""
-    batches: int | None = None
-    keyed = False
+    batches: int | None = None  # global batches in an epoch, if a sampler defines them; otherwise None
+    keyed = False  # whether indices are computed on demand
 
     def __init__(self, length: int, seed: int, shuffle: bool) -> None:
-        self.length = length
-        self._seed, self._shuffle = seed, shuffle
+        self.length = length  # positions in an epoch, as far as known before it is drawn
+        self._seed = seed
+        self._shuffle = shuffle
         if length >= KEYED_FROM:
-            self.kind, self.keyed = "keyed", True
+            self.kind = "keyed"
+            self.keyed = True
 
     def __call__(self, epoch: int) -> EpochOrder:
         make: Any = KeyedOrder if self.keyed else epoch_order
@@ -64,11 +61,7 @@ class EpochOrders:
         return order
 
     def check_paced(self) -> None:
-        """Workers take samples at their own pace.
-
-        Raises:
-            DataError: from these orders they cannot.
-        """
+        """Raise DataError if workers cannot take samples of these orders asynchronously."""
         if self.keyed or self.kind == "batches":
             what = "a batch_sampler" if self.kind == "batches" else f"an epoch of {self.length} samples"
             raise DataError(
@@ -77,30 +70,24 @@ class EpochOrders:
             )
 
     def ends(self) -> Indices | None:
-        """Positions behind each global batch of the order drawn last; None where all are of one size."""
+        """Return the positions after each global batch of the newest order, shape (batches,); None if all have one
+        size."""
         return None
 
     def drawn(self, epoch: int) -> str:
-        """What tells the order of an epoch from others; empty where nothing needs to."""
+        """Return a fingerprint of an epoch's order; "" if none is needed."""
         return ""
 
     def expect(self, drawn: str) -> None:
-        """The next order has to be the one that was drawn when a state was saved."""
+        """Require that the next order has this fingerprint, which is that of a saved state."""
 
     def tell(self) -> list[float] | None:
-        """Numbers by which ranks see that they have drawn the same; None where they need not."""
+        """Return numbers for comparing the order among ranks; None if they cannot differ."""
         return None
 
 
 class SampledOrders(EpochOrders):
-    """Those that a sampler draws.
-
-    Args:
-        sampler: torch's, or anything that is iterated anew for each epoch, and told that by ``set_epoch`` if it has it.
-        batch_size: the global batch; the largest one where ``batched``.
-        batched: the sampler gives lists, each a global batch.
-        size: samples in the data set.
-    """
+    """The orders that a sampler draws: indices or, if ``batched``, lists of indices, each a global batch."""
 
     def __init__(self, sampler: Any, *, batch_size: int, batched: bool, size: int, seed: int) -> None:
         name = "batch_sampler" if batched else "sampler"
@@ -119,8 +106,8 @@ class SampledOrders(EpochOrders):
         self.kind, self.batches = ("batches", length) if batched else ("sampler", None)
         self._sampler: Any = sampler
         self._name = name
-        self._batch_size = batch_size
-        self._size = size
+        self._batch_size = batch_size  # the global batch; the largest one if `batched`
+        self._size = size  # samples in the data set
         self._ends: Indices | None = None
         self._expected = ""
         self._drawn: dict[int, str] = {}
@@ -134,12 +121,8 @@ class SampledOrders(EpochOrders):
             )
 
     def __call__(self, epoch: int) -> EpochOrder:
-        """Draw that of an epoch.
-
-        Raises:
-            DataError: what was drawn are no indices of the data set, or another number of them than announced.
-            CheckpointError: it is not the order that was drawn when the state was saved.
-        """
+        """Draw the order of an epoch; raises DataError if it is wrong, and CheckpointError if it is not that of a
+        saved state."""
         if self.keyed:
             return self._draws(epoch)
         with seeded(self._seed, epoch, self._sampler):
@@ -183,7 +166,7 @@ class SampledOrders(EpochOrders):
         if self._ends is not None:
             digest.update(self._ends.tobytes())
         newest, before = digest.hexdigest(), [*self._drawn.items()]
-        self._drawn = {**dict(before[-1:]), epoch: newest}  # of the one before, batches may be in hand
+        self._drawn = {**dict(before[-1:]), epoch: newest}  # batches of the epoch before may be in flight
         expected, self._expected = self._expected, ""
         if expected not in ("", newest):
             raise CheckpointError(
@@ -201,16 +184,11 @@ class SampledOrders(EpochOrders):
         self._expected = drawn
 
     def tell(self) -> list[float] | None:
-        """See :meth:`EpochOrders.tell`; as :mod:`uneven.run.samples.stream_fingerprint` tells of samples."""
         return [1.0, float(int([*self._drawn.values()][-1], 16)), 1.0, *[0.0] * (LENGTH - 3)]
 
 
 def check_samplers(sampler: Any, batch_sampler: Any, *, stream: bool, drop_last: bool) -> None:
-    """Raise if they do not fit each other, or what else is given.
-
-    Raises:
-        DataError: see above.
-    """
+    """Raise DataError if samplers do not fit each other and the other options."""
     given = [name for name, one in (("sampler", sampler), ("batch_sampler", batch_sampler)) if one is not None]
     if len(given) == 2:
         raise DataError("sampler and batch_sampler: give one of the two; a batch sampler has its own sampler")
@@ -222,13 +200,17 @@ def check_samplers(sampler: Any, batch_sampler: Any, *, stream: bool, drop_last:
 
 @contextmanager
 def seeded(seed: int, epoch: int, sampler: Any) -> Iterator[None]:
-    """Inside, everybody's random numbers are those of this epoch; afterwards they are as they were."""
+    """Seed all random generators by seed and epoch inside the context, and restore their state afterwards."""
+    # Every rank seeds equally, so a sampler without its own seed draws the same on all.
     if callable(getattr(sampler, "set_epoch", None)):
         sampler.set_epoch(epoch)
     one, other = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint32).tolist()
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
-    generators = [found for holder in (sampler, getattr(sampler, "sampler", None))
-                  if isinstance(found := getattr(holder, "generator", None), torch.Generator)]  # fmt: skip
+    generators = [
+        found
+        for holder in (sampler, getattr(sampler, "sampler", None))
+        if isinstance(found := getattr(holder, "generator", None), torch.Generator)
+    ]
     try:
         random.seed(one)
         np.random.seed(other)

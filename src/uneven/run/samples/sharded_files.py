@@ -1,8 +1,8 @@
-"""Streams of which each rank has a shard of its own: each takes from its own as fast as its share says.
+"""Streams with one shard for each rank: each rank takes samples from its own shard at the rate of its share.
 
-What is left of every shard is known to all, from their lengths and the shares so far. A share is what the split says
-for as long as all shards have it; when one runs dry, the others take what is missing, as far as they may. So the global
-batch stays to the end where the shards and limits let it, and every sample of every shard is used once an epoch.
+All ranks know what is left of every shard, from the lengths and the shares so far. While all shards have samples, a
+share is that of the split; when a shard runs dry, the others take more, up to their limits. So iterations keep the
+global batch as long as shards and limits allow, and every sample of every shard is used once per epoch.
 """
 
 from __future__ import annotations
@@ -22,35 +22,25 @@ from uneven.policy.samples.order import Cursor, EpochPlan, Portion
 from uneven.run.samples.source import BatchSource
 from uneven.run.samples.stream import Adapter, pack_all, same, unpack
 
-_READ = 64
-"""Samples that a reader process sends together."""
+_READ = 64  # samples that a reader process sends together
 
-_REMEMBERED = 8192
-"""Places in the epoch of which it is known how much of each shard was taken."""
+_REMEMBERED = 8192  # places in the epoch whose samples taken from each shard are remembered
 
 Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """A stream of which each rank has a shard of its own.
+    """A stream with one shard for each rank."""
 
-    Attributes:
-        lengths: samples in the shard of each rank.
-        most: samples that each rank may take at once.
-    """
-
-    lengths: Counts
-    most: Counts
+    lengths: Counts  # samples in the shard of each rank
+    most: Counts  # most samples of each rank in one iteration
 
 
 def shard_shares(shares: Counts, left: Counts, most: Counts, lower: int = 1) -> Counts:
-    """What each rank takes in the next iteration; nothing if all shards are empty. Pure.
+    """Return the samples of each rank in the next iteration, all 0 if all shards are empty. Pure.
 
-    Args:
-        shares: of the split in force.
-        left: samples in each shard.
-        most: samples that each rank may take at once.
+    Rank i has ``left[i]`` samples in its shard and may take ``most[i]`` in one iteration.
     """
     upper = tuple(min(one, other) for one, other in zip(left, most, strict=True))
     total = min(sum(shares), sum(upper))
@@ -64,13 +54,7 @@ def shard_shares(shares: Counts, left: Counts, most: Counts, lower: int = 1) -> 
 
 
 class ShardSource(BatchSource):
-    """The batches of one rank from its own shard.
-
-    Args:
-        shards: of all ranks.
-        plan: says how an iteration's samples are shared.
-        options: keywords for torch's ``DataLoader``. One process reads, or none.
-    """
+    """The batches of one rank from its own shard."""
 
     kind = "shards"
 
@@ -79,6 +63,7 @@ class ShardSource(BatchSource):
     ) -> None:
         options = dict(options)
         self._collate = options.pop("collate_fn", None) or default_collate
+        # several readers would each read the whole shard
         options["num_workers"] = min(options.get("num_workers", 0), 1)
         packed = options["num_workers"] > 0
         self._unpack = unpack if packed else same
@@ -86,7 +71,7 @@ class ShardSource(BatchSource):
         self.length = sum(shards.lengths)
         self._most = shards.most
         self._rank = rank
-        self._plan = plan
+        self._plan = plan  # divides an iteration's samples
         self._taken: OrderedDict[int, Counts] = OrderedDict()  # samples of all ranks so far → of each
         self._chunks: DataLoader[Any] = DataLoader(
             dataset if isinstance(dataset, IterableDataset) else Adapter(dataset),
@@ -111,11 +96,7 @@ class ShardSource(BatchSource):
         self._remember(cursor.start, tuple(taken))
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
-        """Parts and this rank's batches, from ``cursor`` to the end of all shards.
-
-        Raises:
-            DataError: this rank's shard has fewer samples than its length says.
-        """
+        """Yield parts and this rank's batches to the end of all shards. Raises DataError if this shard ends early."""
         taken = self._used(cursor.start)
         samples: Iterator[Any] = chain.from_iterable(self._chunks)
         for _ in islice(samples, taken[self._rank]):
@@ -135,6 +116,7 @@ class ShardSource(BatchSource):
                     f"the shard of rank {self._rank} ended after {taken[self._rank] + len(own)} samples, not "
                     f"{self._lengths[self._rank]} as its length says: let __len__ say how many this rank's shard has"
                 )
+            # A padded batch repeats samples of the last batch, because other shards may last longer than this one.
             held = own or held or [self._unpack(one) for one in islice(chain.from_iterable(self._chunks), 1)]
             taken = tuple(used + share for used, share in zip(taken, shares, strict=True))
             self._remember(part.end, taken)
@@ -146,7 +128,6 @@ class ShardSource(BatchSource):
         del self._chunks
 
     def _used(self, start: int) -> Counts:
-        """Samples of each shard, where ``start`` of all were used."""
         return self._taken[start] if start else (0,) * len(self._lengths)
 
     def _remember(self, start: int, taken: Counts) -> None:

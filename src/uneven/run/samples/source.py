@@ -1,4 +1,4 @@
-"""Where the batches of one rank come from: a data set with an index, a stream that all read alike, or a shard of it."""
+"""The base of batch sources: a data set with an index, a stream that all ranks read, or a shard of a stream."""
 
 from __future__ import annotations
 
@@ -15,65 +15,48 @@ if TYPE_CHECKING:
 
 
 class BatchSource(ABC):
-    """The batches of one rank; what it says of itself is that of a stream, unless it says something else.
+    """The batches of one rank. The defaults here are those of a stream."""
 
-    Attributes:
-        length: samples in an epoch; None where nobody knows before its end.
-        batches: global batches in an epoch where a sampler says so, else None.
-        kind: how samples are ordered, for a state that must fit; see :mod:`.state`.
-        lookahead: batches whose indices are drawn beyond the one that was handed out last.
-        reads_along: whether batches are read in this process, between the user's steps.
-        alike: what else must be the same on all ranks.
-        paced: what draws the batches where workers take them at their own pace.
-    """
-
-    length: int | None = None
-    batches: int | None = None
-    kind = ""
-    lookahead = 0
-    reads_along = False
-    alike = ""
-    paced: PacedSampler | None = None
+    length: int | None = None  # samples in an epoch; None if unknown before its end
+    batches: int | None = None  # global batches in an epoch, if a sampler defines them; otherwise None
+    kind = ""  # how samples are ordered, for a state that must fit; see `state`
+    lookahead = 0  # batches whose indices are drawn after the last yielded one
+    reads_along = False  # whether this process reads batches between the user's steps
+    alike = ""  # fingerprint of other options that must be the same on all ranks
+    paced: PacedSampler | None = None  # the sampler of workers that take batches asynchronously; otherwise None
 
     @abstractmethod
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
-        """Parts and this rank's batches, from ``cursor`` to the end of the epoch."""
+        """Yield parts and this rank's batches, from ``cursor`` to the end of the epoch."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let torch's loader go, and its reader processes with it."""
+        """Release torch's loader, and so its reader processes."""
 
     @abstractmethod
     def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """The next pass begins at ``cursor``, where :meth:`state` was taken.
-
-        Raises:
-            CheckpointError: that was another data set.
-        """
+        """Start the next pass at ``cursor``, with its ``state``; raises CheckpointError if that was another data
+        set."""
 
     @property
     def drawn(self) -> deque[Portion]:
-        """Parts that torch has drawn, and that were not handed out."""
+        """The parts that torch has drawn and the loader has not yielded."""
         return deque()
 
     def tell(self) -> list[float] | None:
-        """What tells the samples of this pass from those of other ranks; None where they may differ, or cannot."""
+        """Return a fingerprint of this pass's samples; None if ranks may differ or cannot."""
         return None
 
     def some(self) -> list[float] | None:
-        """What tells the data set from those of other ranks before the first pass; None where they cannot be read."""
+        """Return a fingerprint of the data set before the first pass; None if its samples cannot be read."""
         return None
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
-        """What belongs to a loader's state at ``cursor``, beside the cursor."""
+        """Return the state at ``cursor``, without the cursor."""
         return {}
 
     def sample(self, samples: int) -> Any:
-        """A batch of so many samples to try a step on; nothing of the epoch is used up.
-
-        Raises:
-            DataError: what is read for it would be missing in the epoch.
-        """
+        """Return a batch for a trial step; raises DataError if its samples would be missing in the epoch."""
         raise DataError(
             "a stream gives no samples to try a step on: give batch_of, a function that makes a batch of so many"
         )

@@ -1,9 +1,7 @@
-"""Samples of a stream, read ahead one global batch at a time and collated late.
+"""Samples of a stream, read ahead by global batches and collated late.
 
-A stream has no index to hand out, so all its samples are read on every rank and each rank keeps its slice of
-every X consecutive ones. Reader processes send each sample packed; only the samples that a rank keeps are
-unpacked. Tensors travel by value, inside the message: torch's own way, a file descriptor for each tensor,
-would hold as many descriptors open as there are tensors in a global batch.
+A stream has no indices to divide, so every rank reads all samples and keeps its slice of every X consecutive ones.
+Reader processes send each sample pickled; a rank unpickles only the samples that it keeps.
 """
 
 from __future__ import annotations
@@ -25,16 +23,23 @@ from uneven.run.samples.stream_fingerprint import LOOKED_AT, first_samples
 
 Collate = Callable[[list[Any]], Any]
 
-_NUMPY_HAS = frozenset((torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16,
-                        torch.int8, torch.uint8, torch.bool))  # fmt: skip
+_NUMPY_HAS = frozenset(
+    (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+)
 
 
 def is_stream(dataset: object) -> bool:
-    """Whether ``dataset`` is read by iterating rather than by index.
-
-    Raises:
-        DataError: neither is possible.
-    """
+    """Return whether ``dataset`` is iterated instead of indexed; raises DataError if neither is possible."""
     if isinstance(dataset, IterableDataset):
         return True
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -53,13 +58,9 @@ def is_stream(dataset: object) -> bool:
 
 
 class StreamSource(BatchSource):
-    """The batches of one rank from a stream that every rank reads alike.
+    """The batches of one rank from a stream that every rank reads identically.
 
-    Args:
-        options: keywords for torch's ``DataLoader``.
-        sharded: the stream divides itself among reader processes (``torch.utils.data.get_worker_info``).
-            Otherwise one process reads it, however many were asked for: each of several would read all of
-            it, and every sample would come several times.
+    A ``sharded`` stream divides itself among reader processes (``torch.utils.data.get_worker_info``).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class StreamSource(BatchSource):
         self._collate: Collate = options.pop("collate_fn", None) or default_collate
         self._pin = bool(options.pop("pin_memory", False))
         if not sharded:
+            # Each of several readers would read the whole stream, and every sample would come several times.
             options["num_workers"] = min(options.get("num_workers", 0), 1)
         self._plan = plan
         self._rank = rank
@@ -83,10 +85,6 @@ class StreamSource(BatchSource):
         )
 
     def pairs(self, cursor: Cursor) -> Generator[tuple[Portion, Any], None, None]:
-        """Parts and this rank's batches, from ``cursor`` to the end of the stream.
-
-        What :meth:`tell` says is known with the first part.
-        """
         self._first = None
         parts: deque[Portion] = deque()
         batches = self._batches(cursor, parts)
@@ -94,7 +92,7 @@ class StreamSource(BatchSource):
             yield parts.popleft(), batch
 
     def resume(self, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """See :meth:`BatchSource.resume`: a stream is read from its beginning, and what was used is left out."""
+        """Do nothing: a stream is read from its start, and used samples are skipped."""
 
     def tell(self) -> list[float] | None:
         return self._first
@@ -121,8 +119,8 @@ class StreamSource(BatchSource):
 
 
 def _pinned(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches in pinned memory, by torch's own rules for what can be pinned and where."""
-    # Torch draws a seed for each pass: from a generator of its own, so the user's random numbers stay.
+    """Yield the same batches in pinned memory, by torch's own rules of what can be pinned."""
+    # Torch draws a seed for each pass: a separate generator keeps the user's random state unchanged.
     one_by_one: DataLoader[Any] = DataLoader(
         Adapter(batches), batch_size=None, collate_fn=same, pin_memory=True, generator=torch.Generator()
     )
@@ -130,8 +128,6 @@ def _pinned(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Adapter(IterableDataset[Any]):
-    """Anything with ``__iter__`` as torch wants it."""
-
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
 
@@ -141,7 +137,8 @@ class Adapter(IterableDataset[Any]):
 
 class _Packer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        """Send an ordinary tensor as its array, which is many times faster than torch's pickling."""
+        # By value: torch's pickling would open a file descriptor for each tensor of a global batch, and is many times
+        # slower.
         plain = type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout == torch.strided
         if plain and not obj.requires_grad and obj.dtype in _NUMPY_HAS:
             return torch.from_numpy, (obj.numpy(),)
@@ -150,7 +147,8 @@ class _Packer(pickle.Pickler):
 
 class _Comparer(_Packer):
     def persistent_id(self, obj: Any) -> Any:
-        """What is the same in each process: of a set, not its order; of a tensor, not the place of its memory."""
+        """Return a form that is the same in each process: without a set's order, a tensor's memory layout or its
+        device."""
         if type(obj) in (set, frozenset):
             return sorted(map(repr, obj))
         if isinstance(obj, torch.Tensor) and obj.layout == torch.strided and not obj.is_quantized:
@@ -160,14 +158,14 @@ class _Comparer(_Packer):
 
 
 def pack(sample: Any, packer: type[_Packer] = _Packer) -> bytes:
-    """One sample as bytes, on its way from a reader process of ours to its parent and nowhere else."""
+    """Return one sample as bytes, for the way from our reader process to its parent only."""
     buffer = io.BytesIO()
     packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(sample)
     return buffer.getvalue()
 
 
 def packed(part: Any) -> bytes:
-    """A part of a sample for comparison; of one that cannot be packed, its type."""
+    """Return a part of a sample as bytes for comparison; for a part that cannot be pickled, its type."""
     try:
         return pack(part, _Comparer)
     except (pickle.PicklingError, TypeError, AttributeError):
@@ -175,15 +173,13 @@ def packed(part: Any) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """Inverse of :func:`pack`."""
     return pickle.loads(packed)  # noqa: S301 — written by our own child process a moment ago
 
 
 def pack_all(samples: list[Any]) -> list[bytes]:
-    """Pack each on its own, so that the reader's parent can unpack only what it keeps."""
+    """Pack each sample separately, so that the parent can unpack only those that it keeps."""
     return [pack(sample) for sample in samples]
 
 
 def same(items: Any) -> Any:
-    """Not collated."""
     return items

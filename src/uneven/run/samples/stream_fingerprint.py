@@ -1,13 +1,13 @@
-"""Do all ranks read the same stream? A few numbers of the first samples of an epoch tell.
+"""Fingerprints by which ranks check that they read the same samples.
 
-A stream that each rank shards for itself, or shuffles without a common seed, trains on a part of the samples, some of
-them several times, and nothing fails. But samples may differ where streams do not: those that are augmented at random
-come out differently on each rank. So a sample's parts (the members of a tuple or a dictionary) are compared one by one:
-the streams are the same if one part that tells samples apart, such as a label or a name, is the same in all of the
-first samples on all ranks; or if every part is.
+If each rank shards a stream for itself, or shuffles it without a common seed, it trains on a part of the samples, some
+of them several times, without an error. But random augmentation makes samples differ on ranks that read the same
+stream. So the members of a sample (a tuple or a dictionary) are compared separately. Streams are the same if one member
+that differs between samples, such as a label or a name, is the same on all ranks in all of the first samples; or if
+every member is.
 
-A data set with an index that each rank has split or shuffled for itself is found in the same way, by a few samples that
-are spread over it. They are read twice: a part that comes out differently then is random, and tells nothing.
+The same check finds an indexed data set that each rank has split or shuffled for itself, by a few samples spread over
+it. They are read twice: a member that changes then is random, and is not compared.
 """
 
 from __future__ import annotations
@@ -19,28 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LOOKED_AT = 64
-"""Samples of an epoch."""
+LOOKED_AT = 64  # samples of an epoch
 
-_SPREAD = 8
-"""Samples of a data set with an index."""
+_SPREAD = 8  # samples of a data set with an index
 
-_RANDOM = 2.0
-"""Marks a part that tells nothing."""
+_RANDOM = 2.0  # marks a member that is not compared
 
-_PARTS, _BYTES = 8, 6
-"""Parts of a sample, and bytes of a digest that are looked at; a float64 holds six of them."""
+_PARTS, _BYTES = 8, 6  # members of a sample, and bytes of a digest: a float64 holds six exactly
 
-LENGTH = 1 + 2 * _PARTS
-"""Numbers in a row."""
+LENGTH = 1 + 2 * _PARTS  # numbers in a row
 
 
 def first_samples(samples: Sequence[Any], pack: Callable[[Any], bytes]) -> list[float]:
-    """What is compared of the first samples of an epoch; shape (LENGTH,).
-
-    Args:
-        pack: one part of a sample as bytes, the same for the same part on every rank.
-    """
+    """Return the fingerprint of the first samples of an epoch, shape (LENGTH,); ``pack`` converts a member to bytes."""
     columns = [*zip(*(_parts(sample) for sample in samples), strict=False)][:_PARTS]
     row = [float(len(columns))]
     for column in columns:
@@ -51,13 +42,12 @@ def first_samples(samples: Sequence[Any], pack: Callable[[Any], bytes]) -> list[
 
 
 def spread(length: int) -> list[int]:
-    """The indices that :func:`spread_samples` wants the samples of."""
     chosen = [number * (length - 1) // (_SPREAD - 1) for number in range(_SPREAD)]
     return [*chosen, *chosen]
 
 
 def spread_samples(samples: Sequence[Any], pack: Callable[[Any], bytes]) -> list[float]:
-    """The same of samples of a data set with an index, those that :func:`spread` has chosen."""
+    """Return the fingerprint of samples of an indexed data set, chosen by :func:`spread`; shape (LENGTH,)."""
     row, again = (first_samples(some, pack) for some in (samples[:_SPREAD], samples[_SPREAD:]))
     for place in range(1, LENGTH, 2):
         if row[place] != again[place]:
@@ -72,11 +62,7 @@ def _parts(sample: Any) -> list[Any]:
 
 
 def differing(rows: npt.NDArray[np.float64]) -> list[int]:
-    """The ranks whose stream or data set is not rank 0's.
-
-    Args:
-        rows: everybody's, by rank; shape (ranks, LENGTH).
-    """
+    """Return the ranks whose samples are not rank 0's, from the fingerprints of all ranks, shape (ranks, LENGTH)."""
     digests, tell, random = rows[:, 1::2], rows[:, 2::2] > 0.0, (rows[:, 2::2] == _RANDOM).any(axis=0)
     same, tell = ((digests == digests[0]) | random) & (rows[:, :1] == rows[0, 0]), tell & ~random
     used = np.arange(_PARTS) < rows[0, 0]

@@ -1,8 +1,7 @@
-"""Steps of a script that draws its batches itself: it learns how many samples to take, and says when a step is over.
+"""Steps of a script that draws its batches itself: they define the number of samples and the end of each step.
 
-Nothing here knows the samples, so no epoch ends, and that every sample is used once is the script's own affair. Where
-workers come and go, a step is the mean over the samples of those who were in it; what a lost one had drawn does not
-come again by itself.
+The session does not know the samples. So epochs do not end, the script must see to it that every sample is used once,
+and the samples of a lost worker are not requeued: a step is the mean over the samples of the remaining workers.
 """
 
 from __future__ import annotations
@@ -16,17 +15,8 @@ from uneven.policy.samples.order import Changing, Cursor, Portion
 
 
 class DrawnSteps:
-    """Stands where :class:`uneven.run.samples.loader.BalancedLoader` does: it counts the steps, and hands out no batch.
-
-    Args:
-        batch_size: the global batch X, samples of all workers together.
-        adds_up: whether every worker takes a number of its own in each step, so that X is what they add up to.
-        changing, enter: see ``BalancedLoader``.
-
-    Attributes:
-        samples, paced, first_samples, lookahead, reads_along, epoch, alike: see ``BalancedLoader``.
-        iteration: steps taken so far; the next one has this number.
-    """
+    """Counts steps and yields no batch; replaces :class:`uneven.run.samples.loader.BalancedLoader` and has its
+    attributes."""
 
     samples = paced = first_samples = None
     lookahead = epoch = 0
@@ -34,11 +24,17 @@ class DrawnSteps:
     alike = ""
 
     def __init__(
-        self, batch_size: int, rank: int, *, adds_up: bool = False, changing: Changing | None = None,
+        self,
+        batch_size: int,  # the global batch X, samples of all workers together
+        rank: int,
+        *,
+        adds_up: bool = False,  # whether every worker takes a fixed number in each step, so that X is their sum
+        changing: Changing | None = None,
         enter: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        self.batch_size, self.adds_up = batch_size, adds_up
-        self.iteration = 0
+    ) -> None:
+        self.batch_size = batch_size
+        self.adds_up = adds_up
+        self.iteration = 0  # steps taken so far, and number of the next one
         self.enter: Callable[[], None] = enter or _nothing
         self._rank = rank
         self._changing = changing
@@ -46,16 +42,13 @@ class DrawnSteps:
         self._asked: Portion | None = None
 
     def ask(self, shares_for: Callable[[int], tuple[int, ...]]) -> Portion:
-        """The next step, which stays as it is from the first time that it is asked for.
-
-        Args:
-            shares_for: number of a step → the shares in force for it.
-        """
+        """Return the next step, which does not change after the first call."""
         if self._asked is None:
             shares, members = shares_for(self.iteration), None
             if self._changing is not None:
                 members = self._changing.members(self.iteration)
-                self._changing.take(self.iteration, self._changing.waiting(self.iteration))  # that nobody draws again
+                # Drop requeued samples: only the script knows its samples, so none can be drawn again.
+                self._changing.take(self.iteration, self._changing.waiting(self.iteration))
             self._asked = Portion(
                 iteration=self.iteration, epoch=0, start=self._start, size=sum(shares), shares=shares, members=members
             )
@@ -64,15 +57,7 @@ class DrawnSteps:
         return self._asked
 
     def next(self, shares_for: Callable[[int], tuple[int, ...]], samples: int | None) -> Portion:
-        """The next step begins.
-
-        Args:
-            shares_for: see :meth:`ask`.
-            samples: that the script says it takes; None for its share.
-
-        Raises:
-            TrainingError: that is not this worker's share, so that its gradient would count for another number.
-        """
+        """Start the next step. Raises TrainingError if the script's ``samples`` are not this worker's share."""
         part = self.ask(shares_for)
         own = part.batch(self._rank)
         if samples is not None and samples != own:
@@ -85,11 +70,11 @@ class DrawnSteps:
         return part
 
     def place(self) -> tuple[Cursor, tuple[Portion, ...]]:
-        """See ``BalancedLoader.place``: behind the step in hand, and the one that was asked for beyond that."""
+        """Return the place after the current step, and the step that was asked for beyond it; see
+        ``BalancedLoader.place``."""
         return Cursor(0, self._start, self.iteration), () if self._asked is None else (self._asked,)
 
     def adopt(self, cursor: Cursor, drawn: tuple[Portion, ...]) -> None:
-        """Inverse of :meth:`place`, on a worker that joins."""
         self._start, self.iteration = cursor.start, cursor.iteration
         for part in drawn:
             self._asked = part
@@ -97,23 +82,15 @@ class DrawnSteps:
                 self._changing.adopt(part)
 
     def sample(self, samples: int) -> NoReturn:
-        """There is no data set to take a batch from.
-
-        Raises:
-            DataError: always.
-        """
+        """Raise DataError: there is no data set to take a batch from."""
         raise DataError("the script draws its batches itself: give batch_of, a function that makes a batch of so many")
 
     def state_dict(self, lacking: Cursor | None = None) -> dict[str, Any]:
-        """How far the run is. Steps in hand count, as the script knows what it has trained on."""
+        """Return the number of steps. The current step counts, because the script knows which samples it has used."""
         return {"drawn": self.iteration}
 
     def check_state(self, state: dict[str, Any]) -> int:
-        """The number of steps in ``state``.
-
-        Raises:
-            CheckpointError: it is that of a loader, or damaged.
-        """
+        """Return the number of steps in ``state``. Raises CheckpointError if the state is of a loader, or damaged."""
         if set(state) != {"drawn"}:
             raise CheckpointError(
                 "the state is of a run with session.loader, this one draws its batches itself: resume with a loader"
@@ -126,7 +103,7 @@ class DrawnSteps:
         self._start = self.iteration * self.batch_size
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 def _nothing() -> None:

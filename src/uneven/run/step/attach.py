@@ -1,4 +1,4 @@
-"""Attaches a model to a session: everything that hangs on it, in one fixed order on every rank."""
+"""Attaches a model to a session, in a fixed order that is the same on every rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from uneven.policy.sync import Outlook, outlook
 from uneven.run.gradients.averaged import Averaged
 from uneven.run.gradients.first_losses import FirstLosses
 from uneven.run.gradients.loss_weight import PassCounts
-from uneven.run.model.check import (
-    check_model,
-    check_optimizer,
-    check_sharded,
-    describe_model,
-    is_sharded,
-    parts_called,
-)  # fmt: skip
+from uneven.run.model.check import check_model, check_optimizer, check_sharded, describe_model, is_sharded, parts_called
 from uneven.run.model.hooks import ModelHook, Undo, keep_out_of_copies
 from uneven.run.model.pass_tracking import ModelWatch, Unwatched, refuse_shared
 from uneven.run.replicas.peers.peer_sync import PeerSync
@@ -44,27 +37,16 @@ from uneven.run.step.refusals import apart, check_alone, check_attached, check_m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """A model in a session, and what was made for it.
-
-    Attributes:
-        agreement: what is exchanged beside gradients.
-        watch: looks after the model.
-        detach: leaves the model as it came.
-        averaging: the ranks whose gradients are averaged with this worker's under a plan; None where none are.
-    """
+    """A model in a session, and the objects made for it."""
 
     context: Context
-    agreement: ReplicaSync
-    watch: ModelWatch | Unwatched
-    detach: Callable[[], None]
-    averaging: Callable[[StepPlan], tuple[int, ...] | None]
+    agreement: ReplicaSync  # exchanges parameters, if the policy does
+    watch: ModelWatch | Unwatched  # checks the model
+    detach: Callable[[], None]  # removes everything from the model
+    averaging: Callable[[StepPlan], tuple[int, ...] | None]  # ranks that average gradients with this one; or None
 
     def check(self, plan: StepPlan) -> None:
-        """See that everything was made that a plan asks for.
-
-        Raises:
-            ConfigError: naming what the plan exchanges, and none before it did.
-        """
+        """Raise ConfigError if the plan exchanges something that no earlier plan announced."""
         if len(self.context.members) > 1:
             more = not isinstance(self.agreement, NoSync)
             check_attached(
@@ -72,12 +54,11 @@ class Attached:
             )
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Other workers take part, from the next step on."""
         self.agreement.members_changed(members, generation)
 
 
 class NoModel:
-    """Stands where :class:`Attached` does before a session has a model: it can only train alone."""
+    """Replaces :class:`Attached` before a session has a model; only a single process can train then."""
 
     def __init__(self, context: Context) -> None:
         self.agreement = NoSync(Plans(context.policy, context.rank, context.members, context.sites))
@@ -85,11 +66,7 @@ class NoModel:
         self._members = context.members
 
     def check(self, plan: StepPlan) -> None:
-        """See that there are no other workers, whatever the plan is.
-
-        Raises:
-            ConfigError: there are, and each would train a model of its own.
-        """
+        """Raise ConfigError if there are other workers, because each would train its own model."""
         check_alone(self._members)
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
@@ -97,7 +74,7 @@ class NoModel:
         self.agreement.members_changed(members, generation)
 
     def detach(self) -> None:
-        """Nothing was put on anything."""
+        """Do nothing."""
 
 
 def attach(
@@ -105,35 +82,29 @@ def attach(
     model: nn.Module,
     optimizers: tuple[torch.optim.Optimizer, ...],
     *,
-    owner: object,
-    undo: Undo,
+    owner: object,  # the session, which lives as long as the model
+    undo: Undo,  # removes everything that is put on the user's objects
     reports: Reports,
     gradients: Averaged,
     hands: InFlightBatches,
     counting: PassCounts,
     own_pace: OwnPace | None,
     parts: Parts,
-    **ddp: Any,
+    **ddp: Any,  # options of `DistributedDataParallel`
 ) -> Attached:
-    """Compare the ranks' models, make what exchanges, and hang it on the model and its optimizers.
+    """Compare the ranks' models, make the exchanges of the policy, and attach them to the model and its optimizers.
 
-    Args:
-        owner: the session, which lives as long as the model.
-        undo: what takes off again all that is put on the user's objects.
-        ddp: options of ``DistributedDataParallel``.
-
-    Raises:
-        ConfigError: the model cannot be carried.
-        ConflictError: another rank has another model.
+    Raises ConfigError if the model is not supported, and ConflictError if another rank has another model.
     """
     refuse_shared(model)
     known = {id(one) for one in model.parameters()}
-    for optimizer in optimizers:  # a worker that is alone trains all that its optimizer holds
+    for optimizer in optimizers:  # a single process may train parameters outside of the model too
         check_optimizer(optimizer, lambda one: len(context.members) == 1 or id(one) in known)
     check_momentum_of(context.policy, optimizers, len(set(context.sites.values())))
     parts.adopt(model, context.config.threads)
     device, sharded = check_model(model), is_sharded(model)
     said = {**describe_model(model), "find_unused_parameters": ddp["find_unused_parameters"]}
+    # Before anything waits for another rank: different models would otherwise hang in the first exchange.
     compare(context.connection.transport, said, "session.setup")
     heap = keep_freed_memory(hands) if context.config.keep_freed_memory and device.type == "cpu" else None
     reports.measure_on(device)
@@ -151,9 +122,9 @@ def attach(
     if not alike:
         before_step.append(agreement.still)
     reports.piggyback, reports.piggybacks = gradients.piggyback, alike
-    if context.elastic is not None and own_pace is None:  # they ride with merges, too
+    if context.elastic is not None and own_pace is None:  # merges carry reports too
         reports.piggybacks = True
-        reports.piggyback = context.elastic.recovery.slots  # type: ignore[assignment] # stands where it does
+        reports.piggyback = context.elastic.recovery.slots  # type: ignore[assignment] # has the methods that are used
     in_step = own_pace is None or (len(context.members) == 1 and context.elastic is None)
     lines = context.connection.lines(meter, "" if in_step else apart(context.policy))
     parts.attach(
@@ -174,7 +145,7 @@ def attach(
         look = FirstLosses(hands, counting, partial(context.scribe.event, "loss", warn=True))
         begins = look.forward
         undo.add(look.close)
-    following = ModelHook(begins)  # before all that asks which batch a pass is on
+    following = ModelHook(begins)  # first, because later hooks ask which batch a pass is on
     for one in parts_called(model):
         undo.add(one.register_forward_pre_hook(following, with_kwargs=True, prepend=True).remove)
     undo.add(keep_out_of_copies(model))
@@ -196,12 +167,11 @@ def attach(
 
 
 def _groups(agreement: ReplicaSync) -> Meeting | None:
-    """Who averages gradients with whom in the step under way; None where all do."""
     return agreement.groups() if isinstance(agreement, PeerSync) else None
 
 
 def _no_shards(context: Context, out: Outlook) -> str:
-    """Why no sharded model can be trained in this run; "" where one can."""
+    """Return why this run does not support sharded models; "" if it does."""
     if context.elastic is not None:
         return "in an elastic run: who is lost takes its part of the model along; leave --elastic out"
     if by_copy(context) or not out.gradients_of_all(context.members):

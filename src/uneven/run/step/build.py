@@ -1,4 +1,4 @@
-"""Makes what a session exchanges by its policy: among workers, through the parameter server, or gradients alone."""
+"""Makes the exchanges of a session's policy: among workers, through the parameter server, or of gradients only."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ Members = tuple[int, ...]
 
 
 def by_copy(context: Context) -> bool:
-    """Whether exchanges go through the parameter server."""
+    """Return whether exchanges go through the parameter server."""
     return _served(context.policy, context.members, context.sites)
 
 
 def elastic_kind(policy: SyncPolicy) -> type[Elastic]:
-    """What sees to it that workers leave and join under it."""
+    """Return the class that lets workers leave and join under this policy."""
     if _served(policy, FEW, {}):
         return OwnPaceElastic
     return BesideElastic if _asks_ahead(policy) else Elastic
@@ -54,28 +54,27 @@ def _served(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool
 
 
 def _asks_ahead(policy: SyncPolicy) -> bool:
-    """Whether no worker waits for the others' steps."""
+    """Return whether no worker waits for the steps of others."""
     return policy.facts is not None and not policy.facts.pace.waits
 
 
 def at_own_pace(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> bool:
-    """Whether workers take samples at their own pace, so that they take different numbers of steps."""
+    """Return whether workers take samples asynchronously, and so different numbers of steps."""
     return _asks_ahead(policy) or _served(policy, members, sites)
 
 
-FEW = (0, 1, 2, 3)
-"""Workers for whom a policy is asked how it goes; another number makes no difference."""
+FEW = (0, 1, 2, 3)  # members for a trial of a policy's plans; their number makes no difference
 
 
 def pace_of(policy: SyncPolicy) -> Pace:
-    """Whom workers wait for, as the journal says it; of a policy that says nothing, as its plans look."""
+    """Return the pace for the journal; without facts, the pace that the policy's plans imply."""
     if policy.facts is not None:
         return policy.facts.pace
     return Pace.BOUNDED if at_own_pace(policy, FEW, {}) else Pace.TOGETHER
 
 
 def shared(context: Context) -> OwnPace | None:
-    """What workers share that take samples at their own pace; None where all take the same steps."""
+    """Return the shared state of workers that take samples asynchronously; None if all take the same steps."""
     if not at_own_pace(context.policy, context.members, context.sites):
         return None
     ahead, timeout_s = _asks_ahead(context.policy), context.config.timeout_s
@@ -85,21 +84,17 @@ def shared(context: Context) -> OwnPace | None:
 
 
 def counter_of(dataset: Any, context: Context, own_pace: OwnPace | None) -> StoredSampleCounter | None:
-    """The one for this data set; a stream's samples can be taken in equal parts where there is no parameter server."""
+    """Return the sample counter for this data set; None if its samples are divided by step."""
+    # A stream can be cut into equal parts only if there is no parameter server.
     return None if own_pace is None or (is_stream(dataset) and not by_copy(context)) else own_pace.counter
 
 
 def exchanging(
     context: Context, model: nn.Module, out: Outlook, own_pace: OwnPace | None, observer: ExchangeObserver
 ) -> ReplicaSync:
-    """What is exchanged beside gradients; every rank calls it at the same time.
+    """Make the exchanges other than those of gradients; every rank calls it at the same time.
 
-    Args:
-        out: what the policy's first steps announce.
-        observer: notified when this worker waits.
-
-    Raises:
-        ConfigError: the model has layers that meet everybody; or no shard can be reached.
+    Raises ConfigError if the model has layers that synchronize all workers, or a server shard cannot be reached.
     """
     if own_pace is not None and by_copy(context):
         return _serve(context, model, own_pace, observer)
@@ -130,13 +125,12 @@ def _agree(
         recovery=None if context.elastic is None else context.elastic.recovery,
         entries=open_entries(context, model),
     )
-    if context.elastic is None or beside is not None:  # elsewhere nothing is under way between two steps
+    if context.elastic is None or beside is not None:  # otherwise nothing is under way between two steps
         context.connection.left_by(agreement.leave)
     return agreement
 
 
 def _advise(context: Context, model: nn.Module) -> None:
-    """Say what batch norm comes to where sites normalize by their own batches."""
     layers = batch_norms(model)
     if context.rank == 0 and layers and len(set(context.sites.values())) > 1:
         context.scribe.say(
@@ -173,7 +167,7 @@ def _serve(context: Context, model: nn.Module, own_pace: OwnPace, observer: Exch
         traffic=context.connection.traffic.open("parameter server"),
         observer=observer,
         on_record=scribe.write,
-        on_lost=lost if context.elastic is None else _nothing,  # its samples come again there
+        on_lost=lost if context.elastic is None else _nothing,  # an elastic run requeues its samples
         on_nonfinite=context.nonfinite("movement"),
     )
     if isinstance(agreement, PerSiteSync):
@@ -198,7 +192,8 @@ def _nothing(rank: int) -> None:
 def follow(
     context: Context, model: nn.Module, hands: InFlightBatches, agreement: ReplicaSync, out: Outlook
 ) -> PassFollower:
-    """Sees to it that no batch is fetched before the step of the one before, where that would part it from its step."""
+    """Return the hook that keeps each batch together with its own step."""
+    # An exchange after a step would fall between forward and step of a batch that was fetched early.
     strict = out.moments != {Moment.BACKGROUND} and (len(context.members) > 1 or context.elastic is not None)
     agreement.followed = not strict
     name = f"sync = {describe(context.policy)}"

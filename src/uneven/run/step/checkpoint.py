@@ -1,4 +1,4 @@
-"""Where a run is, gathered from its loop for a checkpoint, and taken up again."""
+"""Collects the state of a run from its loop for a checkpoint, and loads it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from uneven.run.step.loop import StepLoop
 
 
 def state_of(loop: StepLoop, loader: BalancedLoader | DrawnSteps | None, several: tuple[Portion, ...]) -> State:
-    """Where this run is.
-
-    Args:
-        several: batches in the hands of several threads.
-    """
+    """Return the state of this run; ``several`` are the batches that several threads are training on."""
     hand = several if loop.part is None else (loop.part,)
     agreement, vectors = loop.model.agreement.state_dict(hand, loop.hands.unused())
     lacking = agreement.pop("lacking", None)
@@ -23,13 +19,10 @@ def state_of(loop: StepLoop, loader: BalancedLoader | DrawnSteps | None, several
 
 
 def take_up(loop: StepLoop, loader: BalancedLoader | DrawnSteps, saved: State) -> None:
-    """Inverse of :func:`state_of`. What is damaged is refused before any change.
-
-    Raises:
-        CheckpointError: it does not fit, or is damaged.
-    """
+    """Load the result of :func:`state_of`; raises CheckpointError if it does not fit or is damaged."""
     if saved.loader:
         agreement = loop.model.agreement
+        # Check everything first: a damaged state must not change half of the run.
         loader.check_state(saved.loader)
         if saved.agreement:
             agreement.check(saved.agreement, saved.vectors)

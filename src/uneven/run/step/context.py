@@ -1,4 +1,4 @@
-"""What everything in a session is made from."""
+"""The common context of all objects in a session."""
 
 from __future__ import annotations
 
@@ -21,42 +21,33 @@ from uneven.runtime.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One worker's place in a run, and its way to the others and to the journal.
-
-    Attributes:
-        members: ranks of all workers.
-        sites: where each rank is.
-        elastic: where workers may leave and join, what sees to it; else None.
-    """
+    """One worker's place in a run, and its connections to the others and to the journal."""
 
     world: World
     config: RunConfig
     policy: SyncPolicy
-    sites: dict[int, str]
+    sites: dict[int, str]  # site of each rank
     connection: Connection
     scribe: Scribe
-    elastic: Elastic | None = None
+    elastic: Elastic | None = None  # the elastic run; None if members are fixed
 
     @property
     def rank(self) -> int:
-        """This worker; for life, where workers may leave and join."""
+        """This worker's number, which never changes."""
         return self.world.rank
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ranks of all workers."""
         return tuple(range(self.world.size)) if self.elastic is None else self.elastic.members
 
     @property
     def place(self) -> int:
-        """This worker's position among them."""
+        """This worker's position among the members."""
         return self.world.rank if self.elastic is None else self.elastic.membership.place
 
     def nonfinite(self, what: str) -> Callable[[], None]:
-        """What to call where ``what`` holds a NaN or an infinity; it may raise.
-
-        Nothing in it leads to the session: the connection, which may hold it, outlives that.
-        """
+        """Return the function to call when ``what`` has a NaN or infinity; it may raise."""
+        # No reference to the session: the connection may keep this function and outlives the session.
         return partial(tell_nonfinite, self.scribe, self.config, self.rank, what)
 
     def log(self, scalars: Mapping[str, float], weight: float) -> None:
@@ -67,12 +58,11 @@ class Context:
                 self.nonfinite(name)()
 
     def note_traffic(self) -> None:
-        """Write down what has passed on the lines to other workers since this was last done."""
         for record in self.connection.traffic.records(self.rank, self.scribe.iteration, time.time()):
             self.scribe.write(record)
 
     def close(self) -> None:
-        """The end of the session, or of the program: the last lines of the journal, and the others are left."""
+        """End the session or the program: write the journal's last lines and leave the others."""
         self.note_traffic()
         failed = self.scribe.failure() is not None
         self.scribe.close()
@@ -80,11 +70,7 @@ class Context:
 
 
 def one_number(call: str, value: Any) -> float:
-    """What a user gave as a number: one of Python's or NumPy's, or a tensor of one element.
-
-    Raises:
-        ConfigError: it is none, naming the call.
-    """
+    """Return a user's number (of Python, of NumPy, or a tensor with one element); others raise ConfigError."""
     if not isinstance(value, str):
         try:
             return float(value)
@@ -94,6 +80,6 @@ def one_number(call: str, value: Any) -> float:
 
 
 def leave(context: Context) -> None:
-    """A session is not used any more and was not closed, or the program ends."""
-    context.connection.dropped = not program_ends()
+    """Close the context of a session that was dropped without ``close``, or at the end of the program."""
+    context.connection.dropped = not program_ends()  # in mid-program it must not wait for the others
     context.close()

@@ -1,4 +1,4 @@
-"""Joins a run: what was asked for, what of it makes sense, the way to the others, and the journal."""
+"""Joins a run: decides and checks the settings, connects to the others, and opens the journal."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ from uneven.runtime.world import World
 
 
 def join(
-    world: World, given: dict[str, Any], journal: str | Path | None, parts: Sequence[Part]
+    # `given` has None for settings that the script does not set
+    world: World,
+    given: dict[str, Any],
+    journal: str | Path | None,
+    parts: Sequence[Part],
 ) -> tuple[Context, Balancer]:
-    """Join the others with the same settings; every rank calls it at the same time.
-
-    Args:
-        given: settings of the script, None where it says nothing.
-        journal: directory, or None for the run's own.
-        parts: of each step.
-
-    Raises:
-        ConfigError, ConflictError, PeerError: see :class:`uneven.Session`.
-    """
+    """Join the others with the same settings; every rank calls it at the same time. Raises as
+    :class:`uneven.Session`."""
     if isinstance(parts, Part):
         raise ConfigError(f"parts={parts.name!r}: give a list, even of one, parts=[…]")
     settings = decide_settings(world, {key: value for key, value in given.items() if value is not None})
@@ -48,6 +44,7 @@ def join(
         refuse_elastic(world.elastic, policy, balancer, config)
     connection = (connect if world.elastic is None else connect_elastic)(world, config.timeout_s)
     with ExitStack() as undo:
+        # Without this the others would wait for this worker until the time-out if the rest of the start fails.
         undo.callback(connection.close, failed=True)
         said = compare(connection.transport, {**identity(config), "_site": world.site}, "start of the session")
         directory = journal if journal is not None else world.run_directory

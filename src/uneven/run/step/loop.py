@@ -1,22 +1,22 @@
-"""The loop: the moments of each of the user's steps, and who is asked in them, in order.
+"""The loop: the moments of each step of the user, and the objects that are called in them, in order.
 
-| moment | who | what for |
+| moment | called | purpose |
 |---|---|---|
-| a batch is handed out | ``streams`` | in a new epoch, do all ranks read the same? |
-| | ``agreement`` | what is owed from before, and the plan of this step |
-| | ``turns`` | what the batch counts |
-| | ``gradients`` | now and then, the parameters to compare |
-| | ``reports`` | a call for reports, if this worker's speed has changed |
-| | meter | the step begins |
+| a batch is yielded | ``streams`` | in a new epoch: check that all ranks read the same |
+| | ``agreement`` | finish earlier exchanges; the plan of this step |
+| | ``turns`` | the batch's loss weight |
+| | ``gradients`` | now and then: parameters to compare |
+| | ``reports`` | a call for reports if this worker's speed has changed |
+| | meter | start of the step |
 | | the user's parts | ``before_step`` |
-| the next one is asked for | the user's parts | ``after_step`` |
+| the next one is requested | the user's parts | ``after_step`` |
 | | ``agreement`` | exchanges after the step |
-| | meter | the step ends |
+| | meter | end of the step |
 | | ``reports`` | read the meter, report, decide |
-| | ``gradients`` | was there a NaN? |
-| | ``streams`` | what the others read |
+| | ``gradients`` | check for NaN |
+| | ``streams`` | compare with the other ranks |
 
-Everything here runs on every step, so everything but the parts and the exchanges is counted into ``control_s``.
+All of this runs in every step, so everything except parts and exchanges counts as ``control_s``.
 """
 
 from __future__ import annotations
@@ -54,67 +54,62 @@ from uneven.run.step.parts import Parts
 
 
 class StepLoop:
-    """Asks everybody who takes part in a step, when it begins and when it ends.
-
-    Attributes:
-        part: the batch in the user's hands.
-        hands: those that were handed out and that no optimizer step has taken in.
-        counting: what the newest of them counts.
-        own_pace: what workers share that take samples at their own pace, where they do.
-        model: what hangs on the model, and what is exchanged beside its gradients.
-        closed: whether the session is.
-    """
+    """Calls all objects that take part in a step, at its start and at its end."""
 
     def __init__(self, context: Context, parts: Parts) -> None:
-        self.context, self.parts = context, parts
-        self._rank, self._members = context.rank, context.members
-        self.own_pace = shared(context)
+        self.context = context
+        self.parts = parts
+        self._rank = context.rank
+        self._members = context.members
+        self.own_pace = shared(context)  # shared state of workers that take samples asynchronously; otherwise None
         self.turns = Turns(self._rank, self._members)
-        self.reports, self.gradients = Reports(context, self.turns, self.own_pace), Averaged()
-        self.model: Attached | NoModel = NoModel(context)
+        self.reports = Reports(context, self.turns, self.own_pace)
+        self.gradients = Averaged()
+        self.model: Attached | NoModel = NoModel(context)  # the attached model and its exchanges
         self._streams = Streams(context.connection.transport, together=self.own_pace is None)
-        self.hands = InFlightBatches(self.turns.of)
-        self.hands.once = context.elastic is not None
-        self.counting = PassCounts(self.hands)
-        decides = weakref.WeakMethod(self._decides)  # hooks keep hands of sessions that were dropped
+        self.hands = InFlightBatches(self.turns.of)  # the in-flight batches
+        self.hands.once = context.elastic is not None  # a change of members invalidates earlier weights
+        self.counting = PassCounts(self.hands)  # loss weight of the newest batch
+        decides = weakref.WeakMethod(self._decides)  # torch's hooks keep `hands` alive after a session is dropped
         self.hands.one_thread = lambda: (call := decides()) is not None and call()
         self.hands.fewer = partial(_warn_of_fewer, self.counting, context)
-        self.part: Portion | None = None
+        self.part: Portion | None = None  # the user's current batch
         self.epoch = -1
-        self.closed = False
+        self.closed = False  # whether the session is closed
         self._members_change: Elastic | Fixed = context.elastic or Fixed()
         self._planned: StepPlan | None = None
 
     def attach(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], **how: Any) -> None:
-        """Take up the model; see :func:`uneven.run.step.attach.attach`, which takes ``how``."""
+        """Attach the model; see :func:`uneven.run.step.attach.attach` for ``how``."""
         self.model = attach(
-            self.context, model, optimizers, reports=self.reports, gradients=self.gradients, hands=self.hands,
-            counting=self.counting, own_pace=self.own_pace, parts=self.parts, **how,
-        )  # fmt: skip
+            self.context,
+            model,
+            optimizers,
+            reports=self.reports,
+            gradients=self.gradients,
+            hands=self.hands,
+            counting=self.counting,
+            own_pace=self.own_pace,
+            parts=self.parts,
+            **how,
+        )
         self._planned = None
 
     def _decides(self) -> bool:
-        """Whether anything is decided or exchanged among workers between two steps."""
+        """Return whether workers decide or exchange anything between two steps."""
         return len(self._members) > 1 and not (self.reports.settled() and isinstance(self.model.agreement, NoSync))
 
     def check_open(self, call: str) -> None:
-        """Refuse a call on a session that has ended.
-
-        Raises:
-            ConfigError: naming the call.
-        """
+        """Raise ConfigError, with the name of the call, if the session is closed."""
         if self.closed:
             raise ConfigError(f"{call}: the session is closed; make another one, with the model and the optimizer")
 
     def begin(self, part: Portion, loader: BalancedLoader | DrawnSteps) -> None:
-        """A batch is about to be handed to the user.
-
-        Raises:
-            ConfigError: several workers, and no model, or a plan for which nothing was attached.
-        """
+        """Start a step, before its batch is yielded. Raises ConfigError without a model, or if the plan needs other
+        exchanges."""
         entered_s = time.perf_counter()
         books, agreement = self.reports.books, self.model.agreement
-        if part.epoch != self.epoch:  # whatever happened between two epochs was not waiting for data
+        if part.epoch != self.epoch:  # the time between two epochs is not waiting for data
             books.meter.pause()
             self.model.watch.begin(part.epoch)
             self._streams.begin(loader.first_samples)
@@ -123,7 +118,7 @@ class StepLoop:
         self._members_change.begins(part)
         self.context.scribe.iteration = part.iteration
         plan = agreement.plan()
-        if plan is not self._planned:
+        if plan is not self._planned:  # once per plan object, because the check runs in every step
             self.model.check(plan)
             self._planned = plan
         agreement.before(part, plan)
@@ -134,24 +129,21 @@ class StepLoop:
             self.reports.call(part.iteration)
         books.control_s += time.perf_counter() - entered_s
         books.meter.begin(part.iteration)
-        if self.parts.wanted:  # inside of the step, so that waiting on their lines does not count as computing
+        if self.parts.wanted:  # inside the metered step, so that waiting on their lines does not count as computing
             at = agreement.clock, part.iteration, part.epoch
             self.parts.before(Step(*at, self._rank, self._members, self._shares(part), plan))
 
     def _shares(self, part: Portion) -> tuple[int, ...]:
-        """Samples of each member; 0 for one that has come since the part was drawn."""
         there = part.members in (None, self._members)
+        # 0 for a member that joined after the part was drawn
         return part.shares if there else tuple(map(part.batch, self._members))
 
     def end(self, leaving: bool | None = None) -> None:
-        """The step is over: the user asks for the next batch, or leaves the loop.
-
-        Args:
-            leaving: whether the loop is left in mid-step; if None, a generator that is being closed shows it.
-        """
+        """End the step; ``leaving`` tells whether the loop is left in the middle of it, and None detects that."""
         part, self.part, books = self.part, None, self.reports.books
         if part is None:
             return
+        # A generator that is being closed has a GeneratorExit under way.
         leaving = sys.exc_info()[0] is GeneratorExit if leaving is None else leaving
         if not leaving:
             self.hands.asked()
@@ -168,7 +160,6 @@ class StepLoop:
             self._members_change.step_over()
 
     def members_changed(self, members: tuple[int, ...], generation: int) -> None:
-        """Others take part, from the next step on."""
         self._members = self.gradients.members = members
         self.turns.members_changed(members)
         self.model.members_changed(members, generation)
@@ -176,7 +167,6 @@ class StepLoop:
         self.parts.members_changed(members)
 
     def over(self) -> None:
-        """The epoch has no more batches; its last step has just ended."""
         self.model.watch.over()
         self.hands.rest()
         self.model.agreement.paused()
@@ -190,11 +180,11 @@ class StepLoop:
             yield
 
     def current_shares(self) -> tuple[int, ...]:
-        """The split of the batch in the user's hands, else the newest one."""
+        """Return the split of the user's current batch, otherwise the newest one."""
         return self.reports.newest_shares if self.part is None else self.part.shares
 
     def close(self) -> None:
-        """Let go of the model and of what was opened. A step in whose midst that happens does not end."""
+        """Release the model and everything that was opened. A step under way does not end."""
         self.part, self.closed = None, True
         self.model.detach()
         self.reports.close()
@@ -202,7 +192,7 @@ class StepLoop:
 
 
 def _warn_of_fewer(counting: PassCounts, context: Context, samples: int, turn: BatchWeight) -> None:
-    """Warn once that gradients are weighted by more samples than the batch has."""
+    """Warn once if a batch has fewer samples than its weight counts."""
     if turn.exchanging and len(context.members) > 1 and not counting.counted and not context.scribe.counts["fewer"]:
         context.scribe.event(
             "fewer",

@@ -1,4 +1,4 @@
-"""Who is notified when a worker waits for others."""
+"""The observer of a worker's waiting times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ExchangeObserver(Protocol):
-    """Notified when the training waits for an exchange, and when it goes on (the meter)."""
+    """Notified when the training waits for an exchange and when it continues; the meter implements it."""
 
     def ready(self) -> None: ...
     def done(self) -> None: ...

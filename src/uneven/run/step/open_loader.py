@@ -23,28 +23,22 @@ from uneven.run.step.loop import StepLoop
 
 
 def drawn_steps(
-    loader: BalancedLoader | DrawnSteps | None,
+    loader: BalancedLoader | DrawnSteps | None,  # the session's loader or steps so far
     loop: StepLoop,
     balancer: Balancer,
     batch_size: int | None,
     samples: int | None,
 ) -> DrawnSteps:
-    """Those of this session, made when they are first asked for.
-
-    Args:
-        loader: what the session has so far.
-
-    Raises:
-        ConfigError: the session is closed; there is a loader; workers take samples at their own pace; or neither number
-            is given, or both, no whole number, or another global batch than before.
-    """
+    """Return the session's steps; the first call makes them. Raises ConfigError if the session is closed; there is a
+    loader; workers take samples asynchronously; or the numbers are missing, both given, not whole, or another global
+    batch than before."""
     loop.check_open("session.step")
     if isinstance(loader, BalancedLoader):
         raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
     if (batch_size is None) == (samples is None):
         raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
     number = samples if batch_size is None else batch_size
-    if type(number) is not int or number < (batch_size is not None):
+    if type(number) is not int or number < (batch_size is not None):  # True is an int for isinstance
         raise ConfigError(f"session.step(batch_size={batch_size!r}, samples={samples!r}): give a number of samples")
     if loader is None:
         return _made(loop, balancer, batch_size, samples)
@@ -60,10 +54,9 @@ def drawn_steps(
 def drawn_step(
     loop: StepLoop, steps: DrawnSteps, samples: int | None, begin: Callable[[Portion], None]
 ) -> Iterator[Portion]:
-    """A step whose batch the script draws itself; see :meth:`DrawnSteps.next` for ``samples``.
+    """Run one step whose batch the script draws.
 
-    Raises:
-        TrainingError: another step is under way, or that is not this worker's share.
+    Raises TrainingError if another step is under way or ``samples`` is not this worker's share.
     """
     if loop.part is not None:
         raise TrainingError(
@@ -73,7 +66,7 @@ def drawn_step(
     steps.enter()
     part = steps.next(loop.reports.shares, samples)
     begin(part)
-    loop.hands.settle()  # the batch of a block that was left without a forward pass gets none any more
+    loop.hands.settle()  # the batch of an earlier block without a forward pass will not get one
     loop.hands.hand(part, None)
     try:
         yield part
@@ -86,7 +79,6 @@ def drawn_step(
 def make_loader(
     loop: StepLoop, members: MembershipHooks, asked: LoaderOptions, begin: Callable[[Portion], None]
 ) -> BalancedLoader:
-    """The loader of a session."""
     context, ids, parts = loop.context, asked.ids, loop.parts
     if asked.ahead and ids is not None:
         if not parts.reads:
@@ -96,20 +88,21 @@ def make_loader(
             )
         asked = replace(asked, ids=lambda batch: parts.batch_read(ids(batch)))
     division = Division(
-        rank=context.rank, workers=len(context.members), seed=context.config.seed,
-        split_for=loop.reports.shares, settled=loop.reports.settled,
-        counter=counter_of(asked.dataset, context, loop.own_pace), changing=members.changing(asked.dataset),
-    )  # fmt: skip
+        rank=context.rank,
+        workers=len(context.members),
+        seed=context.config.seed,
+        split_for=loop.reports.shares,
+        settled=loop.reports.settled,
+        counter=counter_of(asked.dataset, context, loop.own_pace),
+        changing=members.changing(asked.dataset),
+    )
     return BalancedLoader(asked, division, members.calls(begin), loop.hands)
 
 
 def shards_of(loop: StepLoop, dataset: Any, batch_size: int, most: int | None) -> Shards:
-    """How many samples each worker's stream has, and how many each takes at once.
-
-    Raises:
-        DataError: ``dataset`` is no stream with a length, or an empty one.
-        ConfigError: workers take samples at their own pace.
-    """
+    """Return the number of samples in each worker's stream, and the most that each takes in one step. Raises
+    DataError if ``dataset`` is not a stream with a length, or is empty, and ConfigError if workers take samples
+    asynchronously."""
     if not is_stream(dataset) or not hasattr(dataset, "__len__") or len(dataset) == 0:
         raise DataError(
             f"session.loader(sharded=True) of a {type(dataset).__name__}: it is for a stream of this worker's own, an "
@@ -139,10 +132,10 @@ def _made(loop: StepLoop, balancer: Balancer, batch_size: int | None, samples: i
         loop.reports.start(steps, balancer, None, None)
         return steps
     said = compare(context.connection.transport, {"_samples": samples}, "session.step")
-    each = [int(one["_samples"]) for one in said[: context.world.size]]  # of those that the run begins with
+    each = [int(one["_samples"]) for one in said[: context.world.size]]  # of the founders
     if sum(each) == 0:
         raise ConfigError(f"session.step(samples=…): the workers say {each}; not all may be 0")
     steps = DrawnSteps(sum(each), context.rank, adds_up=True, changing=changing, enter=enter)
     assert samples is not None
-    loop.reports.start(steps, Even(), samples, samples)  # limits that leave no choice
+    loop.reports.start(steps, Even(), samples, samples)  # equal limits: the share cannot move
     return steps

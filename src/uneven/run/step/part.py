@@ -1,17 +1,17 @@
-"""A part: whatever wants something of a step, between the user's loop and the other workers.
+"""The interface of parts: objects with callbacks at fixed moments of a step, which may exchange tensors.
 
-A step is a fixed row of moments. A part says what it wants in those that it overrides, and is asked in no other::
+A part overrides the methods of the moments that it needs; the session calls only these::
 
-    for x, y in loader              before_step(step)       the batch is about to be handed out
+    for x, y in loader              before_step(step)       the batch is about to be yielded
         loss = f(model(x), y)
-        loss.backward()                                     gradients are exchanged under the backward pass
+        loss.backward()                                     gradients are exchanged during the backward pass
         optimizer.step()            gradients_ready(step)   they are in .grad, and the optimizer has not used them
         optimizer.zero_grad()
-    next(loader)                    after_step(step)        the step is over
+    next(loader)                    after_step(step)        the step has finished
 
-Parts are asked in the order in which the session was given them, before each other in all moments alike. One that
-raises ends the run, and the error says which part it was. A module of the model may bring a part along, as its
-attribute ``uneven_part``: ``session.setup`` takes it up, behind those that the session was given.
+In every moment the session calls its parts in the given order. A part that raises ends the run, and the error names the
+part. A module of the model may bring a part as its attribute ``uneven_part``: ``session.setup`` adds it after the
+session's own parts.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Step:
 
     Attributes:
         clock: steps that this worker has taken before, in this run.
-        iteration: counted over the whole run, also when it is resumed.
+        iteration: number in the whole run, also after a resume.
         rank: this worker.
-        members: ranks of all workers; in an elastic run, of those that were there when it began.
+        members: ranks of all workers; in an elastic run, the members at the start of the step.
         shares: samples of each of them in the global batch, in the order of ``members``.
-        plan: what the synchronisation policy wants around this step.
+        plan: exchanges of the synchronization policy in this step.
     """
 
     clock: int
@@ -56,43 +56,44 @@ class Step:
 
     @property
     def samples(self) -> int:
-        """x_i: this worker's samples that count; 0 if its batch only fills up a last part."""
+        """The number of this worker's samples that count, x_i; 0 for a padded batch."""
         return self.shares[self.members.index(self.rank)]
 
     @property
     def weight(self) -> float:
-        """x_i / X: what the mean over this worker's samples counts in that over all."""
+        """The weight of this worker's mean loss in the global mean, x_i / X."""
         return self.samples / max(1, sum(self.shares))
 
     @property
     def averaged(self) -> bool:
-        """Whether the policy averages the gradients of all workers in this step, so that all have the same weights."""
+        """True if the policy averages the gradients of all workers in this step, so that all have the same
+        parameters."""
         those = [one for one in self.plan.exchanges if one.payload is Payload.GRADIENT and one.via is Via.GROUP]
         return len(self.members) == 1 or any(one.members == self.members for one in those)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a part is attached to.
+    """The run that a part is attached to.
 
     Attributes:
         rank: this worker.
         members: ranks of all workers.
-        lines: the door to them. Open lines in :meth:`Part.attach`, where all workers come in the same order.
-        model: as it was given to ``session.setup``, its parameters the same on all workers.
+        lines: connections to them. Open lines in :meth:`Part.attach`, which all workers call in the same order.
+        model: as given to ``session.setup``, with the same parameters on all workers.
         optimizers: those given there.
-        log: name, number → a line in the journal, as ``session.log`` writes it.
+        log: name, number → a line in the journal, as from ``session.log``.
         tell: kind, text → an event in the journal, which ``watch`` and ``report`` list.
-        now: the step of the batch that the newest forward pass is on, also where others have been handed out since;
-            None before the first one.
-        turn: what the newest forward pass counts in the gradient, of which ``turn().in_gradient`` is known in the
-            backward pass: x_i / X, or what the script says with ``session.weighted``. None before the first one.
-        own_time: what this worker does by itself in an iteration, on average of the newest ones: seconds, processor
-            seconds in these, and processor seconds in exchanges; NaN where nobody knows.
-        work_changed: says that an iteration is other work from now on, as where parts of a graph were handed over:
-            ``own_time`` then knows nothing of earlier ones, and not of the first either, which may prepare the others.
-        spread: ``with run.spread(10):`` around what is done every ten steps and serves all of them. Its time counts in
-            each of these alike, so that shares follow it and nobody takes it for a change of speed.
+        now: returns the step of the batch of the newest forward pass, even if later batches were yielded since; None
+            before the first pass.
+        turn: returns the loss weight of the newest forward pass. ``turn().in_gradient`` is known in the backward pass:
+            x_i / X, or the value of ``session.weighted``. None before the first pass.
+        own_time: returns this worker's own time in a recent iteration, on average: seconds, processor seconds in these,
+            and processor seconds in exchanges; NaN if unknown.
+        work_changed: declares that iterations do different work from now on, for instance after parts of a graph have
+            moved. ``own_time`` then ignores earlier iterations and the first new one, which may prepare the others.
+        spread: ``with run.spread(10):`` around work that is done every ten steps and serves all of them. Its time
+            counts in equal parts in each of these, so shares follow it and it does not look like a change of speed.
     """
 
     rank: int
@@ -110,58 +111,57 @@ class Run:
 
 
 class Part:
-    """Base of all parts. Every method is empty; override what is wanted.
+    """The base of all parts. Every method is empty; override those that you need.
 
-    Every worker must have the same parts, in the same order, and they must exchange the same: what one part waits for
-    in a moment, the same part on the other members has to send in that moment of the same step.
+    Every worker must have the same parts in the same order, with the same exchanges: if a part waits for tensors in a
+    moment, the same part on the other members must send them in that moment of the same step.
     """
 
     @property
     def name(self) -> str:
-        """For messages, the journal and the state: the same on all workers, and no other part's."""
+        """The name for messages, the journal and the state: the same on all workers, and unique among parts."""
         return type(self).__name__
 
     def attach(self, run: Run) -> None:
-        """The model is there. Open lines here."""
+        """Prepare for the model of ``run``. Open lines here."""
 
     def before_step(self, step: Step) -> None:
-        """A batch is about to be handed out."""
+        """Called before a batch is yielded."""
 
     def gradients_ready(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer`` is about to make its step. Where the policy averages gradients, ``.grad`` holds the mean over
-        all workers, so a part that changes it must do so on all alike."""
+        """Called before ``optimizer`` makes its step. If the policy averages gradients, ``.grad`` holds the mean
+        over all workers, so a part must make the same changes to it on all of them."""
 
     def after_step(self, step: Step) -> None:
-        """The step is over: the next batch was asked for, or the epoch has ended. Not called where the loop was left
-        in the midst of a step by an error."""
+        """Called when the next batch is requested or the epoch has ended, but not if an error left the loop in the
+        middle of a step."""
 
     def batch_read(self, ids: Any) -> None:
-        """A batch has been read that is handed out after others, where ``session.loader(ids=…, ahead=…)`` reads ahead.
-
-        Args:
-            ids: what the loader's ``ids`` makes of it.
-        """
+        """Called when ``session.loader(ids=…, ahead=…)`` has read a batch ahead; ``ids`` is the result of the
+        loader's ``ids``."""
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Entered and left with ``session.evaluated()``, on all workers."""
+        """Return a context that ``session.evaluated()`` enters and leaves on all workers."""
         return nullcontext()
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Workers have left or joined, in an elastic run; lines go on among those that are there.
+        """Called when workers have left or joined an elastic run; lines continue among the members.
 
-        It may come in the midst of an exchange of the part's own, which then has the sum over those that are left."""
+        It may come during an exchange of the part, which then returns the sum over the remaining members.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs: numbers, texts, lists and dictionaries of such; and tensors, as values of the
-        outermost dictionary. The state of any worker serves all, also another number of them."""
+        """Return the state for a checkpoint: numbers, texts, lists and dictionaries of these; and tensors of any
+        shape, as values of the outermost dictionary. The state of any worker serves all, also with another number of
+        workers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`, after :meth:`attach` and between two steps.
+        """Load the result of :meth:`state_dict`, after :meth:`attach` and between two steps.
 
         Raises:
             CheckpointError: it does not fit.
         """
 
     def close(self) -> None:
-        """The session ends, also after an error. Exchange nothing here."""
+        """Called at the end of the session, also after an error. Exchange nothing here."""

@@ -1,4 +1,4 @@
-"""Asks all parts of a session, in order, in the moments that they want."""
+"""Calls all parts of a session, in order, in the moments that they override."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.policy.core.batch_weight import BatchWeight
 from uneven.run.step.part import Part, Run, Step
 
-_HELD = 32
-"""Batches that a script may hold before it steps on them; see :mod:`uneven.run.samples.in_flight`."""
+_HELD = 32  # batches that a script may hold before it steps on them; see `uneven.run.samples.in_flight`
 
 _MOMENTS = ("before_step", "gradients_ready", "after_step")
 
@@ -25,26 +24,18 @@ _MOMENTS = ("before_step", "gradients_ready", "after_step")
 class Parts:
     """The parts of a session.
 
-    Attributes:
-        wanted: whether any part wants any moment of a step.
-        run: what they are attached to, once there is a model.
-
-    Raises:
-        ConfigError: something is no part, two have one name, or one has a name that no state can be kept under.
+    Raises ConfigError if an object is not a part, two have one name, or a name cannot be used in a state.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._steps: deque[Step] = deque(maxlen=_HELD)
-        self.run: Run | None = None
+        self.run: Run | None = None  # the run that they are attached to, once there is a model
         self._loaded: dict[str, Any] = {}
         self._take(parts)
 
     def adopt(self, model: nn.Module, threads: int) -> None:
-        """Take up the parts that modules of the model bring along, as their attribute ``uneven_part``.
-
-        Raises:
-            ConfigError: two have one name; or several threads train, and one wants the moments of a step.
-        """
+        """Add the parts that modules of the model bring as their attribute ``uneven_part``. Raises ConfigError if
+        two have one name; or several threads train, and one overrides the moments of a step."""
         found = (getattr(module, "uneven_part", None) for module in model.modules())
         brought = {id(one): one for one in found if isinstance(one, Part) and one not in self._parts}
         if threads > 1 and (one := next((one for one in brought.values() if _wants_any(one)), None)):
@@ -63,14 +54,10 @@ class Parts:
         self._parts = tuple(parts)
         self._before, self._ready, self._after = ([one for one in parts if _wants(one, moment)] for moment in _MOMENTS)
         self._reading = [one for one in parts if _wants(one, "batch_read")]
-        self.wanted = any((self._before, self._ready, self._after))
+        self.wanted = any((self._before, self._ready, self._after))  # any moment of a step
 
     def attach(self, run: Run) -> None:
-        """Attach all; a state that was loaded before is taken up now.
-
-        Raises:
-            ConfigError: a part waits for the steps of optimizers, and there are none.
-        """
+        """Attach all parts and load a state that came before."""
         if self._ready and not run.optimizers:
             raise ConfigError(
                 f"part {self._ready[0].name!r} has gradients_ready, which is called before the steps of the optimizers "
@@ -81,7 +68,6 @@ class Parts:
         self.load(self._loaded)
 
     def members_changed(self, members: tuple[int, ...]) -> None:
-        """Workers have left or joined, where lines go on among those that are there."""
         if self.run is None:
             return
         self.run = replace(self.run, members=members)
@@ -90,23 +76,15 @@ class Parts:
 
     @property
     def sees_optimizers(self) -> bool:
-        """Whether :meth:`ready` has to be called before each step of an optimizer."""
         return bool(self._ready)
 
     def before(self, step: Step) -> None:
-        """A step is about to begin."""
         self._steps.append(step)
         self._each(self._before, "before_step", step)
 
     def ready(self, turn: BatchWeight | None, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """A hook of an optimizer, before its step.
-
-        Args:
-            turn: of the batch that the newest forward pass was on; others may have been handed out since.
-
-        Raises:
-            TrainingError: its step makes the gradients itself.
-        """
+        """Call ``gradients_ready``, before an optimizer's step; raises TrainingError if its closure makes the
+        gradients in it."""
         if (step := self.now(turn)) is None:
             return  # outside of the loop: a warm-up, say
         if any(map(callable, args[1:])) or kwargs.get("closure") is not None:
@@ -117,7 +95,7 @@ class Parts:
         self._each(self._ready, "gradients_ready", step, optimizer)
 
     def now(self, turn: BatchWeight | None) -> Step | None:
-        """The step of the batch that the newest forward pass is on; the newest where nobody can tell."""
+        """Return the step of the batch of the newest forward pass; the newest step if that is unknown."""
         if not self._steps:
             return None
         step = self._steps[-1]
@@ -127,20 +105,16 @@ class Parts:
 
     @property
     def reads(self) -> bool:
-        """Whether any part wants to know of batches that are read ahead."""
         return bool(self._reading)
 
     def batch_read(self, ids: Any) -> None:
-        """A batch has been read ahead."""
         self._each(self._reading, "batch_read", ids)
 
     def after(self) -> None:
-        """The newest step is over."""
         self._each(self._after, "after_step", self._steps[-1])
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Inside of ``session.evaluated()``."""
         with ExitStack() as stack:
             for one in self._parts:
                 with _named(one, "evaluated"):
@@ -148,11 +122,8 @@ class Parts:
             yield
 
     def state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Plain data by the part's name, tensors of any shape by that and their own; or what was loaded.
-
-        Raises:
-            CheckpointError: a part gives something else.
-        """
+        """Return plain data by the part's name, and tensors of any shape by part.key; or the state that was loaded.
+        Raises CheckpointError if a part returns something else."""
         plain: dict[str, Any] = {}
         tensors: dict[str, torch.Tensor] = {}
         for one in self._parts:
@@ -161,6 +132,7 @@ class Parts:
             tensors |= {f"{one.name}.{key}": it for key, it in state.items() if isinstance(it, torch.Tensor)}
             plain[one.name] = {key: it for key, it in state.items() if not isinstance(it, torch.Tensor)}
             try:
+                # Fails now, with the part's name, rather than when the checkpoint is written.
                 json.dumps(plain[one.name])
             except (TypeError, ValueError) as error:
                 why = f"the state of part {one.name!r} is neither plain data nor tensors: {error}"
@@ -171,10 +143,13 @@ class Parts:
         return plain, tensors
 
     def load(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> None:
-        """Inverse of :meth:`state`; before :meth:`attach`, too. Parts that a state does not know begin anew."""
+        """Load the result of :meth:`state`, with tensors of any shape, also before :meth:`attach`.
+
+        A part without an entry keeps its initial state.
+        """
         whole = {name: dict(state) for name, state in plain.items()}
         for key, it in (tensors or {}).items():
-            name = next((one for one in whole if key.startswith(f"{one}.")), "")
+            name = next((one for one in whole if key.startswith(f"{one}.")), "")  # names have no dot
             whole.setdefault(name, {})[key.removeprefix(f"{name}.")] = it
         if self.run is None:
             self._loaded = whole
@@ -184,7 +159,7 @@ class Parts:
                 self._each([one], "load_state_dict", whole[one.name])
 
     def close(self) -> None:
-        """The session ends. One part that raises keeps no other from being closed."""
+        # An ExitStack closes the other parts even if one raises.
         with ExitStack() as stack:
             if self.run is not None:
                 stack.callback(self.run.lines.close)
@@ -199,7 +174,6 @@ class Parts:
 
 @contextmanager
 def _named(part: Part, moment: str) -> Iterator[None]:
-    """What is raised inside says which part it was."""
     try:
         yield
     except Exception as error:
@@ -208,7 +182,7 @@ def _named(part: Part, moment: str) -> Iterator[None]:
 
 
 def _no_text(state: Any) -> Any:
-    """A key in plain data that is no text, and that would come back as one."""
+    """Return a key of plain data that is not a text, because JSON would change it to one."""
     if isinstance(state, list | tuple):
         return next((key for one in state if (key := _no_text(one)) is not None), None)
     if not isinstance(state, dict):

@@ -1,4 +1,4 @@
-"""What a session refuses before it trains, or in the step that asks for it, as it would else be left out silently."""
+"""Checks before the training, or in the step that needs them, of combinations that would otherwise fail silently."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ Members = tuple[int, ...]
 
 
 def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -> None:
-    """Refuse a policy that asks for an exchange that no carrier here can carry.
-
-    Raises:
-        ConfigError: naming the policy and the exchange.
-    """
+    """Raise ConfigError if the session does not support an exchange of the policy."""
     refusal = carried(policy)
     if refusal:
         raise ConfigError(refusal)
@@ -35,11 +31,7 @@ def check_carried(policy: SyncPolicy, members: Members, sites: dict[int, str]) -
 
 
 def check_alone(members: Members) -> None:
-    """Refuse to train without a model that was given to the session, if others do, too.
-
-    Raises:
-        ConfigError: each would train a model of its own.
-    """
+    """Raise ConfigError if there are several workers, for a loop without ``session.setup``."""
     if len(members) > 1:
         raise ConfigError(
             f"the loader is used on {len(members)} workers, but session.setup was not called: each would train a model "
@@ -50,14 +42,12 @@ def check_alone(members: Members) -> None:
 def check_attached(
     policy: SyncPolicy, plan: StepPlan, clock: int, *, averaging: Members | None, exchanging: bool
 ) -> None:
-    """Refuse a plan for which nothing was attached, as none of the steps that were looked at ahead wanted it.
+    """Raise ConfigError if an exchange of the plan was not prepared, because the policy's first steps did not announce
+    it.
 
     Args:
-        averaging: those whose gradients are averaged with this worker's; None where nobody's are.
-        exchanging: whether anything but gradients can be exchanged.
-
-    Raises:
-        ConfigError: it would be left out without a word.
+        averaging: the workers that average gradients with this one; None for no averaging.
+        exchanging: whether other payloads than gradients can be exchanged.
     """
     for one in plan.exchanges:
         gradients = one.payload is Payload.GRADIENT and one.via is Via.GROUP
@@ -70,11 +60,7 @@ def check_attached(
 
 
 def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, config: RunConfig) -> None:
-    """Refuse what cannot go on when workers leave and join.
-
-    Raises:
-        ConfigError: naming it, and the way out.
-    """
+    """Raise ConfigError, with the remedy, if workers cannot leave and join under these settings."""
     if why := _not_in_a_row(policy):
         why = f"sync = {describe(policy)}: {why}"
     elif balancer.made_for is not None:
@@ -84,12 +70,14 @@ def refuse_elastic(elastic: Elastic, policy: SyncPolicy, balancer: Balancer, con
     elif elastic.most > MOST_RANKS:
         why = f"more than {MOST_RANKS} workers"
     if why:
-        raise ConfigError(f"an elastic run cannot carry {why}; use sync='bsp' or 'local' with a balancer that adapts, "
-                          f"or leave --elastic out")  # fmt: skip
+        raise ConfigError(
+            f"an elastic run cannot carry {why}; use sync='bsp' or 'local' with a balancer that adapts, "
+            f"or leave --elastic out"
+        )
 
 
 def _not_in_a_row(policy: SyncPolicy) -> str:
-    """Why the exchanges of a policy cannot be mended when a worker is lost; "" where they can."""
+    """Return why the exchanges of a policy cannot be repaired after the loss of a worker; "" if they can."""
     members = tuple(range(_TRIED))
     sites = {one: str(one % 2) for one in members}
     for one in (one for plan in first_plans(policy, members, sites) for one in plan.exchanges):
@@ -97,7 +85,7 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
             return "what a site has moved and not sent yet is at that site only, and no merge brings it to the others"
         if one.via is Via.SERVER and one.payload is Payload.DELTA and one.quorum is not None:
             return "what a worker has moved and no merge has taken in yet is in its own replica only"
-        if one.via is Via.SERVER:  # what has been given stays there, whoever goes
+        if one.via is Via.SERVER:  # the server keeps all updates of a lost worker
             continue
         if one.piece is not None:
             return "where parameters are exchanged in pieces, there is no step after which replicas are equal"
@@ -111,27 +99,18 @@ def _not_in_a_row(policy: SyncPolicy) -> str:
     return ""
 
 
-_TRIED = 6
-"""Workers, in two sites, for whom a policy is asked for its plans: more than make up one group."""
+_TRIED = 6  # workers in two sites for the policy's trial plans: more than one group has
 
 
 def check_momentum_of(policy: SyncPolicy, optimizers: Sequence[torch.optim.Optimizer], sites: int) -> None:
-    """Refuse a momentum with which what a policy lets sites hear late is unstable.
-
-    Raises:
-        ConfigError: naming what would do.
-    """
+    """Raise ConfigError if the policy's delay between sites is not stable with the optimizers' momentum."""
     for optimizer in optimizers:
         first = optimizer.param_groups[0]
         check_momentum(policy, float(first.get("momentum", first.get("betas", (0.0,))[0])), sites)
 
 
 def check_profile(loader: object, tried: object, epoch: int, within_s: float, timeout_s: float) -> None:
-    """Refuse to profile at another time than between the loader and the loop.
-
-    Raises:
-        ConfigError: nothing is known yet of what is to be measured; the loop has begun; or ``within_s`` is none.
-    """
+    """Raise ConfigError if the profile does not run between loader and loop, or ``within_s`` is out of range."""
     if loader is None or tried is None or epoch >= 0:
         raise ConfigError(
             "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
@@ -142,7 +121,7 @@ def check_profile(loader: object, tried: object, epoch: int, within_s: float, ti
 
 
 def apart(policy: SyncPolicy) -> str:
-    """Why no part of a step can exchange anything where each worker takes steps at its own pace."""
+    """Return why parts cannot exchange under a policy whose workers take different numbers of steps."""
     return (
         f"under sync = {describe(policy)} workers take different numbers of steps, so they would wait for each other "
         f"in vain; use a policy whose workers step together, such as 'bsp' or 'local:every=8'"
@@ -154,10 +133,8 @@ def _named(members: Members) -> str:
 
 
 def check_microbatch(microbatch: int | str | None) -> None:
-    """
-    Raises:
-        ConfigError: it is no number of samples, nor "auto".
-    """
+    """Raise ConfigError if this is neither a number of samples nor "auto"."""
+    # `type` instead of isinstance, because True is an int
     if microbatch not in (None, "auto") and (type(microbatch) is not int or microbatch < 1):
         raise ConfigError(
             f"session.loader(microbatch={microbatch!r}): give the samples that fit into one pass, or 'auto' for what a "
@@ -166,10 +143,7 @@ def check_microbatch(microbatch: int | str | None) -> None:
 
 
 def check_together(together: bool, dataset: Any, microbatch: object, options: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ConfigError: what else is asked of the loader does not go together with it.
-    """
+    """Raise ConfigError if other options of the loader exclude ``together``."""
     if not together:
         return
     others = {**options, "microbatch": microbatch}

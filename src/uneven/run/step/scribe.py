@@ -1,4 +1,4 @@
-"""Writes the journal of this rank, if there is one, and says on the terminal what must not be missed."""
+"""Writes this rank's journal, if there is one, and prints important messages."""
 
 from __future__ import annotations
 
@@ -18,37 +18,28 @@ from uneven.policy.core.run_config import RunConfig
 from uneven.runtime.frames import warn as warn_user
 from uneven.runtime.world import World
 
-_SPOKEN = 3
-"""How often one kind of event is also said on the terminal; the journal has them all."""
+_SPOKEN = 3  # events of one kind that are also printed; the journal has all of them
 
-FAILED = "failed"
-"""This rank's program is ending of an error; the message says which."""
+FAILED = "failed"  # This rank's program ends with an error, which the message names.
 
 
 class Scribe:
-    """Writes records; without a directory, none.
-
-    Args:
-        directory: the run directory, or None.
-        pace: at which this run's workers go; None if nobody says.
-
-    Attributes:
-        speaks: whether this worker writes what all know alike.
-        counts: event → how many of its kind there were.
-
-    Raises:
-        JournalError: the journal cannot be written there.
-    """
+    """Writes records to the journal, if there is a directory; raises JournalError if it cannot be written there."""
 
     def __init__(
-        self, world: World, directory: str | Path | None, config: RunConfig, versions: dict[str, str],
-        pace: Pace | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        world: World,
+        directory: str | Path | None,  # the run directory, or None
+        config: RunConfig,
+        versions: dict[str, str],
+        pace: Pace | None = None,  # of this run's workers; None if unknown
+    ) -> None:
         self.rank = world.rank
-        self.speaks = world.rank == 0
+        self.speaks = world.rank == 0  # whether this worker writes the records that are the same on all workers
         self.iteration = 0
-        self.counts: Counter[str] = Counter()
-        self._left = False  # the others go on
+        self.counts: Counter[str] = Counter()  # event → number of events of this kind
+        self._left = False  # whether this worker has left and the others continue
+        # Errors that are older than this scribe: a notebook keeps those of earlier cells.
         self._old = (sys.exception(), getattr(sys, "last_value", None))
         self._writer = None
         if directory is not None:
@@ -74,20 +65,19 @@ class Scribe:
 
     @property
     def writing(self) -> bool:
-        """Whether there is a journal."""
         return self._writer is not None
 
     def write(self, record: Record | Callable[[], Record]) -> None:
-        """Append a record, or what will make one beside the training."""
+        """Append a record, or a function that makes one in the writer's thread."""
         if self._writer is not None:
             self._writer.write(record)
 
     def take_spent_s(self) -> float:
-        """Processor time that writing has cost since the last call, in seconds."""
+        """Return the processor time of the writer since the last call, in seconds."""
         return self._writer.take_spent_s() if self._writer is not None else 0.0
 
     def scalar(self, name: str, value: float, weight: float = 1.0) -> None:
-        """Append a number that the user logged; ``weight`` is what it counts in the mean over all workers."""
+        """Append a number of ``session.log``; ``weight`` is its weight in the mean over all workers."""
         self.write(
             ScalarRecord(
                 rank=self.rank, iteration=self.iteration, at_s=time.time(), name=name, value=value, weight=weight
@@ -95,7 +85,7 @@ class Scribe:
         )
 
     def event(self, event: str, message: str, warn: bool = False, rank: int | None = None) -> None:
-        """Append an event; with ``warn``, say the first few of its kind as a RuntimeWarning too."""
+        """Append an event; with ``warn``, also issue a RuntimeWarning for the first few of its kind."""
         who = self.rank if rank is None else rank
         self.write(EventRecord(rank=who, iteration=self.iteration, at_s=time.time(), event=event, message=message))
         self.counts[event] += 1
@@ -103,31 +93,27 @@ class Scribe:
             warn_user(f"uneven: {message}")
 
     def split(self, record: SplitRecord) -> None:
-        """Append a new split; all ranks decide the same one, so one's word is enough."""
+        """Append a new split, on one rank because all decide the same one."""
         if self.speaks:
             self.write(record)
 
     def complain(self, rank: int, iteration: int, text: str) -> None:
-        """Append that all ranks do not believe the report of one of them."""
+        """Append that the ranks have rejected the report of one of them."""
         if self.speaks:
             self.event("bad-report", f"iteration {iteration}: {text}", rank=rank)
 
     def say(self, text: str, event: str = "") -> None:
-        """Say on the terminal what members do, and append it as an event, where no other record has it."""
+        """Print a message about members, and append it as an event if it has a name."""
         self._left = self._left or event == LEFT
         if event:
             self.event(event, text)
         print(f"uneven: {text}", file=sys.stderr)
 
     def plan(self, iterations: int) -> None:
-        """Say how long the run will be."""
         self.event(PLAN, plan_message(iterations))
 
     def failure(self) -> BaseException | None:
-        """What the program is ending of, if it is: an error being handled now, or one that nobody caught.
-
-        Errors that are older than this scribe do not count: a notebook remembers those of earlier cells.
-        """
+        """Return the error that ends the program: one being handled now, or an uncaught one; None if it ends well."""
         for error in (sys.exception(), getattr(sys, "last_value", None)):
             ended_well = isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
             if error is not None and not ended_well and not any(error is old for old in self._old):
@@ -135,7 +121,6 @@ class Scribe:
         return None
 
     def close(self) -> None:
-        """The last line: how it ended."""
         if self._writer is None:
             return
         error = self.failure()
@@ -148,11 +133,7 @@ class Scribe:
 
 
 def tell_nonfinite(scribe: Scribe, config: RunConfig, rank: int, what: str) -> None:
-    """Write down that this rank has met a NaN or an infinity; warn of the first, the tenth, the hundredth and so on.
-
-    Raises:
-        NonFiniteError: that is what the settings say.
-    """
+    """Record a NaN or infinity of this rank; warn of the first, tenth, hundredth …; raise NonFiniteError if set so."""
     error = NonFiniteError(what, (rank,), scribe.iteration)
     scribe.event("non-finite", str(error))
     if config.nonfinite == "raise":
