@@ -15,12 +15,12 @@ not wait for torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uneven.policy.core import registry
 from uneven.runtime import plugins
 from uneven.runtime.installed import VERSION
+from uneven.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from uneven.errors import (
@@ -32,14 +32,17 @@ if TYPE_CHECKING:
         TrainingError,
         UnevenError,
     )
-    from uneven.policy.balance import Balancer, WrappingBalancer, balancers
-    from uneven.policy.core.actions import Split, StepPlan
-    from uneven.policy.core.views import BalanceView, Observation, SyncView
-    from uneven.policy.merge import Merge, merges
+    from uneven.policy.balance import Balancer, WrappingBalancer, balancers, standing
+    from uneven.policy.core.actions import Exchange, Moment, Payload, Significant, Split, StepPlan, Via, Wait
+    from uneven.policy.core.apportion import proportional
+    from uneven.policy.core.pace import Pace
+    from uneven.policy.core.views import BalanceView, Limits, Observation, SyncView
+    from uneven.policy.merge import Add, Combined, Elastic, Mean, Merge, merges
     from uneven.policy.predict import Predictor, predictors
-    from uneven.policy.sync import SyncPolicy, WrappingPolicy, policies
+    from uneven.policy.sync import Evaluated, Facts, SyncPolicy, WrappingPolicy, policies
     from uneven.precondition.kfac.kfac import KFAC
     from uneven.precondition.soap.soap import SOAP
+    from uneven.run.lines import ThreadLines
     from uneven.run.loops.visits import Visits
     from uneven.run.session import Session
     from uneven.run.step.part import Part, Run, Step
@@ -49,75 +52,77 @@ __version__ = VERSION
 __all__ = [
     "KFAC",
     "SOAP",
+    "Add",
     "BalanceView",
     "Balancer",
     "CheckpointError",
+    "Combined",
     "ConfigError",
     "DataError",
+    "Elastic",
+    "Evaluated",
+    "Exchange",
+    "Facts",
+    "Limits",
+    "Mean",
     "Merge",
+    "Moment",
     "NonFiniteError",
     "Observation",
+    "Pace",
     "Part",
+    "Payload",
     "PeerError",
     "Predictor",
     "Run",
     "Session",
+    "Significant",
     "Split",
     "Step",
     "StepPlan",
     "SyncPolicy",
     "SyncView",
+    "ThreadLines",
     "TrainingError",
     "UnevenError",
+    "Via",
     "Visits",
+    "Wait",
     "WrappingBalancer",
     "WrappingPolicy",
     "balancers",
     "merges",
     "policies",
     "predictors",
+    "proportional",
+    "standing",
 ]
 
 _HOMES = {
-    "uneven.policy.balance": ("Balancer", "WrappingBalancer", "balancers"),
-    "uneven.policy.core.actions": ("Split", "StepPlan"),
-    "uneven.policy.core.views": ("BalanceView", "Observation", "SyncView"),
     "uneven.errors": (
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "NonFiniteError",
-        "PeerError",
-        "TrainingError",
+        *("CheckpointError", "ConfigError", "DataError", "NonFiniteError", "PeerError", "TrainingError"),
         "UnevenError",
     ),
-    "uneven.policy.merge": ("Merge", "merges"),
+    "uneven.policy.balance": ("Balancer", "WrappingBalancer", "balancers", "standing"),
+    "uneven.policy.core.actions": ("Exchange", "Moment", "Payload", "Significant", "Split", "StepPlan", "Via", "Wait"),
+    "uneven.policy.core.apportion": ("proportional",),
+    "uneven.policy.core.pace": ("Pace",),
+    "uneven.policy.core.views": ("BalanceView", "Limits", "Observation", "SyncView"),
+    "uneven.policy.merge": ("Add", "Combined", "Elastic", "Mean", "Merge", "merges"),
+    "uneven.policy.predict": ("Predictor", "predictors"),
+    "uneven.policy.sync": ("Evaluated", "Facts", "SyncPolicy", "WrappingPolicy", "policies"),
     "uneven.precondition.kfac.kfac": ("KFAC",),
     "uneven.precondition.soap.soap": ("SOAP",),
-    "uneven.policy.predict": ("Predictor", "predictors"),
-    "uneven.run.step.part": ("Part", "Run", "Step"),
+    "uneven.run.lines": ("ThreadLines",),
     "uneven.run.loops.visits": ("Visits",),
     "uneven.run.session": ("Session",),
-    "uneven.policy.sync": ("SyncPolicy", "WrappingPolicy", "policies"),
+    "uneven.run.step.part": ("Part", "Run", "Step"),
 }
-_BEFORE_THE_RULE = {
-    "uneven.policy.balance": ("Even", "Hysteresis", "LbBsp", "Proportional", "Static"),
-    "uneven.policy.predict": ("EMA", "Last"),
-    "uneven.policy.sync": ("BSP",),
-}
-"""Plug-ins of earlier versions' exports. They stay available; do not add new ones."""
-
-_HOME = {name: module for homes in (_BEFORE_THE_RULE, _HOMES) for module, names in homes.items() for name in names}
 
 registry.find_outside = plugins.find
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'uneven' has no attribute {name!r}", name=name)
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

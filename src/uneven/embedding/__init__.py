@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.lazy import late
+from uneven.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from uneven.embedding.bags import EmbeddingBagCollection, EmbeddingCollection, PooledFeatures
@@ -30,7 +30,7 @@ __all__ = [
     "Table", "write_log",
 ]  # fmt: skip
 
-__getattr__ = late(
+__getattr__ = lazy(
     __name__,
     {
         "uneven.embedding.bags": ("EmbeddingBagCollection", "EmbeddingCollection", "PooledFeatures"),

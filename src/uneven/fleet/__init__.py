@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.lazy import late
+from uneven.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from uneven.fleet.engine.entry import train
@@ -55,7 +55,7 @@ _HOMES = {
     "uneven.fleet.pure.planning.flotillas": ("Paradigm",),
 }
 # Names are imported on first use, so that planning does not import torch.
-__getattr__ = late(__name__, _HOMES)
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

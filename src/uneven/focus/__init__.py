@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uneven.runtime.installed import need
-from uneven.runtime.lazy import late
+from uneven.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from uneven.focus.background_subtraction import Moving, MovingOptions
@@ -85,7 +85,7 @@ _HOMES = {
     "uneven.focus.text_query": ("Embedding",),
 }
 need("focus", "av", "scipy")
-__getattr__ = late(__name__, _HOMES)
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

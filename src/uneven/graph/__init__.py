@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uneven.runtime.lazy import late
+from uneven.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from uneven.graph.conv import GCNConv, GINConv, SAGEConv
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GCNConv", "GINConv", "GraphStore", "PartedGraph", "SAGEConv", "load", "partition"]
 
-__getattr__ = late(
+__getattr__ = lazy(
     __name__,
     {
         "uneven.graph.conv": ("GCNConv", "GINConv", "SAGEConv"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def late(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def lazy(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Return a function for a package's ``__getattr__``; ``homes`` maps full names of modules to their names."""
     home = {name: module for module, names in homes.items() for name in names}
 

@@ -21,7 +21,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from uneven.errors import ConfigError, install_hint
-from uneven.runtime.lazy import late
+from uneven.runtime.lazy import lazy
 from uneven.search.pure.schedulers import schedulers as _schedulers
 from uneven.search.pure.searchers import searchers as _searchers
 
@@ -58,7 +58,7 @@ _HOMES = {
     "uneven.search.trial": ("Trainable", "Trial"),
 }
 # Names are imported on first use, so that decisions do not import torch.
-__getattr__ = late(__name__, _HOMES)
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def needed_optuna() -> Any:
