@@ -163,7 +163,7 @@ def test_a_notice_and_a_signal_of_slurms_make_workers_leave(tmp_path: Path) -> N
 
 TOLD = """
 import os, sys, torch, uneven
-from uneven import spot
+from uneven.integrations import spot
 session = uneven.Session(notice=spot.aws(sys.argv[1]) if os.environ["RANK"] == "1" else None)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -226,12 +226,12 @@ def test_code_that_takes_no_part_in_a_run_may_differ(me: RankContext) -> None:
         shutil.copytree(Path(uneven.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
         connect._code_digest = lambda: connect.code_digest(copy)
         try:
-            for other in ("report/console.py", "report/new.py", "cli/run.py", "plan/rank.py", "simulate/world.py"):
+            for other in ("cli/run.py", "cli/new.py", "cluster/pure/plan/rank.py", "fleet/ensemble.py"):
                 if me.rank == 1:
                     (copy / other).write_text("x = 1")
             with uneven.Session():
                 pass
-            for part in ("run/loop.py", "core/new.py", "session.py"):
+            for part in ("run/step/loop.py", "policy/core/new.py", "run/session.py"):
                 if me.rank == 1:
                     before = (copy / part).read_text() if (copy / part).exists() else None
                     (copy / part).write_text("x = 1")

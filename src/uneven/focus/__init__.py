@@ -29,7 +29,7 @@ from uneven.runtime.lazy import lazy
 if TYPE_CHECKING:
     from uneven.focus.background_subtraction import Moving, MovingOptions
     from uneven.focus.drift import Drift, drifted
-    from uneven.focus.ingest import IngestOptions
+    from uneven.focus.ingest_stream import IngestOptions
     from uneven.focus.networks import LadderRung
     from uneven.focus.pure.cameras import place
     from uneven.focus.pure.clusters import Clusters
@@ -73,7 +73,7 @@ _HOMES = {
     "uneven.focus.pure.cameras": ("place",),
     "uneven.focus.pure.clusters": ("Clusters",),
     "uneven.focus.drift": ("Drift", "drifted"),
-    "uneven.focus.ingest": ("IngestOptions",),
+    "uneven.focus.ingest_stream": ("IngestOptions",),
     "uneven.focus.background_subtraction": ("Moving", "MovingOptions"),
     "uneven.focus.networks": ("LadderRung",),
     "uneven.focus.query": ("Hit", "VideoIndex"),

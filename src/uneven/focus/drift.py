@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from uneven.errors import ConfigError, UnknownNameError
 from uneven.focus.background_subtraction import Moving
-from uneven.focus.ingest import IngestOptions
+from uneven.focus.ingest_stream import IngestOptions
 from uneven.focus.networks import look
 from uneven.focus.objects import Objects, found
 from uneven.focus.pure.sweep import ClassResult, Grouped, LabelledObjects

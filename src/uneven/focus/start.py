@@ -12,7 +12,7 @@ from typing import Any
 
 from uneven.errors import ConfigError, UnevenError
 from uneven.focus.index import FileHold, StreamStore
-from uneven.focus.ingest import Counts, IngestOptions
+from uneven.focus.ingest_stream import Counts, IngestOptions
 from uneven.focus.pure.sweep import Policy
 from uneven.focus.query import VideoIndex, check_truth
 from uneven.focus.supervise import Cameras, supervise

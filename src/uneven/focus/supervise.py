@@ -19,7 +19,7 @@ import torch
 
 from uneven.errors import TrainingError
 from uneven.focus.index import StreamStore
-from uneven.focus.ingest import Counts, Ingest, IngestOptions
+from uneven.focus.ingest_stream import Counts, Ingest, IngestOptions
 from uneven.focus.pure.cameras import place
 from uneven.focus.video import VideoSource
 from uneven.runtime.jobs import Ending, How, Kept, Stop, end_all

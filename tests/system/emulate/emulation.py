@@ -33,7 +33,7 @@ IMPORTED = (
 READY = """
 import json, os, sys, time
 from pathlib import Path
-from uneven import rundir
+from uneven.runtime import rundir
 run, rank = Path(os.environ["UNEVEN_RUN"]), int(os.environ["RANK"])
 def meet(name):  # files, for the network is what is measured
     (run / f"{name}-{rank}").touch()

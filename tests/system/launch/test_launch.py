@@ -224,7 +224,7 @@ def test_a_launcher_of_a_program_ends_with_it(tmp_path: Path) -> None:
     program = f"""
 import sys, time
 from pathlib import Path
-from uneven import launch
+from uneven.runtime import launch
 options = launch.Launch(target=({target!r},), nproc="1")
 with launch.start(options, run_directory=Path({str(tmp_path / "run")!r})) as run:
     print(run.pid, flush=True)

@@ -13,7 +13,7 @@ from uneven.runtime import launch
 from uneven.runtime.jobs.processes import descendants
 
 BUSY = """
-from uneven import rundir
+from uneven.runtime import rundir
 from pathlib import Path
 before = time.process_time()
 while time.process_time() < before + 0.3: pass
@@ -70,7 +70,7 @@ def test_who_never_says_that_it_trains_gets_its_share_all_the_same(tmp_path: Pat
 PLAIN = """
 import socket
 from pathlib import Path
-from uneven import rundir
+from uneven.runtime import rundir
 if rank == "1":
     rundir.mark_coming(Path(run), 1)  # as a session does
 while not os.path.exists(os.path.join(run, "meet")): time.sleep(0.01)
@@ -123,7 +123,7 @@ def test_what_workers_print_goes_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 THROUGH = """
-from uneven import rundir
+from uneven.runtime import rundir
 from pathlib import Path
 rundir.mark_ready(Path(run), int(rank))
 while not os.path.exists(os.path.join(run, "enough")): time.sleep(0.01)

@@ -13,9 +13,9 @@ import ray
 from colours import sprites
 from ray_world import connected, nodes
 
-from uneven.focus import Frame, ingest
+from uneven.focus import Frame, ingest_stream
 from uneven.focus import supervise as supervising
-from uneven.focus.ingest import Counts, Ingest
+from uneven.focus.ingest_stream import Counts, Ingest
 from uneven.focus.supervise import Cameras, supervise
 from uneven.runtime.jobs.ray import Cluster
 from uneven_bench.focus import kills
@@ -36,7 +36,7 @@ class Slow:
         return SECONDS
 
     def frames(self, per_s: float, first: int = 0) -> Iterator[Frame]:
-        ingest._WRITE_EVERY_S = 0.0
+        ingest_stream._WRITE_EVERY_S = 0.0
         if self.waits:
             (self.folder / f"{self.name}.node").write_text(ray.get_runtime_context().get_node_id())
         for frame in sprites(SECONDS, seed=ord(self.name)).frames(per_s, first):

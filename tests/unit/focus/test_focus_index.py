@@ -17,11 +17,11 @@ from colours import NAMES, Colours, by_colour, frames_with, sprites
 
 from uneven import focus
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
-from uneven.focus import ingest
+from uneven.focus import ingest_stream
 from uneven.focus.background_subtraction import Moving
 from uneven.focus.focus_report import page
 from uneven.focus.index import FileHold, StreamStore
-from uneven.focus.ingest import Counts, Ingest, IngestOptions
+from uneven.focus.ingest_stream import Counts, Ingest, IngestOptions
 from uneven.focus.networks import LadderRung, run
 from uneven.focus.objects import Objects, found
 from uneven.focus.pure.verdict_propagation import NO_PRECEDENTS, Precedents
@@ -264,7 +264,7 @@ class Interrupted(Exception):
 
 
 def test_after_an_end_at_any_writing_the_index_becomes_the_undisturbed_one(taken, tmp_path, monkeypatch):
-    monkeypatch.setattr("uneven.focus.ingest._WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr("uneven.focus.ingest_stream._WRITE_EVERY_S", 0.0)
     Ingest(again(taken, tmp_path / "whole"), sprites()).run()
     cut = again(taken, tmp_path / "cut")
     ends = []
@@ -301,7 +301,7 @@ class Deadly:
         return self.source.length_s()
 
     def frames(self, per_s, first=0):
-        ingest._WRITE_EVERY_S = 0.0
+        ingest_stream._WRITE_EVERY_S = 0.0
         for frame in self.source.frames(per_s, first):
             mark = self.folder / f"killed at {frame.number}"
             if frame.number in self.at and not mark.exists():
@@ -344,7 +344,7 @@ def test_a_full_disk_ends_with_a_word_and_keeps_what_was_written(taken, tmp_path
     script = (
         "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path; from colours import sprites; from uneven.focus.index import StreamStore\n"
-        "import uneven.focus.ingest as taking; taking._WRITE_EVERY_S = 0.0\n"
+        "import uneven.focus.ingest_stream as taking; taking._WRITE_EVERY_S = 0.0\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
         "taking.Ingest(StreamStore(Path(sys.argv[2])), sprites()).run()\n"
     )

@@ -18,7 +18,7 @@ from brought import brought, refusal
 from uneven import focus
 from uneven.errors import ConfigError, TrainingError
 from uneven.focus.index import StreamStore
-from uneven.focus.ingest import Ingest
+from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import LadderRung
 from uneven.focus.start import Update
 from uneven.focus.watch_cameras import _COLUMNS, table

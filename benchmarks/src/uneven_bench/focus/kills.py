@@ -19,7 +19,7 @@ import torch
 from uneven.errors import TrainingError
 from uneven.focus import Frame, LadderRung, Sprites, Truth, open
 from uneven.focus.index import StreamStore
-from uneven.focus.ingest import Ingest
+from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import Candidate
 from uneven.focus.supervise import Cameras, supervise
 from uneven.runtime.jobs.local_executor import Local

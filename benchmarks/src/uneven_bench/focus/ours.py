@@ -13,7 +13,7 @@ import numpy as np
 
 from uneven.focus import IngestOptions, VideoIndex, Wanted, open
 from uneven.focus.index import StreamStore
-from uneven.focus.ingest import Counts, Ingest
+from uneven.focus.ingest_stream import Counts, Ingest
 from uneven.focus.networks import look
 from uneven.focus.pure.sweep import OFF, ClassResult, FocusSetting, Grouped, Looked, Policy, choose
 from uneven.focus.pure.verdict_propagation import Precedents
@@ -65,7 +65,7 @@ def taken_in(
     seen: SceneSeen, tuned: Tuned, folder: Path, options: IngestOptions,
     tell: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:  # fmt: skip
-    """As :func:`uneven.focus.ingest` does it in the stream's process, with one thread."""
+    """As :func:`uneven.focus.ingest_stream` does it in the stream's process, with one thread."""
     scene = seen.scene
     store = StreamStore.create(
         folder / scene.source.name, tuned.setting(), tuned.weights(), tuned.before, name=scene.source.name,

@@ -17,7 +17,7 @@ import torch
 
 from uneven.focus import Video
 from uneven.focus.index import StreamStore
-from uneven.focus.ingest import Ingest
+from uneven.focus.ingest_stream import Ingest
 from uneven.focus.networks import LADDER, Candidate
 from uneven_bench.focus.baselines import one_thread
 from uneven_bench.focus.scenes import data_folder
