@@ -81,14 +81,14 @@ from pathlib import Path
 
 import torch
 from uneven.cluster.virtual.datasets import ImageData
-from uneven.cli.demo import worker
+from uneven.cli.demo import demo_worker
 from uneven.run.start import heap
 
 x, y = torch.zeros(512, 1, 8, 8), torch.zeros(512, dtype=torch.long)
 some = torch.utils.data.TensorDataset(x, y)
 data = ImageData(name="blank", train=some, test=some, classes=10)
 kept = []
-worker.finish = lambda *rest: kept.append(heap._keepers)  # where training ends and everything is still open
+demo_worker.finish = lambda *rest: kept.append(heap._keepers)  # where training ends and everything is still open
 WAY(data, Path("run"), 1)
 print(kept)
 """
@@ -100,6 +100,6 @@ def test_both_sides_of_the_demo_keep_freed_memory(way: str, tmp_path: Path) -> N
         port = str(free.getsockname()[1])
     (tmp_path / "run").mkdir()
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    done = run_script(["-c", DEMO.replace("WAY", f"worker.{way}")], cwd=tmp_path, env={**os.environ, **alone})
+    done = run_script(["-c", DEMO.replace("WAY", f"demo_worker.{way}")], cwd=tmp_path, env={**os.environ, **alone})
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[1]\n"

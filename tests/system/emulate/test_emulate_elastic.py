@@ -62,7 +62,7 @@ def test_nobody_is_left(tmp_path: Path) -> None:
     nodes = 'nodes = [{ name = "a" }]\n[[events]]\ndo = "kill"\nnode = "a"\nat_s = 0.2\n'
     script = tmp_path / "waits.py"
     script.write_text(
-        "import os, time\nfrom pathlib import Path\nfrom uneven import rundir\n"
+        "import os, time\nfrom pathlib import Path\nfrom uneven.runtime import rundir\n"
         "rundir.mark_ready(Path(os.environ['UNEVEN_RUN']), 0)\ntime.sleep(100)\n"
     )
     done = emulate(tmp_path, cluster(tmp_path, nodes), "--unprivileged", "--elastic", "1:1", "--", str(script))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from uneven.focus import VideoIndex, VideoSource, drifted, ingest_stream, retune
+from uneven.focus import VideoIndex, VideoSource, drifted, ingest, retune
 from uneven.focus.pure.sweep import Policy
 from uneven.focus.tune import Tuned
 from uneven_bench.focus import baselines, ours
@@ -140,7 +140,7 @@ def changed(
     """
     told(f"{scene.source.name}, changed: choose and take in", 0.0)
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
-        index = ingest_stream(scene.source, scene.truth, into=folder, wanted=ours.wishes(scene, targets, sample_s))
+        index = ingest(scene.source, scene.truth, into=folder, wanted=ours.wishes(scene, targets, sample_s))
         found = {"before": _missed(index, days[0], sample_s)}
         told(f"{scene.source.name}, changed: look at fresh video, choose anew", 0.5)
         found["after"] = _missed(index, days[1], sample_s)
