@@ -267,7 +267,7 @@ def main(way: str, folder: Path, epochs: int, faults: list[str]) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     torch.save(net.state_dict(), folder / f"{session.worker}.pt")
-    (folder / f"{session.worker}.profile").write_text(repr(getattr(session._balancer, "_profile", None)))
+    (folder / f"{session.worker}.profile").write_text(repr(getattr(session._loop.context.balancer, "_profile", None)))
     for one in parts:
         assert one.told[-1] == elastic.members == one.line.members, one.told
     session.close()

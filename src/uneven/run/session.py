@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from uneven.errors import ConfigError
 from uneven.policy.balance import Balancer
 from uneven.policy.balance.profiled import Profile
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import SyncPolicy
+from uneven.run.loops.evaluate import Found
 from uneven.run.loops.over_all import OverAll
 from uneven.run.membership.state_transfer import MembershipHooks
-from uneven.run.model.check import least_samples
 from uneven.run.model.hooks import Undo
-from uneven.run.own_batches import OwnBatches
-from uneven.run.reports.profiling import steps_on
 from uneven.run.samples.loader import BalancedLoader
-from uneven.run.samples.opening import LoaderOptions
-from uneven.run.samples.user_batches import DrawnSteps
-from uneven.run.start.connect import joined
-from uneven.run.start.run_state import pack, unpack
-from uneven.run.step.attach import Attached
-from uneven.run.step.checkpoint import state_of, take_up
+from uneven.run.start.connect import find_world
+from uneven.run.start.model_device import device_of
+from uneven.run.step.checkpoint import Checkpoint
 from uneven.run.step.context import leave
 from uneven.run.step.join import join
 from uneven.run.step.loop import StepLoop
-from uneven.run.step.open_loader import make_loader, shards_of
 from uneven.run.step.part import Part
 from uneven.run.step.parts import Parts
-from uneven.run.step.refusals import check_microbatch, check_profile, check_together
-from uneven.run.threads.threaded_training import ThreadedTraining, Threads
+from uneven.run.step.prepare import Preparation
+from uneven.run.step.user_steps import UserSteps
+from uneven.run.threads.threaded_training import Threads
 from uneven.runtime.at_exit import ends_with_the_program
-from uneven.runtime.rundir import mark_coming, mark_ready
-from uneven.runtime.world import discover, report_failures
-
-_SLOWED_AFTER_S = 1.0  # A launcher that limits workers checks several times a second whether they are ready.
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -55,7 +44,7 @@ class _HowGradientsTravel(TypedDict, total=False):
     gradient_as_bucket_view: bool
 
 
-class Session(OwnBatches, OverAll, ThreadedTraining):
+class Session:
     """Prepare one worker for a run. The loop, the model, the loss and the optimizer stay the user's::
 
         session = uneven.Session()
@@ -107,46 +96,54 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         parts: Sequence[Part] = (),
         notice: Callable[[], float | None] | None = None,
     ) -> None:
-        report_failures()
-        world = discover()
-        self._awaited = world.awaited and world.run_directory is not None  # a launcher waits to limit it
-        if self._awaited and world.run_directory is not None:
-            mark_coming(world.run_directory, world.rank)
-        self.world = joined(world)
+        self.world = find_world()
         given = {"balance": balance, "sync": sync, "seed": seed, "budget": budget, "timeout_s": timeout_s,
                  "nonfinite": nonfinite, "threads": threads, "keep_freed_memory": keep_freed_memory}  # fmt: skip
-        context, self._balancer = join(self.world, given, journal, parts)
+        context = join(self.world, given, journal, parts)
         self.config: RunConfig = context.config
-        self._scribe = context.scribe
+        # No object made here refers to the session. The loader and the model's hooks do, and so keep it alive.
         self._loop = StepLoop(context, Parts(parts))
-        self._members = MembershipHooks(self._loop)  # reacts to changed members
-        if context.elastic is not None:
-            context.elastic.bind(self._members)
-        if notice is not None:
-            self._members.heed(notice)
-        self._threads = Threads(self.config.threads, self._loop, self._scribe)
+        self._members = MembershipHooks(self._loop, notice)  # reacts to changed members
+        self._threads = Threads(self._loop)
         # A reference from `context` back to the session would keep it alive for ever.
         self._closing = weakref.finalize(self, leave, context)
         ends_with_the_program(self._closing)
         self._undo = Undo(self)  # removes what this session adds to the user's objects
-        self._loader: BalancedLoader | DrawnSteps | None = None
-        self._loaded: dict[str, Any] | None = None  # a state that waits for the loader
-        self._tried: tuple[weakref.ref[Any], ...] | None = None  # model and optimizers, which may lead back to here
+        self._checkpoint = Checkpoint(self._loop)
+        self._preparation = Preparation(self._loop, self._members, self._threads, self._checkpoint)
+        self._steps = UserSteps(self._loop, self._checkpoint)
+        self._over_all = OverAll(self._loop)
 
     @property
-    def shares(self) -> tuple[int, ...]:
-        """The samples of each rank in the current batch; between epochs, those of the newest split."""
-        return self._loop.current_shares()
+    def rank(self) -> int:
+        """This worker's place, 0 … ``world_size`` − 1; in an elastic run it changes with the members, and 0 always
+        exists."""
+        return self._loop.context.place
 
     @property
-    def newest_shares(self) -> tuple[int, ...]:
-        """The newest split that was decided; it may not be in force yet."""
-        return self._loop.reports.newest_shares
+    def worker(self) -> int:
+        """This worker's number, which never changes: in the journal and in elastic runs."""
+        return self.world.rank
 
     @property
-    def exchanging(self) -> bool:
-        """True while a background exchange runs; steps take longer then."""
-        return self._loop.model.agreement.exchanging
+    def world_size(self) -> int:
+        """The current number of workers."""
+        return len(self._loop.context.members)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this worker: its CUDA device, or the CPU."""
+        return device_of(self.world)
+
+    def leave(self) -> None:
+        """Leave an elastic run, for instance because the machine will be reclaimed.
+
+        The worker finishes the step under way, and the next ``next(loader)`` ends its program. SIGTERM does the same.
+
+        Raises:
+            ConfigError: the run is not elastic.
+        """
+        self._members.leave()
 
     @overload
     def setup(self, model: Model, /, **how: Unpack[_HowGradientsTravel]) -> Model: ...
@@ -186,27 +183,10 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             ConfigError: the model is not a module, is already wrapped or in an open session, has nothing to train, or
                 is on several devices; or this session is closed.
         """
-        self._loop.check_open("session.setup")
-        if isinstance(self._loop.model, Attached):
-            raise ConfigError(
-                "session.setup was called twice: one session carries one model. Give it one nn.Module of all models, "
-                "such as nn.ModuleList([a, b]), with all optimizers, and call a and b as before"
-            )
-        if not isinstance(model, nn.Module):
-            what = type(model).__name__
-            raise ConfigError(f"session.setup({what}, …): give the model first, one nn.Module, and then its optimizers")
-        self._threads.check(model)
-        optimizers = tuple(one for one in stateful if isinstance(one, torch.optim.Optimizer))
-        self._loop.attach(
-            model, optimizers, owner=self, undo=self._undo, find_unused_parameters=find_unused_parameters,
+        return self._preparation.setup(
+            model, stateful, owner=self, undo=self._undo, find_unused_parameters=find_unused_parameters,
             bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=gradient_as_bucket_view,
         )  # fmt: skip
-        self._members.attach(model, stateful)
-        self._loop.reports.needs = least_samples(model)
-        if self._loader is not None:
-            self._loop.reports.settle(self._loader)  # it was made without the model's needs
-        self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
-        return (model, *stateful) if stateful else model
 
     def loader(
         self,
@@ -246,35 +226,11 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
                 closed.
             ConflictError: ranks gave different data sets or batch sizes.
         """
-        self._loop.check_open("session.loader")
-        if self._loader is not None:
-            raise ConfigError(
-                "session.loader was called twice: one session balances one loader; use torch's own "
-                "DataLoader for evaluation, or make another Session"
-            )
-        check_microbatch(microbatch)
-        check_together(together, dataset, microbatch, dataloader)
-        if sharded:
-            dataloader["shards"] = shards_of(self._loop, dataset, batch_size, max_batch)
-        asked = LoaderOptions.split(
-            dataset=dataset,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            lower=1 if min_batch is None else min_batch,
-            **dataloader,
-        )
-        loader = make_loader(self._loop, self._members, asked, self._begin)
-        self._loop.reports.microbatch, self._together = microbatch, together
-        self._loop.reports.start(
-            loader, self._balancer, min_batch, max_batch, shuffle=shuffle, drop_last=drop_last, microbatch=microbatch,
-            together=together,
+        return self._preparation.loader(
+            self._begin, dataset=dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last,
+            min_batch=min_batch, max_batch=max_batch, epochs=epochs, sharded=sharded, microbatch=microbatch,
+            together=together, **dataloader,
         )  # fmt: skip
-        if epochs is not None:
-            self._scribe.plan(epochs * len(loader))
-        self._loader = self._members.loader = loader
-        self._restore(self._loaded)
-        return loader
 
     def profile(
         self, step: Callable[[Any], object], *, batch_of: Callable[[int], Any] | None = None, within_s: float = 10.0
@@ -310,38 +266,216 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             DataError: the data set is a stream, and there is no ``batch_of``.
             TrainingError: ``step`` failed on another rank.
         """
-        check_profile(self._loader, self._tried, self._loop.epoch, within_s, self.config.timeout_s)
-        if self._members.joins_later:
-            return {}  # the others are training; it starts with the mean share
-        assert self._loader is not None
-        assert self._tried is not None
-        self._threads.check_one("session.profile measures a step that has the machine to itself: leave it out")
-        model, stepped = self._given(self._tried, "session.profile")
-        if batch_of is None:
-            self._loader.sample(1)
-        make, reads = (self._loader.sample, self._loader.reads_along) if batch_of is None else (batch_of, False)
-        if self._say_ready():
-            time.sleep(_SLOWED_AFTER_S)  # the measurement needs the launcher's limits
-        with self._loop.model.watch.trying():
-            return self._loop.reports.profile(
-                steps_on(step, make, reads=reads), model, stepped, within_s, self._loop.gradients.aside()
-            )
+        return self._preparation.profile(step, batch_of, within_s)
+
+    @contextmanager
+    def step(self, batch_size: int | None = None, *, samples: int | None = None) -> Iterator[int]:
+        """Make a block a step, for loops that draw their batches themselves; instead of :meth:`loader`::
+
+            for _ in range(steps):
+                with session.step(batch_size=512) as n:      # n: this worker's part of 512
+                    x, y = get_batch(n)
+                    loss = F.cross_entropy(model(x), y)      # mean over these n
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        Every worker takes the same number of steps. :meth:`share` returns n before the block, :meth:`steps_taken` the
+        number of the first step.
+
+        Args:
+            batch_size: the global batch, the same in every step: the samples of all workers together.
+            samples: instead, this worker's samples in every step, for full batches and fixed graph partitions. They
+                weight the gradients; nothing is balanced.
+
+        Raises:
+            ConfigError: neither or both are given, or other ones than in the first step; there is a loader; the policy
+                takes samples asynchronously (``asp``, ``easgd``, …) and needs a loader; or the session is closed.
+            TrainingError: ``samples`` differ from the first step, or another step is under way.
+        """
+        with self._steps.step(batch_size, samples, self._begin) as own:
+            yield own
+
+    def share(self, batch_size: int) -> int:
+        """Return this worker's samples in the next :meth:`step`, of a global batch of ``batch_size``."""
+        return self._steps.share(batch_size)
+
+    def steps_taken(self, batch_size: int | None = None, *, samples: int | None = None) -> int:
+        """Return how many steps the run has taken: 0, or more after a resume or when this worker joins later::
+
+            for _ in range(session.steps_taken(batch_size=512), STEPS):
+                with session.step(batch_size=512) as n:
+
+        The arguments are those of :meth:`step`.
+        """
+        return self._steps.taken(batch_size, samples)
+
+    # A bound method of the session, so that it stays alive and connected as long as its loader is used.
+    def _begin(self, part: Portion) -> None:
+        self._preparation.begin(part)
+
+    def train(self, loop: Callable[..., object]) -> None:
+        """Train one epoch in all threads; each calls ``loop(model, *optimizers, batches)``, in the order of setup::
+
+            def loop(model, optimizer, batches):
+                for x, y in batches:
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+            session.train(loop)                # instead of: for x, y in loader
+
+        With one thread this only calls ``loop(model, *optimizers, loader)``. With several, thread 0 is the caller's and
+        uses the given objects; the others use copies on the same memory, without a lock. Learning rates and the state
+        of the optimizers are shared too. The threads take batches from one queue, so each sample is used once an epoch.
+        If a thread leaves its loop early, the others train on the remaining batches.
+
+        Raises:
+            ConfigError: called before setup and loader, or the model or an optimizer cannot be copied.
+            Exception: the error of the thread that failed first; a note names the thread and the step.
+        """
+        self._preparation.train(loop)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Pause the other threads between two steps during the block, for example to save a checkpoint in the loop::
+
+        with session.paused():             # after optimizer.step()
+            torch.save({"model": model.state_dict(), "session": session.state_dict()}, "checkpoint.pt")
+        """
+        return self._threads.paused()
+
+    @property
+    def thread(self) -> int:
+        """The index of the calling thread, 0 … ``threads`` − 1; thread 0 called :meth:`train`."""
+        return self._threads.thread
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes add to ``.grad`` without an exchange, for gradient accumulation.
         The last backward pass before ``optimizer.step()`` must run outside of it."""
         return self._loop.gradients.no_sync()
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Return a context for the script's own exchanges, in which this worker waits for others::
+    def weighted(self, count: float | Tensor) -> AbstractContextManager[None]:
+        """Treat the loss inside as a mean over ``count`` items of this worker, not over its samples::
 
-            with session.waiting():
-                torch.distributed.all_reduce(statistics)
+            with session.weighted((y != -100).sum()):           # tokens that are not padding
+                loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100)
+                loss.backward()
 
-        Without it this time counts as computing, so a fast worker that waits for a slow one looks slow.
-        ``torch.nn.SyncBatchNorm`` does not need it.
+        The gradient is then that of one process on the whole batch, Σ (c_i / C) ḡ_i with C = Σ c_i. Put the forward
+        pass inside; the backward pass may follow. Every worker must enter the same number of blocks. A worker with a
+        count of 0 adds nothing, even if its mean is a NaN, except for passes in :meth:`no_sync`.
+
+        Args:
+            count: the divisor of the mean: tokens, the sum of class weights, pairs; scalar, finite, not negative.
+
+        Raises:
+            ConfigError: ``count`` is not valid, or gradients are not averaged over all workers in every step.
+            TrainingError: all counts add up to 0; no forward pass is inside, or passes on two batches are.
+            PeerError: a worker did not come.
         """
-        return self._loop.context.connection.waiting(self._loop.reports.books.meter)
+        return self._over_all.weighted(count)
+
+    def summed(self) -> AbstractContextManager[None]:
+        """Treat the loss inside as a sum over this worker's samples; the gradient is then the sum of all workers'.
+
+        Raises:
+            ConfigError, TrainingError: as :meth:`weighted`.
+        """
+        return self._over_all.summed()
+
+    @property
+    def weight(self) -> float:
+        """The weight of this worker's newest backward pass in the gradient: c_i / C; 1.0 in a single-process run.
+
+        The sum of all workers' ``loss.item() * session.weight`` is the loss over the global batch.
+        """
+        return self._over_all.weight
+
+    @overload
+    def mean(self, x: float, weight: float | None = None) -> float: ...
+    @overload
+    def mean(self, x: Tensor, weight: float | None = None) -> Tensor: ...
+    def mean(self, x: float | Tensor, weight: float | None = None) -> float | Tensor:
+        """Return the mean of all workers' ``x``: Σ w_i x_i / Σ w_i. All workers call it, and wait for each other::
+
+            session.log(loss=session.mean(loss.item()))          # the loss over the global batch
+
+        Args:
+            x: a number, or a tensor of the same shape on every worker.
+            weight: of this worker's ``x``. By default its batch's weight (its samples, or the count of
+                :meth:`weighted`), and 1 outside of a step.
+
+        Returns:
+            A number or tensor like ``x``, without gradient; NaN if all weights are 0.
+
+        Raises:
+            ConfigError: before ``setup``; workers do not meet (``asp``); or an argument is not a number.
+            PeerError: a worker did not come.
+        """
+        return self._over_all.mean(x, weight)
+
+    def passes(self, batch: Any) -> Iterator[Any]:
+        """Yield pieces of the batch that fit in memory, each for a forward and a backward pass, as ``microbatch``
+        sets::
+
+            loader = session.loader(dataset, batch_size=512, microbatch="auto")
+            session.profile(step)
+            for batch in loader:
+                for x, y in session.passes(batch):
+                    F.cross_entropy(model(x), y).backward()      # mean over this piece
+                optimizer.step()
+                optimizer.zero_grad()
+
+        The gradient is that of one pass over the whole batch. Workers may take different numbers of passes; all
+        exchange in the last one. Inside ``with session.weighted(count):`` each loss must be its piece's sum divided by
+        the count.
+
+        With ``loader(…, together=True)`` the pieces come from a counter during the iteration, so that all workers end
+        together at any speed; see :mod:`uneven.policy.samples.finish_together`.
+
+        Raises:
+            ConfigError: before ``setup``; the memory limit has not been measured; or ``together`` does not support the
+                model or the policy.
+            DataError: the batch holds no tensor.
+            TrainingError: with ``together``, outside of the loop, or inside :meth:`weighted`.
+        """
+        return self._over_all.passes(batch)
+
+    def evaluate(
+        self, fn: Callable[[Any], Found], dataset: Any, batch_size: int | None = None, **dataloader: Any
+    ) -> Any:
+        """Return sums over a whole data set, which all workers process together, each at its own speed::
+
+            def count(batch):
+                x, y = batch
+                logits = model(x)
+                return {"loss": F.cross_entropy(logits, y, reduction="sum"), "right": (logits.argmax(1) == y).sum(),
+                        "samples": len(y)}
+
+            found = session.evaluate(count, held_out)         # on every worker
+            print(found["loss"] / found["samples"])
+
+        Each sample counts once, even if an elastic run loses a worker in it. The model is the one of
+        :meth:`evaluated`, in evaluation mode, without gradients. All workers call it at the same place, inside or
+        outside a loop; its time does not count in any iteration.
+
+        Args:
+            fn: a function from a batch to a number, a tensor, or a dictionary of them: sums over the batch.
+            dataset: with an index, the same on every worker.
+            batch_size: of all workers together, as in :meth:`loader`; by default the loader's.
+            dataloader: for torch's ``DataLoader``: ``collate_fn``, ``num_workers``, …
+
+        Returns:
+            The results of ``fn``, summed over all samples; the same on every worker. Sums of integers are exact; others
+            are computed in float64, in an order that depends on which workers were free.
+
+        Raises:
+            ConfigError: before ``setup``; workers do not meet (``asp``), or one that joins an elastic run is not in it
+                yet; the batch size is unknown; each worker holds a part of the model.
+            DataError: the data set has no index, or differs between workers; or ``fn`` returned an unsupported value.
+            PeerError: a worker did not come.
+        """
+        return self._over_all.evaluate(fn, dataset, batch_size, dataloader)
 
     def evaluated(self) -> AbstractContextManager[None]:
         """Return a context in which the model is the one that the policy defines; evaluate and save that one::
@@ -362,6 +496,32 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         self._threads.check_outside("session.evaluated")
         return self._loop.evaluated()
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context for the script's own exchanges, in which this worker waits for others::
+
+            with session.waiting():
+                torch.distributed.all_reduce(statistics)
+
+        Without it this time counts as computing, so a fast worker that waits for a slow one looks slow.
+        ``torch.nn.SyncBatchNorm`` does not need it.
+        """
+        return self._loop.context.connection.waiting(self._loop.reports.books.meter)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The samples of each rank in the current batch; between epochs, those of the newest split."""
+        return self._loop.current_shares()
+
+    @property
+    def newest_shares(self) -> tuple[int, ...]:
+        """The newest split that was decided; it may not be in force yet."""
+        return self._loop.reports.newest_shares
+
+    @property
+    def exchanging(self) -> bool:
+        """True while a background exchange runs; steps take longer then."""
+        return self._loop.model.agreement.exchanging
+
     def log(self, **scalars: float) -> None:
         """Write numbers to the journal: ``session.log(loss=loss.item(), accuracy=…)``.
 
@@ -372,7 +532,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
             ConfigError: a value is not a number.
         """
         with self._threads.at_own_step():
-            self._loop.context.log(scalars, self._counts())
+            self._loop.context.log(scalars, self._over_all.counts())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of this run as plain data, to be saved together with the model's state.
@@ -388,9 +548,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
 
         Works with ``torch.save``, ``json`` and ``torch.distributed.checkpoint`` (a session is ``Stateful``).
         """
-        if self._loader is None and self._loaded is not None:
-            return self._loaded
-        return pack(state_of(self._loop, self._loader, self._threads.in_hand()))
+        return self._checkpoint.state_dict(self._threads.in_hand())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from ``state``, also with another number of workers; before or after ``loader``.
@@ -398,33 +556,7 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         Raises:
             CheckpointError: the state has another schema, or belongs to another data set or seed.
         """
-        unpack(state)  # fail here on an invalid state, not when the loader is made
-        if self._members.joins_later:
-            return  # it receives the current state from a member instead
-        self._loaded = state
-        self._restore(state)
-
-    def _restore(self, state: dict[str, Any] | None) -> None:
-        # The state may be loaded before there is a loader: then it waits in `_loaded`.
-        if self._loader is None or state is None:
-            return
-        saved, self._loaded = unpack(state), None
-        take_up(self._loop, self._loader, saved)
-
-    def _say_ready(self) -> bool:
-        # Lets a waiting launcher limit this worker. Not earlier: with 0.1 core, importing torch takes a minute.
-        awaited, self._awaited = self._awaited, False
-        if awaited and self.world.run_directory is not None:
-            mark_ready(self.world.run_directory, self.worker)
-        return awaited
-
-    # Bound methods of the session, so that it stays alive and connected as long as its loader is used.
-    def _begin(self, part: Portion) -> None:
-        if self._threads.count > 1 or self._awaited:
-            self._threads.check_one("a loop over a loader is one thread's: give it to session.train as a function")
-            self._say_ready()
-        assert self._loader is not None
-        self._loop.begin(part, self._loader)
+        self._checkpoint.load_state_dict(state)
 
     def close(self) -> None:
         """End the run: write the last records and release process groups and files. Idempotent.
@@ -432,8 +564,8 @@ class Session(OwnBatches, OverAll, ThreadedTraining):
         The model stays as it is and trains without exchanges from here on. A session that is not closed closes when its
         loader and its model are no longer used, or at the end of the program.
         """
-        if self._loader is not None:
-            self._loader.close()
+        if self._loop.loader is not None:
+            self._loop.loader.close()
         self._undo()
         try:
             if self._closing.alive:

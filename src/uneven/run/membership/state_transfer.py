@@ -11,37 +11,30 @@ from torch import nn
 from uneven.errors import ConfigError, DataError
 from uneven.policy.core.membership import Generation
 from uneven.policy.samples.order import Changing, Cursor, Portion
-from uneven.run.samples.loader import BalancedLoader, LoaderCalls
+from uneven.run.samples.loader import LoaderCalls
 from uneven.run.samples.stream import is_stream
-from uneven.run.samples.user_batches import DrawnSteps
 from uneven.run.step.loop import StepLoop
 
 
 class MembershipHooks:
-    """Implements :class:`uneven.run.membership.elastic_run.ChangingRun` for a loop."""
+    """Implements :class:`uneven.run.membership.elastic_run.ChangingRun` for a loop. Raises ConfigError if a preemption
+    notice may come to one of several workers, and the run is not elastic."""
 
-    def __init__(self, loop: StepLoop) -> None:
-        self.loader: BalancedLoader | DrawnSteps | None = None  # set by the session
+    def __init__(self, loop: StepLoop, notice: Callable[[], float | None] | None) -> None:
         self._loop = loop
-
-    @property
-    def joins_later(self) -> bool:
-        elastic = self._loop.context.elastic
-        return elastic is not None and elastic.membership.joins_later
+        elastic = loop.context.elastic
+        if elastic is not None:
+            elastic.bind(self)
+            if notice is not None:
+                elastic.heed(notice)
+        elif notice is not None and loop.context.world.size > 1:
+            raise ConfigError("Session(notice=…): no worker can leave; start with `uneven run --elastic MIN:MAX`")
 
     def leave(self) -> None:
         elastic = self._loop.context.elastic
         if elastic is None:
             raise ConfigError("session.leave: start the run with `uneven run --elastic MIN:MAX`")
         elastic.leaving = True
-
-    def heed(self, notice: Callable[[], float | None]) -> None:
-        """Leave when a preemption notice comes. Raises ConfigError in a run of several workers that is not elastic."""
-        context = self._loop.context
-        if context.elastic is not None:
-            context.elastic.heed(notice)
-        elif context.world.size > 1:
-            raise ConfigError("Session(notice=…): no worker can leave; start with `uneven run --elastic MIN:MAX`")
 
     def attach(self, model: nn.Module, others: Sequence[Any]) -> None:
         """Remember the objects whose state a newcomer receives. Raises ConfigError if one has no state."""
@@ -92,8 +85,8 @@ class MembershipHooks:
         return {**self._loop.reports.introduction(), "site": self._loop.context.world.site}
 
     def for_newcomers(self) -> dict[str, Any]:
-        assert self.loader is not None
-        cursor, drawn = self.loader.place()
+        assert self._loop.loader is not None
+        cursor, drawn = self._loop.loader.place()
         return {
             "cursor": tuple(cursor),
             "drawn": [asdict(part) for part in drawn],
@@ -107,12 +100,12 @@ class MembershipHooks:
         }
 
     def take_over(self, state: dict[str, Any]) -> None:
-        assert self.loader is not None
-        elastic = self._loop.context.elastic
+        elastic, loader = self._loop.context.elastic, self._loop.loader
         assert elastic is not None
+        assert loader is not None
         self._loop.context.sites.clear()
         self._loop.context.sites.update(state["sites"])
-        self.loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
+        loader.adopt(Cursor(*state["cursor"]), tuple(Portion(**part) for part in state["drawn"]))
         self._loop.model.agreement.clock = state["clock"]
         # Parts and agreement load their state for these members, so these must be known first.
         self._loop.members_changed(elastic.members, elastic.membership.generation.number)

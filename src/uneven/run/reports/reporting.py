@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from uneven.errors import ConfigError
-from uneven.policy.balance import Balancer
+from uneven.policy.balance import Balancer, Even
 from uneven.policy.balance.bounds import profiled_limits
 from uneven.policy.balance.profiled import Profile, in_passes
 from uneven.policy.control import Decider, Forecaster
@@ -71,6 +71,7 @@ class Reports:
         self._loaded: dict[str, Any] = {}
         self._cost_s = 0.0  # of the last exchange of reports
         self.microbatch: int | str | None = None
+        self.together = False  # whether workers finish each iteration together
         self._fits: int | None = None  # samples in a pass, measured by a profile
         self._bounds: dict[int, tuple[int | None, int]] = {}  # least share of each worker (None: not given), greatest
         self._kinds: dict[int, str] = {}  # of each worker's machine
@@ -83,12 +84,7 @@ class Reports:
 
     # ---------------------------------------------------------------- before the loop
     def start(
-        self,
-        loader: BalancedLoader | DrawnSteps,
-        balancer: Balancer,
-        min_batch: int | None,
-        max_batch: int | None,
-        **same: Any,
+        self, loader: BalancedLoader | DrawnSteps, min_batch: int | None, max_batch: int | None, **same: Any
     ) -> None:
         """Agree with the other ranks on limits and look-ahead; ``same`` must be equal on all ranks."""
         adds_up = isinstance(loader, DrawnSteps) and loader.adds_up
@@ -118,6 +114,7 @@ class Reports:
             _refuse_unlike(said)
             if elastic.membership.joins_later:  # its only bounds until it is let in
                 self._bounds = {self._context.rank: self._bounds[len(said) - 1]}
+        balancer = Even() if adds_up else self._context.balancer  # limits of fixed shares leave nothing to balance
         self._agreed = _Agreed(balancer, Limits(lower=(), upper=()), loader.batch_size, lookahead, adds_up)
         if self._own_pace is not None:
             self._own_pace.counter.sampler = loader.paced
@@ -126,11 +123,11 @@ class Reports:
     def settle(self, loader: BalancedLoader | DrawnSteps) -> None:
         """Make the slow loop, with limits from the users' bounds and the model's needs, the same on all workers."""
         assert self._agreed is not None
-        limits, elastic = self._limits(tuple(self._bounds)), self._context.elastic
+        limits = self._limits(tuple(self._bounds))
         self._turns.least = max(limits.lower)  # equal on all workers, because they must divide a last part equally
         if isinstance(loader, BalancedLoader):
             loader.at_least(self._turns.least)
-        if elastic is not None and elastic.membership.joins_later:
+        if self._context.joins_later:
             self._agreed = replace(self._agreed, limits=limits)
             return
         self._agreed = self._agreed.among(limits)

@@ -36,9 +36,9 @@ from uneven.run.lines.transport import Transport
 from uneven.run.measure.meter import Meter
 from uneven.run.start.model_device import backend_for, gpu_of
 from uneven.runtime.installed import FOLDER, VERSION
-from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_expendable
+from uneven.runtime.rundir import GIVES_UP_WITHIN_S, Expendable, clear_expendable, mark_coming, mark_expendable
 from uneven.runtime.timeout_call import within
-from uneven.runtime.world import World, is_loopback
+from uneven.runtime.world import World, discover, is_loopback, report_failures
 
 _LINGER_S = 2.0
 
@@ -210,8 +210,13 @@ def gradient_group(out: Outlook, rank: int, members: tuple[int, ...]) -> dist.Pr
     return mine
 
 
-def joined(world: World) -> World:
-    """Return the world of a process group that the user made without a launcher's variables, else ``world``."""
+def find_world() -> World:
+    """Return this worker's world: the launcher's, or that of a process group that the user made without one. Announce
+    this worker to a launcher that waits for its training."""
+    report_failures()
+    world = discover()
+    if world.awaited and world.run_directory is not None:
+        mark_coming(world.run_directory, world.rank)
     if not world.alone or not dist.is_initialized() or dist.get_world_size() == 1:
         return world
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from uneven.errors import ConfigError
+from uneven.policy.balance import Balancer
 from uneven.policy.core.run_config import RunConfig
 from uneven.policy.sync import SyncPolicy
 from uneven.run.membership.elastic_run import Elastic
@@ -26,6 +27,7 @@ class Context:
     world: World
     config: RunConfig
     policy: SyncPolicy
+    balancer: Balancer
     sites: dict[int, str]  # site of each rank
     connection: Connection
     scribe: Scribe
@@ -39,6 +41,10 @@ class Context:
     @property
     def members(self) -> tuple[int, ...]:
         return tuple(range(self.world.size)) if self.elastic is None else self.elastic.members
+
+    @property
+    def joins_later(self) -> bool:
+        return self.elastic is not None and self.elastic.membership.joins_later
 
     @property
     def place(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uneven.errors import ConfigError
-from uneven.policy.balance import Balancer, balancers
+from uneven.policy.balance import balancers
 from uneven.policy.sync import policies, unsited
 from uneven.run.lines.elastic_connection import ElasticConnection, connect_elastic
 from uneven.run.loops.visits import bind_visits
@@ -28,7 +28,7 @@ def join(
     given: dict[str, Any],
     journal: str | Path | None,
     parts: Sequence[Part],
-) -> tuple[Context, Balancer]:
+) -> Context:
     """Join the others with the same settings; every rank calls it at the same time. Raises as
     :class:`uneven.Session`."""
     if isinstance(parts, Part):
@@ -62,7 +62,8 @@ def join(
         elastic = elastic_kind(policy)(connection.membership, scribe.write, scribe.say, world.leave_on)
         connection.leaving, connection.recovery = elastic.close, elastic.recovery
     context = Context(
-        world=world, config=config, policy=policy, sites=sites, connection=connection, scribe=scribe, elastic=elastic
-    )
+        world=world, config=config, policy=policy, balancer=balancer, sites=sites, connection=connection,
+        scribe=scribe, elastic=elastic,
+    )  # fmt: skip
     bind_visits(context, parts)
-    return context, balancer
+    return context

@@ -74,6 +74,7 @@ class StepLoop:
         self.hands.one_thread = lambda: (call := decides()) is not None and call()
         self.hands.fewer = partial(_warn_of_fewer, self.counting, context)
         self.part: Portion | None = None  # the user's current batch
+        self.loader: BalancedLoader | DrawnSteps | None = None  # once there is one
         self.epoch = -1
         self.closed = False  # whether the session is closed
         self._members_change: Elastic | Fixed = context.elastic or Fixed()
@@ -82,17 +83,9 @@ class StepLoop:
     def attach(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], **how: Any) -> None:
         """Attach the model; see :func:`uneven.run.step.attach.attach` for ``how``."""
         self.model = attach(
-            self.context,
-            model,
-            optimizers,
-            reports=self.reports,
-            gradients=self.gradients,
-            hands=self.hands,
-            counting=self.counting,
-            own_pace=self.own_pace,
-            parts=self.parts,
-            **how,
-        )
+            self.context, model, optimizers, reports=self.reports, gradients=self.gradients, hands=self.hands,
+            counting=self.counting, own_pace=self.own_pace, parts=self.parts, **how,
+        )  # fmt: skip
         self._planned = None
 
     def _decides(self) -> bool:
@@ -104,15 +97,16 @@ class StepLoop:
         if self.closed:
             raise ConfigError(f"{call}: the session is closed; make another one, with the model and the optimizer")
 
-    def begin(self, part: Portion, loader: BalancedLoader | DrawnSteps) -> None:
+    def begin(self, part: Portion) -> None:
         """Start a step, before its batch is yielded. Raises ConfigError without a model, or if the plan needs other
         exchanges."""
+        assert self.loader is not None
         entered_s = time.perf_counter()
         books, agreement = self.reports.books, self.model.agreement
         if part.epoch != self.epoch:  # the time between two epochs is not waiting for data
             books.meter.pause()
             self.model.watch.begin(part.epoch)
-            self._streams.begin(loader.first_samples)
+            self._streams.begin(self.loader.first_samples)
             self.epoch = part.epoch
         self.part = part
         self._members_change.begins(part)

@@ -111,7 +111,7 @@ def check_momentum_of(policy: SyncPolicy, optimizers: Sequence[torch.optim.Optim
 
 def check_profile(loader: object, tried: object, epoch: int, within_s: float, timeout_s: float) -> None:
     """Raise ConfigError if the profile does not run between loader and loop, or ``within_s`` is out of range."""
-    if loader is None or tried is None or epoch >= 0:
+    if loader is None or not tried or epoch >= 0:
         raise ConfigError(
             "session.profile belongs between session.loader and the loop: first session.setup(model, optimizer), "
             "then session.loader(...) or session.share(batch_size), then session.profile(step), then the loop"

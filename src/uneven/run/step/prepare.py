@@ -1,0 +1,188 @@
+"""Prepares the loop: attaches the model, makes the loader, profiles the workers; see :class:`uneven.Session`."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from uneven.errors import ConfigError, DataError
+from uneven.policy.balance.profiled import Profile
+from uneven.policy.core.registry import describe
+from uneven.policy.samples.order import Portion
+from uneven.run.membership.state_transfer import MembershipHooks
+from uneven.run.model.check import least_samples
+from uneven.run.reports.profiling import steps_on
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.opening import Division, LoaderOptions
+from uneven.run.samples.sharded_files import Shards
+from uneven.run.samples.stream import is_stream
+from uneven.run.start.connect import compare
+from uneven.run.step.attach import Attached
+from uneven.run.step.build import counter_of
+from uneven.run.step.checkpoint import Checkpoint
+from uneven.run.step.loop import StepLoop
+from uneven.run.step.refusals import check_microbatch, check_profile, check_together
+from uneven.run.threads.threaded_training import Threads
+from uneven.runtime.rundir import mark_ready
+
+_SLOWED_AFTER_S = 1.0  # A launcher that limits workers checks several times a second whether they are ready.
+
+
+class Preparation:
+    """What comes before the loop, up to its first step."""
+
+    def __init__(self, loop: StepLoop, members: MembershipHooks, threads: Threads, checkpoint: Checkpoint) -> None:
+        self._loop = loop
+        self._members = members
+        self._threads = threads
+        self._checkpoint = checkpoint
+        world = loop.context.world
+        self._awaited = world.run_directory if world.awaited else None  # a launcher waits there to limit this worker
+        self._tried: tuple[weakref.ref[Any], ...] = ()  # model and optimizers, whose hooks may lead to the session
+
+    def setup(self, model: Any, stateful: tuple[Any, ...], **how: Any) -> Any:
+        """Attach the model; see :func:`uneven.run.step.attach.attach` for ``how``."""
+        loop = self._loop
+        loop.check_open("session.setup")
+        if isinstance(loop.model, Attached):
+            raise ConfigError(
+                "session.setup was called twice: one session carries one model. Give it one nn.Module of all models, "
+                "such as nn.ModuleList([a, b]), with all optimizers, and call a and b as before"
+            )
+        if not isinstance(model, nn.Module):
+            what = type(model).__name__
+            raise ConfigError(f"session.setup({what}, …): give the model first, one nn.Module, and then its optimizers")
+        self._threads.check(model)
+        optimizers = tuple(one for one in stateful if isinstance(one, torch.optim.Optimizer))
+        loop.attach(model, optimizers, **how)
+        self._members.attach(model, stateful)
+        loop.reports.needs = least_samples(model)
+        if loop.loader is not None:
+            loop.reports.settle(loop.loader)  # it was made without the model's needs
+        self._tried = tuple(weakref.ref(one) for one in (model, *optimizers))
+        return (model, *stateful) if stateful else model
+
+    def loader(
+        self,
+        begin: Callable[[Portion], None],  # called before a batch is yielded
+        /,
+        *,
+        min_batch: int | None,
+        max_batch: int | None,
+        epochs: int | None,
+        sharded: bool,
+        microbatch: int | str | None,
+        together: bool,
+        **options: Any,
+    ) -> BalancedLoader:
+        """Make the loader, with the options of :class:`LoaderOptions`, and load a state that waits for it."""
+        loop, reports, dataset = self._loop, self._loop.reports, options["dataset"]
+        loop.check_open("session.loader")
+        if loop.loader is not None:
+            raise ConfigError(
+                "session.loader was called twice: one session balances one loader; use torch's own "
+                "DataLoader for evaluation, or make another Session"
+            )
+        check_microbatch(microbatch)
+        check_together(together, dataset, microbatch, options)
+        if sharded:
+            options["shards"] = _shards_of(loop, dataset, options["batch_size"], max_batch)
+        loader = self._made(LoaderOptions.split(lower=1 if min_batch is None else min_batch, **options), begin)
+        reports.microbatch, reports.together = microbatch, together
+        reports.start(
+            loader, min_batch, max_batch, shuffle=options["shuffle"], drop_last=options["drop_last"],
+            microbatch=microbatch, together=together,
+        )  # fmt: skip
+        if epochs is not None:
+            loop.context.scribe.plan(epochs * len(loader))
+        self._checkpoint.begin_with(loader)
+        return loader
+
+    def _made(self, asked: LoaderOptions, begin: Callable[[Portion], None]) -> BalancedLoader:
+        loop, context, ids, parts = self._loop, self._loop.context, asked.ids, self._loop.parts
+        if asked.ahead and ids is not None:
+            if not parts.reads:
+                raise ConfigError(
+                    f"session.loader(ahead={asked.ahead}): nothing is asked for ahead; it is for models with tables of "
+                    f"uneven.embedding, given to session.setup before"
+                )
+            asked = replace(asked, ids=lambda batch: parts.batch_read(ids(batch)))
+        division = Division(
+            rank=context.rank, workers=len(context.members), seed=context.config.seed,
+            split_for=loop.reports.shares, settled=loop.reports.settled,
+            counter=counter_of(asked.dataset, context, loop.own_pace), changing=self._members.changing(asked.dataset),
+        )  # fmt: skip
+        return BalancedLoader(asked, division, self._members.calls(begin), loop.hands)
+
+    def profile(
+        self, step: Callable[[Any], object], batch_of: Callable[[int], Any] | None, within_s: float
+    ) -> dict[int, Profile]:
+        loop, loader = self._loop, self._loop.loader
+        check_profile(loader, self._tried, loop.epoch, within_s, loop.context.config.timeout_s)
+        if loop.context.joins_later:
+            return {}  # the others are training; it starts with the mean share
+        assert loader is not None
+        self._threads.check_one("session.profile measures a step that has the machine to itself: leave it out")
+        model, stepped = self._given("session.profile")
+        if batch_of is None:
+            loader.sample(1)
+        make, reads = (loader.sample, loader.reads_along) if batch_of is None else (batch_of, False)
+        if self._say_ready():
+            time.sleep(_SLOWED_AFTER_S)  # the measurement needs the launcher's limits
+        with loop.model.watch.trying():
+            one = steps_on(step, make, reads=reads)
+            return loop.reports.profile(one, model, stepped, within_s, loop.gradients.aside())
+
+    def begin(self, part: Portion) -> None:
+        """Start a step of a loop that is not several threads'."""
+        if self._threads.count > 1 or self._awaited is not None:
+            self._threads.check_one("a loop over a loader is one thread's: give it to session.train as a function")
+            self._say_ready()
+        self._loop.begin(part)
+
+    def train(self, loop: Callable[..., object]) -> None:
+        """Train one epoch in all threads."""
+        loader = self._loop.loader
+        if not isinstance(loader, BalancedLoader) or not self._tried:
+            raise ConfigError("session.train comes after session.setup(model, optimizer) and session.loader(...)")
+        self._say_ready()
+        if self._threads.count > 1:
+            watch = self._loop.model.watch
+            watch.begin(watch.epoch + 1)
+        self._threads.train(loop, loader, *self._given("session.train"))
+
+    def _given(self, caller: str) -> tuple[nn.Module, tuple[torch.optim.Optimizer, ...]]:
+        model, *optimizers = (one() for one in self._tried)
+        if model is None:
+            raise ConfigError(f"{caller}: the model that was given to session.setup is gone")
+        return model, tuple(one for one in optimizers if one is not None)
+
+    def _say_ready(self) -> bool:
+        # Lets a waiting launcher limit this worker. Not earlier: with 0.1 core, importing torch takes a minute.
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            mark_ready(awaited, self._loop.context.rank)
+        return awaited is not None
+
+
+def _shards_of(loop: StepLoop, dataset: Any, batch_size: int, most: int | None) -> Shards:
+    """Return the number of samples in each worker's stream, and the most that each takes in one step."""
+    if not is_stream(dataset) or not hasattr(dataset, "__len__") or len(dataset) == 0:
+        raise DataError(
+            f"session.loader(sharded=True) of a {type(dataset).__name__}: it is for a stream of this worker's own, an "
+            f"IterableDataset whose __len__ says how many samples this worker has, at least 1"
+        )
+    if loop.own_pace is not None:
+        raise ConfigError(
+            f"session.loader(sharded=True) under sync = {describe(loop.context.policy)}: workers take samples at their "
+            f"own pace there; take a policy whose workers step together"
+        )
+    mine = {"sharded": True, "_length": len(dataset), "_most": batch_size if most is None else most}
+    said = compare(loop.context.connection.transport, mine, "session.loader")
+    return Shards(tuple(one["_length"] for one in said), tuple(one["_most"] for one in said))

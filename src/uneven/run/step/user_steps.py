@@ -1,0 +1,95 @@
+"""Steps without a loader, for scripts that draw their batches themselves; see :meth:`uneven.Session.step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from uneven.errors import ConfigError, TrainingError
+from uneven.policy.core.registry import describe
+from uneven.policy.samples.order import Portion
+from uneven.run.samples.loader import BalancedLoader
+from uneven.run.samples.user_batches import DrawnSteps
+from uneven.run.start.connect import compare
+from uneven.run.step.checkpoint import Checkpoint
+from uneven.run.step.loop import StepLoop
+
+
+class UserSteps:
+    """Steps whose start and end the script marks."""
+
+    def __init__(self, loop: StepLoop, checkpoint: Checkpoint) -> None:
+        self._loop = loop
+        self._checkpoint = checkpoint
+
+    @contextmanager
+    def step(self, batch_size: int | None, samples: int | None, begin: Callable[[Portion], None]) -> Iterator[int]:
+        """Run one step, and yield this worker's samples in it."""
+        loop, steps = self._loop, self._steps(batch_size, samples)
+        if loop.part is not None:
+            raise TrainingError(
+                f"session.step inside of step {loop.part.iteration}, which has not ended: a step cannot hold another "
+                f"one. If a generator holds it, close that first"
+            )
+        steps.enter()
+        part = steps.next(loop.reports.shares, samples)
+        begin(part)
+        loop.hands.settle()  # the batch of an earlier block without a forward pass will not get one
+        loop.hands.hand(part, None)
+        try:
+            yield part.batch(loop.context.rank)
+        except BaseException:
+            loop.end(leaving=True)
+            raise
+        loop.end(leaving=False)
+
+    def share(self, batch_size: int) -> int:
+        steps = self._entered(batch_size, None)
+        return steps.ask(self._loop.reports.shares).batch(self._loop.context.rank)
+
+    def taken(self, batch_size: int | None, samples: int | None) -> int:
+        return self._entered(batch_size, samples).iteration
+
+    def _entered(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
+        steps = self._steps(batch_size, samples)
+        steps.enter()
+        return steps
+
+    def _steps(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
+        """Return the steps, which the first call makes."""
+        self._loop.check_open("session.step")
+        loader = self._loop.loader
+        if isinstance(loader, BalancedLoader):
+            raise ConfigError("session.step and session.share are for loops without a loader: leave session.loader out")
+        if (batch_size is None) == (samples is None):
+            raise ConfigError(f"session.step(batch_size={batch_size}, samples={samples}): give one of the two")
+        number = samples if batch_size is None else batch_size
+        if type(number) is not int or number < (batch_size is not None):  # True is an int for isinstance
+            raise ConfigError(f"session.step(batch_size={batch_size!r}, samples={samples!r}): give a number of samples")
+        if loader is None:
+            loader = self._made(batch_size, samples)
+            self._checkpoint.begin_with(loader)
+        elif batch_size not in (None, loader.batch_size):
+            raise ConfigError(
+                f"session.step(batch_size={batch_size}): the global batch of the first one was {loader.batch_size}, "
+                f"and it is the same in every step"
+            )
+        return loader
+
+    def _made(self, batch_size: int | None, samples: int | None) -> DrawnSteps:
+        loop, context = self._loop, self._loop.context
+        if loop.own_pace is not None:
+            raise ConfigError(
+                f"session.step under sync = {describe(context.policy)}: workers take samples at their own pace there, "
+                f"from a counter that only session.loader has; use a loader, or a policy whose workers step together"
+            )
+        size, elastic = batch_size, context.elastic
+        if size is None:
+            said = compare(context.connection.transport, {"_samples": samples}, "session.step")
+            each = [int(one["_samples"]) for one in said[: context.world.size]]  # of the founders
+            if (size := sum(each)) == 0:
+                raise ConfigError(f"session.step(samples=…): the workers say {each}; not all may be 0")
+        changing, enter = (None, None) if elastic is None else (elastic.returned, elastic.enter)
+        steps = DrawnSteps(size, context.rank, adds_up=batch_size is None, changing=changing, enter=enter)
+        loop.reports.start(steps, samples, samples)  # limits that are equal, if given: the share cannot move
+        return steps
