@@ -384,7 +384,7 @@ class Pool:
             # A process that starts imports torch first, which takes long on a busy machine.
             limit_s = self.timeout_s if slot.spoke else max(self.timeout_s, START_S)
             if slot.trial is not None and slot.process.quiet_s > limit_s:
-                slot.process.kill(hung=f"nothing was heard of trial {slot.trial} for {self.timeout_s:g} s")
+                slot.process.kill(hung=f"nothing was heard of trial {slot.trial} for {limit_s:g} s")
                 self._died(slot.process)
 
     # ---------------------------------------------------------------- commands of the user

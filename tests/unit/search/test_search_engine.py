@@ -23,7 +23,7 @@ from uneven.cli import main
 from uneven.errors import CheckpointError, ConfigError, DataError, TrainingError, UnevenError, UnknownNameError
 from uneven.fleet.engine.fleet_state import locked
 from uneven.runtime.jobs.processes import import_path
-from uneven.search import search_file
+from uneven.search import engine, search_file
 from uneven.search.control import SearchControl, tell
 from uneven.search.search_events import EVENTS, read_events
 from uneven.search.search_page import stretches
@@ -341,7 +341,16 @@ def test_a_directory_holds_one_search(tmp_path: Path) -> None:
 
 def test_a_trial_that_hangs_has_failed(tmp_path: Path) -> None:
     result = run(functions.climbs, tmp_path, {"rate": 0.1, "pause_s": 60.0}, timeout_s=1.0, metric="loss")
-    assert "hung" in result.rows[0].why
+    assert "for 1 s" in result.rows[0].why
+
+
+def test_a_hang_at_the_start_is_reported_with_the_limit_of_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LOOK_S", 0.0)
+    monkeypatch.setattr(engine, "START_S", 1e-6)  # no process starts in this time
+    with pytest.raises(TrainingError, match=r"nothing was heard of trial \d+ for 1e-06 s"):
+        run(functions.trivial, tmp_path, {"x": search.uniform(0, 1)}, timeout_s=1e-7, trials=4)
 
 
 def test_from_a_file_on_the_command_line(

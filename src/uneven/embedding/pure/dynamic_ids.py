@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from uneven.policy.core.splitmix import splitmix64
+
 Ids64 = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int32]
 
@@ -29,24 +31,16 @@ _PART = 16  # 1/16 of the rows is evicted together: each eviction rebuilds the i
 PINNED = 64  # rows of the last 64 batches stay: their gradients are still to come
 
 
-def mixed(ids: Ids64, salt: int = 0) -> npt.NDArray[np.uint64]:
-    """Return 64 pseudo-random bits per id (splitmix64, Steele et al. 2014); the shape of ``ids``."""
-    z = ids.astype(np.uint64) + np.uint64((0x9E3779B97F4A7C15 * (salt + 1)) & 0xFFFFFFFFFFFFFFFF)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
 def bucket(ids: Ids64, buckets: int) -> Ids64:
     """Return the bucket, below ``buckets`` < 2³², of each id (n,); shards divide a growing table by buckets."""
-    return ((mixed(ids, 7) >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)
+    return ((splitmix64(ids, 8) >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)).astype(np.int64)
 
 
 def begin_by_id(ids: Ids64, seed: int, dim: int, spread: tuple[float, float]) -> npt.NDArray[np.float32]:
     """Return the initial rows of ids (n,), shape (n, dim), uniform in ``spread``; they depend on the id alone."""
-    with np.errstate(over="ignore"):  # wraps on purpose
-        each = mixed(ids, seed)[:, None].view(np.int64) + np.arange(dim, dtype=np.int64) * np.int64(0x632BE59BD9B4E019)
-    chance = (mixed(each, 3) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)  # 24 bits: exact in float32
+    columns = np.arange(dim, dtype=np.uint64) * np.uint64(0x632BE59BD9B4E019)
+    bits = splitmix64(splitmix64(ids, seed + 1)[:, None] + columns, 4) >> np.uint64(40)  # 24 bits: exact in float32
+    chance = bits.astype(np.float32) * np.float32(2.0**-24)
     least, most = spread
     return chance * np.float32(most - least) + np.float32(least)
 
@@ -83,7 +77,7 @@ class IdMap:
 
     def find(self, ids: Ids64) -> Slots:
         """Return the slots (n,) of ids (n,), 0 for those without one; nothing is counted."""
-        place = (mixed(ids) & np.uint64(len(self._places) - 1)).astype(np.int64)
+        place = (splitmix64(ids) & np.uint64(len(self._places) - 1)).astype(np.int64)
         found = np.zeros(len(ids), np.int32)
         open_ = np.arange(len(ids))
         while len(open_):
@@ -140,7 +134,7 @@ class IdMap:
         # Count-min: collisions only add, so the least counter is the best estimate.
         least = np.full(len(ids), _MOST_SEEN, np.int64)
         for row in range(_DEPTH):
-            at = (mixed(ids, row + 11) & np.uint64(self._sketch.shape[1] - 1)).astype(np.int64)
+            at = (splitmix64(ids, row + 12) & np.uint64(self._sketch.shape[1] - 1)).astype(np.int64)
             before = self._sketch[row, at].astype(np.int64) + often
             np.maximum.at(self._sketch[row], at, np.minimum(before, _MOST_SEEN).astype(np.uint8))
             least = np.minimum(least, before)
@@ -169,7 +163,7 @@ class IdMap:
         self._index(self.ids[left], left)
 
     def _index(self, ids: Ids64, slots: Slots) -> None:
-        place = (mixed(ids) & np.uint64(len(self._places) - 1)).astype(np.int64)
+        place = (splitmix64(ids) & np.uint64(len(self._places) - 1)).astype(np.int64)
         open_ = np.arange(len(ids))
         while len(open_):
             free = open_[self._places[place[open_]] == _EMPTY]
@@ -196,7 +190,7 @@ class DistinctIds:
         self._seen = np.zeros(1 << 18, bool)
 
     def add(self, ids: Any) -> None:
-        self._seen[(mixed(ids, 5) & np.uint64(len(self._seen) - 1)).astype(np.int64)] = True
+        self._seen[(splitmix64(ids, 6) & np.uint64(len(self._seen) - 1)).astype(np.int64)] = True
 
     @property
     def many(self) -> float:

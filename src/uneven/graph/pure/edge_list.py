@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from uneven.policy.core.splitmix import Bits, splitmix64
+
 Wholes = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 
@@ -36,18 +38,9 @@ class EdgeList:
     def fingerprint(self) -> int:
         """Return a 64-bit hash of the graph that does not depend on the order of its edges."""
         key = self.source.astype(np.uint64) * np.uint64(self.vertices) + self.target.astype(np.uint64)
-        return int(mixed(key).sum(dtype=np.uint64)) ^ self.vertices
+        return int(splitmix64(key).sum(dtype=np.uint64)) ^ self.vertices
 
 
-def mixed(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return 64 pseudo-random bits per key, in the shape of ``key`` (splitmix64, Steele et al. 2014)."""
-    with np.errstate(over="ignore"):  # wraps on purpose
-        z = key + np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def chance(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+def chance(key: Bits) -> npt.NDArray[np.float64]:
     """Return pseudo-random numbers in [0, 1), in the shape of ``key``."""
-    return (mixed(key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (splitmix64(key) >> np.uint64(11)).astype(np.float64) * 2.0**-53

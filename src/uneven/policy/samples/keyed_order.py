@@ -11,10 +11,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from uneven.policy.core.splitmix import Bits, splitmix64
+
 KEYED_FROM = 2**27  # samples from which on an epoch's order is computed instead of stored in 8 bytes each
 
 Indices = npt.NDArray[np.int64]
-_Bits = npt.NDArray[np.uint64]
 
 _ROUNDS = 8
 
@@ -44,11 +45,11 @@ class KeyedOrder:
             found[beyond] = self._sent(found[beyond])
         return found.astype(np.int64)
 
-    def _sent(self, places: _Bits) -> _Bits:
+    def _sent(self, places: Bits) -> Bits:
         low, high = self._widths
         for key in self._keys:
             left, right = places >> low, places & ((np.uint64(1) << low) - np.uint64(1))
-            left ^= _mixed(right + key) & ((np.uint64(1) << high) - np.uint64(1))
+            left ^= splitmix64(right + key, 0) & ((np.uint64(1) << high) - np.uint64(1))
             places = (right << high) | left
             low, high = high, low
         return places
@@ -70,10 +71,4 @@ class KeyedDraws:
         if isinstance(positions, slice):
             positions = np.arange(*positions.indices(self._length), dtype=np.int64)
         places = np.asarray(positions, dtype=np.int64).astype(np.uint64)
-        return (_mixed(_mixed(places + self._keys[0]) ^ self._keys[1]) % self._samples).astype(np.int64)
-
-
-def _mixed(bits: _Bits) -> _Bits:
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+        return (splitmix64(splitmix64(places + self._keys[0], 0) ^ self._keys[1], 0) % self._samples).astype(np.int64)

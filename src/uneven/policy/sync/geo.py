@@ -12,7 +12,7 @@ from uneven.policy.sync._parts import PerRank, flag, number, whole
 from uneven.policy.sync.groups import by_site
 from uneven.policy.sync.sync_policy import Evaluated, Facts, Pace, SyncPolicy, WrappingPolicy
 
-SCHEDULES = ("rate", "sqrt", "linear", "fixed")  # of the threshold
+SCHEDULES = ("rate", "sqrt", "fixed")  # of the threshold
 
 
 class Geo(WrappingPolicy):
@@ -33,8 +33,7 @@ class Geo(WrappingPolicy):
         inner: policy inside a site: one that averages gradients on every step, or one that bounds staleness.
         threshold: v, at least 0, relative to the parameter: 0.01 is 1 %.
         schedule: how v changes: "rate", with the learning rate (v · η_t / η_0, as in the released code); "sqrt",
-            v / √t (the theory); "linear", to ``lower`` over ``within`` steps; "fixed".
-        lower, within: of "linear".
+            v / √t (the theory); "fixed".
         flush: steps between two sends of all unsent entries; 0 is never.
         divide: each of K sites steps with 1 / K of the learning rate and weights its gradient by its samples, so that
             BSP's learning rate fits; under ssp, each movement is scaled by 1 / all workers. The released code has 0.01
@@ -61,8 +60,6 @@ class Geo(WrappingPolicy):
         *,
         threshold: float = 0.01,
         schedule: str = "rate",
-        lower: float = 0.0,
-        within: int = 0,
         flush: int = 0,
         divide: bool = True,
         bits: int = 32,
@@ -81,13 +78,6 @@ class Geo(WrappingPolicy):
         if schedule not in SCHEDULES:
             raise ConfigError(f"geo: schedule = {schedule!r} must be one of: {', '.join(SCHEDULES)}")
         self.schedule = schedule
-        self.lower = number("geo", "lower", lower, "[0, inf)")
-        self.within = whole("geo", "within", within, least=0)
-        if (schedule == "linear") != (self.within > 0):
-            raise ConfigError(
-                f"geo: schedule = {schedule!r} with within = {within}: the steps in which the threshold goes to "
-                f"lower = {lower:g} belong to 'linear', and to no other schedule"
-            )
         self.flush = whole("geo", "flush", flush, least=0)
         self.divide = flag("geo", "divide", divide)
         self.bits = whole("geo", "bits", bits, least=1)
@@ -127,7 +117,7 @@ class Geo(WrappingPolicy):
         if len(homes) == 1:
             return near
         exchanges, asked = near.exchanges, (near.exchanges, homes, self._selection(view.clock))
-        # Equal in most steps: the threshold changes only with a flush, "sqrt" or "linear".
+        # Equal in most steps: the threshold changes only with a flush or "sqrt".
         known = self._made.get(view.rank)
         if known is None or known[0] != asked:
             if self._paced and self.divide:
@@ -170,10 +160,6 @@ class Geo(WrappingPolicy):
             return replace(self._significant, threshold=0.0)
         if self.schedule == "sqrt":
             return replace(self._significant, threshold=self.threshold / math.sqrt(step))
-        if self.schedule == "linear":
-            # From the full threshold at clock 0 to ``lower`` at clock ``within``.
-            part = min(1.0, clock / self.within)
-            return replace(self._significant, threshold=self.threshold + part * (self.lower - self.threshold))
         return self._significant
 
     @property

@@ -12,7 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from random import Random
 
+import numpy as np
+
 from uneven.policy.core.registry import Registry
+from uneven.policy.core.splitmix import splitmix64
 from uneven.policy.core.views import SyncView
 from uneven.policy.sync._parts import Members, whole
 
@@ -106,7 +109,7 @@ class RandomGroups(Grouping):
     def groups(self, view: SyncView, phase: int) -> Groups:
         members = view.members
         # Only Random.random() promises the same numbers in every version of Python; shuffle() does not.
-        draw = Random(_mixed(self.seed, phase)).random
+        draw = Random(int(splitmix64(np.array([phase]), self.seed + 1)[0])).random
         shuffled = tuple(rank for _, rank in sorted((draw(), rank) for rank in members))
         size = self.size or max(2, round(len(members) ** 0.5))
         parts = _cut(shuffled, max(1, len(members) // size))
@@ -179,15 +182,6 @@ def _by(members: Members, key: Callable[[int], Hashable]) -> Groups:
     for place, rank in enumerate(members):
         found.setdefault(key(place), []).append(rank)
     return tuple(map(tuple, found.values()))
-
-
-def _mixed(seed: int, turn: int) -> int:
-    # The finalizer of splitmix64, so that the seeds of neighboring turns are far apart.
-    mask = (1 << 64) - 1
-    z = (seed * 0x9E3779B97F4A7C15 + turn + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
 
 
 groupings: Registry[Grouping] = Registry("grouping", Grouping)  # type: ignore[type-abstract]

@@ -136,7 +136,7 @@ class ElasticCarrier(GradientCarrier):
         assert self._ddp is not None
         if self._ddp.find_unused_parameters:
             # DDP sums this only in its own group of one process, and reads it after this callback.
-            self.recovery.begin(self._ddp.reducer._get_local_used_map(), _one)
+            self.recovery.begin(self._ddp.reducer._get_local_used_map())
         with self.traffic.waiting():
             pieces = self.recovery.complete(self.recovery.land())
         members = self.membership.members
@@ -165,10 +165,6 @@ class ElasticCarrier(GradientCarrier):
         if place >= len(self._sums) or self._sums[place].numel() != lane.bucket.numel():
             self._sums[place:] = [torch.empty_like(lane.bucket)]
         return self._sums[place]
-
-
-def _one() -> float:
-    return 1.0
 
 
 def refuse_model(model: nn.Module, parameters: list[nn.Parameter]) -> None:

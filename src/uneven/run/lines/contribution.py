@@ -17,6 +17,10 @@ _STRETCH = 1 << 17  # numbers that are scaled and checked together: they stay in
 Weight = Callable[[], float]
 
 
+def unscaled() -> float:
+    return 1.0
+
+
 @dataclass(slots=True)
 class Contribution:
     """One tensor in one exchange."""

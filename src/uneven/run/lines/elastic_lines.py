@@ -15,6 +15,7 @@ from torch import Tensor
 
 from uneven.errors import ConfigError, PeerError
 from uneven.policy.core.membership import Members
+from uneven.run.lines.contribution import Weight, unscaled
 from uneven.run.lines.line import Carrier, Line, Lines, Waiting, Work
 from uneven.run.lines.recovery import ExchangePlace, Recovery
 from uneven.run.lines.traffic import TrafficBook
@@ -56,7 +57,7 @@ class _RecoveredCarrier:
         self._members = members  # as the parts know them: perhaps not the newest
 
     def sum(self, tensor: Tensor) -> Work:
-        return _SumUnderWay(self._recovery, "a sum on a line", tensor, _one)
+        return _SumUnderWay(self._recovery, "a sum on a line", tensor)
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
         # A sum in which only the source has weight 1, because a sum can be repeated after a loss.
@@ -85,7 +86,7 @@ class _RecoveredCarrier:
 
 
 class _SumUnderWay:
-    def __init__(self, recovery: Recovery, what: str, tensor: Tensor, weight: Callable[[], float]) -> None:
+    def __init__(self, recovery: Recovery, what: str, tensor: Tensor, weight: Weight = unscaled) -> None:
         recovery.enter(ExchangePlace(what))
         recovery.begin(tensor.view(-1), weight)
         self._recovery = recovery
@@ -109,10 +110,6 @@ class _SwapUnderWay:
         contributors = self._recovery.land()
         self._recovery.complete(contributors)
         return contributors
-
-
-def _one() -> float:
-    return 1.0
 
 
 def _refused(kind: str) -> ConfigError:

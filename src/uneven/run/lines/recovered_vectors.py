@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from uneven.policy.core.membership import Meeting
+from uneven.run.lines.contribution import unscaled
 from uneven.run.lines.recovery import ExchangePlace, Recovery
 from uneven.run.lines.traffic import Traffic, bytes_of_sum
 
 if TYPE_CHECKING:
     from uneven.run.replicas.peers.peer_exchanges import StepPosition
-
-
-def _one() -> float:
-    return 1.0
 
 
 class RecoveredVectors:
@@ -56,9 +53,9 @@ class RecoveredVectors:
         else:
             settles = -1 if at.shows else at.iteration  # an evaluation's mean changes no replica
             recovery.enter(ExchangePlace(what, at.epoch, at.number, at.iteration, settles, groups))
-        recovery.begin(vector, weight or _one)
+        recovery.begin(vector, weight or unscaled)
         if groups is None:
-            recovery.begin(self._nothing, _one, slots=True)  # with groups, `Recovery` starts it after their sums
+            recovery.begin(self._nothing, slots=True)  # with groups, `Recovery` starts it after their sums
         with self._traffic.waiting():
             own, _ = recovery.complete(recovery.land())
         own.take()
@@ -68,7 +65,7 @@ class RecoveredVectors:
 
     def gather(self, what: str) -> None:
         self._recovery.enter(ExchangePlace(what))
-        self._recovery.begin(torch.zeros(1), _one)
+        self._recovery.begin(torch.zeros(1))
         self._recovery.complete(self._recovery.land())
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from uneven.policy.samples.requeued import RequeuedSamples
 from uneven.run.gradients.step_check import out_of_step
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
 from uneven.run.lines.all_to_all import Swap
-from uneven.run.lines.contribution import Contribution, Weight
+from uneven.run.lines.contribution import Contribution, Weight, unscaled
 from uneven.run.lines.control_words import Slots
 from uneven.run.membership.generations import Membership
 
@@ -104,7 +104,9 @@ class Recovery:
         self._flush()
         self.at = at
 
-    def begin(self, own: Tensor, weight: Weight, *, slots: bool = False, into: Tensor | None = None) -> Contribution:
+    def begin(
+        self, own: Tensor, weight: Weight = unscaled, *, slots: bool = False, into: Tensor | None = None
+    ) -> Contribution:
         """Start the sum of one tensor, which must not change until the exchange is complete.
 
         Args:
@@ -307,14 +309,14 @@ class Recovery:
         if self._swap is not None and not self.pieces:
             if not self._swap.wait(circle):
                 return False
-            self.begin(torch.zeros(1), _one)
+            self.begin(torch.zeros(1))
         elif self.at.confirms and not any(piece.slotted for piece in self.pieces):
             for piece in self.pieces:
                 within = circle if piece.inside is None else self._circle_of(piece.inside)
                 if piece.work is None or within is None:
                     return False
                 within.wait(piece.work)
-            self.begin(self._nothing, _one, slots=True)
+            self.begin(self._nothing, slots=True)
         return True
 
     def _recover(self) -> Members:
@@ -361,7 +363,3 @@ class Recovery:
         assert circle is not None
         where = at.epoch, at.iteration, circle.place, self.membership.members
         return out_of_step(lambda table: circle.wait(circle.sum(table)), *where, at.passes)
-
-
-def _one() -> float:
-    return 1.0
