@@ -1,4 +1,4 @@
-"""``splitmix64``: published numbers, and what follows from them bit for bit, whatever computes it."""
+"""``splitmix64`` draws published numbers, and what runs have saved by it stays the same bit for bit."""
 
 from __future__ import annotations
 
