@@ -11,12 +11,12 @@ from typing import Any
 from uneven.errors import DataError
 from uneven.runtime.jobs import call
 from uneven.runtime.jobs.executor import ProcessLine
-from uneven.runtime.jobs.heartbeat import Pulse
+from uneven.runtime.jobs.heartbeat import Heartbeat
 
 
 def answers(line: ProcessLine, factor: int) -> None:
     """Each message times a number."""
-    pulse = Pulse(line.send)
+    pulse = Heartbeat(line.send)
     while True:
         number = line.recv()
         pulse.begin("number {}", number)
@@ -40,7 +40,7 @@ def hangs(line: ProcessLine, *_: Any) -> None:
     """With a process of its own, in code that never asks for a message."""
     call.END_WITHIN_S = 0.0
     _starts_one(line)
-    Pulse(line.send).begin("a sleep")
+    Heartbeat(line.send).begin("a sleep")
     while True:
         time.sleep(60)
 
@@ -50,7 +50,7 @@ def speaks(line: ProcessLine, *_: Any) -> None:
     call.END_WITHIN_S = 600.0
     _starts_one(line)
     while True:
-        Pulse(line.send).begin("a word")
+        Heartbeat(line.send).begin("a word")
         time.sleep(0.002)
 
 

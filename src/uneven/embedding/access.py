@@ -41,7 +41,7 @@ class _Ahead(NamedTuple):
     asked: AskedRows
 
 
-class TableDoor:
+class TableAccess:
     """A lazily opened client of the tables, with prefetching. All copies of a model in this process share it.
 
     ``shards`` is the number of shard threads in a single-process run; ``measured`` comes from an earlier run.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from uneven.embedding.access import TableDoor
+from uneven.embedding.access import TableAccess
 from uneven.embedding.ids import device_of
 from uneven.embedding.pure.config import RowOptimizer, RowwiseAdagrad, Table, TableSpec, tables_of
 from uneven.embedding.pure.sharding_plan import MeasuredTables
@@ -95,7 +95,7 @@ class EmbeddingBagCollection(nn.Module):
         found = tables_of(tables, pooled=not self._unpooled)
         spec = TableSpec(found, optimizer or RowwiseAdagrad(), seed, save_every_s)
         measured = None if placed_by is None else _measured(Path(placed_by))
-        self.door = TableDoor(
+        self.door = TableAccess(
             spec, shards=shards, halves=wire == "bfloat16", measured=measured, unpooled=self._unpooled
         )
         self.in_state_dict = in_state_dict
@@ -301,7 +301,7 @@ class _Given(torch.autograd.Function):
     """An identity whose backward pass sends the gradient to the shards."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, values: Tensor, asked: AskedRows, door: TableDoor) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, values: Tensor, asked: AskedRows, door: TableAccess) -> Tensor:
         ctx.asked, ctx.door, ctx.zero = asked, door, torch.zeros_like(anchor)
         return values
 

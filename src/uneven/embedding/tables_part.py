@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from uneven.embedding.access import TableDoor
+from uneven.embedding.access import TableAccess
 from uneven.embedding.table_client import TableStats
 from uneven.errors import ConfigError
 from uneven.run.step.part import Part, Run
@@ -16,7 +16,7 @@ from uneven.run.step.part import Part, Run
 class TablesPart(Part):
     """The part that an ``EmbeddingBagCollection`` adds to a session."""
 
-    def __init__(self, door: TableDoor) -> None:
+    def __init__(self, door: TableAccess) -> None:
         self._door = door
         self._run: Run | None = None
         self._tables: Any = None  # the collection, while a session is open

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uneven.embedding.access import TableDoor
+from uneven.embedding.access import TableAccess
 from uneven.embedding.pure.config import Table
 from uneven.embedding.pure.row_optimizers import Bags
 from uneven.embedding.pure.sharding_plan import RowRange
@@ -20,7 +20,7 @@ _KEY = "embedding_bags.{}.{}"
 _NUMBERS = 1 << 20  # per block
 
 
-def read_tables(door: TableDoor, kind: Say = Say.READ) -> Iterator[tuple[str, int, Tensor]]:
+def read_tables(door: TableAccess, kind: Say = Say.READ) -> Iterator[tuple[str, int, Tensor]]:
     """Yield table, first row, and rows of shape (n, dim); with ``Say.SUMS`` Adagrad's sums, shape (n, 1)."""
     for shard, group, part, base in _ranges(door):
         table = door.spec.tables[part.table]
@@ -31,7 +31,7 @@ def read_tables(door: TableDoor, kind: Say = Say.READ) -> Iterator[tuple[str, in
             yield table.name, part.start + start, torch.from_numpy(rows.copy())  # received arrays are read-only
 
 
-def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:
+def read_grown(door: TableAccess, name: str) -> tuple[Tensor, Tensor]:
     """Return the ids (n,) of a growing table and its rows (1 + n, dim)."""
     number = next((place for place, one in enumerate(door.spec.tables) if one.name == name and one.grows), None)
     if number is None:
@@ -49,7 +49,7 @@ def read_grown(door: TableDoor, name: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(table))
 
 
-def read_state(door: TableDoor, *, sums: bool = False) -> dict[str, Tensor]:
+def read_state(door: TableAccess, *, sums: bool = False) -> dict[str, Tensor]:
     """Read fixed-size tables: ``embedding_bags.<table>.weight`` (rows, dim), and Adagrad's ``….sum`` (rows,)."""
     found: dict[str, Tensor] = {}
     shapes = _shapes(door.spec.tables)
@@ -77,7 +77,7 @@ def misfits(tables: Sequence[Table], state: Mapping[str, Tensor]) -> tuple[list[
     return missing, [key for key in state if key not in shapes], wrong
 
 
-def write_state(door: TableDoor, state: Mapping[str, Tensor]) -> None:
+def write_state(door: TableAccess, state: Mapping[str, Tensor]) -> None:
     """Set the tables in a state, of shape (rows, dim) and (rows,) for sums; reset Adagrad's sums that it lacks."""
     known = [key for key in _shapes(door.spec.tables) if key in state]
     arrays = {key: np.ascontiguousarray(state[key].detach().to("cpu", torch.float32).numpy()) for key in known}
@@ -97,7 +97,7 @@ def _shapes(tables: Sequence[Table]) -> dict[str, tuple[int, ...]]:
     return weights | {_KEY.format(one.name, "sum"): (one.held,) for one in fixed}
 
 
-def _ranges(door: TableDoor) -> Iterator[tuple[int, int, RowRange, int]]:
+def _ranges(door: TableAccess) -> Iterator[tuple[int, int, RowRange, int]]:
     """Yield shard, group, range of rows, and the range's first row in the group."""
     for shard, spec in enumerate(door.shards()):
         for group, one in enumerate(spec.groups):

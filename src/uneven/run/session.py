@@ -45,7 +45,7 @@ class _HowGradientsTravel(TypedDict, total=False):
 
 
 class Session:
-    """Prepare one worker for a run. The loop, the model, the loss and the optimizer stay the user's::
+    """One worker's part in a run. The loop, the model, the loss and the optimizer stay the user's::
 
         session = uneven.Session()
         model, optimizer = session.setup(model, optimizer)

@@ -23,7 +23,7 @@ from uneven.runtime.jobs import end_all
 from uneven.runtime.jobs.executor import Linked, Place, ProcessLine
 from uneven.runtime.states import random_state, seed_all, set_random_state
 from uneven.search.pure.core import SearchCore
-from uneven.search.pure.sample_cache import Shelf, slots_for
+from uneven.search.pure.sample_cache import SampleCache, slots_for
 from uneven.search.search_messages import TrialPost
 
 DATA_BYTES = 512 * 2**20  # for prepared samples, at most a tenth of the free memory
@@ -208,7 +208,7 @@ class SharedData:
         room = min(DATA_BYTES, psutil.virtual_memory().available / 10) if room_bytes is None else room_bytes
         chunk_bytes = stream.chunk * sum(field.nbytes for field in probed.layout)
         slots = slots_for(room, chunk_bytes, stream.per_pass, len(place.devices), AHEAD, passes)
-        self.shelf = Shelf(slots, stream.per_pass, AHEAD)
+        self.shelf = SampleCache(slots, stream.per_pass, AHEAD)
         self._ring = Ring(probed.layout, slots=slots, chunk=stream.chunk, writable=True)
         self._hire()
 

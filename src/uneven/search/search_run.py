@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from uneven.errors import ConfigError
 from uneven.runtime.jobs import Stop
-from uneven.runtime.jobs.begun import Begun, folder_for
+from uneven.runtime.jobs.begun import LockedRun, folder_for
 from uneven.runtime.jobs.call import IMPORTED
 from uneven.runtime.jobs.code import code_of, named
 from uneven.runtime.jobs.engines import place_for
@@ -81,7 +81,7 @@ def run(
         kept(where, terms.kept() | read.kept() | plan.kept() | same, core) as new,
         live(metric) if plan.progress else nullcontext(lambda moment: None) as show,
     ):
-        begun = Begun(where, "search", code, () if new else code)
+        begun = LockedRun(where, "search", code, () if new else code)
         # A search that continues has these results in its log.
         if new and plan.earlier:
             core.learn(results_of(plan.earlier, terms, core.space))

@@ -41,7 +41,7 @@ SPACE = Space({"rate": log(1e-3, 1.0), "width": choice(8, 16), "depth": integer(
 _LONGEST_T = 12
 
 
-class PlayedEvents:
+class SimulatedEvents:
     """A search that was simulated to its end on some slots, with crashes and random scores."""
 
     def __init__(self, core: SearchCore, seed: int, slots: int, stop_after: int | None = None) -> None:
@@ -99,7 +99,7 @@ class SchedulerContract(ABC):
     @given(trials=st.integers(1, 12), slots=st.integers(1, 5), seed=st.integers(0, 999))
     def test_every_search_comes_to_an_end(self, trials: int, slots: int, seed: int) -> None:
         core = self.core(trials, seed)
-        PlayedEvents(core, seed, slots)
+        SimulatedEvents(core, seed, slots)
         assert core.over
         assert len(core.trials) == trials
         core.close()
@@ -108,7 +108,7 @@ class SchedulerContract(ABC):
     @_examples
     @given(trials=st.integers(1, 12), slots=st.integers(1, 5), seed=st.integers(0, 999))
     def test_the_same_events_lead_to_the_same_answers(self, trials: int, slots: int, seed: int) -> None:
-        first, second = (PlayedEvents(self.core(trials, seed), seed, slots) for _ in range(2))
+        first, second = (SimulatedEvents(self.core(trials, seed), seed, slots) for _ in range(2))
         assert first.moves == second.moves
         assert first.events == second.events
 
@@ -118,18 +118,18 @@ class SchedulerContract(ABC):
         self, trials: int, slots: int, seed: int, cut: int
     ) -> None:
         whole, again = self.core(trials, seed), self.core(trials, seed)
-        events = PlayedEvents(whole, seed, slots, stop_after=cut).events
+        events = SimulatedEvents(whole, seed, slots, stop_after=cut).events
         for event in events:
             again.apply(event)
         assert [_known(one) for one in again.trials] == [_known(one) for one in whole.trials]
-        rest = [PlayedEvents(core, seed + 1, slots).moves for core in (whole, again)]
+        rest = [SimulatedEvents(core, seed + 1, slots).moves for core in (whole, again)]
         assert rest[0] == rest[1]
 
     @_examples
     @given(trials=st.integers(2, 12), seed=st.integers(0, 999), cut=st.integers(1, 60))
     def test_to_choose_is_to_look(self, trials: int, seed: int, cut: int) -> None:
         core = self.core(trials, seed)
-        PlayedEvents(core, seed, 3, stop_after=cut)
+        SimulatedEvents(core, seed, 3, stop_after=cut)
         waiting = (TrialStatus.PENDING, TrialStatus.PAUSED)
         queues = tuple([one.number for one in core.trials if one.status is status] for status in waiting)
         chosen = {core.scheduler.choose(*queues) for _ in range(3)}
@@ -202,10 +202,10 @@ class SearcherContract(ABC):
             return SearchCore(SearchTerms(metric="score", trials=8, seed=5), self.space, Fifo(), self.make())
 
         first, again = core(), core()
-        for event in PlayedEvents(first, 5, 2, stop_after=20).events:
+        for event in SimulatedEvents(first, 5, 2, stop_after=20).events:
             again.apply(event)
         assert [one.params for one in again.trials] == [one.params for one in first.trials]
-        assert PlayedEvents(first, 6, 2).events == PlayedEvents(again, 6, 2).events
+        assert SimulatedEvents(first, 6, 2).events == SimulatedEvents(again, 6, 2).events
 
 
 def _known(one: object) -> str:

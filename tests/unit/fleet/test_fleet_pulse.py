@@ -30,7 +30,7 @@ from uneven.fleet.member.member_host import Job
 from uneven.fleet.member.train_epoch import nonfinite_in
 from uneven.fleet.pure.converge import Epoch
 from uneven.runtime.jobs import Ending, Events
-from uneven.runtime.jobs.heartbeat import At, Pulse, Watched
+from uneven.runtime.jobs.heartbeat import At, Heartbeat, Watched
 from uneven.runtime.jobs.job_events import Awake
 from uneven.runtime.jobs.local_executor import Local
 
@@ -64,7 +64,7 @@ def test_signs_are_given_now_and_then_and_of_what_is_new(monkeypatch: pytest.Mon
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     told: list[Any] = []
-    pulse = Pulse(told.append)
+    pulse = Heartbeat(told.append)
     for number in range(40):
         pulse.beat("step {} of epoch {}", number, 1)
         now[0] += 0.0625

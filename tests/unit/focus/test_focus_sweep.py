@@ -6,9 +6,9 @@ import pytest
 from uneven.errors import ConfigError
 from uneven.focus.pure.sweep import (
     OFF,
+    Assumption,
     Grouped,
     LabelledObjects,
-    Leap,
     Looked,
     Policy,
     Share,
@@ -93,10 +93,10 @@ def test_the_policies_take_points_of_the_front_and_targets_hold():
 
 def test_what_a_small_sample_shows_is_not_believed():
     """Where few clusters bear a leap out it is not made, though the sample shows no error."""
-    leap, none = Leap(0.5, 1.0, 20), Leap(0.0, 1.0, 0)
+    leap, none = Assumption(0.5, 1.0, 20), Assumption(0.0, 1.0, 0)
     assert leap.risk(0.8) == pytest.approx(0.5 * (1 - 0.2 ** (1 / 20)))
     assert none.risk(0.8) == 0.0
-    assert Leap(0.5, 1.0, 0).risk(0.8) == 0.5
+    assert Assumption(0.5, 1.0, 0).risk(0.8) == 0.5
     seen, network = looked(sharp=4.0)
     points = list(sweep(seen, [network], truth_work=10.0))
     believed = choose(points, 0.95, 0.95, Policy.BALANCE)

@@ -9,7 +9,7 @@ import pytest
 from metadata_service import MetadataService, serving
 from uneven.errors import ConfigError
 from uneven.integrations import spot
-from uneven.run.membership.preemption_notice import NoticeWatch
+from uneven.run.membership.preemption_notice import PreemptionNotice
 from uneven.runtime.world import discover, signals_named
 
 
@@ -44,7 +44,7 @@ def test_a_notice_is_heard_once() -> None:
         heard.append(left_s)
         over.set()
 
-    NoticeWatch(lambda: next(answers), hear, every_s=0.001)
+    PreemptionNotice(lambda: next(answers), hear, every_s=0.001)
     assert over.wait(10.0)
     assert heard == [7.0]
     assert next(answers) == 8.0

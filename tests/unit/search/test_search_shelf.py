@@ -3,11 +3,11 @@
 import pytest
 
 from uneven.errors import ConfigError
-from uneven.search.pure.sample_cache import Shelf, slots_for
+from uneven.search.pure.sample_cache import SampleCache, slots_for
 
 
 def test_a_chunk_is_made_once_for_all_who_come() -> None:
-    shelf = Shelf(slots=8, per_pass=4, ahead=1)
+    shelf = SampleCache(slots=8, per_pass=4, ahead=1)
     assert shelf.want(1, 0, 3) is None
     assert shelf.want(2, 0, 3) is None
     assert shelf.assign("a") == (0, 0)
@@ -20,14 +20,14 @@ def test_a_chunk_is_made_once_for_all_who_come() -> None:
 
 
 def test_nothing_is_made_ahead_of_the_end_of_an_epoch() -> None:
-    shelf = Shelf(slots=8, per_pass=4, ahead=3)
+    shelf = SampleCache(slots=8, per_pass=4, ahead=3)
     shelf.want(1, 3, 3)
     assert shelf.assign("a") == (3, 0)
     assert shelf.assign("b") is None
 
 
 def test_the_highest_epoch_goes_first_and_never_what_somebody_reads() -> None:
-    shelf = Shelf(slots=3, per_pass=2, ahead=0)
+    shelf = SampleCache(slots=3, per_pass=2, ahead=0)
     for trial, chunk in ((1, 0), (2, 2), (3, 4)):
         shelf.want(trial, chunk, chunk)
         assert shelf.assign("a") is not None
@@ -42,7 +42,7 @@ def test_the_highest_epoch_goes_first_and_never_what_somebody_reads() -> None:
 
 
 def test_what_a_lost_maker_was_making_is_made_by_another() -> None:
-    shelf = Shelf(slots=2, per_pass=2, ahead=0)
+    shelf = SampleCache(slots=2, per_pass=2, ahead=0)
     shelf.want(1, 0, 1)
     shelf.assign("a")
     assert shelf.lost("a") == 0
@@ -52,7 +52,7 @@ def test_what_a_lost_maker_was_making_is_made_by_another() -> None:
 
 
 def test_room_short_enough_takes_what_was_made_ahead_for_others() -> None:
-    shelf = Shelf(slots=2, per_pass=4, ahead=1)
+    shelf = SampleCache(slots=2, per_pass=4, ahead=1)
     shelf.want(1, 0, 3)
     for maker in "ab":
         shelf.assign(maker)
@@ -67,4 +67,4 @@ def test_the_size_of_the_shelf() -> None:
     with pytest.raises(ConfigError, match="data_bytes=3000 or more"):
         slots_for(2000, 1000, per_pass=10, readers=2, ahead=2, passes=1)
     with pytest.raises(ConfigError, match="0 slots"):
-        Shelf(slots=0, per_pass=1)
+        SampleCache(slots=0, per_pass=1)

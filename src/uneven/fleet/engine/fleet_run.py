@@ -41,7 +41,7 @@ from uneven.fleet.pure.planning.shared_processor import LEAST_GAIN, Together, pl
 from uneven.fleet.pure.sections import Stream
 from uneven.fleet.stream.feed import Feed, look
 from uneven.fleet.stream.preprocess import Source
-from uneven.runtime.jobs.begun import Begun
+from uneven.runtime.jobs.begun import LockedRun
 from uneven.runtime.jobs.call import IMPORTED
 from uneven.runtime.jobs.code import Code, code_of
 from uneven.runtime.jobs.devices import Devices
@@ -76,7 +76,7 @@ def run(
         state, code = load(directory, asked), code_in(ensemble)
         untrained = {f"member {name}" for name, member in state.members.items() if not member.epochs}
         trained = [name for name in code if name not in untrained] if len(untrained) < len(state.members) else ()
-        begun = Begun(directory, "fleet", code, trained)
+        begun = LockedRun(directory, "fleet", code, trained)
         for member in state.members.values():  # a new start tries failed members again: their cause may be fixed
             if member.status == "failed":
                 member.status, member.why, member.deaths = "waiting", "", 0

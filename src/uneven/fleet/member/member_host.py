@@ -16,7 +16,7 @@ import torch
 from uneven.errors import ConfigError
 from uneven.fleet.ensemble import Member, Metric
 from uneven.fleet.member import member_checkpoint
-from uneven.fleet.member.team import Alone, Samples, Seat, Team
+from uneven.fleet.member.team import Samples, Seat, SingleProcess, Team
 from uneven.fleet.member.train_epoch import Copies, diverged, nonfinite_in, profile, run_epoch
 from uneven.fleet.pure.batch_rule import BatchRule, global_batch, most_workers, rate_factor
 from uneven.fleet.pure.converge import Epoch
@@ -27,7 +27,7 @@ from uneven.fleet.stream.stream_reader import Reader
 from uneven.run.model.check import least_samples
 from uneven.runtime.jobs.call import telling
 from uneven.runtime.jobs.executor import ProcessLine
-from uneven.runtime.jobs.heartbeat import Pulse
+from uneven.runtime.jobs.heartbeat import Heartbeat
 from uneven.runtime.states import random_state, seed_all
 
 
@@ -58,12 +58,13 @@ def host(connection: ProcessLine, handle: RingHandle, stream: Stream) -> None:
     Messages in: ``("load", job, seat)``, ``("epoch", pass)``, ``("profile", job, seat, sample, seconds)``,
     ``("leave",)``. Out: ``("loaded", workers)``, where ranks from that number on have no work, ``("epoch", Epoch)``,
     ``("profiled", seconds of each step, batch size, workers, bytes that only this process holds)``, and the messages of
-    :class:`Reader` and :class:`Pulse`. The last message of a process is ``("failed", text)``, or ``("lost", text)`` if
+    :class:`Reader` and :class:`Heartbeat`. The last message of a process is ``("failed", text)``, or ``("lost",
+    text)`` if
     it misses another worker of its member.
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
-    reader, pulse = Reader(connection, ring), Pulse(connection.send)
+    reader, pulse = Reader(connection, ring), Heartbeat(connection.send)
     trainee: Trainee | None = None
     while True:
         what, *rest = connection.recv()
@@ -90,7 +91,7 @@ def host(connection: ProcessLine, handle: RingHandle, stream: Stream) -> None:
 class Trainee:
     """A member in one of its processes. `samples` is the training set's size, or makes a data set of a given size."""
 
-    def __init__(self, reader: Reader, pulse: Pulse, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
+    def __init__(self, reader: Reader, pulse: Heartbeat, job: Job, seat: Seat, samples: int | partial[Copies]) -> None:
         self._reader = reader
         self._pulse = pulse
         self._job = job
@@ -99,7 +100,7 @@ class Trainee:
         self._device = torch.device(job.devices[seat.rank])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        self._workers: Alone | Team | None = None
+        self._workers: SingleProcess | Team | None = None
         # The model is made before the decision about `used`, because the smallest batch depends on its layers.
         self._member = _made(job, self._device)
         self._history: list[dict[str, Any]] = []
@@ -128,7 +129,7 @@ class Trainee:
         source: int | Samples = samples if isinstance(samples, int) else self._tried or 0
         pulse.begin("its start")
         if self.used == 1:
-            self._workers = Alone(reader, batch, self._member.drop_last)
+            self._workers = SingleProcess(reader, batch, self._member.drop_last)
         else:
             place = replace(seat, size=self.used)
             self._workers = Team(reader, place, self._member, batch=batch, balance=job.balance, samples=source)

@@ -55,7 +55,7 @@ Counted = tuple[list[torch.Tensor], int]
 """A part of a global batch, a tensor of shape (samples, …) per field, and how many samples count; padding does not."""
 
 
-class Alone:
+class SingleProcess:
     """The only worker of a member."""
 
     rank, size = 0, 1
@@ -102,7 +102,7 @@ class Alone:
 
 
 class Team:
-    """One of several workers of a member. All make the same calls in the same order. See :class:`Alone`.
+    """One of several workers of a member. All make the same calls in the same order. See :class:`SingleProcess`.
 
     `samples` is the size of the training set, or another data set for :meth:`tried`. Raises `PeerError` if another
     worker did not come, or ended.

@@ -12,12 +12,12 @@ from torch import nn
 
 from uneven.errors import TrainingError
 from uneven.fleet.ensemble import Member, Metric
-from uneven.fleet.member.team import Alone, Team
+from uneven.fleet.member.team import SingleProcess, Team
 from uneven.fleet.pure.converge import Epoch
 from uneven.fleet.pure.planning.rate_profile import LAST_BATCHES, MOST_BATCHES
 from uneven.fleet.pure.sections import Section
 from uneven.fleet.stream.stream_reader import Reader
-from uneven.runtime.jobs.heartbeat import Pulse
+from uneven.runtime.jobs.heartbeat import Heartbeat
 
 _TRIED_BATCHES = 3  # of a profile, before the number of further batches is set
 
@@ -28,13 +28,13 @@ Factor = Callable[[int, int], float]
 def run_epoch(
     member: Member,
     reader: Reader,
-    workers: Alone | Team,
+    workers: SingleProcess | Team,
     sections: tuple[Section, Section],
     metric: Metric,
     device: torch.device,
     factor: Factor | None = None,
     *,
-    pulse: Pulse,
+    pulse: Heartbeat,
     epoch: int,
     strict: bool,
 ) -> Epoch:
@@ -98,10 +98,10 @@ def _scaled(optimizer: torch.optim.Optimizer, factor: Callable[[int], float] | N
 
 def _train(
     member: Member,
-    workers: Alone | Team,
+    workers: SingleProcess | Team,
     section: Section,
     device: torch.device,
-    pulse: Pulse,
+    pulse: Heartbeat,
     epoch: int,
     strict: bool,
 ) -> float:
@@ -156,11 +156,11 @@ def _step(member: Member, fields: Sequence[torch.Tensor]) -> torch.Tensor:
 @torch.no_grad()
 def _validate(
     member: Member,
-    workers: Alone | Team,
+    workers: SingleProcess | Team,
     section: Section,
     metric: Metric,
     device: torch.device,
-    pulse: Pulse,
+    pulse: Heartbeat,
     epoch: int,
 ) -> float:
     member.model.eval()
@@ -196,7 +196,12 @@ class Copies:
 
 
 def profile(
-    member: Member, workers: Alone | Team, copies: Copies, device: torch.device, limit_s: float, pulse: Pulse
+    member: Member,
+    workers: SingleProcess | Team,
+    copies: Copies,
+    device: torch.device,
+    limit_s: float,
+    pulse: Heartbeat,
 ) -> list[float]:
     """Return the seconds of the last steps of a member that never waits for data. Its weights are useless afterwards.
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from uneven.fleet.stream.layout import Layout
-from uneven.runtime.jobs.executor import ObjectLine, ObjectLostError, Parcel
+from uneven.runtime.jobs.executor import LargeObject, ObjectLine, ObjectLostError
 
 Told = dict[int, tuple[int, Any]]
 """Chunk → number of times it has been made, and a reference to it."""
@@ -50,9 +50,9 @@ class Chunks:
         self._making = [np.zeros((self.chunk, *field.shape), field.dtype) for field in self.layout]
         return self._making
 
-    def made(self, number: int) -> Parcel:
+    def made(self, number: int) -> LargeObject:
         """Return the chunk that was written last, for the place's object store."""
-        parcel, self._making = Parcel(self._making), []
+        parcel, self._making = LargeObject(self._making), []
         return parcel
 
     def arrived(self, refs: Told) -> None:

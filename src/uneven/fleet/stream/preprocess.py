@@ -16,7 +16,7 @@ from uneven.fleet.stream.layout import Layout, arrays_of, check, layout_of
 from uneven.fleet.stream.sample_ring import RingHandle
 from uneven.runtime.jobs.call import telling
 from uneven.runtime.jobs.executor import ProcessLine
-from uneven.runtime.jobs.heartbeat import BEAT_S, Pulse
+from uneven.runtime.jobs.heartbeat import BEAT_S, Heartbeat
 from uneven.runtime.states import seed_all
 
 
@@ -48,7 +48,7 @@ def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: 
     """
     torch.set_num_threads(1)
     ring = handle.open(connection)
-    pulse = Pulse(connection.send)
+    pulse = Heartbeat(connection.send)
     order: tuple[int, npt.NDArray[np.int64]] | None = None
     while True:
         number, slot, each = connection.recv()
@@ -67,7 +67,7 @@ def preprocess(connection: ProcessLine, source: Source, stream: Stream, handle: 
 
 def _make(
     connection: ProcessLine,
-    pulse: Pulse,
+    pulse: Heartbeat,
     source: Source,
     stream: Stream,
     chunk: Chunk,
@@ -100,7 +100,7 @@ def probe(connection: ProcessLine, source: Source) -> None:
     later use of the transform.
     """
     torch.set_num_threads(1)
-    pulse = Pulse(connection.send)
+    pulse = Heartbeat(connection.send)
     what = named(0, validates=False)
     pulse.begin(what)
     with telling(lambda text: connection.send(("failed", f"{what}:\n{text}"))):

@@ -117,7 +117,7 @@ def borne_out(value: float, trials: int, confidence: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Leap:
+class Assumption:
     """An assumption by which a query replaces the truth network's verdict."""
 
     share: float  # part of the query's result that depends on it
@@ -137,10 +137,10 @@ class ClassResult:
     recall: Share
     precision: Share
     checked: int
-    left_out: Leap = Leap(0.0, 1.0, 0)
-    unseen: Leap = Leap(0.0, 1.0, 0)
-    put_together: Leap = Leap(0.0, 1.0, 0)
-    settled: Leap = Leap(0.0, 1.0, 0)
+    left_out: Assumption = Assumption(0.0, 1.0, 0)
+    unseen: Assumption = Assumption(0.0, 1.0, 0)
+    put_together: Assumption = Assumption(0.0, 1.0, 0)
+    settled: Assumption = Assumption(0.0, 1.0, 0)
 
     def risk(self, confidence: float) -> tuple[float, float]:
         """Return upper bounds, at that confidence, of 1 − recall and 1 − precision."""
@@ -238,15 +238,25 @@ class Grouped:
         settled = near & ~sure & ~asked & (accepted | is_it)
         return replace(
             result,
-            left_out=Leap(0.0 if k > len(self.looked.named) else 1.0, _share((near & is_it).sum(), is_it.sum()),
-                          int(is_it.sum())),  # if K is all outputs, no cluster can be left out
-            unseen=Leap(_part(sure[self.cluster], accepted[self.cluster]), _share((sure & is_it).sum(), sure.sum()),
-                        int(sure.sum())),
-            put_together=Leap(_part(behind, (sure | is_it)[self.cluster]),
-                              _share(self.same[behind].sum(), behind.sum()), len(np.unique(self.cluster[behind]))),
-            settled=Leap(_part(settled, accepted | is_it), _share((accepted & is_it & settled).sum(), settled.sum()),
-                         int(settled.sum())),
-        )  # fmt: skip
+            left_out=Assumption(
+                0.0 if k > len(self.looked.named) else 1.0, _share((near & is_it).sum(), is_it.sum()), int(is_it.sum())
+            ),  # if K is all outputs, no cluster can be left out
+            unseen=Assumption(
+                _part(sure[self.cluster], accepted[self.cluster]),
+                _share((sure & is_it).sum(), sure.sum()),
+                int(sure.sum()),
+            ),
+            put_together=Assumption(
+                _part(behind, (sure | is_it)[self.cluster]),
+                _share(self.same[behind].sum(), behind.sum()),
+                len(np.unique(self.cluster[behind])),
+            ),
+            settled=Assumption(
+                _part(settled, accepted | is_it),
+                _share((accepted & is_it & settled).sum(), settled.sum()),
+                int(settled.sum()),
+            ),
+        )
 
 
 def _part(those: npt.NDArray[np.bool_], whole: npt.NDArray[np.bool_]) -> float:

@@ -1,1 +1,1 @@
-"""Which worker refreshes which item of a preconditioner."""
+"""The assignment of a preconditioner's items to workers that refresh them."""

@@ -1,1 +1,1 @@
-"""Who trains on which sample: the order of an epoch, leases, requeued samples."""
+"""The assignment of samples to workers: the order of an epoch, leases, requeued samples."""

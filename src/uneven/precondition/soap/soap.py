@@ -12,7 +12,7 @@ from uneven.errors import CheckpointError, ConfigError, TrainingError
 from uneven.precondition.item_work import ItemWork
 from uneven.precondition.preconditioner import Preconditioner
 from uneven.precondition.pure.sharing import Sharing
-from uneven.precondition.soap.weight import AdamRates, Straight, Turned
+from uneven.precondition.soap.weight import AdamRates, PlainAdam, RotatedAdam
 from uneven.run.step.part import Step
 
 _SPARSE = "gradients of a few rows: use sparse=False, or give that table to another optimizer, such as SparseAdam"
@@ -70,15 +70,15 @@ class SOAP(Preconditioner):
         for name, module in model.named_modules():
             if getattr(module, "sparse", False) and id(getattr(module, "weight", None)) in stepped:
                 raise ConfigError(f"SOAP moves all rows at each step, and {name!r} gives {_SPARSE}")
-        self.turned: list[Turned] = []
-        self._straight: list[Straight] = []
+        self.turned: list[RotatedAdam] = []
+        self._straight: list[PlainAdam] = []
         for name, weight in model.named_parameters():
             if id(weight) not in stepped or not weight.requires_grad:
                 self.notes[name] = "frozen, or another optimizer steps it"
             elif weight.ndim < 2 or max(len(weight), weight.numel() // len(weight)) > self._largest:
-                self._straight.append(Straight(name, weight, self._rates))
+                self._straight.append(PlainAdam(name, weight, self._rates))
             else:
-                self.turned.append(Turned(name, weight, self._rates, self._like.dtype))
+                self.turned.append(RotatedAdam(name, weight, self._rates, self._like.dtype))
         if any(group.get("momentum") for group in optimizer.param_groups):
             raise ConfigError("SOAP has momentum of its own: give the optimizer behind it none, SGD(…, momentum=0)")
         return list(self.turned)
@@ -88,7 +88,7 @@ class SOAP(Preconditioner):
 
     def before(self, step: Step, due_factors: bool) -> None:
         """Update the squares that this worker owns, and weights with one axis."""
-        each: list[Turned | Straight] = [*self.turned, *self._straight]
+        each: list[RotatedAdam | PlainAdam] = [*self.turned, *self._straight]
         for one in each:
             if (gradient := one.weights[0].grad) is not None and gradient.layout != torch.strided:
                 raise TrainingError(f"SOAP moves all rows at each step, and {one.name!r} has {_SPARSE}")
@@ -128,7 +128,7 @@ class SOAP(Preconditioner):
         if "clock" not in state:
             return
         self._rates.taken = int(state["taken"])
-        averaged: list[Turned | Straight] = [*self.turned, *self._straight]
+        averaged: list[RotatedAdam | PlainAdam] = [*self.turned, *self._straight]
         for one in averaged:
             for what in ("momentum", "square"):
                 key, mine = f"{what} {one.name}", getattr(one, what)

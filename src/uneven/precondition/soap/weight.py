@@ -29,7 +29,7 @@ class AdamRates:
         return math.sqrt(1.0 - self.second**self.taken) / (1.0 - self.first**self.taken)
 
 
-class Turned(ItemWork):
+class RotatedAdam(ItemWork):
     """A weight with two axes or more; all but the first are merged."""
 
     def __init__(self, name: str, weight: nn.Parameter, rates: AdamRates, kind: torch.dtype) -> None:
@@ -87,7 +87,7 @@ class Turned(ItemWork):
         return found.reshape(self.momentum.shape).to(self._kind)
 
 
-class Straight:
+class PlainAdam:
     """A bias or a norm's weight: plain Adam, computed by every worker."""
 
     def __init__(self, name: str, weight: nn.Parameter, rates: AdamRates) -> None:

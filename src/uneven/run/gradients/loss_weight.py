@@ -54,7 +54,7 @@ class GatheredCounts:
         return sum(self._counts.get(one, 0.0) for one in members) / self._total if self._total else 1.0
 
 
-class Uncounted:
+class SummedCount:
     """The count of a batch in a gradient that is a sum: 1, or 0 for a batch that only pads."""
 
     def __init__(self, count: float) -> None:
@@ -68,14 +68,14 @@ class Uncounted:
         return 1.0
 
 
-CountsOfAll = GatheredCounts | Uncounted
+CountsOfAll = GatheredCounts | SummedCount
 
 
 @dataclass(frozen=True, slots=True)
 class CountedTurn(BatchWeight):
     """The turn of a batch whose weight is not its number of samples."""
 
-    counts: CountsOfAll = field(default_factory=lambda: Uncounted(1.0))
+    counts: CountsOfAll = field(default_factory=lambda: SummedCount(1.0))
 
     @property
     def in_gradient(self) -> float:

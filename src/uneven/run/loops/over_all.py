@@ -1,4 +1,4 @@
-"""What all workers do together: loss weights, means, passes and evaluations; see :class:`uneven.Session`."""
+"""Operations of all workers together: loss weights, means, passes and evaluations; see :class:`uneven.Session`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uneven.errors import ConfigError
 from uneven.policy.core.registry import describe
-from uneven.run.gradients.loss_weight import GatheredCounts, Uncounted
+from uneven.run.gradients.loss_weight import GatheredCounts, SummedCount
 from uneven.run.lines import Line
 from uneven.run.loops.evaluate import EvaluatedTotals, Found, TakenPositions, batches_of, check_evaluated, evaluating
 from uneven.run.loops.mended import MendedEvaluation
@@ -52,7 +52,7 @@ class OverAll:
     def summed(self) -> AbstractContextManager[None]:
         if self._alone("session.summed"):
             return self._loop.counting.alone()
-        return self._loop.counting.block(1.0, Uncounted)
+        return self._loop.counting.block(1.0, SummedCount)
 
     def mean(self, x: float | Tensor, weight: float | None) -> float | Tensor:
         counts = self.counts() if weight is None else one_number("session.mean(weight=…)", weight)

@@ -13,7 +13,7 @@ from functools import partial
 _MOST = 256  # connections that a worker accepts; more wait in the kernel
 
 
-class Lifelines:
+class PeerConnections:
     """Connections to other workers, which the kernel closes when their processes end for any reason.
 
     They carry no data. A process that is stopped, and a machine that is cut off or without power, are not noticed here.

@@ -27,10 +27,10 @@ from uneven.run.lines.control_words import JOIN_PENDING, LEAVING
 from uneven.run.lines.recovery import Recovery
 from uneven.run.membership import tensor_packing
 from uneven.run.membership.generations import LeftOut, Membership
-from uneven.run.membership.preemption_notice import NoticeWatch
+from uneven.run.membership.preemption_notice import PreemptionNotice
 
 if TYPE_CHECKING:
-    from uneven.run.samples.async_sampling.leased_samples import ClaimedSamples
+    from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 
 
 class ChangingRun(Protocol):
@@ -102,7 +102,7 @@ class Elastic:
         self._in = not membership.joins_later
         self._over = False
         self._restore_signal: Callable[[], None] = lambda: None
-        self._watches: list[NoticeWatch] = []
+        self._watches: list[PreemptionNotice] = []
         self._listen((signal.SIGTERM, *leave_on))
 
     @property
@@ -110,7 +110,7 @@ class Elastic:
         return self.membership.members
 
     @property
-    def changing(self) -> RequeuedSamples | ClaimedSamples:
+    def changing(self) -> RequeuedSamples | LeasedSamples:
         """The object that a loader asks about members and requeued samples."""
         return self.returned
 
@@ -139,7 +139,7 @@ class Elastic:
 
     # ---------------------------------------------------------------- leaving
     def heed(self, notice: Callable[[], float | None]) -> None:
-        self._watches.append(NoticeWatch(notice, self._goes))
+        self._watches.append(PreemptionNotice(notice, self._goes))
 
     def _goes(self, left_s: float) -> None:
         said = f"worker {self.membership.worker}: its machine goes in {left_s:.0f} s, so it leaves"

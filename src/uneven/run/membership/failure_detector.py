@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from uneven.run.membership.connections import Lifelines
+from uneven.run.membership.connections import PeerConnections
 from uneven.runtime.membership_board import NEWS, STARTS_WITHIN_S, WORKERS, Board
 
 
-class Watch:
+class FailureDetector:
     """Send this worker's heartbeats, check the others', and notice workers that ask to join; a background thread.
 
     A launcher reports the death of its workers. This thread finds a process that was stopped or cut off by its
-    heartbeats, and one that died together with its launcher by its connection (:class:`.lifelines.Lifelines`).
+    heartbeats, and one that died together with its launcher by its connection (:class:`.lifelines.PeerConnections`).
 
     Args:
         silence_s: how long heartbeats may be missing before a member counts as failed; 0 is for ever.
@@ -36,7 +36,7 @@ class Watch:
         self._board = board  # with a connection that only this thread uses
         self._worker = worker
         self._silence_s = silence_s
-        self._lifelines = Lifelines(interface)
+        self._lifelines = PeerConnections(interface)
         self._board.write(f"lifeline/{worker}", self._lifelines.address)
         self._listens: dict[int, str] = {}
         self._over = threading.Event()

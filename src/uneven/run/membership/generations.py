@@ -25,7 +25,7 @@ from uneven.policy.core.membership import (
     told,
 )
 from uneven.run.lines.abortable_group import AbortableGroup, GroupAborted
-from uneven.run.membership.failure_detector import Watch
+from uneven.run.membership.failure_detector import FailureDetector
 from uneven.runtime.membership_board import CLOSED, NEWS, OPEN, SESSION, Board
 
 _LOOK_EVERY_S = 0.002
@@ -45,7 +45,7 @@ class Membership:
         bounds: tuple[int, int],  # least and greatest number of members
         connect: Callable[[], Any],  # makes another connection to the store
         *,
-        silence_s: float,  # see `Watch`
+        silence_s: float,  # see `FailureDetector`
         timeout_s: float,  # how long to wait for a worker that is alive
         interface: str | None = None,  # address of this machine for the others; None is the loopback
     ) -> None:
@@ -62,7 +62,7 @@ class Membership:
         self._groups_store = connect()
         self._news = 0  # the store's counter of changes when it was last read
         self._lost = False
-        self.watch = Watch(Board(connect()), worker, self.generation.members, silence_s, interface)
+        self.watch = FailureDetector(Board(connect()), worker, self.generation.members, silence_s, interface)
 
     @property
     def joins_later(self) -> bool:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from uneven.run.membership.elastic_run import Elastic
 
 if TYPE_CHECKING:
-    from uneven.run.samples.async_sampling.leased_samples import ClaimedSamples
+    from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 
 
 class ClaimingElastic(Elastic):
     """An elastic run with sample leases."""
 
-    claims: ClaimedSamples  # the samples leased by each worker
+    claims: LeasedSamples  # the samples leased by each worker
 
     @property
-    def changing(self) -> ClaimedSamples:
+    def changing(self) -> LeasedSamples:
         return self.claims
 
     def tend(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 _EVERY_S = 1.0
 
 
-class NoticeWatch:
+class PreemptionNotice:
     """A background thread that ends after the first notice, or if ``notice`` raises an error."""
 
     def __init__(

@@ -35,7 +35,7 @@ _SLOWED_AFTER_S = 1.0  # A launcher that limits workers checks several times a s
 
 
 class Preparation:
-    """What comes before the loop, up to its first step."""
+    """The calls before the loop, up to its first step."""
 
     def __init__(self, loop: StepLoop, members: MembershipHooks, threads: Threads, checkpoint: Checkpoint) -> None:
         self._loop = loop

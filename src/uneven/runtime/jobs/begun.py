@@ -42,7 +42,7 @@ class _CodeNote:
         return f"finished on {when}" if self.finished_s else "has not finished"
 
 
-class Begun:
+class LockedRun:
     """A run of some `kind`, such as "search", in a directory that this process has locked.
 
     ``trained`` are the names in ``code`` for which training has started. Raises CheckpointError if their code has

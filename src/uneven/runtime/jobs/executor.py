@@ -57,7 +57,7 @@ class ProcessLine(Protocol):
 
 
 class ObjectLine(ProcessLine, Protocol):
-    """A connection in a place without shared memory: large objects are references, see :class:`Parcel`."""
+    """A connection in a place without shared memory: large objects are references, see :class:`LargeObject`."""
 
     def fetch(self, reference: Any) -> Any:
         """Return an object; raise ObjectLostError if it was lost with a machine."""
@@ -73,7 +73,7 @@ class ObjectLostError(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class LargeObject:
     """A large object, as the last item of a tuple that a process sends; the receiver gets a reference to it."""
 
     value: Any

@@ -30,7 +30,7 @@ class At:
     where: str
 
 
-class Pulse:
+class Heartbeat:
     """The sender of a process's heartbeats; ``every_s`` is the shortest time between two, 0 sends all."""
 
     def __init__(self, send: Callable[[Any], None]) -> None:

@@ -32,7 +32,7 @@ from uneven.runtime.jobs.call import unsendable
 from uneven.runtime.jobs.command import END_WITHIN_S
 from uneven.runtime.jobs.devices import Devices, devices_of_cluster
 from uneven.runtime.jobs.ending import Ending, How
-from uneven.runtime.jobs.executor import ObjectLostError, Parcel
+from uneven.runtime.jobs.executor import LargeObject, ObjectLostError
 from uneven.runtime.jobs.heartbeat import Watched
 from uneven.runtime.jobs.job_events import Awake
 
@@ -362,7 +362,7 @@ class ActorConnection:
         return self.inbox.get()
 
     def send(self, message: Any) -> None:
-        if isinstance(message, tuple) and message and isinstance(message[-1], Parcel):
+        if isinstance(message, tuple) and message and isinstance(message[-1], LargeObject):
             self.outbox.put((_Sealed(message[:-1]), message[-1].value))
         else:
             self.outbox.put((message, None))

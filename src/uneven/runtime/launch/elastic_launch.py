@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from uneven.runtime.launch.expendable import ExpendableWorkers
-from uneven.runtime.launch.local_rendezvous import Here
+from uneven.runtime.launch.local_rendezvous import LocalRendezvous
 
 _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # torch's own
 
@@ -123,7 +123,7 @@ def run_agent(
     Return rank → failure of each indispensable worker and of those ended because of it. Raise SignalException on a
     signal, and RendezvousError, DistNetworkError or DistStoreError if the machines do not meet.
     """
-    handler = _meeting(config) if here is None else Here(*here, config.run_id)
+    handler = _meeting(config) if here is None else LocalRendezvous(*here, config.run_id)
     addr, port = None, None
     if config.rdzv_backend == "static" and here is None:
         addr, port = parse_rendezvous_endpoint(config.rdzv_endpoint.strip(), default_port=-1)

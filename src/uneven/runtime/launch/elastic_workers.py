@@ -26,7 +26,7 @@ from uneven.runtime.launch.hang_detection import STOPPED, stopped
 from uneven.runtime.launch.launch_spec import Launch, address, run_id
 from uneven.runtime.launch.local_rendezvous import keep_store, towards
 from uneven.runtime.launch.preflight import JOINED_WITHIN_S, check, local_workers
-from uneven.runtime.launch.remote_workers import THROUGH, GivenUp, Others, settled
+from uneven.runtime.launch.remote_workers import THROUGH, Others, RemovedWorkers, settled
 from uneven.runtime.launch.store_server import open_run
 from uneven.runtime.launch.worker_env import environment, shutdown_within_s, variables, watched
 from uneven.runtime.membership_board import RUN, WORKERS, Board
@@ -62,7 +62,7 @@ class Members:
         self._events = events
         self._on_lost = on_lost
         self._places: dict[int, int] = {}
-        self._given_up = GivenUp(board, shutdown_within_s())
+        self._given_up = RemovedWorkers(board, shutdown_within_s())
         self._killed_by: dict[int, str] = {}
 
     def end_overdue(self, now_s: float) -> None:

@@ -43,7 +43,7 @@ def towards(host: str, port: int) -> str:
         return str(line.getsockname()[0])
 
 
-class Here(RendezvousHandler):
+class LocalRendezvous(RendezvousHandler):
     """The rendezvous of a single launcher with itself. Arguments and errors are those of :func:`keep_store`."""
 
     def __init__(self, host: str, port: int, run_id: str) -> None:

@@ -39,7 +39,7 @@ def _closed(board: Board, worker: int) -> str:
     return next(ends, "") if board.look(f"{SESSION}/{worker}") == CLOSED else ""
 
 
-class GivenUp:
+class RemovedWorkers:
     """The workers that the membership has removed and that do not end within ``grace_s``: stopped or hanging ones."""
 
     def __init__(self, board: Board, grace_s: float) -> None:

@@ -15,7 +15,7 @@ from uneven.errors import ConfigError
 
 
 @dataclass(slots=True)
-class Shelf:
+class SampleCache:
     """The index of the cached chunks."""
 
     slots: int  # chunks that it holds

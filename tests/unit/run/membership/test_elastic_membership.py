@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 
 from uneven.policy.core.membership import Generation
 from uneven.run.lines.abortable_group import GroupAborted
-from uneven.run.membership.failure_detector import Watch
+from uneven.run.membership.failure_detector import FailureDetector
 from uneven.run.membership.generations import Membership
 from uneven.runtime.membership_board import WORKERS, Board
 from uneven.runtime.tcp_store import reach
@@ -41,7 +41,7 @@ def test_a_worker_that_no_launcher_has_started_yet_is_not_gone() -> None:
     """The launchers of ``uneven run --join`` start one after another, and only then do their workers begin to beat."""
     kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
     board = Board(kept)
-    watch = Watch(board, 0, (0, 1), silence_s=10.0)
+    watch = FailureDetector(board, 0, (0, 1), silence_s=10.0)
     watch.close()  # its thread has another clock than this test
     beats: dict[int, tuple[int, float]] = {}
 

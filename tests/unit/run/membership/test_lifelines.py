@@ -12,13 +12,13 @@ from multiprocessing.connection import Connection
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # its stubs say that it is private
 
-from uneven.run.membership.connections import Lifelines
-from uneven.run.membership.failure_detector import Watch
+from uneven.run.membership.connections import PeerConnections
+from uneven.run.membership.failure_detector import FailureDetector
 from uneven.runtime.membership_board import DEAD, NEWS, Board
 
 
 def _live(say: Connection, with_child: bool) -> None:
-    lines = Lifelines(None)
+    lines = PeerConnections(None)
     child = os.fork() if with_child else -1
     if child:
         say.send((lines.address, child))
@@ -55,13 +55,13 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def established(lines: Lifelines) -> bool:
+def established(lines: PeerConnections) -> bool:
     """Whether nothing more happens on the connection that was begun."""
     return lines.gone(0.2) == []
 
 
 def test_a_process_that_was_killed_is_gone_and_one_that_is_stopped_is_not(other: Other) -> None:
-    own = Lifelines(None)
+    own = PeerConnections(None)
     own.follow({7: other.address})
     assert established(own)
     os.kill(other.process.pid or 0, signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_a_process_that_was_killed_is_gone_and_one_that_is_stopped_is_not(other:
 
 def test_a_child_that_outlives_a_worker_does_not_hide_its_end() -> None:
     other = Other(with_child=True)
-    own = Lifelines(None)
+    own = PeerConnections(None)
     own.follow({1: other.address})
     assert established(own)
     try:
@@ -86,7 +86,7 @@ def test_a_child_that_outlives_a_worker_does_not_hide_its_end() -> None:
 
 
 def test_a_connection_that_ends_although_the_other_lives_is_opened_anew(other: Other) -> None:
-    own = Lifelines(None)
+    own = PeerConnections(None)
     own.follow({1: other.address})
     assert established(own)
     own._lines[1][1].shutdown(2)  # as something on the way might
@@ -98,7 +98,7 @@ def test_a_connection_that_ends_although_the_other_lives_is_opened_anew(other: O
 
 
 def test_where_nobody_was_ever_reached_nobody_is_gone() -> None:
-    own, closed = Lifelines(None), Lifelines(None)
+    own, closed = PeerConnections(None), PeerConnections(None)
     closed.close()
     own.follow({1: closed.address})
     assert own.gone(0.3) == []
@@ -106,9 +106,9 @@ def test_where_nobody_was_ever_reached_nobody_is_gone() -> None:
 
 
 def test_those_who_have_hung_up_make_room() -> None:
-    own = Lifelines(None)
+    own = PeerConnections(None)
     for _ in range(5):
-        guest = Lifelines(None)
+        guest = PeerConnections(None)
         guest.follow({0: own.address})
         until(lambda: (own.follow({}), own._guests)[1])
         guest.close()
@@ -119,7 +119,7 @@ def test_those_who_have_hung_up_make_room() -> None:
 def test_a_worker_that_was_killed_with_its_launcher_is_buried_long_before_it_was_silent(other: Other) -> None:
     board = Board(HashStore())
     board.write("lifeline/1", other.address)
-    watch = Watch(Board(board.store), 0, (0, 1), silence_s=20.0)
+    watch = FailureDetector(Board(board.store), 0, (0, 1), silence_s=20.0)
     until(lambda: 1 in watch._lifelines._lines)
     other.kill()
     until(lambda: board.look(f"{DEAD}/1"))
@@ -130,7 +130,7 @@ def test_a_worker_that_was_killed_with_its_launcher_is_buried_long_before_it_was
 def test_a_worker_that_has_left_is_not_buried(other: Other) -> None:
     board = Board(HashStore())
     board.write("lifeline/1", other.address)
-    watch = Watch(Board(board.store), 0, (0, 1), silence_s=20.0)
+    watch = FailureDetector(Board(board.store), 0, (0, 1), silence_s=20.0)
     until(lambda: 1 in watch._lifelines._lines)
     board.write("left/1", "")
     other.kill()
@@ -143,7 +143,7 @@ def test_a_worker_that_has_left_is_not_buried(other: Other) -> None:
 class Parting(Board):
     """The thread that trains stops listening while the watch looks for news."""
 
-    watch: Watch | None = None
+    watch: FailureDetector | None = None
 
     def count(self, key: str, more: int = 0) -> int:
         if key == NEWS and self.watch is not None:
@@ -154,7 +154,7 @@ class Parting(Board):
 
 def test_news_that_come_as_somebody_stops_listening_end_no_thread() -> None:
     board = Parting(HashStore())
-    watch = Watch(board, 0, (0,), 0.0)
+    watch = FailureDetector(board, 0, (0,), 0.0)
     heard: list[dict[int, str]] = []
     watch.listener = heard.append
     board.watch = watch

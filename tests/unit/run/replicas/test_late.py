@@ -12,7 +12,7 @@ from uneven.errors import CheckpointError, ConfigError, PeerError
 from uneven.policy.core.actions import BlockMomentum, Exchange, Moment, Payload
 from uneven.policy.core.plain import Misfit
 from uneven.run.replicas.peers.delayed import CHANGE, DUE, DelayedOutcomes, LatePiece, split
-from uneven.run.replicas.peers.replica import Met, Replica
+from uneven.run.replicas.peers.replica import ExchangeResult, Replica
 
 ONE = Exchange(
     payload=Payload.PARAMETERS, members=(0, 1), merge=BlockMomentum(0.5), moment=Moment.STEP, piece=(0, 1), delay=2
@@ -37,7 +37,7 @@ def with_one_that_stayed(vector: Tensor) -> int:
 
 def test_it_enters_when_it_is_due_with_what_was_learnt_meanwhile() -> None:
     replica, late = begun()
-    landed: list[tuple[Met, float]] = []
+    landed: list[tuple[ExchangeResult, float]] = []
     go = threading.Event()
 
     def total(vector: Tensor) -> int:

@@ -26,7 +26,7 @@ from uneven.policy.merge.movement import OuterMovement
 from uneven.policy.samples.order import Portion
 from uneven.policy.sync import Evaluated, SyncPolicy, policies
 from uneven.run.replicas.server.outer_round import check_shards
-from uneven.run.samples.async_sampling.leased_samples import Unclaimed
+from uneven.run.samples.async_sampling.leased_samples import NoLeases
 from uneven.runtime.parameter_server.client import Client, Reply
 
 N, X = 22, 4
@@ -154,7 +154,7 @@ def test_what_a_shadow_has_not_been_told_of_is_in_the_copy_before_it_is_shown() 
     worker.session.close()
 
 
-class Noting(Unclaimed):
+class Noting(NoLeases):
     """Notes what is in an update, as where workers leave and join."""
 
     notes = True

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import HashStore
 
-from uneven.run.samples.async_sampling.leased_samples import ClaimedSamples
+from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 from uneven.run.samples.async_sampling.session_store import SessionStore
 
 
@@ -27,7 +27,7 @@ class Asked:
 def test_an_update_begins_when_its_note_is_there() -> None:
     store = SessionStore(0, 1, HashStore())
     asked = store._store = Asked(store._store)  # type: ignore[assignment]
-    claims = ClaimedSamples(store, 1.0, ahead=False, members=(0,), tend=lambda: True, there=lambda: (0,))
+    claims = LeasedSamples(store, 1.0, ahead=False, members=(0,), tend=lambda: True, there=lambda: (0,))
     asked.calls.clear()
     claims.gives(1)
     assert asked.calls == ["set", "check"]  # the answer to the second shows that the first is done

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from uneven.errors import CheckpointError
-from uneven.runtime.jobs.begun import FILE, Begun, DefaultFolder, folder_for
+from uneven.runtime.jobs.begun import FILE, DefaultFolder, LockedRun, folder_for
 from uneven.runtime.jobs.code import Code, code_of
 from uneven.runtime.jobs.processes import import_path
 
@@ -138,20 +138,20 @@ def test_code_that_has_changed_is_refused_or_gets_another_folder(
     default = DefaultFolder("runs/it")
     first = folder_for(default, "search", old)
     first.mkdir(parents=True)
-    begun = Begun(first, "search", old, ())
+    begun = LockedRun(first, "search", old, ())
     assert folder_for(default, "search", new) == first  # it has not finished: no second one is begun by mistake
     with pytest.raises(CheckpointError, match=r"has not finished, and its code has changed since \(m.RATE\).*delete"):
-        Begun(first, "search", new, new)
-    assert not Begun(first, "search", new, ["data"]).report_finished()  # of what has changed nothing was trained
+        LockedRun(first, "search", new, new)
+    assert not LockedRun(first, "search", new, ["data"]).report_finished()  # of what has changed nothing was trained
     (first / FILE).unlink()
-    begun = Begun(first, "search", old, old)
+    begun = LockedRun(first, "search", old, old)
     begun.finish(trials=3)
-    assert not Begun(first, "search", old, old).report_finished(trials=4)
-    assert Begun(first, "search", old, old).report_finished(trials=3)
+    assert not LockedRun(first, "search", old, old).report_finished(trials=4)
+    assert LockedRun(first, "search", old, old).report_finished(trials=3)
     assert "the search in runs/it finished on 20" in capsys.readouterr().err
     assert folder_for("runs/it", "search", new) == first  # named, so it is refused
     with pytest.raises(CheckpointError, match=r"finished on 20.*changed"):
-        Begun(first, "search", new, new)
+        LockedRun(first, "search", new, new)
     assert folder_for(default, "search", new) == Path("runs/it-2")
     assert "with other code (m.RATE changed); this one uses runs/it-2" in capsys.readouterr().err
     assert folder_for(default, "search", old) == first

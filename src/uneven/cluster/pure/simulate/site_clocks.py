@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.cluster.pure.simulate.site_messages import Letters, Party
+from uneven.cluster.pure.simulate.site_messages import Party, SiteMessages
 from uneven.cluster.pure.simulate.stage import Stage
 from uneven.cluster.pure.simulate.virtual_worker import Worker
 from uneven.policy.core.actions import Exchange
@@ -11,7 +11,7 @@ from uneven.policy.core.actions import Exchange
 class SiteClocks:
     """The clock of each site, the least of its workers', as its parameter server sees it."""
 
-    def __init__(self, stage: Stage, letters: Letters) -> None:
+    def __init__(self, stage: Stage, letters: SiteMessages) -> None:
         self._stage = stage
         self._letters = letters
         self._pushed: dict[int, tuple[int, Exchange]] = {}  # rank → its steps in the copy, and its last exchange

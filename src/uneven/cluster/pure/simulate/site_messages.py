@@ -22,7 +22,7 @@ _PLACE_BYTES, _VALUE_BYTES = 2.0, {32: 4.0, 16: 2.0}  # of an entry, with places
 
 
 @dataclass(slots=True, eq=False)
-class SiteLetter:
+class SiteMessage:
     """One message to one site."""
 
     exchange: Exchange
@@ -33,25 +33,25 @@ class SiteLetter:
 
 
 @dataclass(slots=True, eq=False)
-class WrittenLine:
+class SiteChannel:
     """The channel from one worker to one party."""
 
     writer: Worker
     party: Party
     route: Route
-    letters: deque[SiteLetter] = field(default_factory=deque)  # written, not received, oldest first …
+    letters: deque[SiteMessage] = field(default_factory=deque)  # written, not received, oldest first …
     departed: int = 0  # … the number of them that have left completely
     unconfirmed_bytes: float = 0.0  # of messages whose receipt the writer does not know yet
     flow: Flow | None = None  # of the message that is leaving now
 
 
-class Letters:
+class SiteMessages:
     """All channels, created on demand."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._lines: dict[tuple[int, Party], WrittenLine] = {}
-        self._to: dict[int, list[WrittenLine]] = {}  # rank → lines to its party
+        self._lines: dict[tuple[int, Party], SiteChannel] = {}
+        self._to: dict[int, list[SiteChannel]] = {}  # rank → lines to its party
         self._waiting: dict[int, list[Callable[[], None]]] = {}
 
     def write(self, worker: Worker, exchange: Exchange, parties: Iterable[Sequence[int]], step: int) -> None:
@@ -61,7 +61,7 @@ class Letters:
         size_bytes = stage.size_bytes(worker.rank, exchange)
         for party in parties:
             line = self._line(worker, tuple(party))
-            letter = SiteLetter(exchange, content, step, size_bytes)
+            letter = SiteMessage(exchange, content, step, size_bytes)
             line.letters.append(letter)
             line.unconfirmed_bytes += size_bytes
             if exchange.barrier_bytes and line.unconfirmed_bytes > exchange.barrier_bytes:
@@ -91,23 +91,23 @@ class Letters:
             line.departed = 0
             self._wake(line.party)
 
-    def _line(self, worker: Worker, party: Party) -> WrittenLine:
+    def _line(self, worker: Worker, party: Party) -> SiteChannel:
         line = self._lines.get((worker.rank, party))
         if line is None or line.writer is not worker:
             topology = self._stage.topology
             # A new worker of the same rank gets its own channel.
-            line = self._lines[worker.rank, party] = WrittenLine(worker, party, topology.tell(worker.rank, [party]))
+            line = self._lines[worker.rank, party] = SiteChannel(worker, party, topology.tell(worker.rank, [party]))
             for rank in party:
                 self._to.setdefault(rank, []).append(line)
         return line
 
-    def _depart(self, line: WrittenLine) -> None:
+    def _depart(self, line: SiteChannel) -> None:
         size_bytes = line.letters[line.departed].size_bytes
         # Without latency: the channel is free when the last byte has left, not when it has arrived.
         at_once = line.route._replace(latency_s=0.0)
         line.flow = self._stage.network.start(at_once, size_bytes, self._departed, line)
 
-    def _departed(self, line: WrittenLine) -> None:
+    def _departed(self, line: SiteChannel) -> None:
         line.flow = None
         line.departed += 1
         queue = self._stage.queue
@@ -115,7 +115,7 @@ class Letters:
         if line.departed < len(line.letters):
             self._depart(line)
 
-    def _arrived(self, line: WrittenLine, letter: SiteLetter) -> None:
+    def _arrived(self, line: SiteChannel, letter: SiteMessage) -> None:
         if not line.letters or line.letters[0] is not letter:
             return  # its writer has died, and lose() has removed it
         line.letters.popleft()
@@ -126,10 +126,10 @@ class Letters:
         queue.at(queue.now_s + line.route.latency_s, self._confirmed, line, letter.size_bytes)
         self._wake(line.party)
 
-    def _confirmed(self, line: WrittenLine, size_bytes: float) -> None:
+    def _confirmed(self, line: SiteChannel, size_bytes: float) -> None:
         line.unconfirmed_bytes -= size_bytes
 
-    def _barred(self, letter: SiteLetter) -> None:
+    def _barred(self, letter: SiteMessage) -> None:
         letter.barred = True
 
     def _wake(self, party: Party) -> None:

@@ -9,7 +9,7 @@ from uneven.cluster.pure.simulate.preconditioning import VirtualPreconditioner
 from uneven.cluster.pure.simulate.ring_all_reduce import Rings
 from uneven.cluster.pure.simulate.rounds import Errand, Group, Round
 from uneven.cluster.pure.simulate.site_clocks import SiteClocks
-from uneven.cluster.pure.simulate.site_messages import Letters
+from uneven.cluster.pure.simulate.site_messages import SiteMessages
 from uneven.cluster.pure.simulate.stage import Stage
 from uneven.cluster.pure.simulate.virtual_server import Servers
 from uneven.cluster.pure.simulate.virtual_worker import Worker
@@ -45,7 +45,7 @@ class VirtualExchanges:
     def __init__(self, stage: Stage, preconditioner: VirtualPreconditioner | None = None) -> None:
         self._stage = stage
         self._preconditioner = preconditioner
-        self.letters = Letters(stage)  # in transit between sites with a lead
+        self.letters = SiteMessages(stage)  # in transit between sites with a lead
         self._copies = SiteClocks(stage, self.letters)
         self._rings = Rings(stage, self._through, self._reached)
         self._servers = Servers(stage, self._served)

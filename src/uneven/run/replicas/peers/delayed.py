@@ -14,7 +14,7 @@ from uneven.errors import CheckpointError, TrainingError
 from uneven.policy.core.actions import Exchange, overlapping
 from uneven.policy.core.plain import Misfit
 from uneven.policy.merge import Kept
-from uneven.run.replicas.peers.replica import Met, Replica
+from uneven.run.replicas.peers.replica import ExchangeResult, Replica
 
 OWN = "late-"
 CHANGE, DUE = f"{OWN}change", f"{OWN}due"
@@ -123,7 +123,7 @@ class LatePiece:
         exchange: Exchange,
         samples: float,
         total: Callable[[Tensor], int],
-        landed: Callable[[Met, float], None],
+        landed: Callable[[ExchangeResult, float], None],
     ) -> None:
         given = replica.gives(exchange, samples)
         self._replica = replica

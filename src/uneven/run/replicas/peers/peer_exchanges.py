@@ -27,7 +27,7 @@ from uneven.run.lines.vectors import VectorCarrier
 from uneven.run.replicas.peers.background_thread import ShadowThread
 from uneven.run.replicas.peers.delayed import DelayedOutcomes, LatePiece, split
 from uneven.run.replicas.peers.overhead import PATIENCE_S
-from uneven.run.replicas.peers.replica import Met, Replica
+from uneven.run.replicas.peers.replica import ExchangeResult, Replica
 from uneven.run.replicas.sparse.exchange import WHOSE, EntriesExchange, Moved, apart
 from uneven.run.step.observer import ExchangeObserver
 
@@ -201,7 +201,7 @@ class Exchanges:
             self._late.begin(self._entries.begin_late(exchange, moved, landed), order.clock + exchange.delay)
             self._observer.done()
         else:
-            landed(Met(0, 0.0, True, 0), 0.0)  # a party of one has no peer
+            landed(ExchangeResult(0, 0.0, True, 0), 0.0)  # a party of one has no peer
 
     def enter(self, clock: int) -> bool:
         """Wait for an outcome that is due after ``clock`` steps and apply it; return whether there was one. Raises
@@ -214,17 +214,17 @@ class Exchanges:
         self.write_down()
         return True
 
-    def _met(self, order: Order, groups: Meeting | None) -> Met:
+    def _met(self, order: Order, groups: Meeting | None) -> ExchangeResult:
         exchange = order.exchange
         if isinstance(self._line, RecoveredVectors):
             return self._met_again(self._line, order, groups)
         if exchange.select is None:
             return self._replica.meet(exchange, order.weight, partial(self._in_step, order.place))
         if self._entries is None or exchange.parties != self._entries.parties:
-            return Met(0, 0.0, True, 0)  # a party of one has no peer
+            return ExchangeResult(0, 0.0, True, 0)  # a party of one has no peer
         return self._entries.meet(exchange, Moved(order.clock, order.weight, order.part, order.rate))
 
-    def _met_again(self, line: RecoveredVectors, order: Order, groups: Meeting | None) -> Met:
+    def _met_again(self, line: RecoveredVectors, order: Order, groups: Meeting | None) -> ExchangeResult:
         """Exchange while members may change, and with them the party that this worker represents."""
 
         def spoken_for() -> float:
@@ -386,7 +386,7 @@ class Exchanges:
         place = "the exchange of parameters beside the training" if exchange.beside else ""
         return line.total(vector, exchange.members, exchange.parties, self._named(exchange), place)
 
-    def _land(self, order: Order, met: Met, took_s: float) -> None:
+    def _land(self, order: Order, met: ExchangeResult, took_s: float) -> None:
         record = ExchangeRecord(
             rank=self._rank,
             iteration=order.iteration,

@@ -35,7 +35,7 @@ Total = Callable[[Tensor, Exchange], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class ExchangeResult:
     """The result of an exchange.
 
     Attributes:
@@ -212,7 +212,7 @@ class Replica:
         resting: bool = False,
         alone: bool | None = None,
         own: Tensor | None = None,
-    ) -> Met:
+    ) -> ExchangeResult:
         """Take part in one exchange of parameters, from reading the replica to writing into it, and wait for it.
 
         Args:
@@ -258,9 +258,9 @@ class Replica:
             self._write(exchange, own, average(vector))
         if self._movements is not None:
             self._movements.goes_on_from(self.flat.read())
-        return Met(sent_bytes, distance, finite, resting_in(vector))
+        return ExchangeResult(sent_bytes, distance, finite, resting_in(vector))
 
-    def _meet_moved(self, exchange: Exchange, samples: float, total: Total) -> Met:
+    def _meet_moved(self, exchange: Exchange, samples: float, total: Total) -> ExchangeResult:
         """Average the movements of some replicas' steps, in the foreground."""
         assert self._movements is not None, "the replica has not begun"
         merge, alone = exchange.merge, len(exchange.members) == 1
@@ -274,7 +274,7 @@ class Replica:
         if not finite:
             finite = self._spoilt = bool(torch.isfinite(own.sum())) or self._spoilt
         self.flat.write(after)
-        return Met(sent_bytes, distance, finite, 0)
+        return ExchangeResult(sent_bytes, distance, finite, 0)
 
     def gives(self, exchange: Exchange, samples: float, into: Tensor | None = None) -> Given:
         """Return this worker's contribution to the mean of a piece, and of all statistics; ``into`` is memory
@@ -288,7 +288,7 @@ class Replica:
         vector = contribution(values, 1.0 if alone else merge.weight(samples))
         return Given(own, values, len(contributed), vector, merge.weight(samples) if alone else None, kept)
 
-    def takes(self, exchange: Exchange, given: Given, sent_bytes: int) -> Met:
+    def takes(self, exchange: Exchange, given: Given, sent_bytes: int) -> ExchangeResult:
         """Merge the sum of all contributions; afterwards ``given.own`` is the replica with the outcome."""
         assert self._kept is not None, "the replica has not begun"
         merge, trained, own, piece = exchange.merge, self.flat.trained, given.own, exchange.piece or (0, 1)
@@ -306,7 +306,7 @@ class Replica:
             if self._outcome is not None:
                 self._outcome[0][cut].copy_(outcome)
                 self._outcome[1].copy_(middle[length:])
-        return Met(sent_bytes, distance, finite, 0)
+        return ExchangeResult(sent_bytes, distance, finite, 0)
 
     def _of(self, merge: Merge) -> Kept:
         assert self._kept is not None, "the replica has not begun"

@@ -38,7 +38,7 @@ from uneven.run.replicas.server.locate import ServerLocation
 from uneven.run.replicas.server.outer_round import OuterMerges
 from uneven.run.replicas.server.record import record_of
 from uneven.run.replicas.server.saved import centre_of, check_saved, numbers_of
-from uneven.run.samples.async_sampling.leased_samples import ClaimedSamples, Unclaimed
+from uneven.run.samples.async_sampling.leased_samples import LeasedSamples, NoLeases
 from uneven.run.samples.async_sampling.shared import OwnPace
 from uneven.run.samples.async_sampling.unacknowledged_batch import BatchInHand
 from uneven.run.step.observer import ExchangeObserver
@@ -112,7 +112,7 @@ class ServerSync:
         self._following = False  # the replica is the copy, as of the last pull
         self._shown: Values | None = None
         self._lost: set[int] = set()
-        self.claims: ClaimedSamples | Unclaimed = Unclaimed()
+        self.claims: LeasedSamples | NoLeases = NoLeases()
 
     # ---------------------------------------------------------------- around a step
     def plan(self, ahead: int = 0) -> StepPlan:
@@ -426,7 +426,7 @@ class ServerSync:
             if self.copy.begun:
                 if not failed:
                     self._settle()
-                if isinstance(self.claims, ClaimedSamples) and not failed:  # no meeting waits for this worker now
+                if isinstance(self.claims, LeasedSamples) and not failed:  # no meeting waits for this worker now
                     self.copy.client.remove_member(self._rank).result()
                 self.copy.client.close(leave=not failed)
         finally:

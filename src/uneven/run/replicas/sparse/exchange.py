@@ -20,7 +20,7 @@ from uneven.policy.select.picked import Array, Picked
 from uneven.run.lines.rollcall import RollCall
 from uneven.run.lines.traffic import Traffic
 from uneven.run.replicas.flat import Flat
-from uneven.run.replicas.peers.replica import Met
+from uneven.run.replicas.peers.replica import ExchangeResult
 from uneven.run.replicas.sparse.dense_sum import WholeSum
 from uneven.run.replicas.sparse.link_bandwidth import LineThreshold
 from uneven.run.replicas.sparse.mirror_clock import MirrorClock
@@ -147,7 +147,7 @@ class EntriesExchange:
         """Load :meth:`state_dict`, vectors (size,) of worker ``rank``, when training starts."""
         self._saved = (rank, dict(vectors)) if set(vectors) == {HELD, BASE} else (-1, {})
 
-    def meet(self, exchange: Exchange, moved: Moved) -> Met:
+    def meet(self, exchange: Exchange, moved: Moved) -> ExchangeResult:
         """Take part in an exchange, from reading the replica to writing into it, and wait for it.
         Raises :class:`PeerError` for an absent worker or damaged message, :class:`TrainingError` if steps differ."""
         own, movement, finite = self._moved(moved)
@@ -162,7 +162,9 @@ class EntriesExchange:
         outcome = outcome_of(exchange.merge, own, self._base.cpu().numpy(), heard, self._mine)
         return self._written(outcome, sent_bytes + more_bytes, finite)
 
-    def begin_late(self, exchange: Exchange, moved: Moved, landed: Callable[[Met, float], None]) -> LateEntries:
+    def begin_late(
+        self, exchange: Exchange, moved: Moved, landed: Callable[[ExchangeResult, float], None]
+    ) -> LateEntries:
         """Send the picked entries of an exchange whose outcome enters some steps later.
         ``landed`` is called with its result, and the seconds of training that it took."""
         began_s = time.perf_counter()
@@ -220,7 +222,7 @@ class EntriesExchange:
             sent_bytes = self._gather(messages, self._rank == self.parties[self._mine][0], select.beside)
         return {place: self._read(place, one, clock, self._flat.size) for place, one in messages.items()}, sent_bytes
 
-    def _meet_whole(self, own: Array, movement: Array, clock: int, finite: bool) -> Met:
+    def _meet_whole(self, own: Array, movement: Array, clock: int, finite: bool) -> ExchangeResult:
         """Sum everything that is held, without picking; overwrites ``own`` and ``movement``, each (size,)."""
         assert self._sums is not None
         party, before = self.parties[self._mine], sum(one.sent_bytes for one in self._traffic)
@@ -240,7 +242,9 @@ class EntriesExchange:
         self._picked = 1.0
         return self._written(own, sum(one.sent_bytes for one in self._traffic) - before, finite)
 
-    def _meet_by_way(self, exchange: Exchange, moved: Moved, own: Array, movement: Array, finite: bool) -> Met:
+    def _meet_by_way(
+        self, exchange: Exchange, moved: Moved, own: Array, movement: Array, finite: bool
+    ) -> ExchangeResult:
         """Send the picked entries to others or to a hub; receive those that are here or due."""
         assert self._sums is not None
         assert exchange.select is not None
@@ -332,18 +336,18 @@ class EntriesExchange:
             message = self._post.receive(rank)
         return self._read(place, message, clock, size).picked
 
-    def _written(self, outcome: Array, sent_bytes: int, finite: bool) -> Met:
+    def _written(self, outcome: Array, sent_bytes: int, finite: bool) -> ExchangeResult:
         assert self._sums is not None
         after = torch.from_numpy(outcome).to(self._flat.device)
         self._flat.write(after)
         self._spare, self._base = self._base, after
         return self._met(sent_bytes, finite)
 
-    def _met(self, sent_bytes: int, finite: bool) -> Met:
+    def _met(self, sent_bytes: int, finite: bool) -> ExchangeResult:
         assert self._sums is not None
         held = self._sums.held
         distance = math.sqrt(float(np.dot(held, held)) / max(1, len(held)))
-        return Met(sent_bytes, distance, finite, 0, self._picked)
+        return ExchangeResult(sent_bytes, distance, finite, 0, self._picked)
 
     # ---------------------------------------------------------------- messages
     def _send(self, message: bytes) -> int:

@@ -24,7 +24,7 @@ Members = tuple[int, ...]
 _LOOK_S = 0.005
 
 
-class ClaimedSamples(StoredSampleCounter):
+class LeasedSamples(StoredSampleCounter):
     """The sample counter of an elastic run.
 
     Args:
@@ -255,8 +255,8 @@ class ClaimedSamples(StoredSampleCounter):
         return self._store.texts([key])[0] or ""
 
 
-class Unclaimed:
-    """The stand-in for :class:`ClaimedSamples` in a run whose membership does not change; records nothing."""
+class NoLeases:
+    """The stand-in for :class:`LeasedSamples` in a run whose membership does not change; records nothing."""
 
     notes = owes = False
     over = -1

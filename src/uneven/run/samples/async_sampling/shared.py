@@ -8,7 +8,7 @@ from typing import Any
 
 from uneven.run.membership.leasing_run import ClaimingElastic
 from uneven.run.samples.async_sampling.evaluation_barrier import EvaluationBarrier
-from uneven.run.samples.async_sampling.leased_samples import ClaimedSamples
+from uneven.run.samples.async_sampling.leased_samples import LeasedSamples
 from uneven.run.samples.async_sampling.sample_counter import StoredSampleCounter
 from uneven.run.samples.async_sampling.session_store import SessionStore
 from uneven.run.samples.async_sampling.shutdown import ShutdownHandshake
@@ -25,14 +25,14 @@ class OwnPace:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a worker that joins an elastic run, as plain data."""
-        assert isinstance(self.counter, ClaimedSamples)
+        assert isinstance(self.counter, LeasedSamples)
         sampler = self.counter.sampler
         left = None if sampler is None else sampler.left()
         return {"met": self.barrier.number, "lives": self.counter.state(), "left": left}
 
     def adopt(self, state: dict[str, Any], members: tuple[int, ...]) -> None:
         """Invert :meth:`state` on a worker that has just become a member."""
-        assert isinstance(self.counter, ClaimedSamples)
+        assert isinstance(self.counter, LeasedSamples)
         self.barrier.number = state["met"]
         self.counter.adopt(state["lives"])
         self.counter.changed(0, members)
@@ -63,7 +63,7 @@ def make_changing_pace(elastic: ClaimingElastic, timeout_s: float, *, ahead: boo
     """Make the objects of one worker of an elastic run."""
     membership, watch = elastic.membership, elastic.membership.watch
     store = SessionStore(membership.worker, membership.bounds[1] + 1, membership.connected())
-    claims = ClaimedSamples(
+    claims = LeasedSamples(
         store, timeout_s, ahead=ahead, members=membership.members, tend=elastic.tend, there=lambda: membership.members
     )
     elastic.claims = claims
