@@ -8,7 +8,8 @@ on two cores without other work; ``emulate`` needs root. With --runs the run dir
 there already are shown without another run.
 
 Each picture holds the names that it prints (titles, notes, axes, legends, rows of a table; see :func:`names`).
-``tests/unit/report/test_docs_pictures.py`` compares them with those of the code: no picture goes stale unnoticed.
+``tests/unit/journal/report/test_docs_pictures.py`` compares them with those of the code: no picture goes stale
+unnoticed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ so in every iteration
 If m threads of a worker train concurrently, a step takes the worker 1/m of the thread's time.
 
 Asynchronous workers (``Pace.apart``) have no common iterations. Pieces as large as the global batch replace them
-(``journal.apart``). If no worker ever waits, the whole exchange is communication.
+(``journal.pure.apart``). If no worker ever waits, the whole exchange is communication.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class StepRecord:
     """One iteration of one worker.
 
     ``exchange_s`` is the part of the exchange that the backward pass did not hide. One worker cannot separate waiting
-    from communication. The worker that arrived last waited for no other, so ``journal.metrics`` takes the least
+    from communication. The worker that arrived last waited for no other, so ``journal.pure.metrics`` takes the least
     ``exchange_s`` of an iteration as communication time, and the rest of each worker's as its wait.
     """
 

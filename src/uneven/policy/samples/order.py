@@ -49,7 +49,8 @@ class Portion:
     shares: tuple[int, ...]  # samples of each rank, adding up to `size`. In the last part some may be 0.
     members: tuple[int, ...] | None = None  # workers in the order of `shares`; None for 0, 1, 2, …
     again: tuple[tuple[int, int], ...] = ()  # runs of requeued positions, which come first; their workers have failed
-    works: tuple[int, ...] | None = None  # cost of each rank's samples in mean samples, if known; see `data.costs`
+    # cost of each rank's samples in mean samples, if known; see `policy.samples.sample_costs`
+    works: tuple[int, ...] | None = None
 
     @property
     def end(self) -> int:

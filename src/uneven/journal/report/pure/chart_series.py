@@ -38,7 +38,8 @@ Column = list[float]
 class RunData:
     """A whole run, joined and sorted, without iterations that a later life repeated.
 
-    For asynchronous workers, iterations are pieces (``journal.apart``), and everything else is assigned to a piece.
+    For asynchronous workers, iterations are pieces (``journal.pure.apart``), and everything else is assigned to a
+    piece.
     """
 
     name: str

@@ -34,7 +34,7 @@ class PointStream:
 
     ``user/…`` are values that the script logged (the weighted mean over workers), ``run/…`` the iteration's duration
     and throughput, ``rank N/…`` share, speed, compute, wait and communicate of a worker. For asynchronous workers, an
-    iteration is a piece as large as the global batch (``journal.apart``).
+    iteration is a piece as large as the global batch (``journal.pure.apart``).
 
     Attributes:
         settings: of the run, from rank 0's record.
