@@ -1,4 +1,4 @@
-"""A plain PyTorch training script: the 1,797 handwritten digits that come with scikit-learn.
+"""A plain PyTorch training script: the 1,797 handwritten digits that come with uneven.
 
     python examples/01_plain.py --epochs 10
 

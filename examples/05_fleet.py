@@ -1,4 +1,4 @@
-"""Four unlike networks trained at once on the 1,797 handwritten digits that come with scikit-learn.
+"""Four unlike networks trained at once on the 1,797 handwritten digits that come with uneven.
 
     python examples/05_fleet.py --epochs 8
 

@@ -41,7 +41,7 @@ def test_any_script_trains_under_a_policy_and_the_journal_tells_of_its_exchanges
     assert "run directory run" in first
     assert second == "uneven: under sync = 'shadow:ma' no shares are balanced, so balance = 'even' is used"
     assert re.fullmatch(
-        r"uneven: \d+ global batches, [\d,.]+ samples/s, [\d.]+ % waiting, shares \d+/\d+ → uneven report run", last
+        r"uneven: \d+ global batches, [\d,.]+ samples/s, [\d.]+ % waiting, shares \d+/\d+ → uneven watch run", last
     ), last
     ranks = journal.read(tmp_path / "run").ranks
     assert set(ranks) == {0, 1}

@@ -31,6 +31,14 @@ def test_a_training_needs_six_packages() -> None:
     assert names == {"torch", "numpy", "psutil", "pyzmq", "typer", "rich"}
 
 
+def test_commands_that_train_import_no_extra() -> None:
+    code = "import sys, uneven.cli.run, uneven.cli.watch, uneven.cli.demo.show, uneven.cli.demo.demo_worker as _"
+    code += "; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"plotly", "scipy", "sklearn"}.isdisjoint(loaded)
+    assert "torch" in loaded
+
+
 @pytest.mark.parametrize(
     ("code", "extra"),
     [
@@ -40,6 +48,10 @@ def test_a_training_needs_six_packages() -> None:
         ("from uneven.testing.digits import load_digits; load_digits()", None),
         ("from uneven.cli import main; main(['report', 'nowhere'])", "report"),
         ("from uneven import focus", "focus"),
+        ("from pathlib import Path; from uneven.cli.watch import _serve; _serve(Path(), 0, 1.0)", "report"),
+        ("from uneven.cli import main; main(['fleet', 'nowhere.toml', '--report', 'page.html'])", "report"),
+        ("from uneven.cli import main; main(['search', 'nowhere.toml', '--report', 'page.html'])", "report"),
+        ("from uneven.cli import main; main(['graph', 'partition', 'nowhere.npz', 'p', '--parts', '2'])", "graph"),
         ("import torch; from uneven import graph; graph.partition(torch.tensor([[0], [1]]), 2, path='p')", "graph"),
     ],
 )

@@ -59,7 +59,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds; ends sooner.
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Case = Annotated[str | None, typer.Option("--case", metavar="NAME", help="One case alone.")]
 Data = Annotated[
-    str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
+    str, typer.Option("--data", help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")
 ]
 
 

@@ -137,10 +137,13 @@ def try_torch(environment: Mapping[str, str], limit_s: int = 60) -> TorchFacts:
     return TorchFacts(**values, error=error)
 
 
+NO_NVML = f"use of GPUs is not measured: {install_hint('.[gpu]')}"
+
+
 def driver_gpus() -> tuple[list[str], str]:
     """Return the names of the GPUs that NVML finds, or the reason why it finds none."""
     if find_spec("pynvml") is None:
-        return [], f"NVML is not asked: {install_hint('.[gpu]')}"
+        return [], NO_NVML
     import pynvml
 
     try:
@@ -189,6 +192,8 @@ def on_gpus(torch: TorchFacts, known: Sequence[str], error: str = "") -> Finding
         return Finding("gpus", NOTE, found, "check CUDA_VISIBLE_DEVICES")
     if not torch.nccl:
         return Finding("gpus", NOTE, found, "workers exchange through gloo: install a build of torch that has NCCL")
+    if error == NO_NVML and torch.build.startswith("CUDA"):
+        return Finding("gpus", NOTE, found, error)
     return Finding("gpus", GOOD, found, f"one worker per GPU, through NCCL: uneven run --nproc {torch.devices}")
 
 

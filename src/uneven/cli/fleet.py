@@ -12,6 +12,7 @@ from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
 from uneven.fleet.pure.batch_rule import BatchRule
 from uneven.fleet.timeout import TIMEOUT_S
 from uneven.policy.core.printable import printable
+from uneven.runtime.installed import need
 from uneven.runtime.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def command(
     from uneven.fleet import ensemble_file
 
     tools = trackers(log_to)  # a missing tool raises before the training
+    if report is not None:
+        need("report", "plotly")
     asked = ensemble_file.read(ensemble)
     where = DefaultFolder(f"runs/{ensemble.stem}") if directory is None else directory
     options = fleet.Options(batch_rule=batch_rule, timeout_s=timeout)

@@ -65,6 +65,7 @@ def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFi
     Raises:
         DataError: it cannot be read, holds no graph, or has edge weights other than 1.
     """
+    need("graph", "scipy")  # here, because what NumPy and SciPy raise becomes a DataError below
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -88,7 +89,6 @@ def read_graph(path: str | Path, *, most_features: int | None = None) -> GraphFi
 
 def _held(path: Path, most_features: int | None) -> Any:
     """Return the content of a NumPy or SciPy file, as :func:`graph_of` takes it."""
-    need("graph", "scipy")
     from scipy.sparse import csr_matrix, load_npz
 
     opened = np.load(path, allow_pickle=False)

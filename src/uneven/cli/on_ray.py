@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from uneven.errors import ConfigError, install_hint
+from uneven.errors import ConfigError
 from uneven.runtime import launch
+from uneven.runtime.installed import need
 
 _CORES = 1.0
 
@@ -27,8 +27,7 @@ def ray_workers(start: launch.Launch, count: int, directory: Path, said: Mapping
             f"--ray {count}: workers on other machines join an elastic run: say --elastic MIN:MAX and "
             f"--rdzv-endpoint HOST:PORT, an address of this machine that the cluster reaches"
         )
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"--ray {count}: Ray is not installed: {install_hint('.[ray]')}")
+    need("ray", "ray")
     from uneven.runtime.jobs.ray_lines import RayLines
 
     options = [word for name, value in said.items() if value is not None for word in (name, str(value))]

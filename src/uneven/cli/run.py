@@ -202,7 +202,7 @@ def _end_of(directory: Path) -> str:
         state.feed(follower.poll())
     except JournalError as error:
         return f"uneven: the run cannot be summed up: {error}"
-    return f"uneven: {one_line(state, whole=follower.whole)} → uneven report {quote(str(directory))}" if ranks else ""
+    return f"uneven: {one_line(state, whole=follower.whole)} → uneven watch {quote(str(directory))}" if ranks else ""
 
 
 def layers_of(asked: dict[str, Any], config_file: Path | None) -> rundir.Layers:

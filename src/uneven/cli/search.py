@@ -12,6 +12,7 @@ import typer
 from uneven.cli.options import Devices, Engine, LogTo, devices_named, trackers
 from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
+from uneven.runtime.installed import need
 from uneven.runtime.jobs.begun import DefaultFolder
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def command(
     if len(what) > 1:
         raise ConfigError(f"{' '.join(what[1:])}: give one FILE, or begin with forecast, {', '.join(_VERBS)}")
     tools = trackers(log_to, tensorboard)  # a missing tool raises before the search
+    if report is not None:
+        need("report", "plotly")
     more = {"trials": trials, "warm_start": warm_start, "directory": directory}
     result = _searched(Path(what[0]), devices_named(devices), engine, more)
     print(printable(str(result)))

@@ -70,7 +70,9 @@ def _serve(run: Path, port: int, every_s: float) -> None:
     from contextlib import suppress
 
     from uneven.journal.report.web import WebServer
+    from uneven.runtime.installed import need
 
+    need("report", "plotly")
     with WebServer(run, port=port, every_s=every_s) as server:
         print(f"{printable(run.name)}: {server.address} (until Ctrl-C)", flush=True)
         with suppress(KeyboardInterrupt):

@@ -17,10 +17,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from uneven.errors import ConfigError, install_hint
+from uneven.runtime.installed import need
 from uneven.runtime.lazy import lazy
 from uneven.search.pure.schedulers import schedulers as _schedulers
 from uneven.search.pure.searchers import searchers as _searchers
@@ -63,8 +62,7 @@ __getattr__ = lazy(__name__, _HOMES)
 
 def needed_optuna() -> Any:
     """Return the module that uses Optuna. Raises `ConfigError` if Optuna is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(f"Optuna is not installed: {install_hint('.[search]')}")
+    need("search", "optuna")
     return importlib.import_module("uneven.search.with_optuna")
 
 

@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 from uneven.cli.doctor import (
+    NO_NVML,
     Finding,
     Level,
     TorchFacts,
@@ -88,6 +89,7 @@ GPUS = ["A", "A"]
         (on_gpus(CPU, GPUS), Level.NOTE, "A, A; torch sees 0", "a CPU build: install one for your driver"),
         (on_gpus(replace(CUDA, devices=1), GPUS), Level.NOTE, "sees 1", "CUDA_VISIBLE_DEVICES"),
         (on_gpus(replace(CUDA, nccl=False), GPUS), Level.NOTE, "sees 2", "that has NCCL"),
+        (on_gpus(CUDA, [], NO_NVML), Level.NOTE, "sees 2", "pip install '.[gpu]'"),
         (on_gpus(CUDA, GPUS), Level.GOOD, "sees 2", "--nproc 2"),
         (on_gpus(replace(CUDA, build="ROCm 7.0"), []), Level.GOOD, "ROCm 7.0; torch sees 2", "--nproc 2"),
         (on_emulation(Able()), Level.GOOD, "root", "every key"),

@@ -24,7 +24,7 @@ def test_a_script_without_a_session_is_told(script: str, told: bool, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert ("the script made no uneven.Session()" in done.stderr) is told
     assert "`uneven watch 'my run'`" in done.stderr
-    assert ("→ uneven report 'my run'\n" in done.stderr) is not told
+    assert ("→ uneven watch 'my run'\n" in done.stderr) is not told
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -31,5 +31,5 @@ def test_engines_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UnknownNameError, match="engine 'rai'; did you mean 'ray'"):
         fleet.train(members.ensemble(), directory=tmp_path, engine="rai", progress=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"Ray is not installed: pip install '\.\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"ray is not installed: pip install '\.\[ray\]'"):
         fleet.train(members.ensemble(), directory=tmp_path, engine="ray", progress=False)

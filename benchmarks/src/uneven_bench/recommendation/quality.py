@@ -221,8 +221,6 @@ class OnePass:
         return torch.from_numpy(self._kernels.lookup(self._rows, self._bags(samples))).view(len(samples), -1).clone()
 
     def _judged(self, per_unit: float) -> Learned:
-        from sklearn.metrics import log_loss, roc_auc_score
-
         replica = self._central if self._way.every is not None else self._trainers[0].dense
         nn.utils.vector_to_parameters(replica, self._params)
         scores = []
@@ -231,11 +229,19 @@ class OnePass:
                 some = np.arange(start, min(self._held, start + 4096))
                 scores.append(self._net(self._lookup(some), torch.from_numpy(self._data.numbers[some])))
         half = self._held // 2  # the first is for validation
-        score, clicked = torch.cat(scores).double().numpy(), self._data.clicked[: self._held]
-        chance = 1 / (1 + np.exp(-score))
-        validation = float(log_loss(clicked[:half], chance[:half]))
-        auc = float(roc_auc_score(clicked[half:], score[half:]))
-        return Learned(float(log_loss(clicked[half:], chance[half:])), auc, validation, per_unit)
+        score, clicked = torch.cat(scores).double(), torch.from_numpy(self._data.clicked[: self._held]).double()
+        validation, loss = (
+            F.binary_cross_entropy_with_logits(score[part], clicked[part]).item()
+            for part in (slice(half), slice(half, None))
+        )
+        return Learned(loss, area_under_curve(clicked[half:], score[half:]), validation, per_unit)
+
+
+def area_under_curve(clicked: Tensor, score: Tensor) -> float:
+    """How often what was clicked has a higher score than what was not; equal scores count half."""
+    _, place, counts = score.unique(return_inverse=True, return_counts=True)
+    below = (counts.cumsum(0) - (counts + 1) / 2)[place][clicked > 0.5].double()
+    return float((below.mean() - (len(below) - 1) / 2) / (len(clicked) - len(below)))
 
 
 def quality(

@@ -1,7 +1,7 @@
 """ResNet-32 on CIFAR-10, the other CPU workload of LB-BSP's authors.
 
 The real data is ``cifar10/cifar10_10k2k_delta.npz`` in the folder named by ``UNEVEN_DATA``: 10,000 images to train and
-2,000 to test. Without it, the digits that ship with scikit-learn stand in, enlarged to the same size.
+2,000 to test. Without it, the digits that come with uneven stand in, enlarged to the same size.
 
 Group norm takes the place of batch norm: a slow worker's part has a few images only, and their statistics would be a
 matter of the split.

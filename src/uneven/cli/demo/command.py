@@ -11,7 +11,7 @@ import typer
 
 def demo(
     data: Annotated[
-        str, typer.Option("--data", help="digits (ships with scikit-learn) or fashion-mnist (from UNEVEN_DATA).")
+        str, typer.Option("--data", help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")
     ] = "digits",
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data, each way.")] = 12,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the two runs are kept.")] = Path("runs"),

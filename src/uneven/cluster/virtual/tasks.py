@@ -17,7 +17,7 @@ tasks: Registry[LearningTask] = Registry("training task", LearningTask)  # type:
 
 
 def _digits(*, hidden: int = 32, learning_rate: float = 0.5, momentum: float = 0.0, seed: int = 0) -> LearningTask:
-    """The 1,442 digits that ship with scikit-learn; a perceptron with one hidden layer, or none if ``hidden`` is 0."""
+    """1,442 of the digits that come with uneven; a perceptron with one hidden layer, or none if ``hidden`` is 0."""
     return _perceptron(digits(), 1_442, hidden, learning_rate, momentum, seed)
 
 

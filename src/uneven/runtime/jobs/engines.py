@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 
-from uneven.errors import ConfigError, UnknownNameError, install_hint
+from uneven.errors import UnknownNameError
+from uneven.runtime.installed import need
 from uneven.runtime.jobs.call import IMPORTED
 from uneven.runtime.jobs.devices import Devices, devices_of
 from uneven.runtime.jobs.executor import Place
@@ -22,8 +22,7 @@ def place_for(engine: str, devices: Devices, imported: Sequence[str] = IMPORTED)
         return Local(devices_of(devices), imported)
     if engine != "ray":
         raise UnknownNameError("engine", engine, ENGINES)
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"engine='ray': Ray is not installed: {install_hint('.[ray]')}")
+    need("ray", "ray")
     from uneven.runtime.jobs.ray import Cluster
 
     return Cluster(devices)
