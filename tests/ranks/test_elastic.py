@@ -102,7 +102,7 @@ def noted(run: Path, worker: int) -> list[tuple[tuple[int, ...], tuple[int, ...]
 
 def test_killed_late_joined_and_left_in_one_run(tmp_path: Path) -> None:
     """Worker 3 dies before an exchange, and 1 after one that 0 lacks; 4 joins; 2 is to leave after one that 0
-    lacks, and stays for another step; 0 dies, so that no worker is left of those that keep the store."""
+    lacks, and stays for another step; 0 dies, so that no worker is left of those that began."""
     folder = tmp_path / "run"
     faults = ["kill@3:7", "after@1:12", "late@0:12", "door@33", "leave@2:44", "slow@0:44", "kill@0:60"]
     script = [HERE / "elastic_script.py", tmp_path, 3, 0, *faults]
