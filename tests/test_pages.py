@@ -139,6 +139,27 @@ def test_the_folder_map_is_true() -> None:
     assert {name for name in inside if not any(f"{name}/".startswith(f"{row}/") for row in rows)} <= floors
 
 
+def missing_in_walks(page: str) -> list[str]:
+    """Steps of walks whose file or function does not exist."""
+    found = []
+    for file, names in re.findall(r"^\d+\. `([\w/]+\.py)` (`\w+`(?:, `\w+`)*)", page, flags=re.MULTILINE):
+        path = ROOT / "src" / "uneven" / file
+        tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        found += [f"{file} {name}" for name in re.findall(r"`(\w+)`", names) if name not in defined]
+    return found
+
+
+def test_the_walks_lead_through_files_that_exist() -> None:
+    page = ARCHITECTURE.read_text()
+    assert page.count("\n1. `") == 5
+    assert missing_in_walks(page) == []
+    assert missing_in_walks("1. `run/gone.py` `f`: x\n2. `run/session.py` `Session`, `no`: y") == [
+        "run/gone.py f",
+        "run/session.py no",
+    ]
+
+
 def test_every_bench_is_listed() -> None:
     (section,) = re.findall(r"(?s)^## Benches\n(.*?)^## ", ARCHITECTURE.read_text(), flags=re.MULTILINE)
     rows = re.findall(r"^\| [^|`]+ \| (`.*`) \|$", section, flags=re.MULTILINE)
