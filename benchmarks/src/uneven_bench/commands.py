@@ -14,17 +14,15 @@ from uneven_bench.far_sites.command import far_sites
 from uneven_bench.focus.command import focus
 from uneven_bench.gpu.command import gpu
 from uneven_bench.graph.command import graph
-from uneven_bench.heap.command import heap
 from uneven_bench.preconditioners.command import preconditioners
 from uneven_bench.recommendation.command import recommendation
 
 EXAMPLES = """\
 \b
 Examples:
-  uneven bench split
+  uneven bench rivals
   uneven bench lb-bsp --quick
   uneven bench lb-bsp --case traces
-  uneven bench predictors --sweep
   uneven bench predictors --record runs/predictors
   uneven bench lb-bsp --json | tail -n 1 > lb-bsp.json
   uneven bench faults --seed 28 --only 17
@@ -95,47 +93,28 @@ def lb_bsp(
     show(lambda told: run(quick, data, told, case=case), tables, json)
 
 
-@app.command("closed-loop")
-def closed_loop(quick: Quick = False, json: Json = False) -> None:
-    """Predictors in virtual time, where the truth is known.
-
-    Seconds.
-    """
-    from uneven_bench.closed_loop import run, tables
-    from uneven_bench.show import show
-
-    show(lambda told: run(quick, told), tables, json)
-
-
 @app.command("predictors")
 def predictors(
     quick: Quick = False,
     json: Json = False,
     data: Data = "digits",
-    sweep: Annotated[bool, typer.Option("--sweep", help="Try options instead.")] = False,
     record: Annotated[Path | None, typer.Option("--record", metavar="DIR", help="Record runs; keep them.")] = None,
     runs: Annotated[Path | None, typer.Option("--runs", metavar="DIR", help="Use runs recorded before.")] = None,
 ) -> None:
     """Errors of predictors, and the times they lead to.
 
     On traces, made-up workers and, as root, emulated runs with real rivals. --record DIR keeps the runs, --runs DIR
-    uses kept ones, --sweep tries options instead.
+    uses kept ones.
 
-    Ten minutes, of which five record; --quick, which does not, a minute; --sweep ten.
+    Ten minutes, of which five record; --quick, which does not, a minute.
     """
-    from uneven_bench.predictors import bench
-    from uneven_bench.predictors import sweep as options
+    from uneven_bench.predictors.bench import run, tables
     from uneven_bench.show import show
 
-    if sweep and (record or runs):
-        raise ConfigError(f"bench predictors --sweep records no runs: leave out --{'record' if record else 'runs'}")
     if record and runs:
         raise ConfigError("--record and --runs: give one, to record runs or to use recorded ones")
     _find(data)
-    if sweep:
-        show(lambda told: options.run(quick, told), options.tables, json)
-    else:
-        show(lambda told: bench.run(quick, data, told, record=record, runs=runs), bench.tables, json)
+    show(lambda told: run(quick, data, told, record=record, runs=runs), tables, json)
 
 
 @app.command("balancers")
@@ -148,19 +127,6 @@ def balancers(quick: Quick = False, json: Json = False) -> None:
     from uneven_bench.show import show
 
     show(lambda told: run(quick, told), tables, json)
-
-
-@app.command("defaults")
-def defaults(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
-    """Candidates for the default balancer and predictor.
-
-    In real runs on emulated clusters, as root. An hour; --quick, 20 min.
-    """
-    from uneven_bench.defaults import run, tables
-    from uneven_bench.show import show
-
-    _find(data)
-    show(lambda told: run(quick, data, told), tables, json)
 
 
 @app.command("rivals")
@@ -212,18 +178,6 @@ def flicker(quick: Quick = False, json: Json = False) -> None:
     """
     from uneven_bench.flicker.bench import run, tables
     from uneven_bench.show import show
-
-    show(lambda told: run(quick, told), tables, json)
-
-
-@app.command("split")
-def split(quick: Quick = False, json: Json = False) -> None:
-    """How long deciding takes for 10,000 workers.
-
-    Seconds.
-    """
-    from uneven_bench.show import show
-    from uneven_bench.split import run, tables
 
     show(lambda told: run(quick, told), tables, json)
 
@@ -441,7 +395,6 @@ def elastic(
 
 app.command("far-sites")(far_sites)
 app.command("focus")(focus)
-app.command("heap")(heap)
 app.command("preconditioners")(preconditioners)
 app.command("recommendation")(recommendation)
 app.command("gpu")(gpu)

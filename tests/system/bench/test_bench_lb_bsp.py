@@ -141,13 +141,13 @@ def a_result(seconds: dict[str, float]) -> dict[str, Any]:
     return {
         "about": "a model", "blocks": blocks, "settled": {OURS: [1.0]}, "split": {OURS: [1, 1], LIMIT: [1, 1]},
         "costs": [{"overhead_s": 0.0, "per_sample_s": 0.5}] * 2, "control": [0.01, 0.03],
-        "accuracy": {name: {"1": 0.5, "2": 0.9, **({"3": 0.95} if name == "model" else {})} for name in seconds},
+        "accuracy": {name: {"1": 0.5, "2": 0.9, **({"3": 0.95} if name == "together" else {})} for name in seconds},
     }  # fmt: skip
 
 
 def test_the_best_rival_is_the_fastest_of_those_that_are_not_ours() -> None:
     case = LbBspCase(name="steady", about="workers", shares=((0.5,) * 4,))
-    result = a_result({"ddp": 4.0, "lbb": 1.1, OURS: 1.0, "model": 0.9, LIMIT: 0.95})
+    result = a_result({"ddp": 4.0, "lbb": 1.1, OURS: 1.0, "together": 0.9, LIMIT: 0.95})
     summary = summarize(case, result)
     assert summary["best_rival"] == "lbb"
     assert summary["gain_over_best_rival"] == pytest.approx(1.1)

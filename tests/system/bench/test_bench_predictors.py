@@ -16,7 +16,6 @@ from uneven_bench.predictors import bench
 from uneven_bench.predictors.cases import PredictorCase, announced, case_of, drift, spikes, steps, synthetic
 from uneven_bench.predictors.page import snapshot
 from uneven_bench.predictors.play import iteration_s, limit_s, play, rmse, spike_followed, step_delays
-from uneven_bench.predictors.sweep import specifications, sweep, tables
 from uneven_bench.predictors.traces import STRETCH, of_use, real, recorded
 
 
@@ -170,14 +169,3 @@ def test_all_keys_are_there() -> None:
     assert result["step_delay_iterations"]["last"] == 1 < result["step_delay_iterations"]["ema"]
     assert told["ema"]["drift"].shape == (4, 40)
     assert len(bench.tables(result)) == 5
-
-
-def test_the_sweep_compares_with_the_average() -> None:
-    cases = [case.part(100, 50) for case in synthetic(100, seed=1).values()]
-    grid = {"ema": {"alpha": ("0.2", "0.5")}, "arima": {"p,d,q": ("0,1,1",)}}
-    assert specifications(grid) == ["ema:alpha=0.2", "ema:alpha=0.5", "arima:p=0,d=1,q=1"]
-    result = sweep(cases, grid, silent)
-    assert result["rmse"]["ema:alpha=0.2"] == pytest.approx(1.0)
-    assert result["iteration_s"]["ema:alpha=0.5"] != pytest.approx(1.0)
-    assert min(result["over_limit"].values()) > 1.0
-    assert len(tables(result)) == 1

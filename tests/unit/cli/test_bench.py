@@ -13,7 +13,7 @@ import pytest
 
 import uneven as package
 from uneven.cli import main, progress
-from uneven_bench import split
+from uneven_bench.balancers import bench as balancers
 from uneven_bench.commands import app
 from uneven_bench.faults import bench as faults
 
@@ -27,14 +27,15 @@ def uneven(*arguments: str) -> int:
     return ended.value.code
 
 
-def test_split_prints_a_table_and_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert uneven("bench", "split", "--quick", "--json") == 0
+def test_a_bench_prints_tables_and_one_json_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(balancers, "CASES", balancers.CASES[:1])
+    assert uneven("bench", "balancers", "--quick", "--json") == 0
     printed = capsys.readouterr().out.splitlines()
     result = json.loads(printed[-1])
-    assert set(split.WHAT) < set(result)
-    assert result["slowest_ms"] == max(result[key] for key in split.WHAT)
-    assert all(result[key] > 0 for key in split.WHAT)
-    assert any("10,000 workers" in line for line in printed[:-1])
+    assert set(result["of_best"]["equal"]) == set(balancers.NAMES)
+    assert any("Share of the best split's speed" in line for line in printed[:-1])
 
 
 def test_the_help_says_what_every_bench_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +62,7 @@ def test_both_packages_have_one_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("bench", "splt"), "unknown bench 'splt'; did you mean 'split'?"),
+        (("bench", "rivls"), "unknown bench 'rivls'; did you mean 'rivals'?"),
         (("bench", "lb-bsp", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'?"),
         (("bench", "lb-bsp", "--case", "trace"), "unknown case 'trace'; did you mean 'traces'?"),
         (("bench", "rivals", "--case", "traces"), "No such option: --case"),
@@ -69,7 +70,6 @@ def test_both_packages_have_one_version() -> None:
         (("bench", "rivals", "--seed", "1"), "No such option: --seed"),
         (("bench", "faults", "--only", "-1"), "--only -1: cases are numbered from 0"),
         (("bench", "rivals", "--record", "kept"), "No such option: --record"),
-        (("bench", "predictors", "--sweep", "--runs", "kept"), "bench predictors --sweep records no runs"),
         (("bench", "predictors", "--record", "a", "--runs", "b"), "--record and --runs: give one"),
         (("bench", "predictors", "--runs", "kept"), "there are no recorded runs in kept"),
         (("demo", "--data", "digit"), "unknown data set 'digit'; did you mean 'digits'?"),
@@ -111,17 +111,3 @@ def test_without_a_terminal_a_bench_says_in_lines_how_far_it_is(
     assert uneven("bench", "faults", "--quick") == 0
     said = capsys.readouterr().err.splitlines()
     assert said == [f"uneven: fault {done} of 7, {wrong} wrong" for done, wrong in ((3, 1), (6, 2), (7, 3))]
-
-
-def test_closed_loops_give_the_same_figures_every_time() -> None:
-    from uneven_bench import closed_loop
-
-    steps: list[float] = []
-    first = closed_loop.run(quick=True, progress=lambda phase, state, done: steps.append(done))
-    assert first == closed_loop.run(quick=True, progress=lambda *_: None)
-    assert steps == sorted(steps)
-    assert all(
-        0.3 < reached <= 1.0 for rows in first["of_best"].values() for row in rows.values() for reached in row.values()
-    )
-    assert first["of_best"]["unequal"]["0.12"]["steady"] > first["of_best"]["unequal"]["0.12"]["last"]
-    assert len(closed_loop.tables(first)) == 1

@@ -28,7 +28,7 @@ ITERATIONS = 400
 SETTLED = 100
 """Last iterations of a run, those in which it should have settled."""
 
-NAMES = ("even", "lb-bsp", "numerical", "numerical:pairs=8", "analytic", "model")
+NAMES = ("even", "lb-bsp", "numerical", "numerical:pairs=8", "analytic")
 _RAREST = 8
 
 

@@ -32,7 +32,6 @@ INSIDE = {"flexrr": "flexrr:pieces=4", "backup": "backup:spares=1", "accumulate"
 that listens while a worker computes, that suits FlexRR best of four, eight and sixteen, and accumulation nearly so."""
 
 BASE = {"ddp": "ddp", "even": "even", "static": "static:profile=4"}
-OUR_ARMS = {OURS: "lb-bsp", "model": "model"}
 SINGLES = {"last": "lb-bsp:predictor=last", "ema": "lb-bsp:predictor=ema"}
 AGAIN = "ddp-again"
 """DDP with another copy of the model, elsewhere in memory. Where a per cent counts, ours is compared with the mean of
@@ -45,14 +44,14 @@ RIVALS = ("ddp", "static", *RULES, *INSIDE)
 ARMS = {**BASE, **SINGLES, OURS: "lb-bsp", LIMIT: LIMIT}
 """Those of ``--quick``, where no rival but a profile takes part."""
 
-FULL = {"ddp": "ddp", "static": BASE["static"], **RULES, **INSIDE, **OUR_ARMS, LIMIT: LIMIT}
+FULL = {"ddp": "ddp", "static": BASE["static"], **RULES, **INSIDE, OURS: "lb-bsp", LIMIT: LIMIT}
 SLOW = ("ddp", "even", "static", "backup", "flexrr", "accumulate")
 """Far from the limit, so that fewer rounds tell as much, where rounds are alike."""
 
 TRACED = (0, 4, 5, 6)
 """Workers of the recorded job, those of ``uneven bench rivals``."""
 
-FLICKERING = {name: who for name, who in FULL.items() if name != "model"} | {TOGETHER: TOGETHER, LIMIT: LIMIT}
+FLICKERING = {**FULL, TOGETHER: TOGETHER}
 MOST = 1.6
 """Cores that all workers together have at any time; the machine is to have two."""
 
@@ -131,7 +130,7 @@ def cases(jobs: Table | None, use: Table | None = None) -> dict[str, LbBspCase]:
         LbBspCase(
             name="steady",
             about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core",
-            shares=(SHARES,), arms={**BASE, **RULES, **INSIDE, **SINGLES, **OUR_ARMS, LIMIT: LIMIT},
+            shares=(SHARES,), arms={**BASE, **RULES, **INSIDE, **SINGLES, OURS: "lb-bsp", LIMIT: LIMIT},
             rare_every=3, seconds=240.0, catch_up=True,
         ),
         LbBspCase(

@@ -185,7 +185,7 @@ COMMANDS = tuple(
         "watch run --every 0.5",
         "report run --out out.html --trace out.json",
         "demo --data digits --epochs 4 --runs new",
-        "bench split --quick --json",
+        "bench rivals --quick --json",
         "doctor --json",
     )
 )

@@ -32,8 +32,8 @@ OURS = "lb-bsp"
 LIMITS = ("oracle", "foreseen")
 """No methods: what a split could do that knew the next iteration, and what one could do that knew all but the noise."""
 
-CANDIDATES = ("lb-bsp", "numerical", "analytic", "model")
-"""Ours, as far as they are registered."""
+CANDIDATES = ("lb-bsp", "numerical", "analytic")
+"""Ours."""
 
 LBB_AS_OURS = "lbb as ours"
 """The strongest rival, with reports as rare and as late as ours: what it would be in a run within the same budget."""
@@ -95,10 +95,8 @@ def methods() -> dict[str, Callable[[RivalCase, int], RivalOutcome]]:
     found[LBB_AS_OURS] = lambda case, seed: ours(case, Lbb(profile=profiles(case, seed)))
     for name, play in INSIDE.items():
         found[name] = lambda case, _, play=play: play(case)  # type: ignore[misc]
-    registered = set(balancers)
     for name in CANDIDATES:
-        if name in registered:
-            found[name] = lambda case, _, name=name: ours(case, balancers.resolve(name))  # type: ignore[misc]
+        found[name] = lambda case, _, name=name: ours(case, balancers.resolve(name))  # type: ignore[misc]
     return found
 
 

@@ -19,12 +19,7 @@ class Points(NamedTuple):
 
     size: Floats
     local_s: Floats
-    transfer_s: Floats
     weight: Floats  # iterations
-
-    @classmethod
-    def none(cls, workers: int, slots: int = 6) -> Points:
-        return cls(np.full((slots, workers), np.inf), *np.zeros((3, slots, workers)))
 
 
 class Curve(NamedTuple):
@@ -33,10 +28,6 @@ class Curve(NamedTuple):
     floor_s: Floats
     overhead_s: Floats
     per_sample_s: Floats
-
-    @classmethod
-    def none(cls, workers: int) -> Curve:
-        return cls(*(np.zeros(workers) for _ in range(3)))
 
     def seconds(self, size: Floats) -> Floats:
         """Return Γ(x) in seconds, shape (n,), for sizes of shape (n,)."""
@@ -51,8 +42,8 @@ def fit(points: Points, spread: Floats) -> Curve:
     """
     size, local_s, w = _by_size(points)
     size = np.where(w > 0.0, size, 0.0)
-    total = np.maximum(added(w), 1e-300)
-    mean_x, mean_t = np.maximum(added(w * size) / total, 1e-300), np.maximum(added(w * local_s) / total, 1e-300)
+    total = np.maximum(_added(w), 1e-300)
+    mean_x, mean_t = np.maximum(_added(w * size) / total, 1e-300), np.maximum(_added(w * local_s) / total, 1e-300)
     # Normalize each worker's axes, so that one prior and one least slope fit fast and slow workers.
     x, t = size / mean_x, local_s / mean_t
     wx, wt = w * x, w * t
@@ -102,7 +93,7 @@ def _line(sums: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
     return a, b, np.maximum(error, 0.0)
 
 
-def added(rows: Floats) -> Floats:
+def _added(rows: Floats) -> Floats:
     """Return the sum over the rows, shape (rows, n) → (n,)."""
     found: Floats = rows[0]
     # Row by row: numpy's own order of summation differs between machines, and all ranks must get the same bits.

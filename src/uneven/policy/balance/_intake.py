@@ -26,7 +26,6 @@ class ReportColumns(NamedTuple):
     news: Flags  # not there at the last call
     clean: Flags  # news of the current size, except the first one after a change of the size
     size: Floats  # samples of an iteration, mean over the report
-    newest_size: Floats  # the same in its last iteration, as far as known
     iterations: Floats  # number covered
     local_s: Floats  # data and compute time of an iteration, mean
     transfer_s: Floats  # own communication of an iteration that the backward pass does not hide, mean
@@ -81,18 +80,17 @@ class Intake:
         self._shares = shares
         self._newest = np.where(news, newest, self._newest)
         self._size = np.where(news, size, self._size)
-        newest_size = np.maximum(np.where(news & (self._owed | clean), size, shares), 1.0)
         memory = column([seen.memory for seen in rows])
-        return ReportColumns(news, clean, size, newest_size, iterations, local_s, transfer_s, memory)
+        return ReportColumns(news, clean, size, iterations, local_s, transfer_s, memory)
 
     def _meet(self, members: tuple[int, ...], shares: Floats) -> None:
         places = {rank: place for place, rank in enumerate(self._members)}
         old = [places.get(rank, -1) for rank in members]
         # Keep the state of members that stay; newcomers have no report to skip.
-        self._shares = pick(self._shares, old, shares)
-        self._newest = pick(self._newest, old, np.full(len(old), -1.0))
-        self._size = pick(self._size, old, np.zeros(len(old)))
-        self._owed = pick(self._owed.astype(np.float64), old, np.zeros(len(old))) > 0.0
+        self._shares = _pick(self._shares, old, shares)
+        self._newest = _pick(self._newest, old, np.full(len(old), -1.0))
+        self._size = _pick(self._size, old, np.zeros(len(old)))
+        self._owed = _pick(self._owed.astype(np.float64), old, np.zeros(len(old))) > 0.0
         self._members = members
 
     def state_dict(self) -> dict[str, Any]:
@@ -113,7 +111,7 @@ class Intake:
         self._owed = np.array(saved["owed"], np.bool_)
 
 
-def pick(values: Floats, places: list[int], instead: Floats) -> Floats:
+def _pick(values: Floats, places: list[int], instead: Floats) -> Floats:
     """Return ``values`` (m,) at ``places``, shape (n,); for a place of −1 the entry of ``instead`` (n,)."""
     if len(values) == 0:
         return instead

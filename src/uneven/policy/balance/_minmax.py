@@ -1,46 +1,21 @@
-"""The min-max split for costs that consist of straight lines.
-
-A worker's time is the largest of several nondecreasing lines: a floor, computing, and an exchange that the backward
-pass partly hides.
-"""
+"""The min-max split for costs with a floor and a slope."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from uneven.policy.balance._fitting import Curve
 from uneven.policy.core.exact import Floats, Wholes, column
 
 _CLOSE = 1e-12  # relative width of the bracket within which times count as equal
 
 
-class CostLines(NamedTuple):
-    """start_s + slope_s · x of each worker, shape (n,) both; slopes are positive."""
-
-    start_s: Floats
-    slope_s: Floats
-
-
-class Costs(NamedTuple):
-    """The seconds of an iteration of each worker: the largest of its floor and its lines."""
-
-    floor_s: Floats  # shape (n,)
-    lines: tuple[CostLines, ...]
-
-    def seconds(self, shares: Wholes | Floats) -> Floats:
-        """Return each worker's seconds for its share; ``shares`` and the result have shape (n,)."""
-        found = self.floor_s
-        for line in self.lines:
-            found = np.maximum(found, line.start_s + line.slope_s * shares)
-        return found
-
-
-def earliest_end(costs: Costs, total: int, lower: Floats, upper: Floats, start: Sequence[int]) -> tuple[int, ...]:
+def earliest_end(costs: Curve, total: int, lower: Floats, upper: Floats, start: Sequence[int]) -> tuple[int, ...]:
     """Return the shares that sum to ``total`` with which the last worker finishes as early as possible.
 
-    This is the exact integer min-max for any nondecreasing cost (specification, §1.5). Surplus samples, if several
+    This is the exact integer min-max (specification, §1.5); slopes must be positive. Surplus samples, if several
     workers finish at the same T, are taken from the higher ranks. ``lower`` and ``upper`` have shape (n,); ``start`` is
     any split within them.
     """
@@ -64,11 +39,9 @@ def earliest_end(costs: Costs, total: int, lower: Floats, upper: Floats, start: 
     return _without(few.astype(np.int64), many.astype(np.int64), total)
 
 
-def _by(costs: Costs, time_s: float, lower: Floats, upper: Floats) -> Floats:
+def _by(costs: Curve, time_s: float, lower: Floats, upper: Floats) -> Floats:
     # The integer number of samples that each worker can finish by the time, within its limits.
-    shares = upper
-    for line in costs.lines:
-        shares = np.minimum(shares, (time_s - line.start_s) / line.slope_s)
+    shares = np.minimum(upper, (time_s - costs.overhead_s) / costs.per_sample_s)
     shares = np.where(costs.floor_s <= time_s, np.floor(shares), lower)
     found: Floats = np.maximum(shares, lower)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from uneven.errors import ConfigError
 from uneven.policy.balance._fitting import Curve, Points, fit
 from uneven.policy.balance._intake import Intake, IntakeState
-from uneven.policy.balance._minmax import CostLines, Costs, earliest_end
+from uneven.policy.balance._minmax import earliest_end
 from uneven.policy.balance._window import Window, WindowState
 from uneven.policy.balance.balancer import Balancer, standing
 from uneven.policy.balance.bounds import whole_numbers, with_memory
@@ -134,16 +134,15 @@ class Analytic(Balancer):
     def _curve(self) -> Curve:
         size, seconds = (np.stack(column_of) for column_of in zip(*self._rows, strict=True))
         weight = np.full(size.shape, float(self._window))
-        return fit(Points(size, seconds, np.zeros(size.shape), weight), np.full(size.shape[1], _SPREAD))
+        return fit(Points(size, seconds, weight), np.full(size.shape[1], _SPREAD))
 
     def _curve_of(self, members: tuple[int, ...]) -> Curve:
         rows = [self._profile[rank] for rank in members]
         return Curve(*(column(values) for values in zip(*rows, strict=True)))
 
     def _solved(self, view: BalanceView, curve: Curve, start: tuple[int, ...]) -> tuple[int, ...]:
-        costs = Costs(curve.floor_s, (CostLines(curve.overhead_s, curve.per_sample_s),))
         lower, upper = column(view.limits.lower), column(view.limits.upper)
-        return earliest_end(costs, view.global_batch, lower, upper, start)
+        return earliest_end(curve, view.global_batch, lower, upper, start)
 
     def _stirred(self, view: BalanceView) -> tuple[int, ...]:
         # Neighbors exchange samples; the last of an odd number has no partner and keeps its share.

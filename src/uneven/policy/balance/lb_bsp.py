@@ -22,6 +22,6 @@ class LbBsp(PresumeEqual):
     def __init__(
         self, *, predictor: str = "light", hysteresis: float = DEFAULT_FRACTION, margin: float = DEFAULT_MARGIN
     ) -> None:
-        # In simulated closed loops of unequal workers with 12 % noise (``uneven bench closed-loop``) "light" reached
-        # 0.981 of the best fixed split, "steady" 0.972, "ema" 0.963, "last" 0.958.
+        # In simulated closed loops of unequal workers with 12 % noise "light" reached 0.981 of the best fixed split,
+        # "steady" 0.972, "ema" 0.963, "last" 0.958.
         super().__init__(Hysteresis(Proportional(predictor=predictor), fraction=hysteresis), margin=margin)

@@ -71,7 +71,7 @@ class Profile:
         # An empty slot (size infinity, weight 0), because the fit needs two.
         seconds[-1] = 0.0
         weight = np.where(size < np.inf, 1.0, 0.0)
-        curve = fit(Points(size, seconds, np.zeros(size.shape), weight), np.array([_SPREAD]))
+        curve = fit(Points(size, seconds, weight), np.array([_SPREAD]))
         return float(curve.floor_s[0]), float(curve.overhead_s[0]), float(curve.per_sample_s[0])
 
     def time_s(self, samples: int) -> float:

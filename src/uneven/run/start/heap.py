@@ -12,7 +12,6 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Mapping
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
 _LARGEST = 32 << 20  # the size up to which glibc itself raises the threshold; larger blocks are always mapped
@@ -50,11 +49,6 @@ def _release(library: ctypes.CDLL) -> None:
         if not _keepers:
             library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)  # glibc's own rule: twice the threshold for mapped blocks
             library.malloc_trim(0)
-
-
-def left_to_us(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that set glibc's allocator."""
-    return {name: value for name, value in environment.items() if not _decides(name, value)}
 
 
 def _decides(name: str, value: str) -> bool:

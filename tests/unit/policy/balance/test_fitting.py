@@ -12,7 +12,7 @@ def points(*rows: tuple[float, float, float]) -> Points:
     """Size, seconds, iterations; one worker, and one slot that is empty."""
     filled = (*rows, (np.inf, 0.0, 0.0))
     size, local_s, weight = (np.array(values, float)[:, None] for values in zip(*filled, strict=True))
-    return Points(size, local_s, np.zeros_like(size), weight)
+    return Points(size, local_s, weight)
 
 
 def drawn(found: Curve) -> tuple[float, float, float]:

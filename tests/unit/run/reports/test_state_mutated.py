@@ -33,7 +33,7 @@ def through_json(state: Any) -> Any:
     "balance",
     [
         "lb-bsp", "lb-bsp:predictor=auto", "lb-bsp:predictor=narx", "lb-bsp:predictor=arima", "lb-bsp:predictor=steady",
-        "numerical", "analytic", "model", "static", "proportional:predictor=ema", "dbs", "lbb", "omnilearn",
+        "numerical", "analytic", "static", "proportional:predictor=ema", "dbs", "lbb", "omnilearn",
     ],
 )  # fmt: skip
 def test_what_the_slow_loop_takes_up_it_can_go_on_with(balance: str) -> None:
