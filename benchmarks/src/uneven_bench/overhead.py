@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from uneven.policy.balance import LbBsp
 from uneven.policy.control import Decider, Report, ReportTable
 from uneven.policy.core.records import Record, StepRecord
 from uneven.policy.core.views import Limits
+from uneven_bench.show import Progress
 
 WORKERS = (4, 8)
 DECIDING = (16, 100, 1_000, 10_000)
@@ -36,8 +37,6 @@ BAR_DECIDE_S = 0.002
 _PER_WORKER = 64  # samples of an iteration
 _LIMIT_S = 300.0
 _WARM = 20  # first iterations, which do not count: reports come with each of the first
-
-Progress = Callable[[str, str, float], None]
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:

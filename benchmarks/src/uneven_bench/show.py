@@ -15,14 +15,14 @@ from uneven.cli.progress import phases
 from uneven.journal.report.console import Console
 
 Result = dict[str, Any]
-Told = Callable[[str, str, float], None]
+Progress = Callable[[str, str, float], None]
 """What a bench tells of its progress: the phase, what it is doing, and how much of the phase is done, 0 … 1."""
 
 _WIDTH = 112
 """Columns of what is printed to no terminal; the widest table takes 104."""
 
 
-def show(run: Callable[[Told], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:
+def show(run: Callable[[Progress], Result], tables: Callable[[Result], list[Table]], as_json: bool) -> None:
     """Run a bench with its progress on stderr and print what it found.
 
     Args:
@@ -40,7 +40,7 @@ def show(run: Callable[[Told], Result], tables: Callable[[Result], list[Table]],
         print(json.dumps(result))
 
 
-def _measured(run: Callable[[Told], Result]) -> Result:
+def _measured(run: Callable[[Progress], Result]) -> Result:
     with _ended_by_sigterm(), phases() as told:
         return run(told)
 

@@ -21,14 +21,13 @@ from torch import nn
 from uneven.cli.demo.demo_training import network
 from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.run.session import Session
+from uneven_bench.show import Progress
 
 BATCH = 64
 _RATE, _MOMENTUM = 0.02, 0.9
 _SAMPLES, _QUICK = 60_000, 6_000
 _ROUNDS, _QUICK_ROUNDS = 9, 3
 PLAIN = "1 thread, 1 core"
-
-Progress = Callable[[str, str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,12 @@ from uneven_bench.elastic.play import Played, playing
 from uneven_bench.elastic.spot import spot
 from uneven_bench.elastic.turns import overhead
 from uneven_bench.elastic.workload import CountedWorkload
+from uneven_bench.show import Progress
 
 SEED = 30
 
 _BETWEEN_FAULTS_S = 10.0
 """How far apart faults are, roughly; for the checkpoints of torchrun."""
-
-Progress = Callable[[str, str, float], None]
 
 
 def run(

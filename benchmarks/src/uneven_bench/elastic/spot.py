@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from uneven_bench.elastic import arms, judge, logs, trace
 from uneven_bench.elastic.cases import CHANGES, CHANGES_QUICK, SPOT_QUICK_S, SPOT_S, STEADY
 from uneven_bench.elastic.play import playing
 from uneven_bench.elastic.workload import CountedWorkload
+from uneven_bench.show import Progress
 
 STAY = 2
 """Machines that are always there."""
@@ -31,8 +32,6 @@ _SHIPPED_STEP_S, _SHIPPED_LENGTH = 195 / 60, 72
 _PER_SAMPLE_S = 0.1 / 60
 _STEADY_S, _STEADY_QUICK_S = 8.0, 2.5
 _READY = 5
-
-Progress = Callable[[str, str, float], None]
 
 
 def machines(description: str | None = None) -> tuple[list[tuple[float, ...]], str]:

@@ -15,11 +15,10 @@ from uneven_bench.elastic.arms import UnevenArm
 from uneven_bench.elastic.cases import DEMO, SIZES, UNDISTURBED
 from uneven_bench.elastic.play import Player, playing
 from uneven_bench.elastic.workload import CountedWorkload
+from uneven_bench.show import Progress
 
 _WARM = 10
 _ROUND_WITHIN_S = 120.0
-
-Progress = Callable[[str, str, float], None]
 
 
 def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[str, Any]:

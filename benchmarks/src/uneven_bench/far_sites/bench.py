@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,15 @@ from uneven_bench.far_sites.cases import (
 )  # fmt: skip
 from uneven_bench.far_sites.cases import learning as learning_cases
 from uneven_bench.far_sites.page import tables
+from uneven_bench.show import Progress
 
 __all__ = ["CASES", "run", "tables"]
 
-FASHION = "fashion-mnist"
 CASES = ("filter", "learning", "cifar10", "text", "20mbit", "100mbit", "three_sites", "skew", "scout")
 TOLERANCE = 0.05
 
-Told = Callable[[str, str, float], None]
 
-
-def run(quick: bool, data: str, told: Told, *, case: str | None = None) -> dict[str, Any]:
+def run(quick: bool, data: str, told: Progress, *, case: str | None = None) -> dict[str, Any]:
     """All cases, or one.
 
     Args:
@@ -93,7 +91,7 @@ def _learning(quick: bool, data: str, wanted: tuple[str, ...], left_out: dict[st
 
 
 def _emulated(
-    quick: bool, data: str, wanted: tuple[str, ...], told: Told, left_out: dict[str, str], *, asked: bool
+    quick: bool, data: str, wanted: tuple[str, ...], told: Progress, left_out: dict[str, str], *, asked: bool
 ) -> dict[str, Any]:
     known = {name: one for name, one in emulated(quick).items() if name in wanted}
     why = (why_not_isolated() or why_no_bandwidth()) if known else ""

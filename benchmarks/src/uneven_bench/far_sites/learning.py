@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,11 +15,10 @@ from uneven.policy.core.records import LineRecord, Record, ScalarRecord
 from uneven.policy.sync import policies
 from uneven_bench.far_sites.cases import BSP, POLICIES, LearningCase, worlds
 from uneven_bench.far_sites.tasks import LossTask, make
+from uneven_bench.show import Progress
 
 TARGET = 0.5
 """After this part of BSP's steps it has the loss that the others are to reach."""
-
-Told = Callable[[str, str, float], None]
 
 
 class LossPoint(NamedTuple):
@@ -74,7 +73,7 @@ def loss_at(points: Sequence[LossPoint], axis: str, where: float) -> float:
     return points[0].loss if where < getattr(points[0], axis) else points[-1].loss
 
 
-def play(case: LearningCase, told: Told) -> dict[str, Any]:
+def play(case: LearningCase, told: Progress) -> dict[str, Any]:
     """All policies in all worlds with all seeds, the policies in turns; world → what came of it.
 
     Raises:

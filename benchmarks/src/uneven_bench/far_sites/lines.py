@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -21,15 +21,14 @@ from uneven.cluster.pure.describe.spec import SiteLink, steady
 from uneven_bench.far_sites.cases import BSP
 from uneven_bench.far_sites.learning import TARGET
 from uneven_bench.lb_bsp.stage import play as stage
+from uneven_bench.show import Progress
 from uneven_bench.sync.cases import SyncCase, package_of
 from uneven_bench.sync.worker import RESULTS, write_task
 
 _WORKER = "uneven_bench.sync.worker"
 
-Told = Callable[[str, str, float], None]
 
-
-def play(case: SyncCase, data: str, directory: Path, told: Told) -> dict[str, Any]:
+def play(case: SyncCase, data: str, directory: Path, told: Progress) -> dict[str, Any]:
     """One world.
 
     Raises:

@@ -6,7 +6,7 @@ import functools
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,8 +24,7 @@ from uneven.policy.skew import partitions
 from uneven.policy.sync import Scout, SyncPolicy, policies
 from uneven_bench.far_sites.cases import BSP, NORMS, PART_BATCH, PARTS, SCOUT_SKEWS, SKEWED, five_sites
 from uneven_bench.far_sites.tasks import LossTask, NormalizedTask, lenet, small_images
-
-Told = Callable[[str, str, float], None]
+from uneven_bench.show import Progress
 
 _RATE = 0.03
 _LAST = 2
@@ -81,7 +80,7 @@ class SkewedRuns:
         return SkewedOutcome(statistics.mean(last), traffic.models)
 
 
-def accuracies(runs: SkewedRuns, skews: Sequence[float], names: Sequence[str], told: Told) -> dict[str, Any]:
+def accuracies(runs: SkewedRuns, skews: Sequence[float], names: Sequence[str], told: Progress) -> dict[str, Any]:
     """Norm → skew in per cent → policy → accuracy; what ``--json`` has under ``accuracy``."""
     jobs = [SkewedTraining(norm, skew, SKEWED[name]) for skew in skews for norm in NORMS for name in names]
     played = _all_played(runs, jobs, told, "skewed labels")
@@ -104,7 +103,7 @@ class SkewedTraining(NamedTuple):
     seed: int = 0
 
 
-def _all_played(runs: SkewedRuns, jobs: Sequence[SkewedTraining], told: Told, what: str) -> list[SkewedOutcome]:
+def _all_played(runs: SkewedRuns, jobs: Sequence[SkewedTraining], told: Progress, what: str) -> list[SkewedOutcome]:
     """All of them, one on each core; virtual time does not depend on it."""
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("forkserver")
@@ -120,7 +119,7 @@ def _played(runs: SkewedRuns, job: SkewedTraining) -> SkewedOutcome:
 
 
 def scouted(
-    runs: SkewedRuns, told: Told, *, period: int, tolerance: float, seeds: int, skews: Sequence[float] = SCOUT_SKEWS
+    runs: SkewedRuns, told: Progress, *, period: int, tolerance: float, seeds: int, skews: Sequence[float] = SCOUT_SKEWS
 ) -> dict[str, Any]:
     """The tuner against all fixed settings and against the best of them; what ``--json`` has under ``scout``.
 

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rich.table import Table
 from uneven.errors import ConfigError
 from uneven_bench.faults.cases import FaultCase, draw
 from uneven_bench.faults.play import PlayedFault, play
+from uneven_bench.show import Progress
 
 FAULTS, FEW = 200, 24
 SEED = 28
@@ -29,8 +30,6 @@ SEED = 28
 _LOOK_EVERY_S = 0.05
 _SHOWN = 1500
 """Characters of what a run that failed had printed, from its end."""
-
-Progress = Callable[[str, str, float], None]
 
 
 def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from uneven_bench.fleet.baseline import baseline
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet_plan.optimal import best_rounds
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
+from uneven_bench.show import Progress
 
 SLOTS = 2
 METHODS = {
@@ -54,8 +55,6 @@ RIVALS = {
     "tensorsocket": Rival("× TensorSocket", fleet_socket.installed, fleet_socket.tensorsocket),
 }
 """Method → what it needs and how it trains; every other method is always there."""
-
-Progress = Callable[[str, str, float], None]
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:

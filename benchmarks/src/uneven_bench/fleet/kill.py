@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,13 @@ from uneven.fleet.engine.fleet_run import run as train
 from uneven.fleet.engine.fleet_state import RunState, folders, load
 from uneven.fleet.member import member_checkpoint
 from uneven_bench.fleet.cases import BATCH, ensemble
+from uneven_bench.show import Progress
 
 KINDS = ("run", "member", "preprocessor")
 MOST_STARTS = 5
 DEVICES = 3
 RATES = {"tiny": [1000.0], "middle": [500.0, 1000.0], "large": [300.0, 600.0]}
 """As if measured: "tiny" on one slot and "middle" on two keep pace, "large" comes after them."""
-
-Progress = Callable[[str, str, float], None]
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
@@ -56,9 +54,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
     return measure(data, progress, kills=3 if quick else 10, samples=600, epochs=3, seed=int(time.time()))
 
 
-def measure(
-    data: str, progress: Progress, *, kills: int, samples: int, epochs: int, seed: int, kinds: tuple[str, ...] = KINDS
-) -> dict[str, Any]:
+def measure(data: str, progress: Progress, *, kills: int, samples: int, epochs: int, seed: int) -> dict[str, Any]:
     """See :func:`run`, with every size given."""
     draw = random.Random(seed)
     sizes = (data, samples, epochs)
@@ -71,7 +67,7 @@ def measure(
         state = _state(whole, sizes)
         found = []
         for number in range(kills):
-            kind = kinds[number % len(kinds)]
+            kind = KINDS[number % len(KINDS)]
             at_s = draw.uniform(0.0, state.wall_s)
             progress("killing", f"{kind}, after {at_s:.1f} s", (number + 1) / (kills + 1))
             directory, starts = Path(folder) / f"{number}", 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from uneven.errors import ConfigError, UnknownNameError
@@ -12,8 +11,7 @@ from uneven_bench.focus.clips import clips
 from uneven_bench.focus.compared import changed, compared
 from uneven_bench.focus.kills import kills
 from uneven_bench.focus.speed import speed
-
-Progress = Callable[[str, str, float], None]
+from uneven_bench.show import Progress
 
 CASES = ("synthetic", "clips", "change", "speed", "kills")
 QUICK = ("synthetic", "speed")

@@ -19,14 +19,14 @@ from uneven.testing.ranks import run_ranks, stop_pool
 from uneven_bench.gpu.workers import BALANCES, pair, unlike
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
-from uneven_bench.show import Told
+from uneven_bench.show import Progress
 
 STEPS = 20  # timed together: the host runs ahead of the device, and a single step would time the issuing
 _KINDS_OF = {"sgd": ("plain",), "adamw": ("plain",), "SOAP": ("refresh", "plain")}  # it takes factors in every step
 EACH = 8  # times the samples that a worker of the other benches takes
 
 
-def run(quick: bool, told: Told, case: str | None = None) -> dict[str, Any]:
+def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
     """Play the cases.
 
     Returns:
@@ -40,7 +40,7 @@ def run(quick: bool, told: Told, case: str | None = None) -> dict[str, Any]:
     """
     if not torch.cuda.is_available():
         raise ConfigError("uneven bench gpu needs a CUDA device, and torch sees none: `uneven doctor` says why")
-    cases: dict[str, Callable[[bool, Told], dict[str, Any]]] = {
+    cases: dict[str, Callable[[bool, Progress], dict[str, Any]]] = {
         "session": _session, "second-order": _second_order, "pair": _pair, "unlike": _unlike,
     }  # fmt: skip
     if case is not None and case not in cases:
@@ -75,7 +75,7 @@ def _drawn(timed: TimedModel) -> tuple[Tensor, Tensor]:
     return x.cuda(), y.cuda()
 
 
-def _session(quick: bool, told: Told) -> dict[str, Any]:
+def _session(quick: bool, told: Progress) -> dict[str, Any]:
     rounds, seconds, ratios = 7 if quick else 21, {}, {}
     for place, (name, timed) in enumerate(MODELS.items()):
         told("session", name, place / len(MODELS))
@@ -97,7 +97,7 @@ def _session(quick: bool, told: Told) -> dict[str, Any]:
     return {"session_ratio": ratios, "session_s": seconds}
 
 
-def _second_order(quick: bool, told: Told) -> dict[str, Any]:
+def _second_order(quick: bool, told: Progress) -> dict[str, Any]:
     rounds, seconds, ratios = 3 if quick else 7, {}, {}
     for place, name in enumerate(("resnet32", "mlp", "transformer")):
         told("second order", name, place / 3)
@@ -144,13 +144,13 @@ def _mean_step_s(kinds: dict[str, float], periods: tuple[int, int]) -> float:
     return refreshes * refresh_s + factors * factor_s + (1 - refreshes - factors) * plain_s
 
 
-def _pair(quick: bool, told: Told) -> dict[str, Any]:
+def _pair(quick: bool, told: Progress) -> dict[str, Any]:
     told("pair", "two workers on one GPU", 0.0)
     found = run_ranks(2, pair, 60 if quick else 200, timeout_s=240.0, join=False)[0]
     return {"pair": {name: found[name] for name in BALANCES}, "pair_limit_s": found["limit"]}
 
 
-def _unlike(quick: bool, told: Told) -> dict[str, Any]:
+def _unlike(quick: bool, told: Progress) -> dict[str, Any]:
     told("unlike", "a GPU beside a core", 0.0)
     found = run_ranks(2, unlike, 20 if quick else 60, timeout_s=240.0, join=False, fresh=True)[0]
     return {"unlike": found}

@@ -22,8 +22,7 @@ from uneven_bench.graph.large import large
 from uneven_bench.graph.steps import learnt, step_cell
 from uneven_bench.graph.turns import keep_memory
 from uneven_bench.lb_bsp.stage import play
-
-Progress = Callable[[str, str, float], None]
+from uneven_bench.show import Progress
 
 CASES = ("kernel", "step", "cuts", "exact", "exchanges", "links", "unequal", "accuracy", "large")
 QUICK = ("kernel", "step", "cuts")

@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,11 @@ from uneven_bench.lb_bsp.page import tables
 from uneven_bench.lb_bsp.stage import play
 from uneven_bench.lb_bsp.table import Spread, ratios, summarize, wait_share, walls
 from uneven_bench.lb_bsp.worker import RESULTS, write_task
+from uneven_bench.show import Progress
 
 __all__ = ["run", "tables"]
 
 _WORKER = "uneven_bench.lb_bsp.worker"
-
-Progress = Callable[[str, str, float], None]
-"""Told the phase, what it is doing, and how much of it is done, 0 … 1."""
 
 
 def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:

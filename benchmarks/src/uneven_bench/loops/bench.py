@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.errors import LaunchError, UnknownNameError
+from uneven_bench.show import Progress
 
 CASES = ("packed", "padded", "evaluate")
 SHARES = "0.6,0.4,0.2,0.1"
 
 _LIMIT_S = 600.0
 
-Progress = Callable[[str, str, float], None]
 Rounds = list[dict[str, list[dict[str, float]]]]
 """What each worker wrote: by round, then by arm."""
 

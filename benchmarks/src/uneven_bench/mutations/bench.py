@@ -22,6 +22,7 @@ from rich.table import Table
 
 from uneven.errors import LaunchError
 from uneven.runtime.jobs.processes import import_path
+from uneven_bench.show import Progress
 
 EACH = 800
 """Inputs for each target; there are eight."""
@@ -33,8 +34,6 @@ LIMIT_S = 20.0
 
 _STARTS_WITHIN_S = 120.0
 _CHILD = [sys.executable, "-P", "-m", "uneven_bench.mutations.targets"]
-
-Progress = Callable[[str, str, float], None]
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from uneven_bench.preconditioners.accuracy import METHODS, blow_ups, to_target
 from uneven_bench.preconditioners.arms import RIVAL_AT, rival
 from uneven_bench.preconditioners.hooks import hook_overhead
 from uneven_bench.preconditioners.planned import planned
-
-Progress = Callable[[str, str, float], None]
+from uneven_bench.show import Progress
 
 WORKERS = 4
 CORES = (0.6, 0.4, 0.2, 0.1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,13 @@ from uneven_bench.predictors.traces import real
 from uneven_bench.recorded import recording as recorded
 from uneven_bench.recorded import steps as recorded_steps
 from uneven_bench.recorded.recording import RecordedRun
+from uneven_bench.show import Progress
 
 SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 MIXTURE = "auto"
 
 PAGE = Path("uneven-predictors.html")
 """Where the pictures go, in the working directory."""
-
-Progress = Callable[[str, str, float], None]
 
 
 def run(

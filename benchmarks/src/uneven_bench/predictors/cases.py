@@ -60,21 +60,6 @@ class PredictorCase:
         """How many, all together."""
         return int(self.speeds_per_s.shape[1])
 
-    def part(self, iterations: int, scored_from: int) -> PredictorCase:
-        """The beginning of it."""
-        speeds, cpu, memory = (one[:, :iterations] for one in (self.speeds_per_s, self.cpu, self.memory))
-        levels = None if self.levels_per_s is None else self.levels_per_s[:, :iterations]
-        samples = None if self.samples is None else self.samples[:, :iterations]
-        return replace(
-            self,
-            speeds_per_s=speeds,
-            cpu=cpu,
-            memory=memory,
-            levels_per_s=levels,
-            samples=samples,
-            scored_from=scored_from,
-        )
-
 
 def case_of(
     name: str, kind: str, speeds_per_s: Floats, cpu: Floats | None = None, memory: Floats | None = None

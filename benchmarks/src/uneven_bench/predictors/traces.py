@@ -15,7 +15,7 @@ import numpy.typing as npt
 from uneven import journal
 from uneven.cluster.series import DATA_VARIABLE
 from uneven.errors import ConfigError, JournalError
-from uneven.policy.core.records import LoadRecord, Record, StepRecord
+from uneven.policy.core.records import Record, StepRecord
 from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Floats, PredictorCase, case_of
 
 STRETCH = 4.3
@@ -134,34 +134,25 @@ def _open(path: Path) -> np.lib.npyio.NpzFile:
     return loaded
 
 
-def recorded(run: Path, cores: int | None = None, name: str | None = None) -> PredictorCase:
+def recorded(run: Path, name: str | None = None) -> PredictorCase:
     """A run's journal as a case: the iterations that all ranks recorded.
 
     The readings are those that the workers' own predictors were shown, where the journal has them.
 
     Args:
         run: run directory, of a real, an emulated or a simulated run.
-        cores: of each node, for journals without such readings. Where it is given, what others take of them is the
-            machine's use without this process's, as last sampled; else it is not known.
         name: of the case; None is that of the directory.
 
     Raises:
         JournalError: no journal, or fewer than 20 common iterations.
     """
-    ranks = journal.read(run).ranks
-    rows = common_steps(run, ranks)
+    rows = common_steps(run, journal.read(run).ranks)
     speeds, samples, cpu, memory = [], [], [], []
-    for rank, its in rows.items():
+    for its in rows.values():
         speeds.append([one.batch / (one.data_s + one.compute_s + one.transfer_s) for one in its])
         samples.append([one.batch for one in its])
-        loads = [one for one in ranks[rank] if isinstance(one, LoadRecord)]
-        read = [_newest(loads, one.iteration) for one in its]
-        if any(one.others is not None for one in its):
-            cpu.append([_or_nan(one.others) for one in its])
-            memory.append([_or_nan(one.memory) for one in its])
-        else:
-            cpu.append([np.nan if one is None or cores is None else _others(one, cores) for one in read])
-            memory.append([np.nan if one is None else one.machine_memory for one in read])
+        cpu.append([one.others for one in its])
+        memory.append([one.memory for one in its])
     case = case_of(name or run.name, "recorded", np.array(speeds), np.array(cpu, float), np.array(memory, float))
     return replace(case, samples=np.array(samples))
 
@@ -182,15 +173,3 @@ def common_steps(run: Path, ranks: Mapping[int, Iterable[Record]]) -> dict[int, 
             f"{run}: {len(common)} iterations of every rank are too few to score: record at least {_LEAST_ITERATIONS}"
         )
     return {rank: [steps[rank][iteration] for iteration in common] for rank in sorted(steps)}
-
-
-def _newest(loads: list[LoadRecord], iteration: int) -> LoadRecord | None:
-    return next((one for one in reversed(loads) if one.iteration <= iteration), None)
-
-
-def _or_nan(reading: float | None) -> float:
-    return np.nan if reading is None else reading
-
-
-def _others(load: LoadRecord, cores: int) -> float:
-    return min(1.0, max(0.0, load.machine_cpu - load.process_cpu / cores))

@@ -24,6 +24,7 @@ from uneven_bench.recommendation.faults import checkpoint, killed
 from uneven_bench.recommendation.page import scaling_page
 from uneven_bench.recommendation.quality import quality
 from uneven_bench.recommendation.tuning import GRID, QUICK_GRID
+from uneven_bench.show import Progress
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 _WINDOW_S, _QUICK_WINDOW_S = 6.0, 3.0
@@ -32,7 +33,6 @@ _STEEP = (0.6, 0.4, 0.2, 0.1)
 _ONE_SLOW = (0.2, 0.2, 0.2, 0.05)
 _SEEDS, _KILLED, _SAMPLES, _QUICK_SAMPLES = 5, 3, 160_000, 24_000
 BATCHES = (128, 512, 2048)
-Progress = Callable[[str, str, float], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ the processor's and the memory's use right after it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +22,10 @@ from uneven_bench.predictors.traces import common_steps, recorded, use_traces
 from uneven_bench.recorded import cases
 from uneven_bench.recorded.runs import DESCRIPTION, RUN, emulate
 from uneven_bench.recorded.steps import SpeedChange, find
+from uneven_bench.show import Progress
 
 BALANCER = "lb-bsp:predictor=narx"
 """Under which runs are recorded: the default but for the predictor, which has the machine read on every step."""
-
-Progress = Callable[[str, str, float], None]
 
 
 class RecordedRun(NamedTuple):

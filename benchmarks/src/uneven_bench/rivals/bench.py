@@ -25,6 +25,7 @@ from uneven_bench.balancers.rivals import RIVALS, Lbb
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase, Table, cases
 from uneven_bench.rivals.inside import accumulating, backup, flexrr
 from uneven_bench.rivals.loops import RivalOutcome, foreseen, oracle, ours, profiles, rival
+from uneven_bench.show import Progress
 
 OURS = "lb-bsp"
 """The arm that is meant by "ours": the default."""
@@ -42,9 +43,6 @@ INSIDE = {"flexrr": flexrr, "backup": backup, "accumulate": accumulating}
 
 GOOGLE_ROWS = (227, 79, 1467, 355, 700, 1593, 848, 1072)
 """Machines whose use varies most; those of the shipped description ``shared_cluster``."""
-
-Progress = Callable[[str, str, float], None]
-"""Told the phase, what it is doing, and how much of it is done, 0 … 1."""
 
 
 def run(quick: bool, progress: Progress) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from uneven_bench.peers.accumulate.rule import accumulate
 from uneven_bench.peers.backup.quorum import play as play_backup
 from uneven_bench.peers.backup.quorum import samples_each
-from uneven_bench.peers.flexrr.messages import helper_groups, pieces
+from uneven_bench.peers.flexrr.messages import pieces
 from uneven_bench.peers.flexrr.virtual_time import play as play_flexrr
 from uneven_bench.rivals.cases import ITERATIONS, SETTLING, RivalCase
 from uneven_bench.rivals.loops import RivalOutcome, SettledTotals
@@ -52,11 +52,11 @@ def _grains(case: RivalCase) -> list[int]:
 def _flexrr(case: RivalCase, grain: int, attentive: bool) -> RivalOutcome:
     n = case.workers
     cut = pieces(case.global_batch // n, grain)
-    groups, totals = helper_groups(n), SettledTotals(n)
+    totals = SettledTotals(n)
     for k in range(ITERATIONS):
         by_rank = [{size: case.micro_s(k, i, size) for size in set(cut)} for i in range(n)]
         played = play_flexrr(
-            [len(cut)] * n, _seconds(by_rank, cut), groups, message_s=MESSAGE_S, attentive=attentive
+            [len(cut)] * n, _seconds(by_rank, cut), message_s=MESSAGE_S, attentive=attentive
         )  # fmt: skip
         around_s = [case.fixed_s(k, i) + float(case.transfer_s[k, i]) for i in range(n)]
         took_s = max(end_s + more_s for end_s, more_s in zip(played.ends_s, around_s, strict=True))

@@ -27,8 +27,7 @@ from uneven.search.pure.space import Space
 from uneven.search.pure.trial_records import SearchTerms
 from uneven_bench.fleet.cases import CASES as PREPARATIONS
 from uneven_bench.search import decisions, rivals, trainings
-
-Progress = Callable[[str, str, float], None]
+from uneven_bench.show import Progress
 
 MAX_T = 9
 SCHEDULER = f"asha:max_t={MAX_T},reduction_factor=3"

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,12 @@ from uneven.errors import TrainingError
 from uneven.search.search_events import EVENTS, read_events
 from uneven_bench.fleet.cases import Sample, light
 from uneven_bench.search import trainings
+from uneven_bench.show import Progress
 
 KINDS = ("search", "worker", "preparer")
 MOST_STARTS = 5
 TRIALS = 8
 SCHEDULER = "asha-promote:max_t=9,reduction_factor=3"
-
-Progress = Callable[[str, str, float], None]
 
 
 def go(directory: Path) -> None:

@@ -19,11 +19,10 @@ from uneven_bench.server import copy as server_copy
 from uneven_bench.server import crowd as server_crowd
 from uneven_bench.server import restart as server_restart
 from uneven_bench.server.fuzz import fuzz
+from uneven_bench.show import Progress
 
 BAR_OF_PLAIN = 0.5
 """Speed of push and pull over that of a plain copy."""
-
-Progress = Callable[[str, str, float], None]
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:

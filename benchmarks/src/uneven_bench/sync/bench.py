@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from uneven.journal.pure.exchanges import Exchanged
 from uneven.policy.core.records import ExchangeRecord
 from uneven.policy.sync import carried
 from uneven_bench.lb_bsp.stage import play
+from uneven_bench.show import Progress
 from uneven_bench.sync.cases import EVERY, SyncCase, cases, package_of, quick, short
 from uneven_bench.sync.page import tables
 from uneven_bench.sync.table import overall, summarize
@@ -32,9 +32,6 @@ from uneven_bench.sync.worker import RESULTS, write_task
 __all__ = ["run", "tables"]
 
 _WORKER = "uneven_bench.sync.worker"
-
-Progress = Callable[[str, str, float], None]
-"""Told the phase, what it is doing, and how much of it is done, 0 … 1."""
 
 
 def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:

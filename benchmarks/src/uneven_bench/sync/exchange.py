@@ -42,11 +42,6 @@ class ExchangeTimes:
     messages: float
     parts: float
 
-    @property
-    def median_s(self) -> float:
-        """The median of the repeats."""
-        return statistics.median(self.seconds)
-
 
 def sweep(line: Transport, roll: RollCall, timeout_s: float) -> dict[str, ExchangeTimes]:
     """Measure every way, in turns. All ranks call it at once.

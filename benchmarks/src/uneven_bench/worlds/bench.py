@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from uneven.policy.balance import balancers
 from uneven.policy.core.records import Record
 from uneven.policy.sync import BSP
 from uneven_bench.recorded.runs import emulate
+from uneven_bench.show import Progress
 from uneven_bench.worlds.cases import CHANGE_AT, GLOBAL_BATCH, WorldCase, calibration, cases
 from uneven_bench.worlds.compare import (
     BALANCERS,
@@ -59,8 +60,6 @@ _QUICK_WIDTH = 32
 _MANY = 10_000
 _ITERATIONS_OF_MANY, _QUICK_ITERATIONS_OF_MANY = 100, 20
 _LIMIT_S = 240.0
-
-Progress = Callable[[str, str, float], None]
 
 
 class WorldTraining(NamedTuple):

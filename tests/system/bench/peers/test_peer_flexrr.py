@@ -18,7 +18,6 @@ from uneven_bench.peers.flexrr.messages import (
     Rules,
     Send,
     Through,
-    helper_groups,
     pieces,
 )
 from uneven_bench.peers.flexrr.rule import FlexRR
@@ -33,7 +32,7 @@ READY = message(FlexRRKind.PROGRESS, 0, 39, 40)
 
 
 def test_who_is_far_behind_offers_a_small_share_from_the_end() -> None:
-    slow = FlexRR(0, (1,), 40)
+    slow = FlexRR(0, 2, 40)
     assert slow.begin() == [Compute(0, 0)]
     assert slow.heard(1, READY) == [Send(1, message(FlexRRKind.OFFER, 1, 39, 1))]  # 2.5 % of 40
     assert slow.heard(1, message(FlexRRKind.START, 1)) == [Send(1, message(FlexRRKind.OFFER, 2, 37, 2))]  # then 5 %
@@ -42,7 +41,7 @@ def test_who_is_far_behind_offers_a_small_share_from_the_end() -> None:
 
 def test_who_is_not_far_behind_offers_nothing() -> None:
     for done, offers in ((31, 1), (32, 0), (36, 0)):
-        worker = FlexRR(0, (1,), 40)
+        worker = FlexRR(0, 2, 40)
         worker.begin()
         for _ in range(done):
             worker.computed()
@@ -50,7 +49,7 @@ def test_who_is_not_far_behind_offers_nothing() -> None:
 
 
 def test_who_is_nearly_through_says_so_then_finishes_and_helps() -> None:
-    fast = FlexRR(1, (0,), 2)
+    fast = FlexRR(1, 2, 2)
     assert fast.begin() == [Compute(1, 0)]
     assert fast.computed() == [Compute(1, 1), Send(0, message(FlexRRKind.PROGRESS, 0, 1, 2))]
     assert fast.heard(0, message(FlexRRKind.OFFER, 1, 8, 2)) == []  # not before its own are done
@@ -66,7 +65,7 @@ def test_who_is_nearly_through_says_so_then_finishes_and_helps() -> None:
 
 
 def test_who_reaches_an_offered_share_first_cancels_it() -> None:
-    slow = FlexRR(0, (1,), 2, rules=Rules(early=0))
+    slow = FlexRR(0, 2, 2, rules=Rules(early=0))
     slow.begin()
     assert slow.heard(1, message(FlexRRKind.PROGRESS, 0, 2, 2)) == [Send(1, message(FlexRRKind.OFFER, 1, 1, 1))]
     assert slow.computed() == [Send(1, message(FlexRRKind.CANCEL, 1)), Compute(0, 1)]
@@ -75,7 +74,7 @@ def test_who_reaches_an_offered_share_first_cancels_it() -> None:
 
 
 def test_what_was_given_away_is_not_done_again() -> None:
-    slow = FlexRR(0, (1,), 3)
+    slow = FlexRR(0, 2, 3)
     slow.begin()
     slow.heard(1, message(FlexRRKind.PROGRESS, 0, 2, 3))
     slow.heard(1, message(FlexRRKind.START, 1))
@@ -85,7 +84,7 @@ def test_what_was_given_away_is_not_done_again() -> None:
 
 @pytest.mark.parametrize("when", ["queued", "computing", "computed"])
 def test_help_that_is_cancelled_does_not_count(when: str) -> None:
-    fast = FlexRR(1, (0,), 1)
+    fast = FlexRR(1, 2, 1)
     fast.begin()
     fast.heard(0, message(FlexRRKind.OFFER, 1, 8, 1))
     cancel = message(FlexRRKind.CANCEL, 1)
@@ -104,7 +103,7 @@ def test_help_that_is_cancelled_does_not_count(when: str) -> None:
 
 
 def test_old_messages_are_passed_over_and_future_ones_refused() -> None:
-    worker = FlexRR(0, (1,), 4, iteration=3)
+    worker = FlexRR(0, 2, 4, iteration=3)
     worker.begin()
     assert worker.heard(1, FlexRRMessage(FlexRRKind.START, 2, 1)) == []
     with pytest.raises(TrainingError, match="iteration 3 and rank 1 in 4"):
@@ -112,7 +111,7 @@ def test_old_messages_are_passed_over_and_future_ones_refused() -> None:
 
 
 def test_computed_without_anything_to_compute_is_a_fault() -> None:
-    worker = FlexRR(0, (), 1)
+    worker = FlexRR(0, 1, 1)
     worker.begin()
     assert worker.computed() == [Through()]
     with pytest.raises(TrainingError, match="not asked"):
@@ -124,15 +123,6 @@ def test_messages_travel_as_five_numbers() -> None:
     assert FlexRRMessage.of(one.numbers()) == one
 
 
-def test_groups_are_mutual() -> None:
-    assert helper_groups(3) == ((1, 2), (0, 2), (0, 1))
-    ring = helper_groups(8, 2)
-    assert ring[0] == (1, 7)
-    assert all(rank in ring[other] for rank, row in enumerate(ring) for other in row)
-    with pytest.raises(ConfigError, match="even"):
-        helper_groups(8, 3)
-
-
 def test_a_share_is_cut_into_micro_batches() -> None:
     assert pieces(10, 4) == (4, 4, 2)
     assert pieces(0, 4) == ()
@@ -142,8 +132,8 @@ def test_a_share_is_cut_into_micro_batches() -> None:
 
 def test_a_straggler_is_helped_until_all_end_together() -> None:
     speeds = (1.0, 1.0, 1.0, 4.0)
-    played = play([64] * 4, lambda who, owner, piece: speeds[who], helper_groups(4), message_s=0.01)
-    assert played.moved > 40
+    played = play([64] * 4, lambda who, owner, piece: speeds[who], message_s=0.01)
+    assert sum(rank != 3 for rank in played.done_by[3]) > 40
     # Alone 256 s; the limit is 64 · 4 / (3 + 1/4) = 78.8 s. Helpers wait for the straggler to look up from its pieces
     # of 4 s, and the last one is its own.
     assert 78.8 < max(played.ends_s) < 78.8 + 3 * 4.0
@@ -153,22 +143,23 @@ def test_a_straggler_is_helped_until_all_end_together() -> None:
 def test_a_worker_that_listens_while_it_computes_is_helped_better() -> None:
     def ends_s(attentive: bool) -> float:
         seconds = (1.0, 1.0, 1.0, 10.0)
-        played = play([64] * 4, lambda who, *_: seconds[who], helper_groups(4), message_s=0.01, attentive=attentive)
+        played = play([64] * 4, lambda who, *_: seconds[who], message_s=0.01, attentive=attentive)
         return max(played.ends_s)
 
     assert 82.6 < ends_s(True) < ends_s(False)
 
 
 def test_equal_workers_do_not_help_each_other() -> None:
-    played = play([20] * 4, lambda who, owner, piece: 1.0, helper_groups(4), message_s=0.01)
-    assert (played.moved, played.dropped) == (0, 0)
+    played = play([20] * 4, lambda who, owner, piece: 1.0, message_s=0.01)
+    assert played.done_by == tuple((rank,) * 20 for rank in range(4))
+    assert played.dropped == 0
     assert played.ends_s == (20.0,) * 4
 
 
 def test_messages_that_take_long_help_less() -> None:
     def ends_s(message_s: float) -> float:
         seconds = (1.0, 3.0)
-        return max(play([40] * 2, lambda who, *_: seconds[who], helper_groups(2), message_s=message_s).ends_s)
+        return max(play([40] * 2, lambda who, *_: seconds[who], message_s=message_s).ends_s)
 
     assert ends_s(0.0) < ends_s(5.0) < ends_s(30.0) <= ends_s(1000.0) == 120.0
 
@@ -178,19 +169,16 @@ def test_messages_that_take_long_help_less() -> None:
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=6),
     seed=st.integers(0, 10_000),
     message_s=st.sampled_from([0.0, 0.3, 2.0]),
-    helpers=st.sampled_from([None, 2]),
     early=st.integers(0, 3),
     attentive=st.booleans(),
 )
 def test_each_piece_counts_exactly_once(
-    counts: list[int], seed: int, message_s: float, helpers: int | None, early: int, attentive: bool
+    counts: list[int], seed: int, message_s: float, early: int, attentive: bool
 ) -> None:
     rng = random.Random(seed)
     slow = [rng.choice((0.2, 1.0, 1.0, 5.0)) for _ in counts]
-    groups = helper_groups(len(counts), helpers)
     rules = Rules(behind=rng.choice((0.0, 0.2)), early=early, more=rng.choice((0.05, 0.4)))
     played = play(
-        counts, lambda who, *_: slow[who] * rng.uniform(0.5, 1.5), groups, message_s=message_s, rules=rules
+        counts, lambda who, *_: slow[who] * rng.uniform(0.5, 1.5), message_s=message_s, rules=rules
     )  # fmt: skip
     assert [len(row) for row in played.done_by] == counts  # play() itself refuses a piece done twice or never
-    assert all(rank == owner or rank in groups[owner] for owner, row in enumerate(played.done_by) for rank in row)

@@ -31,16 +31,8 @@ class Accumulated:
     ends_s: tuple[float, ...]
     enough_s: float
 
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """What each worker's mean gradient counts: its samples ÷ all samples."""
-        total = sum(self.samples)
-        return tuple(samples / total for samples in self.samples)
 
-
-def accumulate(
-    micro_batch_s: Sequence[float], grain: int, total: int, *, notice_s: float = 0.0, started_s: float = 0.0
-) -> Accumulated:
+def accumulate(micro_batch_s: Sequence[float], grain: int, total: int, *, notice_s: float = 0.0) -> Accumulated:
     """One round.
 
     Args:
@@ -48,7 +40,6 @@ def accumulate(
         grain: samples of a micro-batch.
         total: X.
         notice_s: until a worker can know that the X-th sample is in.
-        started_s: what each worker needs before its first micro-batch.
 
     Raises:
         ConfigError: no workers, an empty micro-batch, or one that takes no time.
@@ -59,7 +50,7 @@ def accumulate(
             f"must be positive"
         )
     needed = -(-total // grain)
-    ends = [(started_s + s, rank) for rank, s in enumerate(micro_batch_s)]
+    ends = [(s, rank) for rank, s in enumerate(micro_batch_s)]
     heapq.heapify(ends)
     for _ in range(needed - 1):
         end_s, rank = ends[0]
@@ -67,9 +58,9 @@ def accumulate(
     enough_s = ends[0][0]
     known_s = enough_s + notice_s
     # The first end of a micro-batch at which it can be known; rounding must not cost one micro-batch more.
-    counts = [max(1, math.ceil((known_s - started_s) / s - 1e-9)) for s in micro_batch_s]
+    counts = [max(1, math.ceil(known_s / s - 1e-9)) for s in micro_batch_s]
     return Accumulated(
         samples=tuple(grain * count for count in counts),
-        ends_s=tuple(started_s + count * s for count, s in zip(counts, micro_batch_s, strict=True)),
+        ends_s=tuple(count * s for count, s in zip(counts, micro_batch_s, strict=True)),
         enough_s=enough_s,
     )

@@ -22,10 +22,8 @@ from uneven_bench.peers.flexrr.messages import (
     Drop,
     FlexRRMessage,
     Keep,
-    Rules,
     Send,
     Through,
-    helper_groups,
     pieces,
 )
 from uneven_bench.peers.flexrr.rule import FlexRR
@@ -73,7 +71,6 @@ class FlexRRCarrier:
     Args:
         model: with the same parameters on all ranks; buffers stay each rank's own.
         grain: samples of a micro-batch.
-        helpers: how many peers a worker may help and be helped by; everybody by default.
         timeout_s: how long a rank waits for a message.
 
     Attributes:
@@ -81,19 +78,10 @@ class FlexRRCarrier:
         ready_s: ``time.perf_counter`` when it had last computed something; what follows is waiting and the exchange.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        grain: int,
-        helpers: int | None = None,
-        rules: Rules | None = None,
-        timeout_s: float = 300.0,
-    ) -> None:
+    def __init__(self, model: nn.Module, *, grain: int, timeout_s: float = 300.0) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
-        self._group = helper_groups(self._size, helpers)[self._rank]
-        self._grain, self._rules = grain, rules
+        self._grain = grain
         self._iteration = 0
         self.tally = RankTally()
         self.ready_s = 0.0
@@ -114,7 +102,7 @@ class FlexRRCarrier:
             PeerError: somebody did not take part.
         """
         cut = [pieces(share, self._grain) for share in shares]
-        worker = FlexRR(self._rank, self._group, len(cut[self._rank]), iteration=self._iteration, rules=self._rules)
+        worker = FlexRR(self._rank, self._size, len(cut[self._rank]), iteration=self._iteration)
         state = _Iteration(self._nothing())
         to_do = self._act(worker.begin(), state)
         while not isinstance(to_do, Through):

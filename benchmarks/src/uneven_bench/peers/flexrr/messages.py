@@ -109,23 +109,6 @@ class Rules:
     early: int = 1
 
 
-def helper_groups(workers: int, helpers: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """For each rank, those whom it may help and who may help it.
-
-    Args:
-        helpers: how many, the nearest on a ring, as many on either side; by default everybody.
-
-    Raises:
-        ConfigError: an odd or negative number.
-    """
-    if helpers is None or helpers >= workers - 1:
-        return tuple(tuple(other for other in range(workers) if other != rank) for rank in range(workers))
-    if helpers < 0 or helpers % 2:
-        raise ConfigError(f"flexrr: helpers = {helpers} must be even, as many on either side of a worker")
-    near = [step for step in range(-helpers // 2, helpers // 2 + 1) if step]
-    return tuple(tuple(sorted((rank + step) % workers for step in near)) for rank in range(workers))
-
-
 def pieces(share: int, grain: int) -> tuple[int, ...]:
     """The sizes of the micro-batches of a share: ``grain`` samples each, the last one what is left.
 

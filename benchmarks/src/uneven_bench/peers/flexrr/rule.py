@@ -57,16 +57,16 @@ class FlexRR:
 
     Args:
         rank: of this worker.
-        group: those whom it may help and who may help it; the relation is mutual.
+        workers: how many there are; all may help each other.
         pieces: micro-batches of its own.
         iteration: for the messages.
     """
 
     def __init__(
-        self, rank: int, group: tuple[int, ...], pieces: int, *, iteration: int = 0, rules: Rules | None = None
+        self, rank: int, workers: int, pieces: int, *, iteration: int = 0, rules: Rules | None = None
     ) -> None:
         self.rank, self.iteration = rank, iteration
-        self._group = group
+        self._group = tuple(other for other in range(workers) if other != rank)
         self._pieces = pieces
         self._rules = rules or Rules()
         self._next, self._end = 0, pieces  # own pieces neither begun nor offered

@@ -29,11 +29,6 @@ class PlayedIteration:
     dropped: int
     messages: int
 
-    @property
-    def moved(self) -> int:
-        """Pieces done by somebody else than their owner."""
-        return sum(rank != owner for owner, row in enumerate(self.done_by) for rank in row)
-
 
 class _IterationPlay:
     """The events of one iteration."""
@@ -119,7 +114,6 @@ class _IterationPlay:
 def play(
     pieces: Sequence[int],
     seconds: Callable[[int, int, int], float],
-    groups: Sequence[tuple[int, ...]],
     *,
     message_s: float,
     attentive: bool = False,
@@ -130,7 +124,6 @@ def play(
     Args:
         pieces: micro-batches of each worker.
         seconds: of (who, owner, piece): how long a worker needs for a piece of an owner's batch.
-        groups: of each rank, see :func:`~uneven_bench.peers.flexrr.messages.helper_groups`.
         message_s: from sending a message to its being there.
         attentive: whether a worker hears it at once, by a thread beside its computing, or when the piece in hand is
             done; an idle worker hears it at once anyway.
@@ -138,7 +131,7 @@ def play(
     Raises:
         TrainingError: the rules let a piece be done twice or never; a fault of theirs.
     """
-    workers = [FlexRR(rank, groups[rank], count, rules=rules) for rank, count in enumerate(pieces)]
+    workers = [FlexRR(rank, len(pieces), count, rules=rules) for rank, count in enumerate(pieces)]
     events = _IterationPlay(workers, seconds, message_s, attentive)
     events.run()
     done_by = events.done_by(pieces)
