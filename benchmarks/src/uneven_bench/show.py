@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.cli.progress import phases
@@ -43,6 +44,16 @@ def show(run: Callable[[Progress], Result], tables: Callable[[Result], list[Tabl
 def _measured(run: Callable[[Progress], Result]) -> Result:
     with _ended_by_sigterm(), phases() as told:
         return run(told)
+
+
+def table_of(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Return a table for people: the first column to the left, the others to the right."""
+    found = Table(title=title, box=SIMPLE_HEAD)
+    for place, column in enumerate(columns):
+        found.add_column(column, justify="right" if place else "left")
+    for row in rows:
+        found.add_row(*row)
+    return found
 
 
 @contextmanager

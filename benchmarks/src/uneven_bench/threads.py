@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import nn
 
 from uneven.cli.demo.demo_training import network
 from uneven.cluster.virtual.datasets import ImageData, images
 from uneven.run.session import Session
-from uneven_bench.show import Progress
+from uneven_bench.show import Progress, table_of
 
 BATCH = 64
 _RATE, _MOMENTUM = 0.02, 0.9
@@ -161,9 +160,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     found = []
     for model, ways in result["cases"].items():
         title = f"{model}: {result['samples']:,} samples in batches of {result['batch']}, {result['rounds']} rounds"
-        table = Table(title=title, box=SIMPLE_HEAD)
-        for heading in ("", "samples/s", f"of {PLAIN}", "held-out loss"):
-            table.add_column(heading, justify="right" if table.columns else "left")
+        table = table_of(title, ("", "samples/s", f"of {PLAIN}", "held-out loss"))
         for way, row in ways.items():
             middle, low, high = row["of_plain"]
             least, most = row["loss_range"]

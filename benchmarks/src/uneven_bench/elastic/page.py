@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uneven_bench.elastic.cases import KINDS, OURS, OVERHEAD, SPOT
+from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -73,9 +74,9 @@ def _spot(spots: dict[str, dict[str, Any]]) -> Table:
 
 
 def _overhead(overheads: dict[str, dict[str, Any]]) -> Table:
-    shown = Table(title="Nothing happens: step time with --elastic ÷ without, paired", box=SIMPLE_HEAD)
-    for heading in ("", "ratio", "least … most", "with", "without"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
+    shown = table_of(
+        "Nothing happens: step time with --elastic ÷ without, paired", ("", "ratio", "least … most", "with", "without")
+    )
     for size, one in overheads.items():
         with_s, without_s = one["step_s"]
         shown.add_row(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import uneven.fleet as fleet
@@ -27,7 +26,7 @@ from uneven_bench.fleet.baseline import baseline
 from uneven_bench.fleet.cases import CASES, WIDTHS, ensemble
 from uneven_bench.fleet_plan.optimal import best_rounds
 from uneven_bench.fleet_plan.simulate import EnsembleWork, play
-from uneven_bench.show import Progress
+from uneven_bench.show import Progress, table_of
 
 SLOTS = 2
 METHODS = {
@@ -232,10 +231,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             f"{case}: {len(WIDTHS)} members, {result['epochs']} epochs of {result['samples']:,} samples, "
             f"{result['slots']} slots; the plan takes {result['plan_gap_to_optimal']:.0%} longer than the best rounds"
         )
-        table = Table(title=title, box=SIMPLE_HEAD)
-        table.add_column("method")
-        for heading in _HEADINGS:
-            table.add_column(heading, justify="right")
+        table = table_of(title, ("method", *_HEADINGS))
         for name, one in found["methods"].items():
             speedups = (found[_speedup(over)].get(name) for over in _COMPARED)
             table.add_row(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.journal.report.page import Page
 from uneven.journal.report.pure.gantt import Span, gantt
 from uneven_bench.fleet_plan.cases import DEVICES, PAPER, PAPER_ROUNDS
 from uneven_bench.fleet_plan.simulate import EnsembleWork, FleetOutcome
+from uneven_bench.show import table_of
 
 NAMES = {
     "baseline": "one pipeline per member (Baseline)",
@@ -63,7 +63,7 @@ def plan_page(work: EnsembleWork, outcomes: Mapping[str, FleetOutcome]) -> str:
 
 def _speeds(kind: str, rows: dict[str, Any], result: dict[str, Any]) -> Table:
     title = f"{kind}: {result['about'][kind]};\nspeed-up over Baseline, median of {result['draws']} ensemble(s) of 100"
-    table = _table(title, "devices", rows)
+    table = table_of(title, ("devices", *rows))
     walls = (f"{row['baseline']['wall_s'] / 1000:.1f}" for row in rows.values())
     table.add_row("Baseline, 1000 s", *walls, style="dim")
     for name in NAMES:
@@ -93,7 +93,7 @@ def _short(name: str) -> str:
 
 
 def _shares(rows: dict[str, Any]) -> Table:
-    table = _table("paper: where FLEET-G's device-seconds go", "devices", rows)
+    table = table_of("paper: where FLEET-G's device-seconds go", ("devices", *rows))
     own = [row["fleet-g"] for row in rows.values()]
     told = dict(zip(DEVICES, PAPER_ROUNDS, strict=True))
     table.add_row("rounds", *(f"{one['rounds']:.0f}" for one in own))
@@ -119,9 +119,7 @@ def _small(result: dict[str, Any]) -> Table:
         f"{small['ensembles']} ensembles of {small['members']} members on {small['devices']} devices:\n"
         f"longer than the best rounds, whose members run to their end"
     )
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for words in ("", "median", "worst"):
-        table.add_column(words, justify="left" if not words else "right")
+    table = table_of(title, ("", "median", "worst"))
     for name, gap in result["plan_gap_to_optimal"].items():
         table.add_row(NAMES[name], f"{gap['median']:.1%}", f"{gap['worst']:.1%}")
     gap = result["greedy_gap"]
@@ -130,9 +128,8 @@ def _small(result: dict[str, Any]) -> Table:
 
 
 def _errors(errors: dict[str, Any]) -> Table:
-    table = _table(
-        "paper: how much longer FLEET-G takes when its profile is off", "devices", next(iter(errors.values()))
-    )
+    columns = ("devices", *next(iter(errors.values())))
+    table = table_of("paper: how much longer FLEET-G takes when its profile is off", columns)
     for error, rows in errors.items():
         table.add_row(f"off by {float(error):.0%}, profiled once", *(f"{row['once']:+.1%}" for row in rows.values()))
         learnt = (f"{row['learning']:+.1%}" for row in rows.values())
@@ -143,9 +140,7 @@ def _errors(errors: dict[str, Any]) -> Table:
 def _planning(planning: dict[str, Any]) -> Table:
     members, devices = f"{planning['members']:,}", f"{planning['devices']:,}"
     title = f"Planning {members} members on {devices} devices; the bar is {planning['bar_s']:g} s"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("s", justify="right")
+    table = table_of(title, ("", "s"))
     rows = (
         ("rates beyond the profile", "rates_s"),
         ("flotilla", "flotilla_s"),
@@ -155,12 +150,4 @@ def _planning(planning: dict[str, Any]) -> Table:
     )
     for words, key in rows:
         table.add_row(words, f"{planning[key]:.3f}")
-    return table
-
-
-def _table(title: str, first: str, columns: dict[str, Any]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column(first)
-    for name in columns:
-        table.add_column(name, justify="right")
     return table

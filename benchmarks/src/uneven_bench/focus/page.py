@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -15,7 +15,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     for name, scene in result["scenes"].items():
         found += [_methods(name, scene), _classes(name, scene), _parts(name, scene)]
     rows = [(key, _said(value)) for key, value in result.items() if key != "scenes" and value]
-    return [*found, *([_table("And", ("what", "figure"), rows)] if rows else [])]
+    return [*found, *([table_of("And", ("what", "figure"), rows)] if rows else [])]
 
 
 def _methods(name: str, scene: dict[str, Any]) -> Table:
@@ -31,7 +31,7 @@ def _methods(name: str, scene: dict[str, Any]) -> Table:
     title = (f"{name}: {scene['frames']:,} frames, {scene['objects']:,} objects; processor seconds, frames and boxes "
              f"({scene['boxes_s']:.0f} s) left out")  # fmt: skip
     columns = ("", "ingest s", "x cheaper", "query s", "÷ focus", "least recall", "least precision", "reach both")
-    return _table(title, columns, rows)
+    return table_of(title, columns, rows)
 
 
 def _classes(name: str, scene: dict[str, Any]) -> Table:
@@ -42,7 +42,7 @@ def _classes(name: str, scene: dict[str, Any]) -> Table:
         for label, one in scene["methods"]["focus"]["classes"].items()
     ]  # fmt: skip
     columns = ("class", "recall", "precision", "calls", "x faster than a cascade as accurate", "objects differ")
-    return _table(f"{name}: focus by class, on the part that tests", columns, rows)
+    return table_of(f"{name}: focus by class, on the part that tests", columns, rows)
 
 
 def _parts(name: str, scene: dict[str, Any]) -> Table:
@@ -54,17 +54,8 @@ def _parts(name: str, scene: dict[str, Any]) -> Table:
          f"{one['precision']:.3f}")
         for part, one in shown.items() if one is not None
     ]  # fmt: skip
-    return _table(f"{name}: parts of the idea, policies, other targets", columns, rows)
+    return table_of(f"{name}: parts of the idea, policies, other targets", columns, rows)
 
 
 def _said(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table

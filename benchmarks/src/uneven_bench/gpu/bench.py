@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -19,7 +18,7 @@ from uneven.testing.ranks import run_ranks, stop_pool
 from uneven_bench.gpu.workers import BALANCES, pair, unlike
 from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartArm, Plain, StepArm, rival
 from uneven_bench.preconditioners.models import MODELS, TimedModel
-from uneven_bench.show import Progress
+from uneven_bench.show import Progress, table_of
 
 STEPS = 20  # timed together: the host runs ahead of the device, and a single step would time the issuing
 _KINDS_OF = {"sgd": ("plain",), "adamw": ("plain",), "SOAP": ("refresh", "plain")}  # it takes factors in every step
@@ -164,7 +163,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for model, them in result["session_s"].items():
             ratio = "{:.3f} ({:.3f} … {:.3f})".format(*result["session_ratio"][model])
             rows.append((model, *(f"{one * 1e3:.2f}" for one in them.values()), ratio))
-        found.append(_table("A session's step", ("model", "plain ms", "session ms", "ratio"), rows))
+        found.append(table_of("A session's step", ("model", "plain ms", "session ms", "ratio"), rows))
     for model, methods in result.get("second_order", {}).items():
         rows = [
             (
@@ -175,19 +174,10 @@ def tables(result: dict[str, Any]) -> list[Table]:
             for name, kinds in methods.items()
         ]
         columns = ("method", "plain ms", "factor ms", "refresh ms", "÷ SGD 1/10", "10/100")
-        found.append(_table(f"Second order, {model}", columns, rows))
+        found.append(table_of(f"Second order, {model}", columns, rows))
     for case, title in (("pair", "Two workers on one GPU, 3 : 1"), ("unlike", "A GPU beside a core")):
         if case in result:
             rows = [(name, f"{taken_s * 1e3:.1f}") for name, taken_s in result[case].items()]
             rows += [("limit", f"{result['pair_limit_s'] * 1e3:.1f}")] if case == "pair" else []
-            found.append(_table(title, ("balance", "iteration ms"), rows))
+            found.append(table_of(title, ("balance", "iteration ms"), rows))
     return found
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -18,7 +18,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     if "step" in result:
         found.append(_ratios("A step: how many times faster ours is", result["step"]))
         rows = [(name, *_each(cell.get("bf16", {}))) for name, cell in result["step"].items()]
-        found.append(_table("The same with bfloat16 features", ("step", "times faster than"), rows))
+        found.append(table_of("The same with bfloat16 features", ("step", "times faster than"), rows))
     if "cuts" in result:
         found.append(_cuts(result["cuts"]))
     for what in ("exchanges", "links"):
@@ -28,11 +28,11 @@ def tables(result: dict[str, Any]) -> list[Table]:
                 for mode, s in one["seconds"].items()
             ]
             title = f"{what.capitalize()}, four workers, {name}"
-            found.append(_table(title, ("exchange", "ms an epoch", "MB an epoch", "test accuracy"), rows))
+            found.append(table_of(title, ("exchange", "ms an epoch", "MB an epoch", "test accuracy"), rows))
     skipped = ("kernel", "step", "cuts", "exchanges", "links", "left_out", "exact")
     lines = [(key, _said(value)) for key, value in result.items() if key not in skipped and value not in (None, {})]
     lines += [(f"left out: {name}", why) for name, why in result["left_out"].items()]
-    found.append(_table("And", ("what", "figure"), lines))
+    found.append(table_of("And", ("what", "figure"), lines))
     return found
 
 
@@ -47,7 +47,7 @@ def _ratios(title: str, cells: dict[str, Any], last: str = "") -> Table:
             for rival in rivals
         ]
         rows.append((name, f"{1e3 * cell['seconds']['ours']:.2f}", *shown, *([f"{cell[last]:.0f}"] if last else [])))
-    return _table(title, ("graph", "ours, ms", *rivals, *(["GB/s gathered"] if last else [])), rows)
+    return table_of(title, ("graph", "ours, ms", *rivals, *(["GB/s gathered"] if last else [])), rows)
 
 
 def _cuts(cuts: dict[str, Any]) -> Table:
@@ -59,7 +59,7 @@ def _cuts(cuts: dict[str, Any]) -> Table:
             shown = (f"{each[method]:,}" for method in ("ne", "libra", "hdrf", "dbh", "random"))
             rows.append((f"{name}, {parts}", *shown, "–" if halo is None else f"{halo / 2:,.0f}", speed))
     columns = ("graph, parts", "ne", "libra", "hdrf", "dbh", "random", "metis ÷ 2", "million edges/s at 4")
-    return _table("Cuts: rows that an exchange moves each way", columns, rows)
+    return table_of("Cuts: rows that an exchange moves each way", columns, rows)
 
 
 def _each(ratios: dict[str, float]) -> tuple[str]:
@@ -72,12 +72,3 @@ def _said(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_said, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table

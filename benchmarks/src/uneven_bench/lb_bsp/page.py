@@ -8,15 +8,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from uneven_bench.show import table_of
+
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     found = [_case(name, rows) for name, rows in result["cases"].items()]
     if len(result["cases"]) > 1:
         found.append(_summary(result))
-    costs = Table(title="What it costs", box=SIMPLE_HEAD)
-    costs.add_column("")
-    costs.add_column("measured", justify="right")
+    costs = table_of("What it costs", ("", "measured"))
     if "equal_workers_ratio" in result:
         low, high = result["equal_workers_spread"]
         costs.add_row("equal workers, DDP ÷ DDP once more", f"{result['equal_workers_ddp_ratio']:.3f}")
@@ -53,9 +53,7 @@ def _case(name: str, rows: dict[str, Any]) -> Table:
 
 
 def _summary(result: dict[str, Any]) -> Table:
-    shown = Table(title="Ours against the best rival", box=SIMPLE_HEAD)
-    for heading in ("case", "of limit", "best rival", "gain"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
+    shown = table_of("Ours against the best rival", ("case", "of limit", "best rival", "gain"))
     for name, rows in result["cases"].items():
         low, high = rows["gain_spread"]
         shown.add_row(

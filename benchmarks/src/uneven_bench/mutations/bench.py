@@ -22,7 +22,7 @@ from rich.table import Table
 
 from uneven.errors import LaunchError
 from uneven.runtime.jobs.processes import import_path
-from uneven_bench.show import Progress
+from uneven_bench.show import Progress, table_of
 
 EACH = 800
 """Inputs for each target; there are eight."""
@@ -131,9 +131,7 @@ def _environment() -> dict[str, str]:
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people: a row for each target, then each fault."""
     title = f"{result['inputs']:,} mutated inputs, seed {result['seed']}"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for heading in ("input", "taken", "refused", "faults"):
-        table.add_column(heading, justify="left" if heading == "input" else "right")
+    table = table_of(title, ("input", "taken", "refused", "faults"))
     for name, row in result["targets"].items():
         table.add_row(name, f"{row['taken']:,}", f"{row['refused']:,}", f"{len(row['faults']):,}")
     faults = Table("input", "number", "fault", box=SIMPLE_HEAD)

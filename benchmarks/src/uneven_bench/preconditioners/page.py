@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -38,7 +38,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             for which in ("fixed", "adaptive")
         ]
     rows += [(f"left out: {name}", why) for name, why in result["left_out"].items()]
-    found.append(_table("And", ("what", "figure"), rows))
+    found.append(table_of("And", ("what", "figure"), rows))
     for task, them in result.get("time_to_target", {}).items():
         lines = [
             (
@@ -50,7 +50,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             )
             for name, one in them.items()
         ]
-        found.append(_table(f"To the target: {task}", ("method", "epochs", "CPU s", "best", "setting"), lines))
+        found.append(table_of(f"To the target: {task}", ("method", "epochs", "CPU s", "best", "setting"), lines))
     return found
 
 
@@ -74,7 +74,7 @@ def _steps(model: str, result: dict[str, Any]) -> Table:
         "10/100",
         "bytes",
     )
-    return _table(f"Steps of {model}", columns, lines)
+    return table_of(f"Steps of {model}", columns, lines)
 
 
 def _as_steps(name: str, result: dict[str, Any]) -> dict[str, Any]:
@@ -95,12 +95,3 @@ def _against(model: str, name: str, result: dict[str, Any]) -> tuple[str, ...]:
 
 def _or_dash(value: float | None, how: str, times: float = 1.0) -> str:
     return "–" if value is None else how.format(times * value)
-
-
-def _table(title: str, columns: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
-    for line in lines:
-        table.add_row(*line)
-    return table

@@ -34,7 +34,7 @@ from uneven_bench.predictors.traces import real
 from uneven_bench.recorded import recording as recorded
 from uneven_bench.recorded import steps as recorded_steps
 from uneven_bench.recorded.recording import RecordedRun
-from uneven_bench.show import Progress
+from uneven_bench.show import Progress, table_of
 
 SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 MIXTURE = "auto"
@@ -181,10 +181,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         ("rmse", "Error of the next iteration's speed, % of the mean speed", 100.0),
         ("rmse_ahead", f"The same, {result['ahead']} iterations ahead", 100.0),
     ):
-        table = Table(title=title, box=SIMPLE_HEAD)
-        table.add_column("")
-        for name in names:
-            table.add_column(name, justify="right")
+        table = table_of(title, ("", *names))
         for case, limit in result["limit_s"].items():
             values = {name: result[key][name][case] * (scale or 1.0 / limit) for name in names}
             least = min(values.values())
@@ -193,9 +190,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
             cells = [Text(text, "bold") if values[name] == least else text for name, text in texts.items()]
             table.add_row(case, *cells)
         shown.append(table)
-    traits = Table(title="What they follow", box=SIMPLE_HEAD)
-    for heading in ("", *names):
-        traits.add_column(heading, justify="right" if heading else "left")
+    traits = table_of("What they follow", ("", *names))
     traits.add_row("a lone spike moves a share by", *(f"{result['spike_followed'][name]:.2%}" for name in names))
     traits.add_row("an announced step, median iterations", *(f"{result['step_delay_iterations'][n]:g}" for n in names))
     traits.add_row("and at worst", *(f"{result['step_delay_worst'][name]}" for name in names))

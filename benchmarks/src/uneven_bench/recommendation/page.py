@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.journal.report.page import Page
 from uneven.journal.report.pure.draw import Figure, colour, layout, line
 from uneven_bench.recommendation.tuning import LearningSettings
+from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -18,14 +18,10 @@ def tables(result: dict[str, Any]) -> list[Table]:
     more = [_faults(result)] if {"killed", "checkpoint"} & result.keys() else []
     if "examples_per_s" not in result:
         return [*_qualities(result), *more]
-    rates = Table(title=f"{result['rounds']} rounds of {result['window_s']:g} s", box=SIMPLE_HEAD)
-    for heading in ("", "examples/s"):
-        rates.add_column(heading, justify="right" if rates.columns else "left")
+    rates = table_of(f"{result['rounds']} rounds of {result['window_s']:g} s", ("", "examples/s"))
     for name, rate in result["examples_per_s"].items():
         rates.add_row(name, f"{rate:,.0f}")
-    ratios = Table(title="what follows", box=SIMPLE_HEAD)
-    for heading in ("", "measured", "bar"):
-        ratios.add_column(heading, justify="right" if ratios.columns else "left")
+    ratios = table_of("what follows", ("", "measured", "bar"))
     for trainers, scale in result["scaling"].items():
         ratios.add_row(f"EPS({trainers}) ÷ {trainers} EPS(1)", f"{scale:.2f}", "≥ 0.94" if trainers == "8" else "")
     for key, words, bar in (
@@ -88,9 +84,7 @@ def _drawn(x: list[float], measured: list[float], proportional: list[float], wha
 
 
 def _faults(result: dict[str, Any]) -> Table:
-    shown = Table(title="shards that are killed, shards that save", box=SIMPLE_HEAD)
-    for heading in ("", "measured", "bar"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
+    shown = table_of("shards that are killed, shards that save", ("", "measured", "bar"))
     if one := result.get("killed"):
         shown.add_row(f"log loss after {one['kills']} kills", f"{one['logloss_vs_undisturbed']:+.2%}", "≤ +1 %")
         outside = one["eps_outside"]
@@ -119,9 +113,7 @@ def _qualities(result: dict[str, Any]) -> list[Table]:
 
 
 def _quality(title: str, result: dict[str, Any]) -> Table:
-    shown = Table(title=title, box=SIMPLE_HEAD)
-    for heading in ("", "first sum, table lr, dense lr", "log loss", "AUC"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
+    shown = table_of(title, ("", "first sum, table lr, dense lr", "log loss", "AUC"))
     for name, each in result["quality"].items():
         loss, auc = (statistics.fmean(each[key]) for key in ("log_loss", "auc"))
         shown.add_row(name, LearningSettings(**each["settings"]).text, f"{loss:.4f}", f"{auc:.4f}")

@@ -19,7 +19,7 @@ from uneven_bench.server import copy as server_copy
 from uneven_bench.server import crowd as server_crowd
 from uneven_bench.server import restart as server_restart
 from uneven_bench.server.fuzz import fuzz
-from uneven_bench.show import Progress
+from uneven_bench.show import Progress, table_of
 
 BAR_OF_PLAIN = 0.5
 """Speed of push and pull over that of a plain copy."""
@@ -97,9 +97,7 @@ def _crowd(crowd: dict[str, Any]) -> Table:
 
 def _restart(restart: dict[str, Any]) -> Table:
     title = f"Shards killed {restart['kills']} times in {restart['steps']:,} steps of {server_restart.WORKERS} workers"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    for heading in ("", "accuracy", "greatest movement unaccounted for"):
-        table.add_column(heading, justify="right" if table.columns else "left")
+    table = table_of(title, ("", "accuracy", "greatest movement unaccounted for"))
     for name, ending in (("undisturbed", "_undisturbed"), ("killed", "")):
         accuracy, unaccounted = restart[f"accuracy{ending}"], restart[f"unaccounted{ending}"]
         table.add_row(name, f"{accuracy:.1%}", f"{unaccounted:.1e}")
@@ -107,9 +105,9 @@ def _restart(restart: dict[str, Any]) -> Table:
 
 
 def _fuzz(found: dict[str, Any]) -> Table:
-    table = Table(title=f"{found['messages']:,} malformed messages in {found['seconds']:.0f} s", box=SIMPLE_HEAD)
-    table.add_column("refused because of")
-    table.add_column("messages", justify="right")
+    table = table_of(
+        f"{found['messages']:,} malformed messages in {found['seconds']:.0f} s", ("refused because of", "messages")
+    )
     for reason, count in sorted(found["refused"].items(), key=lambda pair: -pair[1]):
         table.add_row(reason, f"{count:,}")
     return table

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from uneven_bench.show import table_of
 from uneven_bench.sync.cases import BARE, TWINS
 from uneven_bench.sync.table import OURS_NOT
 
@@ -56,9 +57,10 @@ def _case(name: str, case: dict[str, Any]) -> Table:
 
 
 def _exchanges(name: str, case: dict[str, Any]) -> Table:
-    shown = Table(title=f"{name}: one exchange of 4 MB", box=SIMPLE_HEAD)
-    for heading in ("", "ms", "MB sent", "messages", "faster than the ring", "predicted by bytes", "by messages"):
-        shown.add_column(heading, justify="right" if shown.columns else "left")
+    shown = table_of(
+        f"{name}: one exchange of 4 MB",
+        ("", "ms", "MB sent", "messages", "faster than the ring", "predicted by bytes", "by messages"),
+    )
     for way, row in case["exchanges"].items():
         low, high = row["faster_spread"]
         shown.add_row(
@@ -71,9 +73,7 @@ def _exchanges(name: str, case: dict[str, Any]) -> Table:
 
 
 def _overall(result: dict[str, Any]) -> Table:
-    shown = Table(title="In short", box=SIMPLE_HEAD)
-    shown.add_column("")
-    shown.add_column("measured", justify="right")
+    shown = table_of("In short", ("", "measured"))
     worst = result["shadow_worst"]
     if worst is not None:
         shown.add_row(

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from uneven.policy.core.records import Record, StepRecord
+from uneven_bench.show import table_of
 
 BALANCERS = ("even", "lb-bsp")
 
@@ -126,9 +127,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
                 f"{one['error']:.1%}",
                 *(verdicts if balance == BALANCERS[0] else ("", "")),
             )
-    agreement = Table(title="How well they agree", box=SIMPLE_HEAD)
-    agreement.add_column("")
-    agreement.add_column("measured", justify="right")
+    agreement = table_of("How well they agree", ("", "measured"))
     agreement.add_row("error, median", f"{result['median_error']:.1%}")
     agreement.add_row("error, worst", f"{result['worst_error']:.1%}")
     agreement.add_row("cases in which both say which is faster", f"{result['rank_agreement']:.0%}")
