@@ -136,7 +136,7 @@ def _between(low: float, high: float, share: float) -> float:
     return low * math.pow(high / low, share)
 
 
-def extrapolated(measured: Sequence[float], devices: int, *, anchor: int | None = None) -> Floats:
+def extrapolated(measured: Sequence[float], devices: int) -> Floats:
     """Rates on 1 … ``devices``, from measured ones (Eq. 5): beyond the anchor b, efficiency decays as it last did.
 
     ::
@@ -144,34 +144,32 @@ def extrapolated(measured: Sequence[float], devices: int, *, anchor: int | None 
         r(m) = m · r(b)/b · e^(m − b)        e = r(b)/r(b−1) · (b−1)/b
 
     The paper anchors at b = M_b. Where M_t > M_b the curve then jumps between M_t and M_t + 1, so ours anchors at the
-    last measured number unless told otherwise. Ours too: e is at most 1, since noise in two measurements can make it
+    last measured number. Ours too: e is at most 1, since noise in two measurements can make it
     larger, and the curve would then grow without bound. With e < 1 it turns down in the end.
 
     Args:
         measured: samples/s on 1, 2, 3, … devices; zero where the member does not fit on so few.
         devices: how long the row shall be; measured ones beyond are left out.
-        anchor: b; the number of measured ones by default.
 
     Returns:
         Samples/s on 1 … ``devices``, shape (devices,).
 
     Raises:
-        ConfigError: more devices than measured, and no two rates before the anchor to go on from.
+        ConfigError: more devices than measured, and no two rates to go on from.
     """
     known = np.array(measured[:devices], dtype=np.float64)
     if devices <= len(known):
         return known
-    b = len(known) if anchor is None else anchor
-    if not (2 <= b <= len(known) and known[b - 1] > 0.0 and known[b - 2] > 0.0):
+    b = len(known)
+    if b < 2 or not (known[b - 1] > 0.0 and known[b - 2] > 0.0):
         raise ConfigError(
-            f"rates on {len(known)} devices cannot be continued to {devices}: measure on two numbers of devices, the "
-            f"anchor {b} and the one before it"
+            f"rates on {b} devices cannot be continued to {devices}: measure on two numbers of devices, one after the other"
         )
     efficiency = min(1.0, float(known[b - 1] / known[b - 2]) * (b - 1) / b)
     beyond = np.arange(len(known) + 1, devices + 1)
     return np.concatenate([known, beyond * (known[b - 1] / b) * efficiency ** (beyond - b)])
 
 
-def profiled_rates(measured: Mapping[str, Sequence[float]], devices: int, *, anchor: int | None = None) -> Rates:
+def profiled_rates(measured: Mapping[str, Sequence[float]], devices: int) -> Rates:
     """The planner's rates on 1 … ``devices`` from what was measured of each member; see :func:`extrapolated`."""
-    return Rates({name: extrapolated(row, devices, anchor=anchor) for name, row in measured.items()})
+    return Rates({name: extrapolated(row, devices) for name, row in measured.items()})

@@ -21,22 +21,21 @@ class LearningPlanner:
     """A planner whose rates are corrected by the running flotilla. Ours; the paper profiles once.
 
     It plans as the one it is made from. Tell it what members show at the ends of their epochs. If those told of are
-    slower together than was planned, by more than ``changed``, the round ends, as if too few devices were busy, and
+    slower together than was planned, by more than :data:`CHANGED`, the round ends, as if too few devices were busy, and
     all is planned anew: one member that is slower than believed would hold up all the others for the whole round.
 
     Args:
         planner: with the rates of a profile.
-        changed: see :func:`corrected`.
         profiled: up to how many devices rates were measured; all of them by default.
 
     Attributes:
         planner: with the rates believed now.
     """
 
-    def __init__(self, planner: Planner, *, changed: float = CHANGED, profiled: int | None = None) -> None:
+    def __init__(self, planner: Planner, *, profiled: int | None = None) -> None:
         self.planner = planner
         self.shared = planner.shared
-        self._changed, self._profiled = changed, profiled
+        self._profiled = profiled
         self._surprised = False
 
     def observe(self, seen: Mapping[str, tuple[int, float]]) -> None:
@@ -46,10 +45,10 @@ class LearningPlanner:
             ConfigError: a rate that cannot be; see :func:`corrected`.
         """
         before = self.planner.rates
-        rates = corrected(before, seen, changed=self._changed, profiled=self._profiled)
+        rates = corrected(before, seen, profiled=self._profiled)
         flotilla = Flotilla({name: count for name, (count, _) in seen.items()})
         if flotilla.members:
-            slower = flotilla.pace_per_s(rates) < (1.0 - self._changed) * flotilla.pace_per_s(before)
+            slower = flotilla.pace_per_s(rates) < (1.0 - CHANGED) * flotilla.pace_per_s(before)
             self._surprised = self._surprised or slower
         self.planner = replace(self.planner, rates=rates)
 
@@ -63,10 +62,8 @@ class LearningPlanner:
         return self._surprised or self.planner.round_ends(busy_devices)
 
 
-def corrected(
-    rates: Rates, seen: Mapping[str, tuple[int, float]], *, changed: float = CHANGED, profiled: int | None = None
-) -> Rates:
-    """Rates as a running flotilla shows them, where they are off by more than ``changed``.
+def corrected(rates: Rates, seen: Mapping[str, tuple[int, float]], *, profiled: int | None = None) -> Rates:
+    """Rates as a running flotilla shows them, where they are off by more than :data:`CHANGED`.
 
     A member that was profiled on the number of devices that it runs on is faster or slower by now, on any number:
     its whole row is rescaled. One that runs on more devices was extrapolated, and the error is taken to be the
@@ -78,7 +75,6 @@ def corrected(
         rates: those that were planned with.
         seen: member → devices it runs on, and samples/s *while it computes*. Waiting for the shared stream must
             not be in it: in a flotilla all go at the pace of the slowest.
-        changed: share of the known rate from which it counts as changed.
         profiled: up to how many devices rates were measured; all of them by default.
 
     Raises:
@@ -93,7 +89,7 @@ def corrected(
                 f"member {name!r} cannot have trained {rate} samples/s on {devices} devices: the rate must be "
                 f"positive, and the member must fit there"
             )
-        if abs(rate - known) <= changed * known:
+        if abs(rate - known) <= CHANGED * known:
             continue
         end = rates.most if profiled is None else profiled
         beyond = 1.0 if devices <= end else np.clip((counts - end) / (devices - end), 0.0, 1.0)

@@ -156,14 +156,12 @@ class PartArm(StepArm):
         balance: of the session.
     """
 
-    def __init__(
-        self, model: nn.Module, part: Any, batch: int, balance: str = "even", lr: float = LR, sync: str = "bsp"
-    ) -> None:
+    def __init__(self, model: nn.Module, part: Any, batch: int, balance: str = "even") -> None:
         super().__init__(model)
         self.part, self._batch = part, batch
-        self.session = uneven.Session(parts=[part] if part else [], balance=balance, sync=sync)
+        self.session = uneven.Session(parts=[part] if part else [], balance=balance, sync="bsp")
         momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
         _, self.optimizer = self.session.setup(model, optimizer, gradient_as_bucket_view=True)
 
     def due(self, kind: str) -> None:

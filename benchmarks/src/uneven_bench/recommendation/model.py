@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from uneven.embedding import EmbeddingBagCollection, RowwiseAdagrad, Table
 from uneven.embedding.kernels import kernels
-from uneven.embedding.pure.config import RowOptimizer
 from uneven.embedding.pure.row_optimizers import Bags, zeros
 
 FIELDS, DIM, NUMBERS = 26, 16, 13
@@ -81,11 +80,11 @@ def served() -> nn.Module:
 class FlatTables(nn.Module):
     """All tables as one array in this process, with the kernels that the servers have: the fastest single process."""
 
-    def __init__(self, optimizer: RowOptimizer = _RATE) -> None:
+    def __init__(self) -> None:
         super().__init__()
         many = rows()
         self._base = torch.tensor(np.cumsum([0, *many[:-1]]))
-        self._optimizer, self._kernels = optimizer, kernels()
+        self._kernels = kernels()
         self._rows = zeros(sum(many), DIM)
         self._rows[:] = np.random.default_rng(0).standard_normal(self._rows.shape, dtype=np.float32) * np.float32(0.01)
         self._sums = np.zeros(sum(many), np.float32)
@@ -100,7 +99,7 @@ class FlatTables(nn.Module):
     def step(self, bags: Bags, gradient: Tensor) -> None:
         """On the rows."""
         given = gradient.contiguous().view(-1, DIM).numpy()
-        self._kernels.update(self._rows, self._sums, bags, given, self._optimizer)
+        self._kernels.update(self._rows, self._sums, bags, given, _RATE)
 
 
 class _Step(torch.autograd.Function):
