@@ -163,7 +163,7 @@ def extrapolated(measured: Sequence[float], devices: int) -> Floats:
     b = len(known)
     if b < 2 or not (known[b - 1] > 0.0 and known[b - 2] > 0.0):
         raise ConfigError(
-            f"rates on {b} devices cannot be continued to {devices}: measure on two numbers of devices, one after the other"
+            f"rates on {b} devices cannot be continued to {devices}: measure on two numbers of devices in a row"
         )
     efficiency = min(1.0, float(known[b - 1] / known[b - 2]) * (b - 1) / b)
     beyond = np.arange(len(known) + 1, devices + 1)
