@@ -26,6 +26,7 @@ METHODS = ("baseline", "homogeneous", "sequential", "fleet-g", "together")
 """Those that differ in how they are carried; the others are these with other options."""
 
 
+@pytest.mark.timeout(300)  # it starts processes one after another, each of which imports torch
 def test_every_method_trains_every_member() -> None:
     said: list[str] = []
     result = bench.measure(
