@@ -22,19 +22,19 @@ COMMANDS: dict[str, CliCommand] = {
     command.name: command
     for command in (
         CliCommand("run", "uneven.cli.run:run", "Train a script on several workers.", passes_on=True),
-        CliCommand("store", "uneven.cli.store:store", "Keep the store of an elastic run, on a machine that stays."),
+        CliCommand("store", "uneven.cli.store:store", "Host the store of an elastic run, on a machine that stays."),
         CliCommand("emulate", "uneven.cli.emulate:command", "Train a script on a described cluster, on this machine."),
-        CliCommand("simulate", "uneven.cli.simulate:command", "Play a described cluster in virtual time."),
-        CliCommand("plan", "uneven.cli.plan:command", "Say which balancer and policy fit a cluster, and why."),
-        CliCommand("fleet", "uneven.cli.fleet:command", "Train many models at once on shared data."),
-        CliCommand("search", "uneven.cli.search:command", "Find out which settings are worth training."),
-        CliCommand("graph", "uneven.cli.graph:app", "Cut a graph for training on several workers."),
+        CliCommand("simulate", "uneven.cli.simulate:command", "Simulate a described cluster in virtual time."),
+        CliCommand("plan", "uneven.cli.plan:command", "Rank balancers and policies for a cluster, with reasons."),
+        CliCommand("fleet", "uneven.cli.fleet:command", "Train many models together on shared data."),
+        CliCommand("search", "uneven.cli.search:command", "Search for the best settings of a training."),
+        CliCommand("graph", "uneven.cli.graph:app", "Partition a graph for training on several workers."),
         CliCommand("focus", "uneven.cli.focus:app", "Find things in recorded video."),
-        CliCommand("watch", "uneven.cli.watch:watch", "Look at a run, live or afterwards, in the terminal."),
-        CliCommand("report", "uneven.cli.report:report", "Write a run's HTML report, pictures included."),
-        CliCommand("demo", "uneven.cli.demo.command:demo", "See it work on four unequal workers, against DDP."),
+        CliCommand("watch", "uneven.cli.watch:watch", "Show a run, live or afterwards, in the terminal."),
+        CliCommand("report", "uneven.cli.report:report", "Write a run's HTML report, with charts."),
+        CliCommand("demo", "uneven.cli.demo.command:demo", "Compare uneven with DDP on four unequal workers."),
         CliCommand("bench", None, "Measure a claim on this machine.", package="uneven-bench"),
-        CliCommand("doctor", "uneven.cli.doctor:doctor", "Say what this machine can and cannot do."),
+        CliCommand("doctor", "uneven.cli.doctor:doctor", "Test what works on this machine."),
     )
 }
 

@@ -62,9 +62,9 @@ class TorchFacts:
 
 
 def doctor(
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object, for a bug report."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object for bug reports."),
     clean: bool = typer.Option(
-        False, "--clean", help="Only remove what `uneven emulate` left when it was killed, and say what that was."
+        False, "--clean", help="Only remove and list the leftovers of a killed `uneven emulate`."
     ),
 ) -> None:
     """Report the abilities and limits of this machine.

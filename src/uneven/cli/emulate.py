@@ -21,7 +21,7 @@ _CLUSTER = "Cluster"
 def command(
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=options.DESCRIBED)],
     target: Annotated[
-        list[str], typer.Argument(metavar="-- SCRIPT [ARG]", help="What to run; what follows -- reaches it untouched.")
+        list[str], typer.Argument(metavar="-- SCRIPT [ARG]", help="Script to run, with its own arguments after it.")
     ],
     module: options.Module = False,
     leave_out: Annotated[
@@ -29,18 +29,18 @@ def command(
         typer.Option(
             metavar="KEY",
             rich_help_panel=_CLUSTER,
-            help="Emulate without latency_s, up_bit_per_s, memory_bytes, load, links, events, …; may be repeated.",
+            help="Key to leave out: latency_s, up_bit_per_s, memory_bytes, load, links, events, … Repeatable.",
         ),
     ] = None,
     unprivileged: Annotated[
-        bool, typer.Option("--unprivileged", rich_help_panel=_CLUSTER, help="Do as an ordinary user can, also as root.")
+        bool, typer.Option("--unprivileged", rich_help_panel=_CLUSTER, help="Act as an ordinary user, also as root.")
     ] = False,
     ready_within: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
             rich_help_panel=_CLUSTER,
-            help="The nodes become as described once every worker trains, at the latest after this time.",
+            help="Apply the description when every worker trains, or at the latest after this time.",
         ),
     ] = READY_WITHIN_S,
     elastic: options.ElasticBounds = None,
@@ -57,8 +57,8 @@ def command(
 ) -> None:
     """Train SCRIPT on a described cluster, on this machine: real processes, real PyTorch, real sockets.
 
-    Each node runs one worker. As root on Linux, each node has a network namespace, a link with limited bandwidth, a
-    quota of processor time, a memory limit and competing processes, as described. An ordinary user gets shares of
+    Each node runs one worker. As root on Linux, each node has a network namespace and a link with limited bandwidth.
+    Quotas of processor time, memory limits and competing processes are as described. An ordinary user gets shares of
     processor time only; other keys raise an error.
 
     Time starts when the training of every worker has started. SCRIPT is any script that runs under `uneven run`.

@@ -26,22 +26,22 @@ def command(
     devices: Devices = "auto",
     directory: Annotated[
         Path | None,
-        typer.Option("--directory", help="For checkpoints. [default: runs/NAME of the file]", show_default=False),
+        typer.Option("--directory", help="Checkpoint folder. [default: runs/NAME of the file]", show_default=False),
     ] = None,
     batch_rule: Annotated[
         BatchRule,
         typer.Option(
             "--batch-rule",
-            help="A member's batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
+            help="Global batch on m devices: as on one; m times, with the learning rate; m times, as in the paper.",
         ),
     ] = BatchRule.KEEP,
     engine: Engine = "local",
     timeout: Annotated[
         float,
-        typer.Option("--timeout", metavar="SECONDS", help="The longest that one sample, step or factory may take."),
+        typer.Option("--timeout", metavar="SECONDS", help="Longest time for one sample, step or factory."),
     ] = TIMEOUT_S,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and every curve as HTML.")
+        Path | None, typer.Option("--report", metavar="FILE", help="Write the plan over time and all curves as HTML.")
     ] = None,
     log_to: LogTo = None,
 ) -> None:

@@ -25,35 +25,35 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Find things in recorded video: cheap at ingest, exact at query."
 )
 
-Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="The folder that ingest has written.")]
+Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder that `uneven focus ingest` wrote.")]
 TruthName = Annotated[
-    str, typer.Option("--truth", metavar="MODULE:NAME", help="The expensive network, or a function that makes it.")
+    str, typer.Option("--truth", metavar="MODULE:NAME", help="Expensive network, or a function that returns it.")
 ]
-Side = Annotated[int, typer.Option("--side", help="Size of the squares that it gets, in pixels.")]
+Side = Annotated[int, typer.Option("--side", help="Side of the square images for the network, in pixels.")]
 
 
 @app.command("ingest")
 def ingest(
     videos: Annotated[list[str], typer.Argument(metavar="VIDEO…", help="Files, or addresses such as rtsp://…")],
     truth: TruthName,
-    into: Annotated[Path, typer.Option(help="The folder of the index.")] = Path("index"),
-    recall: Annotated[float, typer.Option(help="Share of the frames with a class that a query returns.")] = 0.99,
-    precision: Annotated[float, typer.Option(help="Share of the returned frames that show it.")] = 0.99,
-    policy: Annotated[str, typer.Option(help="balance, opt-ingest or opt-query.")] = "balance",
+    into: Annotated[Path, typer.Option(help="Folder for the index.")] = Path("index"),
+    recall: Annotated[float, typer.Option(help="Share of the frames with a class that a query must return.")] = 0.99,
+    precision: Annotated[float, typer.Option(help="Share of the returned frames that must show the class.")] = 0.99,
+    policy: Annotated[str, typer.Option(help="Goal of the settings: balance, opt-ingest or opt-query.")] = "balance",
     confidence: Annotated[
-        float, typer.Option(help="That the sample bears the settings out; 0 believes what it shows, which costs less.")
+        float, typer.Option(help="Confidence that the sample supports the settings; 0 trusts it and costs less.")
     ] = 0.5,
-    per_s: Annotated[float, typer.Option("--per-s", help="Frames looked at, of each second.")] = 1.0,
-    sample_s: Annotated[float, typer.Option("--sample-s", help="Video looked at to choose the settings, in s.")] = 1800,
+    per_s: Annotated[float, typer.Option("--per-s", help="Frames to examine in each second of video.")] = 1.0,
+    sample_s: Annotated[float, typer.Option("--sample-s", help="Video examined to choose the settings, in s.")] = 1800,
     same: Annotated[
-        float | None, typer.Option(help="Objects that change less from frame to frame, of 255, are looked at once.")
+        float | None, typer.Option(help="Examine an object once if it changes less than this between frames, of 255.")
     ] = None,
-    starts: Annotated[str | None, typer.Option(metavar="HH:MM", help="Time of day at which the videos begin.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="The files still grow.")] = False,
+    starts: Annotated[str | None, typer.Option(metavar="HH:MM", help="Time of day when the videos start.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow files that still grow.")] = False,
     side: Side = 64,
     engine: Engine = "local",
     devices: Annotated[
-        int | None, typer.Option(help="Cores that take videos in. [default: all]", show_default=False)
+        int | None, typer.Option(help="Number of cores for ingest. [default: all]", show_default=False)
     ] = None,
 ) -> None:
     """Index videos, so that they can be searched for objects.
@@ -96,14 +96,14 @@ def ingest(
 @app.command("query")
 def query(
     index: Folder,
-    name: Annotated[str, typer.Argument(metavar="CLASS", help="What to look for; with --words, in your words.")],
-    truth: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The network that was the truth.")] = None,
-    between: Annotated[str | None, typer.Option(metavar="08:00-09:00", help="Only then; or seconds, 10-20.")] = None,
-    stream: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
+    name: Annotated[str, typer.Argument(metavar="CLASS", help="Class to find; with --words, a description.")],
+    truth: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="Expensive network of the ingest.")] = None,
+    between: Annotated[str | None, typer.Option(metavar="08:00-09:00", help="Time of day, or seconds (10-20).")] = None,
+    stream: Annotated[list[str] | None, typer.Option(help="Search this stream only. Repeatable.")] = None,
     words: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="A focus.Embedding, which knows pictures from texts.")
+        str | None, typer.Option(metavar="MODULE:NAME", help="A focus.Embedding, which compares pictures with texts.")
     ] = None,
-    most: Annotated[int, typer.Option(min=1, help="With --words: so many groups of objects, the nearest first.")] = 20,
+    most: Annotated[int, typer.Option(min=1, help="With --words: number of groups of objects, nearest first.")] = 20,
     side: Side = 64,
 ) -> None:
     """Print the places of a class as they are found.
@@ -144,8 +144,8 @@ def tune(
     index: Folder,
     video: Annotated[str, typer.Argument(metavar="VIDEO", help="Fresh video of a stream of the index.")],
     truth: TruthName,
-    sample_s: Annotated[float, typer.Option("--sample-s", help="Video looked at, in s.")] = 1800,
-    check: Annotated[bool, typer.Option("--check", help="Only say whether the targets still hold.")] = False,
+    sample_s: Annotated[float, typer.Option("--sample-s", help="Video to examine, in seconds.")] = 1800,
+    check: Annotated[bool, typer.Option("--check", help="Check the targets only, change no settings.")] = False,
     side: Side = 64,
 ) -> None:
     """Check a stream's settings on fresh video, and choose new ones if a target is missed; nothing is rebuilt."""
@@ -163,7 +163,7 @@ def tune(
 @app.command("watch")
 def watch(
     index: Folder,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time between updates.")] = 1.0,
 ) -> None:
     """Show the progress of ingest: backlog, objects per second, clusters, cost so far. Ctrl-C ends the view."""
     from rich.live import Live
@@ -184,9 +184,9 @@ def watch(
 @app.command("report")
 def report(
     index: Folder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("focus.html"),
-    stream: Annotated[str | None, typer.Option(help="Which one. [default: the first]", show_default=False)] = None,
-    name: Annotated[list[str] | None, typer.Option("--class", help="Show only this class.", show_default=False)] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("focus.html"),
+    stream: Annotated[str | None, typer.Option(help="Stream. [default: the first]", show_default=False)] = None,
+    name: Annotated[list[str] | None, typer.Option("--class", help="Show this class only.", show_default=False)] = None,
 ) -> None:
     """Write a report on the choice of settings, the cost of each step, and pictures of the found objects."""
     from uneven import focus

@@ -12,27 +12,27 @@ from uneven.errors import ConfigError
 from uneven.policy.core.printable import printable
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Cut graphs for full-batch training on several workers."
+    no_args_is_help=True, rich_markup_mode=None, help="Partition graphs for full-batch training on several workers."
 )
 
 
 @app.command("partition")
 def partition(
     file: Annotated[
-        Path, typer.Argument(help="A list of edges as text, or an .npz with edge_index; x, y and masks come along.")
+        Path, typer.Argument(help="Edges as a text file, or an .npz with edge_index and optional x, y and masks.")
     ],
-    directory: Annotated[Path, typer.Argument(help="The folder to write.")],
-    parts: Annotated[int | None, typer.Option(help="How many parts. [default: as many as shares]")] = None,
+    directory: Annotated[Path, typer.Argument(help="Folder to write.")],
+    parts: Annotated[int | None, typer.Option(help="Number of parts. [default: one per share]")] = None,
     shares: Annotated[
-        str | None, typer.Option(metavar="4,2,1", help="What each worker can do, in any unit. [default: alike]")
+        str | None, typer.Option(metavar="4,2,1", help="Capacity of each worker, in any unit. [default: equal]")
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="CLUSTER", help="A cluster's description: shares by its cores and memory.")
+        str | None, typer.Option(metavar="CLUSTER", help="Cluster whose cores and memory set the shares.")
     ] = None,
-    method: Annotated[str, typer.Option(help="ne, libra, hdrf, dbh, random; metis with the extra graph.")] = "ne",
-    beta: Annotated[float, typer.Option(help="What the layers of one vertex cost, in edges.")] = 10.0,
-    features: Annotated[int | None, typer.Option(help="Keep only so many features, the commonest.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides where parts begin, or the order of the stream.")] = 0,
+    method: Annotated[str, typer.Option(help="One of ne, libra, hdrf, dbh, random; metis (extra graph).")] = "ne",
+    beta: Annotated[float, typer.Option(help="Cost of one vertex in all layers, in edges.")] = 10.0,
+    features: Annotated[int | None, typer.Option(help="Keep the N most frequent features only.", metavar="N")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first vertices of parts, or of the stream order.")] = 0,
 ) -> None:
     """Partition a graph, one part for each worker, by their capacities.
 
@@ -55,7 +55,7 @@ def partition(
 
 
 @app.command("inspect")
-def inspect(directory: Annotated[Path, typer.Argument(help="A folder that was written by partition.")]) -> None:
+def inspect(directory: Annotated[Path, typer.Argument(help="Folder that `uneven graph partition` wrote.")]) -> None:
     """Print how a graph was partitioned: copies, balance, and the traffic of each exchange of a layer."""
     from uneven.cli.graph_page import described
     from uneven.graph.parts_folder import GraphStore
@@ -65,16 +65,16 @@ def inspect(directory: Annotated[Path, typer.Argument(help="A folder that was wr
 
 @app.command("forecast")
 def forecast(
-    directory: Annotated[Path, typer.Argument(help="A folder that was written by partition.")],
+    directory: Annotated[Path, typer.Argument(help="Folder that `uneven graph partition` wrote.")],
     cluster: Annotated[str, typer.Argument(help=DESCRIBED)],
     layers: Annotated[
         str | None,
-        typer.Option(metavar="602,64,10", help="Widths of the model. [default: its features, 64, its classes]"),
+        typer.Option(metavar="602,64,10", help="Widths of the model. [default: features, 64, classes of the graph]"),
     ] = None,
     core: Annotated[
         str | None,
         typer.Option(
-            metavar="80,10", help="Gflop/s and billions of numbers summed per second of one core. [default: this one's]"
+            metavar="80,10", help="Throughput of a core: matmul Gflop/s, 10⁹ additions/s. [default: as measured here]"
         ),
     ] = None,
 ) -> None:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _WORKERS = "Workers"
 _MACHINES = "Several machines (as torchrun)"
-_OUTPUT = "What workers print (as torchrun)"
+_OUTPUT = "Output of workers (as torchrun)"
 _TRAINING = "Training"
-_PLAYED = "What is played"
+_PLAYED = "Simulation"
 
-DESCRIBED = "A TOML file, or the name of one that comes with uneven: demo4."
+DESCRIBED = "A TOML file, or the name of a cluster that comes with uneven, such as demo4."
 
 
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
@@ -32,17 +32,17 @@ def option(panel: str, text: str, *names: str, **more: Any) -> Any:
 
 # Options of commands that train a script: run and emulate.
 
-_FORECASTS = f"Options follow a colon, for instance :predictor=NAME, one of {PREDICTORS}."
+_FORECASTS = f"Options follow a colon: :predictor=NAME takes one of {PREDICTORS}."
 
 Module = Annotated[bool, option(_WORKERS, "SCRIPT is a module, as with python -m.", "--module", "-m")]
 Balance = Annotated[
     str | None,
-    option(_TRAINING, f"Who takes how many samples: {BALANCERS}. {_FORECASTS} [default: lb-bsp]", metavar="NAME"),
+    option(_TRAINING, f"Balancer, which sets the shares: {BALANCERS}. {_FORECASTS} [default: lb-bsp]", metavar="NAME"),
 ]
-Sync = Annotated[str | None, option(_TRAINING, f"When replicas agree: {POLICIES}. [default: bsp]", metavar="NAME")]
-Seed = Annotated[int | None, option(_TRAINING, "Decides the order of the samples.")]
+Sync = Annotated[str | None, option(_TRAINING, f"Sync policy: {POLICIES}. [default: bsp]", metavar="NAME")]
+Seed = Annotated[int | None, option(_TRAINING, "Seed of the sample order.")]
 Budget = Annotated[
-    float | None, option(_TRAINING, "Share of an iteration that measuring and deciding may take. [default: 0.005]")
+    float | None, option(_TRAINING, "Greatest share of an iteration for measuring and balancing. [default: 0.005]")
 ]
 Threads = Annotated[
     int | None, option(_TRAINING, "Threads of each worker, for session.train(loop). [default: 1]", metavar="M")
@@ -50,67 +50,65 @@ Threads = Annotated[
 KeepFreedMemory = Annotated[
     bool | None,
     option(
-        *(_TRAINING, "Keep the memory that a step frees for the next one. [default: keep]"),
+        *(_TRAINING, "Keep freed memory for the next step. [default: keep]"),
         "--keep-freed-memory/--no-keep-freed-memory",
     ),
 ]
 Timeout = Annotated[
-    float | None, option(_TRAINING, "How long to wait for a missing worker before giving up.", metavar="SECONDS")
+    float | None, option(_TRAINING, "Raise an error if a worker is missing for this long.", metavar="SECONDS")
 ]
 ConfigFile = Annotated[Path | None, option(_TRAINING, "Settings. [default: ./uneven.toml]", "--config", metavar="FILE")]
-RunDir = Annotated[Path | None, option(_TRAINING, "Journal. [default: runs/TIME-SCRIPT]", metavar="DIR")]
+RunDir = Annotated[Path | None, option(_TRAINING, "Run directory. [default: runs/TIME-SCRIPT]", metavar="DIR")]
 
 # Options of run: workers here, and on several machines.
 
 Servers = Annotated[
     int,
-    option(_WORKERS, "Parameter server shards, each in a process. [default: none]", metavar="K", show_default=False),
+    option(_WORKERS, "Parameter server shards, each a process. [default: none]", metavar="K", show_default=False),
 ]
 
 Tables = Annotated[
     int,
-    option(
-        _WORKERS, "Servers of embedding tables, each in a process. [default: none]", metavar="K", show_default=False
-    ),
+    option(_WORKERS, "Servers of embedding tables, each a process. [default: none]", metavar="K", show_default=False),
 ]
 
 Script = Annotated[
-    list[str], typer.Argument(metavar="SCRIPT [ARG]", help="What to run; what follows it reaches it untouched.")
+    list[str], typer.Argument(metavar="SCRIPT [ARG]", help="Script to run, with its own arguments after it.")
 ]
 Nproc = Annotated[
     str | None,
     option(
-        *(_WORKERS, "Workers here: a number, gpu, cpu or auto. [default: as many as shares, or GPUs, or 1]"),
+        *(_WORKERS, "Workers on this machine: a number, gpu, cpu or auto. [default: one per share, or per GPU, or 1]"),
         *("--nproc-per-node", "--nproc"),
         metavar="N",
     ),
 ]
 Shares = Annotated[
     str | None,
-    option(_WORKERS, "Limit each worker to this many cores, for instance 0.1, once it trains.", metavar="0.6,0.4,…"),
+    option(_WORKERS, "Limit each worker to this many cores once it trains, for instance 0.6,0.1.", metavar="0.6,0.4,…"),
 ]
 MaxRestarts = Annotated[
-    int, option(_WORKERS, "How often to restart all workers when one dies. Over gloo that may hang after a kill.")
+    int, option(_WORKERS, "Greatest number of restarts of all workers. With gloo, one can hang after SIGKILL.")
 ]
 ElasticBounds = Annotated[
     str | None,
     option(
-        *(_WORKERS, "Workers may leave, die and join while the others go on: the least and the greatest number."),
+        *(_WORKERS, "Let workers leave, die and join while the others continue; least and greatest number of workers."),
         "--elastic",
         metavar="MIN:MAX",
     ),
 ]
 Silence = Annotated[
     float,
-    option(_WORKERS, "With --elastic: a worker that is silent for this long counts as gone.", metavar="SECONDS"),
+    option(_WORKERS, "With --elastic: treat a worker as lost if it is silent for this long.", metavar="SECONDS"),
 ]
 Join = Annotated[
-    str | None, option(_WORKERS, "Join the elastic run whose store is there, also in mid-epoch.", metavar="HOST:PORT")
+    str | None, option(_WORKERS, "Join the elastic run with this store, also mid-epoch.", metavar="HOST:PORT")
 ]
 Ray = Annotated[
     int,
     option(
-        *(_WORKERS, "With --elastic: so many more workers, where a Ray cluster has room; a lost one comes again."),
+        *(_WORKERS, "With --elastic: start N additional workers on a Ray cluster. Lost workers are restarted."),
         "--ray",
         metavar="N",
         min=0,
@@ -119,7 +117,7 @@ Ray = Annotated[
 LeaveOn = Annotated[
     str,
     option(
-        *(_WORKERS, "With --elastic or --join: workers leave on this signal, too, as Slurm's --signal sends it."),
+        *(_WORKERS, "With --elastic or --join: workers also leave on this signal, as sent by Slurm's --signal."),
         "--leave-on",
         metavar="USR1",
         envvar="UNEVEN_LEAVE_ON",
@@ -129,7 +127,7 @@ LeaveOn = Annotated[
 Redirects = Annotated[
     str,
     option(
-        *(_OUTPUT, "Streams into files instead of the console: 1 stdout, 2 stderr, 3 both; by local rank, 0:1,1:2."),
+        *(_OUTPUT, "Write streams to files, not the console: 1 stdout, 2 stderr, 3 both; by local rank, 0:1,1:2."),
         *("--redirects", "-r"),
         metavar="STREAMS",
         show_default=False,
@@ -138,7 +136,7 @@ Redirects = Annotated[
 Tee = Annotated[
     str,
     option(
-        *(_OUTPUT, "Streams into files and to the console, in the same form; each line begins with its rank."),
+        *(_OUTPUT, "Write streams to files and console; values as for --redirects. Lines start with the rank."),
         *("--tee", "-t"),
         metavar="STREAMS",
         show_default=False,
@@ -147,7 +145,7 @@ Tee = Annotated[
 LogRank = Annotated[
     str,
     option(
-        *(_OUTPUT, "Show only what these local ranks print, for instance 0. Files get everybody's."),
+        *(_OUTPUT, "Show the output of these local ranks only, for instance 0. Files get the output of all."),
         *("--log-rank", "--local-ranks-filter"),
         metavar="0,1,…",
         show_default=False,
@@ -155,22 +153,22 @@ LogRank = Annotated[
 ]
 LogDir = Annotated[
     str,
-    option(_OUTPUT, "Folder for these files. [default: logs in the run directory]", metavar="DIR", show_default=False),
+    option(_OUTPUT, "Folder for the files. [default: logs in the run directory]", metavar="DIR", show_default=False),
 ]
-Nnodes = Annotated[str, option(_MACHINES, "Machines.", metavar="N|MIN:MAX")]
-NodeRank = Annotated[int, option(_MACHINES, "Which of them this is, from 0.")]
-MasterAddr = Annotated[str, option(_MACHINES, "Address of machine 0.")]
-MasterPort = Annotated[int | None, option(_MACHINES, "Port on machine 0. [default: 29500]")]
-RdzvBackend = Annotated[str | None, option(_MACHINES, "How machines meet: static or c10d.")]
-RdzvEndpoint = Annotated[str, option(_MACHINES, "Where they meet.", metavar="HOST:PORT")]
-RdzvId = Annotated[str, option(_MACHINES, "Name under which they meet.")]
-LocalAddr = Annotated[str | None, option(_MACHINES, "Address of this machine for the others.")]
-Standalone = Annotated[bool, option(_MACHINES, "One machine, any free port (the default).", "--standalone")]
+Nnodes = Annotated[str, option(_MACHINES, "Number of machines.", metavar="N|MIN:MAX")]
+NodeRank = Annotated[int, option(_MACHINES, "Rank of this machine (0-based).")]
+MasterAddr = Annotated[str, option(_MACHINES, "Address of the machine with rank 0.")]
+MasterPort = Annotated[int | None, option(_MACHINES, "Port on the machine with rank 0. [default: 29500]")]
+RdzvBackend = Annotated[str | None, option(_MACHINES, "Rendezvous backend: static or c10d.")]
+RdzvEndpoint = Annotated[str, option(_MACHINES, "Address of the rendezvous.", metavar="HOST:PORT")]
+RdzvId = Annotated[str, option(_MACHINES, "Name of the rendezvous, equal on all machines.")]
+LocalAddr = Annotated[str | None, option(_MACHINES, "Address of this machine that the other machines use.")]
+Standalone = Annotated[bool, option(_MACHINES, "Run on one machine, with any free port (the default).", "--standalone")]
 
 # Options of commands that train many models: fleet and search.
 
-Devices = Annotated[str, typer.Option(help="auto, a number of CPU slots, or names: cuda:0,cuda:1.")]
-Engine = Annotated[str, typer.Option(help="local, or ray for the devices of a Ray cluster (the extra ray).")]
+Devices = Annotated[str, typer.Option(help="Devices: auto, a number of CPU slots, or names (cuda:0,cuda:1).")]
+Engine = Annotated[str, typer.Option(help="Engine: local, or ray for a Ray cluster (needs the extra ray).")]
 
 
 def devices_named(text: str) -> str | int | list[str]:
@@ -186,7 +184,7 @@ LogTo = Annotated[
     typer.Option(
         "--log-to",
         metavar="TOOL:WHERE",
-        help="Log curves to tensorboard:FOLDER, wandb:FOLDER or mlflow:FOLDER; may be given several times.",
+        help="Log curves to tensorboard:FOLDER, wandb:FOLDER or mlflow:FOLDER. Repeatable.",
         show_default=False,
     ),
 ]
@@ -210,7 +208,7 @@ def played(text: str, **more: Any) -> Any:
 Preconditioner = Annotated[
     Path | None,
     played(
-        "Let this preconditioner turn gradients: a file with what KFAC.describe() returns.",
+        "Include this preconditioner: a file with the table that KFAC.describe() returns.",
         metavar="FILE",
         show_default=False,
     ),

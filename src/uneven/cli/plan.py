@@ -31,40 +31,40 @@ def command(
         str,
         typer.Argument(
             metavar="CLUSTER|RUN",
-            help="A TOML file, the name of one that comes with uneven (demo4), or a recorded run's directory.",
+            help="A TOML file, the name of a cluster that comes with uneven (demo4), or a recorded run's directory.",
             show_default=False,
         ),
     ],
-    iterations: Annotated[int, played("Global batches that each one takes.")] = 200,
+    iterations: Annotated[int, played("Number of global batches in each simulation.")] = 200,
     balance: Annotated[
         str | None,
-        played(f"Some of: {BALANCERS}. [default: all of uneven's]", metavar="NAME,…", show_default=False),
+        played(f"Balancers: {BALANCERS}. [default: all of uneven's]", metavar="NAME,…", show_default=False),
     ] = None,
     sync: Annotated[
-        str | None, played(f"Some of: {POLICIES}. [default: all of uneven's]", metavar="NAME,…", show_default=False)
+        str | None, played(f"Policies: {POLICIES}. [default: all of uneven's]", metavar="NAME,…", show_default=False)
     ] = None,
     train: Annotated[
         str | None,
-        options.task("Rank by the time to an accuracy: really train digits, or fashion where UNEVEN_DATA has it."),
+        options.task("Rank by the time to an accuracy of real training: digits, or fashion if UNEVEN_DATA has it."),
     ] = None,
-    accuracy: Annotated[float | None, options.accuracy("With --train: the goal. [default: 0.9]")] = None,
-    seed: Annotated[int, played("Decides the jitter and the order of the samples.")] = 0,
+    accuracy: Annotated[float | None, options.accuracy("With --train: the accuracy to reach. [default: 0.9]")] = None,
+    seed: Annotated[int, played("Seed of the jitter and of the sample order.")] = 0,
     preconditioner: options.Preconditioner = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
             "--what-if",
             metavar="WORDS",
-            help='Play a recorded run again with one thing otherwise: "rank 3 as fast as rank 0", "without rank 3", '
-            '"without the straggler", "on a 10 Gbit/s link", "with shadow:ma"; may be given several times.',
+            help='Replay a recorded run with one change. Examples: "rank 3 as fast as rank 0", "without rank 3", '
+            '"without the straggler", "on a 10 Gbit/s link", "with shadow:ma". Repeatable.',
             show_default=False,
         ),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", help="With --what-if: also write a page.", show_default=False),
+        typer.Option("--report", metavar="FILE", help="With --what-if: also write an HTML page.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object too, as the last line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Also print one JSON object, as the last line.")] = False,
 ) -> None:
     """Simulate every combination of balancer and policy on CLUSTER, rank them, and explain the ranking.
 

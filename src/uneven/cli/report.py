@@ -19,7 +19,7 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN]…",
-            help="Run directory; several are compared. By default the newest one under ./runs.",
+            help="Run directory; several are compared. [default: the newest in ./runs]",
             show_default=False,
         ),
     ] = None,
@@ -29,13 +29,13 @@ def report(
             "--out",
             "-o",
             metavar="FILE",
-            help="Where to write it. By default RUN/report.html; of several, comparison.html.",
+            help="File to write. [default: RUN/report.html; for several runs, comparison.html]",
             show_default=False,
         ),
     ] = None,
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="Put Plotly into a file beside the page, which is small then and shares it."),
+        typer.Option("--beside", help="Write Plotly to a file next to the page, so that pages are small and share it."),
     ] = False,
     trace: Annotated[
         Path | None,
@@ -49,9 +49,9 @@ def report(
 ) -> None:
     """Write a run's HTML report with charts, or compare several runs on one page.
 
-    The report is one file of 2 MB that opens in any browser without a network. It has a table of the workers, how each
-    one spends its time (compute, load data, communicate, wait), shares, speeds and their predictions, everything that
-    the script logged, use of the machines, and a list of events. A running run is shown up to now. The last printed
+    The report is one file of 2 MB that opens in any browser without a network. It has a table of the workers and
+    their time (compute, load data, communicate, wait). It also shows shares, speeds and predictions, all values that
+    the script logged, use of the machines, and events. A running run is shown up to now. The last printed
     line is advice. For several runs the command prints a table: time per iteration, waits, shares, and the values that
     all of them logged.
 

@@ -24,25 +24,24 @@ What = Annotated[
     list[str],
     typer.Argument(
         metavar="FILE | forecast RUN CLUSTER | stop|resume|clone RUN TRIAL [KEY=VALUE]…",
-        help="A TOML file with [search] and [space]; a recorded search, and a cluster on which it is played again; or "
-        "what to do with a trial of a search that runs.",
+        help="A TOML file with [search] and [space]. Or a recorded search and a cluster to simulate it on. Or a "
+        "command for a trial of a running search.",
         show_default=False,
     ),
 ]
 Directory = Annotated[
     Path | None,
-    typer.Option("--directory", help="For events and states. [default: runs/NAME of the file]", show_default=False),
+    typer.Option("--directory", help="Folder of the search. [default: runs/NAME of the file]", show_default=False),
 ]
 Trials = Annotated[
-    int | None, typer.Option("--trials", help="How many are tried. [default: as the file says, or the record]")
+    int | None, typer.Option("--trials", help="Number of trials. [default: as in the file, or in the recorded search]")
 ]
 WarmStart = Annotated[
     list[str] | None,
     typer.Option(
         "--warm-start",
         metavar="RUN",
-        help="An earlier search, or a storage of Optuna (its URL), whose results the searcher gets first; may be "
-        "given several times.",
+        help="Start from the results of an earlier search, or of an Optuna storage (its URL). Repeatable.",
         show_default=False,
     ),
 ]
@@ -77,8 +76,8 @@ def command(
 
     \b
     Exit code:
-      0    the search is over
-      1    it is over, and some trials have crashed or diverged
+      0    the search has finished
+      1    the search has finished, but some trials crashed or diverged
       2    a wrong setting, or an error
       130  stopped with Ctrl-C
 

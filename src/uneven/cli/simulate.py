@@ -32,45 +32,45 @@ _JOURNAL_UP_TO = 1_000  # the number of nodes up to which a journal is written b
 def command(
     cluster: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CLUSTER]", help=f"{options.DESCRIBED} May be left out with --costs.", show_default=False
-        ),
+        typer.Argument(metavar="[CLUSTER]", help=f"{options.DESCRIBED} Optional with --costs.", show_default=False),
     ] = None,
     balance: Annotated[str, played(f"Balancer: {BALANCERS}.", metavar="NAME")] = "lb-bsp",
-    sync: Annotated[str, played(f"Synchronisation: {POLICIES}.", metavar="NAME")] = "bsp",
-    iterations: Annotated[int, played("Steps of each worker.")] = 200,
-    seed: Annotated[int, played("Decides the jitter.")] = 0,
-    lookahead: Annotated[int, played("Batches that the loaders draw ahead; a split is late by them.")] = 0,
+    sync: Annotated[str, played(f"Sync policy: {POLICIES}.", metavar="NAME")] = "bsp",
+    iterations: Annotated[int, played("Number of steps of each worker.")] = 200,
+    seed: Annotated[int, played("Seed of the jitter.")] = 0,
+    lookahead: Annotated[int, played("Batches that loaders draw ahead; they delay a new split.")] = 0,
     pause: Annotated[
         float | None,
-        played("How long all stand still when workers come or go. [default: as measured]", metavar="SECONDS"),
+        played("Pause of all workers when one joins or leaves. [default: as measured]", metavar="SECONDS"),
     ] = None,
     costs: Annotated[
-        Path | None, played("Take the workers' costs from this recorded run.", metavar="RUN", show_default=False)
+        Path | None, played("Use the workers' costs of this recorded run.", metavar="RUN", show_default=False)
     ] = None,
     train: Annotated[
         str | None,
-        task("Train for real, in virtual time: digits, or fashion where UNEVEN_DATA has it.", _LEARN),
+        task("Train a real model in virtual time: digits, or fashion if UNEVEN_DATA has it.", _LEARN),
     ] = None,
     until_accuracy: Annotated[
         float | None,
-        accuracy("With --train: end at this accuracy, for instance 0.9, and say when that was.", _LEARN),
+        accuracy("With --train: stop at this accuracy, for instance 0.9, and print the time.", _LEARN),
     ] = None,
     preconditioner: options.Preconditioner = None,
     tables: Annotated[
-        int | None, played("Servers of the description's [tables]. [default: as `uneven plan` says]", metavar="K")
+        int | None, played("Servers of the description's [tables]. [default: from `uneven plan`]", metavar="K")
     ] = None,
     ahead: Annotated[
-        int | None, played("Batches whose rows trainers ask for ahead. [default: likewise]", metavar="N")
+        int | None, played("Batches whose rows trainers request ahead. [default: from `uneven plan`]", metavar="N")
     ] = None,
-    compare: Annotated[bool, option(_OUTPUT, "Play even shares under bsp too: the speed-up.", "--compare")] = False,
-    run_dir: Annotated[Path | None, option(_OUTPUT, "Journal. [default: runs/TIME-CLUSTER]", metavar="DIR")] = None,
-    no_journal: Annotated[bool, option(_OUTPUT, "Write nothing, only show the table.", "--no-journal")] = False,
+    compare: Annotated[bool, option(_OUTPUT, "Show the speed-up over even shares under bsp.", "--compare")] = False,
+    run_dir: Annotated[
+        Path | None, option(_OUTPUT, "Run directory. [default: runs/TIME-CLUSTER]", metavar="DIR")
+    ] = None,
+    no_journal: Annotated[bool, option(_OUTPUT, "Show the table only, write no files.", "--no-journal")] = False,
 ) -> None:
     """Simulate CLUSTER in virtual time, with the balancers, policies and journal of a real run.
 
-    Each node computes for the time of its cost, longer while its share of processor time is small; transfers share
-    links fairly; events happen as described. The same command gives the same journal, byte for byte.
+    Each node computes for the time of its cost, or longer while its share of processor time is small. Transfers share
+    links fairly. Events happen as described. The same command gives the same journal, byte for byte.
     docs/how-to/simulate.md lists the limits.
 
     With --train the gradients are real and applied in the order of virtual time, so staleness has its true effect. A

@@ -15,19 +15,19 @@ from uneven.policy.core.printable import printable
 def watch(
     run: Annotated[
         Path | None,
-        typer.Argument(help="Run directory. By default the newest one under ./runs.", show_default=False),
+        typer.Argument(help="Run directory. [default: the newest in ./runs]", show_default=False),
     ] = None,
-    every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between two looks.")] = 0.5,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="Time between updates.")] = 0.5,
     log_to: LogTo = None,
-    web: Annotated[bool, typer.Option("--web", help="Serve a live page on this machine's loopback instead.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve a live page on 127.0.0.1 instead.")] = False,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="With --web. [default: any]", show_default=False)
+        int, typer.Option("--port", min=0, max=65535, help="Port of --web. [default: any]", show_default=False)
     ] = 0,
 ) -> None:
     """Show a run, live or afterwards, in the terminal.
 
-    Each worker has one row: its speed, its share of the global batch, how it spends the time of its steps, and the
-    cores that it uses. The others wait for a worker with no wait; with a good split all waits are short. "Of the limit"
+    Each worker has one row: its speed, its share of the global batch, the parts of its step time, and the cores that it
+    uses. The others wait for a worker with no wait; with a good split all waits are short. "Of the limit"
     compares with all workers finishing together and free communication.
 
     The view ends with the run, or with Ctrl-C, which does not affect the run. Then the command prints a table of the

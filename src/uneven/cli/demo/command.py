@@ -11,10 +11,10 @@ import typer
 
 def demo(
     data: Annotated[
-        str, typer.Option("--data", help="digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")
+        str, typer.Option("--data", help="Data set: digits (comes with uneven) or fashion-mnist (from UNEVEN_DATA).")
     ] = "digits",
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data, each way.")] = 12,
-    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the two runs are kept.")] = Path("runs"),
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Epochs of each training.")] = 12,
+    runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder for the two runs.")] = Path("runs"),
 ) -> None:
     """Train on four workers of unequal speed, first with DDP and equal batches, then balanced.
 
