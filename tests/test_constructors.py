@@ -7,8 +7,11 @@ import pytest
 from test_architecture import Module, modules
 
 
-def packed_fields(module: Module) -> list[str]:
-    """Lines of constructors that set more than two fields from a tuple: one line each says which gets what."""
+def packed_fields(module: Module, most: int = 2) -> list[str]:
+    """Find the lines of constructors that set more than ``most`` fields from a tuple.
+
+    One line for each field shows which value it gets.
+    """
     constructors = [
         node
         for node in ast.walk(module.tree)
@@ -20,7 +23,7 @@ def packed_fields(module: Module) -> list[str]:
         for node in ast.walk(constructor)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
         for left in node.targets
-        if isinstance(left, ast.Tuple) and sum(isinstance(one, ast.Attribute) for one in left.elts) > 2
+        if isinstance(left, ast.Tuple) and sum(isinstance(one, ast.Attribute) for one in left.elts) > most
     ]
 
 

@@ -1,5 +1,4 @@
-"""A docstring is a sentence of its own; one that begins with "Of" leans on a name that its reader may not have seen.
-A method that overrides another has no docstring unless it adds something: it inherits the other's."""
+"""A method that overrides another has no docstring unless it adds something: it inherits the other's."""
 
 import ast
 import re
@@ -9,7 +8,6 @@ import pytest
 
 from test_architecture import Module, modules
 
-LEANING = re.compile(r'"""Of ')
 POINTER = re.compile(r"See (:\w+:`[^`]+`|``[^`]+``|above|the base)(, as with all methods here|, also for shapes)?\.?")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -41,15 +39,6 @@ def idle(sources: Iterable[Module]) -> list[str]:
         for method, text in known[name].items()
         if POINTER.fullmatch(text) or text in (known.get(base, {}).get(method) for base in bases[name])
     ]
-
-
-def test_no_docstring_begins_with_of() -> None:
-    assert [module.name for module in modules() if LEANING.search(module.text)] == []
-
-
-@pytest.mark.parametrize(("text", "leans"), [('"""Of one worker."""', True), ('"""The speed of one worker."""', False)])
-def test_a_leaning_docstring_is_seen(text: str, leans: bool) -> None:
-    assert bool(LEANING.search(text)) is leans
 
 
 def test_an_override_inherits_its_docstring() -> None:
