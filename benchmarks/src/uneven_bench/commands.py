@@ -1,4 +1,4 @@
-"""``uneven bench NAME``: one command for each bench. What a bench needs is imported when it is run."""
+"""``uneven bench NAME``: one command for each bench, which imports its modules only when it runs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Examples:
 
 
 class Benches(TyperGroup):
-    """Refuses a name that no bench has, and offers the nearest one."""
+    """A group of commands that raises on an unknown name, and offers the nearest one."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # of click, or of the copy of it that newer typers have
-        """The bench.
+        """Return the bench.
 
         Raises:
             UnknownNameError: there is none of this name.
@@ -62,7 +62,7 @@ Data = Annotated[
 
 
 def _find(data: str) -> None:
-    """See that the data set is there, which is said here and not by a worker."""
+    """Check that the data set exists, so that the command raises and not a worker."""
     from uneven.cluster.virtual.datasets import images
 
     images(data)
@@ -143,9 +143,9 @@ def rivals(quick: Quick = False, json: Json = False) -> None:
 
 @app.command("overhead")
 def overhead(quick: Quick = False, json: Json = False, data: Data = "digits") -> None:
-    """What measuring and deciding add to an iteration.
+    """The cost of measuring and deciding in an iteration.
 
-    To one of 4 and 8 real workers, and one decision for up to 10,000. Two minutes.
+    In one of 4 and 8 real workers, and for one decision for up to 10,000. Two minutes.
     """
     from uneven_bench.overhead import run, tables
     from uneven_bench.show import show

@@ -1,9 +1,9 @@
-"""``uneven bench balancers``: the balancers compared where the costs are known.
+"""``uneven bench balancers``: the balancers compared on known costs, in virtual time.
 
-Each case of :mod:`uneven_bench.balancers.devices` is played for 400 iterations in virtual time. Every worker predicts
-itself, as in a run; reports come after 1, 2, 4 and then every 8 iterations while nothing changes, as where nobody can
-call for them; a report of iteration i is read at the end of i + 1. What counts is the time of the best integer split ÷
-the time of the splits in force, both without the noise: seconds, and the same figures on every machine.
+Each case of :mod:`uneven_bench.balancers.devices` runs for 400 iterations. Every worker predicts its own speed; reports
+come after 1, 2, 4 and then every 8 iterations while nothing changes, and the balancer reads a report of iteration i at
+the end of i + 1. The figure is the time of the best integer split ÷ the time of the splits in force, both without the
+noise.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from uneven_bench.balancers.devices import CASES, Device, DeviceCase, best_split
 
 ITERATIONS = 400
 SETTLED = 100
-"""Last iterations of a run, those in which it should have settled."""
+"""The last iterations of a run, in which it should have settled."""
 
 NAMES = ("even", "lb-bsp", "numerical", "numerical:pairs=8", "analytic")
 _RAREST = 8
 
 
 def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
-    """The share of the best that each balancer reaches.
+    """Return the share of the best that each balancer reaches.
 
     Returns:
         ``of_best``: case → balancer → share over the whole run, 1 is perfect; ``settled``: the same over its last
-        ``settled_iterations``; ``about``: case → what it is; ``noise``; ``seeds``: runs that each is the mean of;
-        ``best``: case → the balancer with the largest share over the whole run.
+            ``settled_iterations``; ``about``: case → description; ``noise``; ``seeds``: runs in each mean; ``best``:
+            case → the balancer with the largest share over the whole run.
     """
     seeds = 3 if quick else 10
     of_best: dict[str, dict[str, float]] = {}
@@ -64,10 +64,10 @@ def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, A
 
 def loop(case: DeviceCase, name: str, seed: int, told: Callable[[int, tuple[int, ...], str], None] | None = None
          ) -> tuple[float, float]:  # fmt: skip
-    """One run; the share of the best over all of it, and over its end.
+    """Play one run, and return its share of the best over all of it and over its end.
 
     Args:
-        told: about each iteration, the shares in force and the newest reason.
+        told: receives each iteration, the shares in force and the newest reason.
     """
     rng = random.Random(seed)
     balancer, n, limits = balancers.resolve(name), len(case.devices), case.limits
@@ -114,7 +114,6 @@ def loop(case: DeviceCase, name: str, seed: int, told: Callable[[int, tuple[int,
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     shown = []
     last = f"its last {result['settled_iterations']} iterations"
     for key, words in (("of_best", "the whole run"), ("settled", last)):

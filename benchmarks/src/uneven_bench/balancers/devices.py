@@ -1,4 +1,4 @@
-"""Workers whose costs are known, in virtual time: what the balancers of ``uneven bench balancers`` are judged on."""
+"""Workers with known costs, in virtual time, for ``uneven bench balancers``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, replace
 from uneven.policy.core.views import Limits
 
 SPIKE = 4.0
-"""A lone spike multiplies one iteration of one worker by so much …"""
+"""The factor of a lone spike, which slows one iteration of one worker."""
 
 SPIKES = 0.01
-"""… so often."""
+"""The probability of a spike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Γ(x) = max(floor, overhead + x · per_sample + x² · bend), and an exchange that the backward pass hides in part.
+    """A device with Γ(x) = max(floor, overhead + x · per_sample + x² · bend), and an exchange partly hidden by the
+    backward pass.
 
     Buckets begin to move when ``ready`` of the computing is done and need ``link_s`` in all; the last one needs
     ``tail_s`` after the computing::
@@ -27,7 +28,7 @@ class Device:
         seconds(x) = max(Γ(x) + tail_s, ready · Γ(x) + link_s)
 
     Attributes:
-        tile: the device computes whole tiles of so many samples.
+        tile: the device computes whole tiles of this number of samples.
         most: samples that fit into its memory.
     """
 
@@ -42,22 +43,21 @@ class Device:
     most: int | None = None
 
     def local_s(self, samples: int) -> float:
-        """Computing."""
         samples += -samples % self.tile
         return max(self.floor_s, self.overhead_s + (self.per_sample_s + self.bend_s * samples) * samples)
 
     def whole_s(self, local_s: float) -> float:
-        """Computing and the communication that it does not hide."""
+        """Return the seconds of computing and of the communication that it does not hide."""
         return max(local_s + self.tail_s, self.ready * local_s + self.link_s)
 
     def seconds(self, samples: int) -> float:
-        """An iteration, waiting for others left out."""
+        """Return the seconds of an iteration, without the wait for other workers."""
         return self.whole_s(self.local_s(samples))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCase:
-    """Workers, and what becomes of them.
+    """The workers of a case, and the changes of their speeds.
 
     Attributes:
         changes: iteration → the devices from then on.
@@ -72,24 +72,23 @@ class DeviceCase:
     changes: Mapping[int, tuple[Device, ...]] = field(default_factory=dict)
 
     def at(self, iteration: int) -> tuple[Device, ...]:
-        """The devices in an iteration."""
         begun = [first for first in self.changes if first <= iteration]
         return self.changes[max(begun)] if begun else self.devices
 
     @property
     def limits(self) -> Limits:
-        """At least one sample each, and what the memory holds."""
+        """The limits: at least one sample each, at most the number that fits into memory."""
         most = (min(self.global_batch, device.most or self.global_batch) for device in self.devices)
         return Limits(lower=(1,) * len(self.devices), upper=tuple(most))
 
 
 def slowest_s(devices: Sequence[Device], shares: Sequence[int]) -> float:
-    """Seconds of an iteration without noise."""
+    """Return the seconds of an iteration without noise."""
     return max(device.seconds(x) for device, x in zip(devices, shares, strict=True))
 
 
 def best_split(devices: Sequence[Device], total: int, limits: Limits) -> tuple[int, ...]:
-    """The split with the earliest end: one sample at a time to whoever would finish earliest with it."""
+    """Return the fastest split: each sample goes to the worker that would finish earliest with it."""
     shares = list(limits.lower)
     heap = [(d.seconds(x + 1), i) for i, (d, x) in enumerate(zip(devices, shares, strict=True)) if x < limits.upper[i]]
     heapq.heapify(heap)
@@ -102,13 +101,11 @@ def best_split(devices: Sequence[Device], total: int, limits: Limits) -> tuple[i
 
 
 def noisy_s(local_s: float, noise: float, rng: random.Random) -> float:
-    """Seconds of computing in one iteration."""
     factor = math.exp(rng.gauss(0.0, noise))
     return local_s * factor * (SPIKE if rng.random() < SPIKES else 1.0)
 
 
 def _slower(device: Device, factor: float) -> Device:
-    """Everything that it computes takes so many times as long."""
     return replace(
         device,
         per_sample_s=factor * device.per_sample_s,

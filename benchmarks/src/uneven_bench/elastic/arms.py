@@ -1,4 +1,4 @@
-"""The systems that ``uneven bench elastic`` compares: how each starts workers, and lets one more join."""
+"""The systems that ``uneven bench elastic`` compares, each with its way to start workers and to add one."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _IMPORTED = (
         "rich.console",
     ),
 )
-"""What all launchers or workers would import for themselves."""
+"""Modules that each launcher or worker would import; the forked parent imports them once."""
 
 
 class ElasticArm(ABC):
-    """One system: it starts workers of a workload in a folder, and one more when asked.
+    """A system under test: it starts workers of a workload in a folder, and one more on demand.
 
     Args:
-        folder: empty; for everything that the run writes.
-        least, most: workers that there may be.
-        between_faults_s: how long nothing happens, on the mean; for whoever saves checkpoints.
-        silence_s: how long a worker of ours may be silent.
-        restarts: workers that our launcher starts again by itself, if they have not left.
-        machines: where to start them: what is started first on the first machine, each newcomer on one of its own.
-            Without them, all on this one.
+        folder: empty; for all files of the run.
+        least, most: limits of the number of workers.
+        between_faults_s: mean time between faults, for systems that save checkpoints.
+        silence_s: the longest silence of a worker of ours.
+        restarts: workers that our launcher starts again if they have not left.
+        machines: the first start is on the first machine, each newcomer on another one. Without them, all run on this
+            one.
     """
 
     loop = ""
@@ -83,56 +83,56 @@ class ElasticArm(ABC):
 
     @property
     def place(self) -> int:
-        """The machine on which the next one starts."""
+        """The machine of the next start."""
         return len(self.scripts)
 
     def place_of(self, pid: int, parent: int) -> int:
-        """The machine of a worker and whoever has started it."""
+        """Return the machine of a worker and its parent."""
         return next(place for place, script in enumerate(self.scripts) if script.pid in (pid, parent))
 
     @abstractmethod
     def start(self, workers: int) -> None:
-        """Start so many."""
+        """Start ``workers`` workers."""
 
     @abstractmethod
     def join(self) -> Script:
-        """Let one more come; the process that is its launcher, or the worker itself."""
+        """Start one more worker, and return its launcher's process or its own."""
 
     @property
     def running(self) -> bool:
-        """Whether anything of what it has started can still train."""
+        """True if a process that it has started can still train."""
         return any(script.poll() is None for script in self.scripts)
 
     def close_head(self) -> None:
-        """End what the workers meet at, which does not end with them."""
+        """End the meeting point of the workers, which does not end with them."""
         if self._head is not None:
             self._head.close()
             self._head = None
 
     def close(self) -> None:
-        """End all processes that it has started, whatever they do."""
+        """End all processes that it has started."""
         for script in self.scripts:
             script.close()
         self.close_head()
 
     def said(self) -> str:
-        """What launchers and workers have printed."""
         return "\n".join(script.printed() for script in self.scripts)
 
     def _run(self, *words: object, imported: tuple[str, ...] = ()) -> Script:
         environment = {
+            # The bench itself may run under a launcher, whose variables would mislead the workers.
             **{key: value for key, value in os.environ.items() if not key.startswith(("UNEVEN_", "TORCHELASTIC_"))},
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.folder),
-            # torchrun's restart over gloo hangs or fails without it after a worker was killed: survivors dial ports of
-            # the life before.
+            # Without it torchrun's restart over gloo hangs or fails after a worker was killed: survivors dial ports
+            # of the life before.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             MARK: str(self.folder),
         }
         if self.machines is not None:
             environment["GLOO_SOCKET_IFNAME"] = INTERFACE
-            words = (*self.machines.words(self.place), *words[1:])  # without the -m
+            words = (*self.machines.words(self.place), *words[1:])  # the words of a machine bring their own -m
         return Script(words, cwd=self.folder, env=environment, merged=True, imported=(*_IMPORTED, *imported))
 
     def _trains(self, *words: object, imported: tuple[str, ...] = ()) -> Script:
@@ -146,7 +146,7 @@ class ElasticArm(ABC):
         return HERE if self.machines is None else self.machines.address(self.place)
 
     def _met_at(self, kind: str, imported: tuple[str, ...] = ()) -> str:
-        """Start what the workers meet at; its address."""
+        """Start the meeting point of the workers, and return its address."""
         where = self.folder / kind
         self._head = self._run("-m", "uneven_bench.elastic.head", kind, where, self.here, imported=imported)
         until_s = time.monotonic() + _STARTS_WITHIN_S
@@ -165,7 +165,7 @@ class UnevenArm(ElasticArm):
     """``uneven run --elastic MIN:MAX``, and ``uneven run --join``.
 
     Args:
-        elastic: without it, the same run without the option, in which nobody can join.
+        elastic: False runs without the option; then no worker can join.
         sync: the policy.
     """
 
@@ -179,7 +179,6 @@ class UnevenArm(ElasticArm):
         self._meeting = f"{self.here}:{free_port()}"
 
     def start(self, workers: int) -> None:
-        """Start so many under one launcher."""
         elastic: list[object] = []
         if self._elastic:
             elastic = ["--elastic", f"{self.least}:{self.most}", "--silence", self.silence_s]
@@ -189,7 +188,6 @@ class UnevenArm(ElasticArm):
         self._trains(*_OURS, *words, "-m", *_SCRIPT, self._task(sync=self._sync))
 
     def join(self) -> Script:
-        """One worker under a launcher of its own."""
         return self._trains(*_OURS, *self._again, "--join", self._meeting, "-m", *_SCRIPT, self._task(sync=self._sync))
 
     @property
@@ -200,10 +198,8 @@ class UnevenArm(ElasticArm):
 class TorchrunArm(ElasticArm):
     """torchrun with MIN:MAX machines of one worker each, which starts all workers again when one comes or goes.
 
-    Its time-outs are the shortest that it takes in whole seconds, since the run waits for them at each restart.
-
     Args:
-        steady: workers that nothing disturbs, under one agent and without checkpoints.
+        steady: workers without faults, under one agent and without checkpoints.
     """
 
     loop = "ddp"
@@ -214,7 +210,6 @@ class TorchrunArm(ElasticArm):
         self._meeting = ""
 
     def start(self, workers: int) -> None:
-        """One agent for each."""
         if self._steady:
             told = self._task(timeout_s=TORCHRUN_TIMEOUT_S, between_faults_s=0.0)
             self._trains(*_TORCHRUN, "--standalone", "--nproc-per-node", workers, "-m", *_SCRIPT, told)
@@ -224,7 +219,7 @@ class TorchrunArm(ElasticArm):
             self.join()
 
     def join(self) -> Script:
-        """One more agent."""
+        # The shortest time-outs in whole seconds: the run waits for them at each restart.
         settings = "is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
         told = self._task(timeout_s=TORCHRUN_TIMEOUT_S, between_faults_s=self.between_faults_s)
         return self._trains(
@@ -251,13 +246,12 @@ class TorchFTArm(ElasticArm):
         self._slots: list[Script | None] = [None] * self.most
 
     def start(self, workers: int) -> None:
-        """The lighthouse first."""
         self._lighthouse, self._workers = self._met_at("lighthouse", _TORCHFT), workers
         for _ in range(workers):
             self.join()
 
     def join(self) -> Script:
-        """In the place of one that has ended, as its sampler has a fixed number of places."""
+        # torchft's sampler has a fixed number of places, so a newcomer takes that of a worker that has ended.
         slot = next(place for place, one in enumerate(self._slots) if one is None or one.poll() is not None)
         told = self._task(
             timeout_s=TIMEOUT_S, lighthouse=self._lighthouse, here=self.here, slot=slot, groups=self.most,
@@ -275,7 +269,6 @@ _TORCHFT = ("torchft",)
 
 
 def make(name: str, workload: CountedWorkload, folder: Path, **rest: Any) -> ElasticArm:
-    """The arm with this name."""
     if name == OURS:
         return UnevenArm(workload, folder, **rest)
     if name in (TORCHFT, TORCHFT_DDP):
@@ -284,7 +277,7 @@ def make(name: str, workload: CountedWorkload, folder: Path, **rest: Any) -> Ela
 
 
 def missing(name: str) -> str:
-    """Why an arm cannot be played here; "" if it can."""
+    """Return the reason why an arm cannot run here; "" if it can."""
     if name in (TORCHFT, TORCHFT_DDP) and importlib.util.find_spec("torchft") is None:
         return "torchft is not installed; `pip install --constraint constraints.txt './benchmarks[elastic]'` brings it"
     if name == OURS and not _has_elastic():
@@ -293,7 +286,6 @@ def missing(name: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what is compared."""
     names = ("torch", "torchft") if not missing(TORCHFT) else ("torch",)
     return {name: version(name) for name in names}
 
@@ -305,7 +297,7 @@ def _has_elastic() -> bool:
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
+    """Return a port that is free now."""
     with socket.socket() as line:
         line.bind((HERE, 0))
         return int(line.getsockname()[1])

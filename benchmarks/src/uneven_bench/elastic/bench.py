@@ -1,8 +1,7 @@
-"""``uneven bench elastic``: workers are killed, stopped, told to leave and let join; how long do the others pause, is a
-sample lost, and what is left of the capacity that was there?
+"""``uneven bench elastic``: pauses, lost samples and goodput when workers are killed, stopped, sent away and added.
 
-Every arm trains the same network on the same samples. Each worker writes for itself when it took a step and which
-samples were in the sum (:mod:`uneven_bench.elastic.workload`); all figures come from these files.
+Every arm trains the same network on the same samples. Each worker logs the time of each step and the samples in its sum
+(:mod:`uneven_bench.elastic.workload`); all figures come from these files.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from uneven_bench.show import Progress
 SEED = 30
 
 _BETWEEN_FAULTS_S = 10.0
-"""How far apart faults are, roughly; for the checkpoints of torchrun."""
+"""The mean time between faults, for torchrun's checkpoints."""
 
 
 def run(
@@ -49,15 +48,15 @@ def run(
 
     Args:
         seed: draws the faults.
-        only: one case alone.
-        description: whose machines come and go in the spot cases; None is our usual record.
+        only: the single case to play.
+        description: the cluster description whose machines come and go in the spot cases; None is our usual record.
 
     Returns:
-        ``faults`` (that happened to ours), ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s``
-        (kind → median seconds beyond a step, of ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷
-        without), ``goodput`` (ours, of the capacity that was there), ``goodput_vs_torchrun``, ``goodput_vs_torchft``;
-        ``cases`` with everything that was measured, by case and arm; ``left_out``: arm or case → why; ``versions``.
-        None stands for what was not measured.
+        ``faults`` (of ours), ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s`` (kind → median
+            seconds beyond a step, of ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷ without),
+            ``goodput`` (ours, of the present capacity), ``goodput_vs_torchrun``, ``goodput_vs_torchft``; ``cases`` with
+            all measurements, by case and arm; ``left_out``: arm or case → reason; ``versions``. None means not
+            measured.
 
     Raises:
         UnknownNameError: there is no such case.
@@ -87,7 +86,7 @@ def run(
 def faults(
     case: Case, left_out: dict[str, str], seed: int, folders: Iterator[Path], progress: Progress
 ) -> dict[str, Any]:
-    """Play a case with faults; what came of it by arm."""
+    """Play a case with faults, and return its figures by arm."""
     workload = CountedWorkload(model_bytes=SIZES[case.size], double=case.double, per_sample_s=case.per_sample_s)
     runs: dict[str, list[JudgedRun]] = {}
     turns = [turn for turn in cases.turns(case) if turn[0] not in left_out]
@@ -96,7 +95,7 @@ def faults(
             progress(case.name, f"{name}: {what}", number / len(turns))
 
         folder, sync = next(folders), case.syncs[number] if case.syncs else "bsp"
-        # Beside those of the beginning, one for each who comes in the place of another.
+        # One more machine for each newcomer: a machine that was cut off is not used again.
         machines = Machines(case.workers + len(due)) if case.name == CUT else None
         arm = arms.make(
             name, workload, folder, least=2, most=case.workers, between_faults_s=_BETWEEN_FAULTS_S, machines=machines,

@@ -1,4 +1,4 @@
-"""Writes down the merges of one worker, and lets it be hurt inside of one. A worker's."""
+"""A log of one worker's merges, which can strike the worker inside a merge. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from uneven_bench.elastic.worker import LoggedWorker
 
 
 class MergeBook:
-    """Hangs on the exchanges of a session, before its first batch.
+    """A hook on the exchanges of a session, set before its first batch.
 
     Attributes:
-        digest: of what came of the newest merge.
+        digest: of the result of the newest merge.
     """
 
     def __init__(self, worker: LoggedWorker, session: uneven.Session) -> None:
@@ -34,9 +34,10 @@ class MergeBook:
         self._under_way: AbstractContextManager[None] | None = None
 
     def begins(self) -> None:
-        """The run has let this worker in, and its first batch is about to come."""
+        """Write the first line, after the run has admitted this worker and before its first batch."""
         new = self._membership.generation.came
         joined = str(self._session.worker) in new
+        # A newcomer receives its state from the lowest member that was there before.
         donor = min(one for one in self._membership.members if str(one) not in new) if joined else -1
         told = merges.first_line(os.getpid(), self._session.worker, self._recovery.exchanges, donor)
         self._log.write(told + "\n")
@@ -53,7 +54,7 @@ class MergeBook:
         group = next((one for one in groups if self._session.worker in one), contributors)
         pieces = self._complete(contributors)
         self.digest = hashlib.sha256(pieces[0].sum.numpy().tobytes()).hexdigest()
-        if at.settles >= 0:  # else a mean that is shown, and that nobody goes on from
+        if at.settles >= 0:  # a mean that is only shown settles nothing, and the training does not use it
             merge = LoggedMerge(number, self._worker.step, contributors, self.digest, groups, group)
             self._log.write(merges.merge_line(merge) + "\n")
         if self._under_way is not None:

@@ -1,4 +1,4 @@
-"""What ``uneven bench elastic`` plays: cases, and the faults in each, drawn from a seed."""
+"""The cases of ``uneven bench elastic``, with the faults of each, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from random import Random
 
 SETTLED = 20
-"""Steps before a fault whose median is the usual one."""
+"""The steps before a fault whose median is the usual step time."""
 
 KINDS = ("kill", "stop", "cut", "leave", "join")
-"""Whose pause is told: SIGKILL, SIGSTOP, a line that is down, SIGTERM, a newcomer."""
+"""Events with a measured pause: SIGKILL, SIGSTOP, a line that is down, SIGTERM, a newcomer."""
 
 MOMENTS = ("any", "exchange", "between", "join")
-"""When a fault strikes: whenever it likes, while gradients are exchanged, while a worker computes, or while a newcomer
-takes the place of one that was killed right before."""
+"""When a fault strikes: at any time, during an exchange, during the computing, or while a newcomer replaces a killed
+worker."""
 
 OURS, TORCHFT, TORCHFT_DDP, TORCHRUN, STEADY = "uneven", "torchft", "torchft-ddp", "torchrun", "ddp"
 """The arms: ours; torchft with an all-reduce by hand, and with its own DDP; torchrun's restart; DDP undisturbed."""
@@ -24,14 +24,14 @@ OURS, TORCHFT, TORCHFT_DDP, TORCHRUN, STEADY = "uneven", "torchft", "torchft-ddp
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """Something that happens to a run.
+    """A planned fault of a run.
 
     Attributes:
         kind: one of :data:`KINDS`.
         moment: of :data:`MOMENTS`.
-        fraction: how much of the exchange, or of the computing, is over then; of a usual one.
-        victims: how many have it at once.
-        later_s: how long after the first the second one has it, where there are two.
+        fraction: the part of a usual exchange, or of the computing, that is over then.
+        victims: the number of workers hit at the same time.
+        later_s: delay between the first and the second of two victims.
     """
 
     kind: str
@@ -42,7 +42,6 @@ class PlannedFault:
 
     @property
     def words(self) -> str:
-        """For a table."""
         where = {"any": "at any moment", "exchange": "in an exchange", "between": "between exchanges"}
         where["join"] = "and another one while a newcomer comes in its place"
         return f"{self.kind}{f' of {self.victims}' if self.victims > 1 else ''} {where[self.moment]}"
@@ -50,22 +49,21 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is played under one name.
+    """The description of a case.
 
     Attributes:
-        arms: who plays it, in turns.
+        arms: the systems, in turns.
         size: of the model, a key of :data:`SIZES`.
         workers: at the beginning.
-        faults: what happens, in order; who was lost is replaced by a newcomer each time, which is a join.
-        founders: how many of them are started together; the others join, on machines of their own where lines are cut.
-            0 is all.
-        rounds: how often the turns go round; each plays its part of the faults.
-        double: whether the model is float64 and the steps are replayed.
+        faults: in order; after each a newcomer replaces the lost worker, which is a join.
+        founders: workers that start together; the others join, on separate machines if lines are cut. 0 is all.
+        rounds: rounds of the turns; each plays its part of the faults.
+        double: the model is float64 and the steps are replayed.
         settled: steps without a fault before each.
         per_sample_s: see :class:`uneven_bench.elastic.workload.CountedWorkload`.
-        silence_s: how long a worker of ours may be silent.
-        restarts: workers that our launcher starts again by itself, so that nobody has to join.
-        syncs: our policy in each turn; bsp in all where there are none.
+        silence_s: the longest silence of a worker of ours.
+        restarts: workers that our launcher starts again, so that none has to join.
+        syncs: our policy in each turn; empty means bsp in all.
     """
 
     name: str
@@ -84,11 +82,11 @@ class Case:
 
 
 SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000, "100KB": 100_000}
-"""Name → bytes of parameters. What is bare does not sleep."""
+"""Name → bytes of parameters. Workers of a ``bare`` size do not sleep."""
 
 DEMO = "demo"
 UNDISTURBED = (DEMO, "4MB", "100MB", "bare 4MB")
-"""What the run without faults is measured with: what ``uneven demo`` trains, and sizes."""
+"""The sizes of the run without faults, ``uneven demo`` included."""
 
 CUT = "cut"
 RANDOM = "random"
@@ -99,10 +97,10 @@ NAMES = (*PLAYED, OVERHEAD, *SPOT)
 """All cases, the trace of spot machines one for each arm."""
 
 TOGETHER = {"spot": tuple(SPOT)}
-"""Cases that are asked for by one name."""
+"""Groups of cases with one name."""
 
 QUICK = ("faults", "stop", "replay", OVERHEAD, *SPOT)
-"""What ``--quick`` plays."""
+"""The cases of ``--quick``."""
 
 RANDOM_FAULTS = 250
 """Faults of one seed: they take some eight minutes."""
@@ -110,19 +108,19 @@ RANDOM_FAULTS = 250
 POLICIES = ("bsp", "local:every={}", "ma:every={}", "blocks:every={},merge=mean", "bmuf:every={},momentum=0.5",
             "diloco:every={}", "shuffle:ma:every={}", "asp", "ssp:staleness={}", "easgd:every={}", "backup:spares=1",
             "shadow:load=1:easgd")  # fmt: skip
-"""Policies that each random case plays, in an order and with a number of steps that are drawn."""
+"""The policies of each random case, in a drawn order with drawn numbers of steps."""
 
 _EVERY = (2, 8)
 
 _QUICK_SILENCE_S = 4.0
-"""The limit of the stop that ``--quick`` plays; that of a run is 10 s unless it says otherwise."""
+"""The silence limit of the stop in ``--quick``; the default of a run is 10 s."""
 
 SPOT_S, SPOT_QUICK_S = 150.0, 6.0
 CHANGES, CHANGES_QUICK = 20, 2
 
 
 def draw(seed: int, name: str, kinds: Sequence[tuple[str, str]], victims: int = 1) -> tuple[PlannedFault, ...]:
-    """Faults of these kinds and moments, each at a moment that the seed and the name decide."""
+    """Draw faults of these kinds and moments; the seed and the name decide when each strikes."""
     dice = Random(f"{seed}/{name}")
     return tuple(
         PlannedFault(kind, moment, round(dice.uniform(0.1, 0.9), 3), victims, round(dice.uniform(0.0, 0.05), 4))
@@ -131,7 +129,7 @@ def draw(seed: int, name: str, kinds: Sequence[tuple[str, str]], victims: int = 
 
 
 def case(name: str, seed: int, quick: bool) -> Case:
-    """A case of :data:`PLAYED`, drawn from a seed."""
+    """Return a case of :data:`PLAYED`, drawn from a seed."""
     if quick:
         return _quick(name, seed)
     kills = [("kill", moment) for moment in ("exchange", "between", "any")]
@@ -177,7 +175,7 @@ def _quick(name: str, seed: int) -> Case:
 
 
 def _at_random(seed: int) -> tuple[PlannedFault, ...]:
-    """Faults of all kinds, in any order: most kill one worker; few are stops, as each takes the silence limit."""
+    """Draw faults of all kinds: most kill one worker; few are stops, as each takes the silence limit."""
     dice = Random(f"{seed}/{RANDOM}")
     kinds = [("kill", "exchange", 1)] * 8 + [("kill", "between", 1)] * 6 + [("kill", "any", 1)] * 7
     kinds += [("kill", "exchange", 2), ("kill", "any", 2), ("kill", "join", 2), ("kill", "join", 2)]
@@ -195,12 +193,12 @@ def _policies(seed: int) -> tuple[str, ...]:
 
 
 def at_own_pace(sync: str) -> bool:
-    """Whether each worker takes as many steps as it comes to, through a parameter server."""
+    """Return whether a policy lets each worker step at its own speed, through a parameter server."""
     return sync.startswith(("asp", "ssp", "easgd", "backup", "shadow"))
 
 
 def steps_apart(sync: str) -> int:
-    """How many steps after the other a policy exchanges."""
+    """Return the steps between two exchanges of a policy."""
     every = re.search(r"every=(\d+)", sync)
     return 1 if every is None else int(every.group(1))
 
@@ -210,16 +208,16 @@ def _mixed(seed: int, faults: tuple[PlannedFault, ...]) -> tuple[PlannedFault, .
 
 
 def turns(case: Case) -> list[tuple[str, tuple[PlannedFault, ...]]]:
-    """Who plays which faults, one after the other. In more rounds than faults, each round plays all of them."""
+    """Return the arms and their faults in order. In more rounds than faults, each round plays all of them."""
     if len(case.faults) < case.rounds:
         return [(arm, case.faults) for _ in range(case.rounds) for arm in case.arms]
     return [(arm, case.faults[part :: case.rounds]) for part in range(case.rounds) for arm in case.arms]
 
 
 def checkpoint_every(save_s: float, step_s: float, between_faults_s: float) -> int:
-    """How many steps torchrun's script lets pass between two checkpoints.
+    """Return the steps between two checkpoints of torchrun's script.
 
-    The interval that loses least, √(2 · time to save · mean time between faults): Young, "A first order approximation
+    The interval that loses least is √(2 · time to save · mean time between faults): Young, "A first order approximation
     to the optimum checkpoint interval", CACM 17(9), 1974.
     """
     return max(1, round(math.sqrt(2.0 * save_s * between_faults_s) / step_s))

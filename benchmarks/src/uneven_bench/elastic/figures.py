@@ -1,4 +1,4 @@
-"""What comes of the runs of ``uneven bench elastic`` in figures."""
+"""The figures of the runs of ``uneven bench elastic``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class JudgedRun:
     """One run, judged.
 
     Attributes:
-        pauses_s: of each event, beyond a usual step; infinite where nobody went on.
+        pauses_s: of each event, beyond a usual step; infinite if no worker continued.
         step_s: median.
-        wrong: what must not be, in words.
-        replay_error: see :func:`uneven_bench.elastic.replay.error`; None where nothing was replayed.
-        sync: the policy, where it is ours.
-        replay_rounding: how far two replays are apart that add the replicas of each merge up in opposite orders, by the
-            same measure: what rounding alone becomes. None where no merges were replayed.
+        wrong: violations, in words.
+        replay_error: see :func:`uneven_bench.elastic.replay.error`; None without a replay.
+        sync: our policy.
+        replay_rounding: the distance of two replays that add the replicas of each merge in opposite orders, by the same
+            measure: the effect of rounding. None without merges.
     """
 
     played: Played
@@ -44,7 +44,7 @@ class JudgedRun:
 
 
 def of(played: Played, workload: CountedWorkload, folder: Path, sync: str = "bsp") -> JudgedRun:
-    """Judge a run whose files are in this folder."""
+    """Judge a run from the files in its folder."""
     if at_own_pace(sync):
         return _of_updates(played, workload, folder, sync)
     if sync != "bsp":
@@ -64,7 +64,7 @@ def of(played: Played, workload: CountedWorkload, folder: Path, sync: str = "bsp
 
 
 def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: str) -> JudgedRun:
-    """The same where replicas are merged now and then."""
+    """Judge a run whose replicas are merged now and then."""
     books = _books(folder)
     ended = [log.pid for log in played.logs if log.digest]
     merged = merges.merged(played.logs, books)
@@ -93,7 +93,7 @@ def _of_merges(played: Played, workload: CountedWorkload, folder: Path, sync: st
 
 
 def _of_updates(played: Played, workload: CountedWorkload, folder: Path, sync: str) -> JudgedRun:
-    """The same where each worker gives to a parameter server when it likes: two runs differ, so nothing is replayed."""
+    """Judge a run with a parameter server: two such runs differ, so nothing is replayed."""
     found = (updates.read(path.read_text().splitlines(keepends=True)) for path in folder.glob("updates-*.jsonl"))
     books = [one for one in found if one is not None]
     kept, steps = updates.history(played.logs, books), logs.history(played.logs)
@@ -142,7 +142,7 @@ def _replayed(
 
 
 def told(runs: Sequence[JudgedRun]) -> dict[str, Any]:
-    """All runs of one arm in one case, for JSON: what was not over is None."""
+    """Return all runs of one arm in one case as JSON; a run that did not end is None."""
     events = [
         _event(event, pause_s) for run in runs for event, pause_s in zip(run.played.events, run.pauses_s, strict=True)
     ]
@@ -196,7 +196,7 @@ def _pauses(events: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the whole bench, of all cases that were played."""
+    """Return the figures of the whole bench."""
     ours = [case[OURS] for name, case in found.items() if name not in (OVERHEAD, *SPOT) and OURS in case]
     events = [event for case in ours for event in case["events"]]
     small = [event for name, case in found.items() if name in ("faults", "stop", "cut") and OURS in case

@@ -1,7 +1,7 @@
-"""``python -m uneven_bench.elastic.forked_torchrun …`` is ``torchrun …``, but its workers are forks of it.
+"""``python -m uneven_bench.elastic.forked_torchrun …`` is ``torchrun …`` with forked workers.
 
-They need not import torch then, which on a machine of one's own nobody else would notice, and here everybody would. The
-same is done for the launchers of the other arms: see :mod:`uneven_bench.forked.run`.
+Forks need not import torch, which would slow all processes of this shared machine. The launchers of the other arms do
+the same: see :mod:`uneven_bench.forked.run`.
 """
 
 from __future__ import annotations

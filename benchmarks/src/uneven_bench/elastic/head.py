@@ -1,6 +1,6 @@
-"""What the workers of a rival meet at, in a process of its own that nothing happens to: ``… KIND FILE ADDRESS``.
+"""The meeting point of a rival's workers, in a process without faults: ``… KIND FILE ADDRESS``.
 
-Its address is written to the file. ``lighthouse`` is torchft's, ``store`` a TCPStore for torchrun's agents.
+It writes its address to the file. ``lighthouse`` is torchft's, ``store`` a TCPStore for torchrun's agents.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _LOOK_EVERY_S = 1.0
 
 
 def main(kind: str, where: Path, here: str) -> None:
-    """Serve until it is killed; ``here`` is where the others see it."""
+    """Serve until it is killed; ``here`` is its address for the others."""
     served: Any
     if kind == "lighthouse":
-        os.environ.setdefault("RUST_LOG", "error")  # else it prints every quorum; read when it is imported
+        os.environ.setdefault("RUST_LOG", "error")  # else it prints every quorum; torchft reads it at its import
         from torchft.coordination import LighthouseServer
 
         served = LighthouseServer(bind="0.0.0.0:0", min_replicas=1)

@@ -1,6 +1,6 @@
 """``python -m uneven_bench.elastic.inside NAMESPACE NAME HOSTS MODULE …``: MODULE, on an emulated network.
 
-NAMESPACE is the file of a network namespace, NAME what the machine is called there, HOSTS its ``/etc/hosts``.
+NAMESPACE is the file of a network namespace, NAME the machine's host name, HOSTS its ``/etc/hosts``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     kernel.enter(descriptor, kernel.NEW_NETWORK)
     os.close(descriptor)
     kernel.unshare(_NEW_NAME)
-    socket.sethostname(name)  # torchft tells others this name
+    socket.sethostname(name)  # torchft sends this name to the others
     kernel.own_shared_memory()
     kernel.own_hosts(hosts)
     sys.argv = [module, *rest]

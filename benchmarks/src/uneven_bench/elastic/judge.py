@@ -1,4 +1,4 @@
-"""Judges of ``uneven bench elastic``: what the logs of the workers say about a run with faults."""
+"""Judges of ``uneven bench elastic``, which check a run with faults from the logs of its workers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """How often samples were used.
+    """Counts of wrongly used samples.
 
     Attributes:
-        lost: samples of epochs that are over which are in no step.
-        twice: how many times a sample was used once too often in its epoch.
-        more: steps of epochs that are over beyond the least that they take.
+        lost: samples of finished epochs in no step.
+        twice: repeated uses of a sample in an epoch.
+        more: steps of finished epochs beyond the least number.
     """
 
     lost: int
@@ -48,13 +48,13 @@ def ledger(steps: Sequence[LoggedStep], samples: int, global_batch: int) -> Samp
 
 
 def gaps(steps: Sequence[LoggedStep]) -> list[int]:
-    """Numbers that are missing among the steps, from 0 on."""
+    """Return the step numbers that are missing, from 0 on."""
     there = {step.number for step in steps}
     return [number for number in range(max(there, default=-1)) if number not in there]
 
 
 def disagreements(logs: Sequence[WorkerLog]) -> list[int]:
-    """Steps that two workers of one life wrote down with different samples and both went on from."""
+    """Return the steps that two workers of one life logged with different samples and both continued from."""
     held: dict[tuple[float, int], set[tuple[int, ...]]] = {}
     for log in logs:
         went_on = log.steps if log.digest else log.steps[:-1]
@@ -64,20 +64,19 @@ def disagreements(logs: Sequence[WorkerLog]) -> list[int]:
 
 
 def unequal(logs: Sequence[WorkerLog]) -> int:
-    """How many different sets of parameters the workers ended with, less one."""
+    """Return the number of different final sets of parameters, less one."""
     return max(0, len({log.digest for log in logs if log.digest}) - 1)
 
 
 def progress(
     logs: Sequence[WorkerLog], hurt: Iterable[tuple[int, float, float]] = ()
 ) -> list[tuple[float, int]]:
-    """When the run as a whole had first taken each step, in the order of time: the moment and the step's number.
+    """Return the moment and the number of each first step of the run as a whole, in the order of time.
 
-    A step counts once every worker of that life that took it had; one that is taken again after a restart counted
-    already.
+    A step counts once every worker of that life that took it had; a repeated step after a restart counted already.
 
     Args:
-        hurt: a process, and since and until when it was hurt. What it did meanwhile does not count.
+        hurt: process, start and end of its fault. Its steps in between do not count.
     """
     times_s: dict[int, list[tuple[float, float]]] = {}
     for pid, since_s, until_s in hurt:
@@ -101,15 +100,15 @@ def progress(
 
 
 def pause_s(moments: Sequence[tuple[float, int]], since_s: float, until_s: float) -> float:
-    """How much longer the longest step of a stretch took than a usual one; infinite if the run never went on.
+    """Return the excess of the longest step of a stretch over a usual one; infinite if the run never continued.
 
     Args:
         moments: see :func:`progress`.
-        since_s: when something happened.
-        until_s: until when its consequences count; the step under way then is the last one.
+        since_s: the moment of the fault.
+        until_s: the end of its consequences; the step under way then is the last one.
 
     Raises:
-        ValueError: less than two steps before it, so that nobody knows the usual time.
+        ValueError: less than two steps before it, so the usual time is unknown.
     """
     times_s = [at_s for at_s, _ in moments]
     before_s = [b - a for a, b in pairwise(times_s) if b <= since_s][-SETTLED:]
@@ -120,29 +119,25 @@ def pause_s(moments: Sequence[tuple[float, int]], since_s: float, until_s: float
 
 
 def step_s(moments: Sequence[tuple[float, int]]) -> float:
-    """The median of a step; NaN where there are none.
-
-    Args:
-        moments: see :func:`progress`.
-    """
+    """Return the median of a step, NaN without steps. For ``moments`` see :func:`progress`."""
     times_s = [at_s for at_s, _ in moments]
     return median(b - a for a, b in pairwise(times_s)) if len(times_s) > 1 else math.nan
 
 
 def useful(steps: Iterable[LoggedStep], since_s: float, until_s: float) -> int:
-    """Samples that were used, each once an epoch, in the steps of a stretch of time."""
+    """Return the samples used in the steps of a stretch of time, each once an epoch."""
     return len({(step.epoch, sample) for step in steps if since_s < step.at_s <= until_s for sample in step.ids})
 
 
 def capacity(
     present: Sequence[tuple[float, int]], until_s: float, rate_per_s: Callable[[int], float]
 ) -> float:
-    """Samples that the workers that were there could have trained on, were nothing ever disturbed.
+    """Return the samples that the present workers could have trained on without any fault.
 
     Args:
-        present: from when on so many were there, in order of time.
+        present: moment → number of workers from then on, in order of time.
         until_s: end of the last one.
-        rate_per_s: samples/s of an undisturbed run of so many workers.
+        rate_per_s: number of workers → samples/s of an undisturbed run.
     """
     ends_s = [*(at_s for at_s, _ in present[1:]), until_s]
     return math.fsum(
@@ -151,7 +146,7 @@ def capacity(
 
 
 def between(measured: dict[int, float]) -> Callable[[int], float]:
-    """Samples/s of any number of workers, linear between the numbers that were measured and in proportion beyond."""
+    """Return samples/s by number of workers, linear between the measured numbers and in proportion beyond."""
     counts = sorted(measured)
 
     def rate_per_s(count: int) -> float:

@@ -1,4 +1,4 @@
-"""What each worker of ``uneven bench elastic`` writes down, a line for each step, and how it is read."""
+"""The log of each worker of ``uneven bench elastic``, a line for each step, and its reader."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from uneven.errors import JournalError
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """A step that a worker has taken.
+    """A step of a worker.
 
     Attributes:
-        at_s: when the optimizer had stepped, on the clock that all processes of a machine share.
-        number: how many steps the parameters had taken before.
-        ids: the samples whose gradient is in this step, each as often as it is.
+        at_s: the end of the optimizer's step, on the clock that all processes of a machine share.
+        number: the steps of the parameters before it.
+        ids: the samples in its gradient, each as often as it is in it.
     """
 
     at_s: float
@@ -27,15 +27,15 @@ class LoggedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLog:
-    """What one worker process wrote.
+    """The log of one worker process.
 
     Attributes:
-        parent: its launcher, or whoever started it.
-        life: which start of all workers it belongs to, where a system starts them all anew; steps of a later life
-            undo those of an earlier one with the same number.
-        struck_s: when it was hurt by itself, as it had been told; None if never.
-        inside: whether it was in an exchange then.
-        digest: of its parameters when it came to its end; "" if it never did.
+        parent: its launcher or parent process.
+        life: the start of all workers that it belongs to, if a system starts them all again; steps of a later life undo
+            those of an earlier one with the same number.
+        struck_s: when it struck itself on an order; None if never.
+        inside: True if it was in an exchange then.
+        digest: of its final parameters; "" if it did not end.
     """
 
     pid: int
@@ -49,36 +49,32 @@ class WorkerLog:
 
 
 def first_line(pid: int, parent: int, life: float, at_s: float) -> str:
-    """Who writes."""
     return json.dumps({"pid": pid, "parent": parent, "life": life, "at_s": at_s})
 
 
 def step_line(step: LoggedStep) -> str:
-    """A step."""
     return json.dumps([step.at_s, step.number, step.epoch, step.ids])
 
 
 def struck_line(at_s: float, inside: bool) -> str:
-    """The worker is about to be hurt."""
     return json.dumps({"struck_s": at_s, "inside": inside})
 
 
 def last_line(digest: str) -> str:
-    """The worker has come to its end."""
     return json.dumps({"digest": digest})
 
 
 def read(lines: Iterable[str]) -> WorkerLog | None:
-    """A worker's log; None before its first line. A last line that is not whole is left out.
+    """Read a worker's log; None before its first line. An incomplete last line is left out.
 
     Raises:
-        JournalError: a line is none of ours.
+        JournalError: an unknown line.
     """
     log: WorkerLog | None = None
     steps: list[LoggedStep] = []
     for line in lines:
         if not line.endswith("\n"):
-            break  # its writer was killed, or is not done yet
+            break  # its writer was killed, or is still writing
         told = json.loads(line)
         match told:
             case {"pid": int(pid), "parent": int(parent), "life": int() | float() as life, "at_s": float(at_s)}:
@@ -95,11 +91,7 @@ def read(lines: Iterable[str]) -> WorkerLog | None:
 
 
 def history(logs: Sequence[WorkerLog]) -> list[LoggedStep]:
-    """The steps that are in the model in the end, in order: of each number the last one from which its worker went on.
-
-    The worker that wrote a step may have died before the others took it again, or wake up and find that they have; then
-    that is the last that it writes. A later life undoes everything from the step on from which it went on.
-    """
+    """Return the final steps in order: of each number the last one from which its worker continued."""
     last: dict[int, LoggedStep] = {}
     for life in sorted({log.life for log in logs}):
         taken: dict[int, tuple[bool, float, LoggedStep]] = {}

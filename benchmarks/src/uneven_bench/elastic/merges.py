@@ -1,8 +1,8 @@
-"""What workers write down where replicas are merged now and then, and which samples are in which merge.
+"""Logs of merges, for policies that merge replicas now and then, and the samples in each merge.
 
-Under such a policy the gradient of a step is that of one worker alone. Its samples count once a merge holds the step,
-so each worker writes down its own steps, in its log, and the merges, in a file of its own; who is in a merge is what
-the run believes. That the belief is right, the replay says: it comes to other parameters if anybody else was in one.
+Under such a policy the gradient of a step is that of one worker. Its samples count once a merge holds the step, so each
+worker logs its steps in one file and its merges in another. The logged contributors are the belief of the run; the
+replay proves it, because a wrong contributor gives other parameters.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 
 @dataclass(frozen=True, slots=True)
 class LoggedMerge:
-    """A merge that a worker has taken part in.
+    """A merge in which a worker took part.
 
     Attributes:
         number: exchanges of the run before it.
-        upto: how many steps the parameters had taken.
-        workers: whose replicas are in it.
-        digest: of what came of it.
-        groups: of these workers, each of which has merged among itself; none where all have.
-        group: of these, that of who wrote it down.
+        upto: the steps of the parameters.
+        workers: those whose replicas are in it.
+        digest: of its result.
+        groups: the groups of these workers that merged among themselves; empty if all merged together.
+        group: the group of the writer.
     """
 
     number: int
@@ -35,18 +35,18 @@ class LoggedMerge:
     group: tuple[int, ...] = ()
 
     def agrees(self, other: LoggedMerge) -> bool:
-        """Whether two workers hold the same of it; what came of it is the same within a group."""
+        """Return whether two logs of a merge agree; results are equal within a group only."""
         same = (self.upto, self.workers, self.groups) == (other.upto, other.workers, other.groups)
         return same and (self.digest == other.digest or self.group != other.group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeLog:
-    """What one worker wrote of its merges.
+    """One worker's log of its merges.
 
     Attributes:
         since: number of its first merge.
-        donor: the worker whose state it was given; −1 for none.
+        donor: the worker that sent it its state; −1 for none.
     """
 
     pid: int
@@ -57,17 +57,15 @@ class MergeLog:
 
 
 def first_line(pid: int, worker: int, since: int, donor: int) -> str:
-    """Who writes."""
     return json.dumps([pid, worker, since, donor])
 
 
 def merge_line(merge: LoggedMerge) -> str:
-    """A merge."""
     return json.dumps([merge.number, merge.upto, merge.workers, merge.digest, merge.groups, merge.group])
 
 
 def read(lines: Iterable[str]) -> MergeLog | None:
-    """A worker's merges; None before its first line. A last line that is not whole is left out."""
+    """Read a worker's merges; None before its first line. An incomplete last line is left out."""
     whole = [json.loads(line) for line in lines if line.endswith("\n")]
     if not whole:
         return None
@@ -80,9 +78,7 @@ def read(lines: Iterable[str]) -> MergeLog | None:
 
 
 def held(books: Sequence[MergeLog], ended: Iterable[int]) -> dict[int, list[LoggedMerge]]:
-    """Number → what workers that went on from it hold a merge to be; more than one where they disagree.
-
-    Who dies right after a merge may have been in one that the others have made again without it.
+    """Return by number the merges that workers which continued have logged; more than one if they disagree.
 
     Args:
         ended: processes that came to their end.
@@ -98,7 +94,7 @@ def held(books: Sequence[MergeLog], ended: Iterable[int]) -> dict[int, list[Logg
 
 @dataclass(frozen=True, slots=True)
 class MergedSteps:
-    """What is in one merge.
+    """The contents of one merge.
 
     Attributes:
         steps: worker → its steps since the merge before.
@@ -109,7 +105,7 @@ class MergedSteps:
 
 
 def merged(logs: Sequence[WorkerLog], books: Sequence[MergeLog]) -> list[MergedSteps]:
-    """All merges that are in the model in the end, in order."""
+    """Return all merges in the final model, in order."""
     by_pid = {log.pid: log for log in logs}
     steps = {book.worker: by_pid[book.pid].steps for book in books if book.pid in by_pid}
     since, found = 0, []
@@ -124,9 +120,9 @@ def merged(logs: Sequence[WorkerLog], books: Sequence[MergeLog]) -> list[MergedS
 def in_the_end(
     all_merged: Sequence[MergedSteps], books: Sequence[MergeLog], ended: Iterable[int]
 ) -> set[tuple[int, int]]:
-    """Worker and number of each step that is in the replica of any worker which came to its end.
+    """Return worker and number of each step in the replica of any worker that ended.
 
-    Where workers merge in groups, what one has learnt may be lost with the last that holds it.
+    If workers merge in groups, a step is lost with the last worker that holds it.
 
     Args:
         ended: processes that came to their end.
@@ -145,7 +141,7 @@ def in_the_end(
 
 
 def history(all_merged: Sequence[MergedSteps], kept: Collection[tuple[int, int]]) -> list[LoggedStep]:
-    """The merges as steps of the run: which samples each holds, one for each epoch.
+    """Return the merges as steps of the run, with their samples, one for each epoch.
 
     Args:
         kept: worker and number of the steps that count.

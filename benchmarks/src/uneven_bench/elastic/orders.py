@@ -1,4 +1,4 @@
-"""The bench's side of a run: what all workers are told, and what their logs say so far."""
+"""The bench's side of a run: its orders to all workers, and a reader of their logs so far."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FOR_EVER = 1_000_000_000
 
 
 class Orders:
-    """Writes what :class:`uneven_bench.elastic.worker.Control` reads.
+    """A writer of the file that :class:`uneven_bench.elastic.worker.Control` reads.
 
     Args:
-        until: the first step that nobody takes yet.
+        until: the first step that the workers must not take yet.
     """
 
     def __init__(self, folder: Path, until: int = _FOR_EVER) -> None:
@@ -31,30 +31,31 @@ class Orders:
         self._write()
 
     def until(self, step: int) -> None:
-        """Let everybody train up to this step."""
+        """Let all workers train up to this step."""
         self._told["until"] = step
         self._write()
 
     def end(self, step: int) -> None:
-        """The run ends before this step; nobody may have come so far, so let them wait for it first."""
+        """End the run before this step. The workers must wait for it first: none may have come so far."""
         self._told["end"] = step
         self._write()
 
     def strike(self, pids: Iterable[int], step: int, kind: str, moment: str, fraction: float) -> None:
-        """Let workers hurt themselves in a step that nobody has begun."""
+        """Let workers strike themselves in a step that none has begun."""
         self._told["faults"] += [
             {"pid": pid, "step": step, "kind": kind, "moment": moment, "fraction": fraction} for pid in pids
         ]
         self._write()
 
     def _write(self) -> None:
+        # Rename a whole file into place: workers read it at any time.
         half = self._path.with_suffix(".half")
         half.write_text(json.dumps(self._told))
         half.replace(self._path)
 
 
 class Tail:
-    """One worker's log while it grows."""
+    """One worker's growing log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,12 +65,13 @@ class Tail:
         self.log: WorkerLog | None = None
         self.reached = -1
         self.at_s = float("-inf")
-        self.over = False  # its writer has ended, and all that it wrote is read
+        self.over = False  # its writer has ended, and all its lines are read
 
     def look(self) -> None:
-        """Read what has been added."""
+        """Read the new lines."""
         if self.over:
             return
+        # Look at the process before the file: a process that ends in between has its last lines read.
         self.over = self.log is not None and not exists(self.log.pid)
         with self._path.open(encoding="utf-8") as file:
             file.seek(self._place)
@@ -86,14 +88,13 @@ class Tail:
 
 
 class Logs:
-    """All workers' logs of a run, as far as they have come."""
+    """All workers' logs of a run, as far as they are written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tails: dict[str, Tail] = {}
 
     def look(self) -> None:
-        """Read what has been added."""
         for name in os.listdir(self._folder):
             if name.startswith("worker-") and name not in self._tails:
                 self._tails[name] = Tail(self._folder / name)
@@ -102,27 +103,26 @@ class Logs:
 
     @property
     def reached(self) -> int:
-        """The highest step that anybody has taken; −1 before the first."""
+        """The highest step of any worker; −1 before the first."""
         return max((tail.reached for tail in self._tails.values()), default=-1)
 
     def alive(self) -> list[Tail]:
-        """Workers whose process exists, in the order in which they came."""
+        """Return the workers whose process exists, in the order of their start."""
         found = [tail for tail in self._tails.values() if tail.log and not tail.over and exists(tail.log.pid)]
         return sorted(found, key=lambda tail: tail.log.began_s if tail.log else 0.0)
 
     def of(self, pids: Sequence[int]) -> list[Tail]:
-        """Logs of these workers, or of those that these processes have started."""
+        """Return the logs of these workers, or of those that these processes have started."""
         return [tail for tail in self._tails.values() if tail.log and {tail.log.pid, tail.log.parent} & set(pids)]
 
     def all(self) -> list[WorkerLog]:
-        """Everything that was written."""
         self.look()
         found = (logs.read(tail.lines) for tail in self._tails.values())
         return [log for log in found if log is not None]
 
 
 def exists(pid: int) -> bool:
-    """Whether a process runs, or is stopped."""
+    """Return whether a process runs, or is stopped."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -130,5 +130,4 @@ def exists(pid: int) -> bool:
 
 
 def now_s() -> float:
-    """The clock of all logs."""
     return time.monotonic()

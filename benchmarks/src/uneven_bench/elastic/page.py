@@ -13,7 +13,6 @@ from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     found = [
         _faults(name, case) for name, case in result["cases"].items() if name not in (OVERHEAD, *SPOT) and case
     ]

@@ -1,4 +1,4 @@
-"""Plays a case on one arm: starts it, hurts it, lets newcomers join, ends it, and keeps what was written."""
+"""A player that runs a case on one arm: starts it, applies faults, adds newcomers, ends it, and keeps the logs."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _WAKES_WITHIN_S = 20.0
 _ENDS_WITHIN_S = 60.0
 _GONE_WITHIN_S = 5.0
 _AHEAD = 8
-"""Steps until a fault that a worker brings upon itself, so that it hears of it in time."""
+"""Steps until a worker strikes itself, so that it reads the order in time."""
 
 _COMES_WITHIN_S = 0.8
-"""A newcomer is usually there after as long, from when it was started."""
+"""The usual seconds from a newcomer's start to its first step."""
 
 _AFTERWARDS = 3
-"""Steps after a fault that count to its consequences, beside those until the next exchange."""
+"""Steps after a fault that count as its consequences, in addition to those until the next exchange."""
 
 _SAID = 6000
-"""Characters of what a run has printed that are kept when it does not come to its end."""
+"""Characters of output that are kept of a run that does not end."""
 
 Told = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultEvent:
-    """Something that happened to a run.
+    """A fault or another event of a run.
 
     Attributes:
         kind, moment: as in :class:`uneven_bench.elastic.cases.PlannedFault`.
         at_s: when it happened.
         until_s: when its consequences were over.
-        victims: processes that were hurt.
-        inside: whether somebody was in an exchange; None where nobody knows.
-        went_on: whether a survivor took a step afterwards.
-        out_s: of somebody told to leave, how long it took until its process had ended.
-        ended: survivors whose processes ended of it.
+        victims: the processes that it hit.
+        inside: True if a victim was in an exchange; None if unknown.
+        went_on: True if a survivor took a step afterwards.
+        out_s: seconds from SIGTERM to the end of the process.
+        ended: survivors whose processes ended because of it.
     """
 
     kind: str
@@ -70,15 +70,14 @@ class FaultEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        woke: what workers that were stopped or cut off did after they had been let go on: how many joined again,
-            ended, or hung.
-        left: processes that were there when the run had ended.
-        over: whether it came to its end.
-        said: what launchers and workers have printed, where it did not; the last of it.
-        since_s: when the trace began; 0 where there is none.
+        woke: workers that joined again, ended or hung after a stop or a cut.
+        left: processes that remained after the end of the run.
+        over: True if it came to its end.
+        said: the end of the output of launchers and workers, if it did not.
+        since_s: when the trace began; 0 without one.
     """
 
     logs: tuple[WorkerLog, ...]
@@ -96,7 +95,7 @@ class Player:
     Args:
         until: see :class:`uneven_bench.elastic.orders.Orders`.
         steps_apart: from one exchange to the next.
-        together: whether all workers take the same steps.
+        together: True if all workers take the same steps.
     """
 
     def __init__(self, arm: ElasticArm, steps_apart: int = 1, *, together: bool = True, **orders: int) -> None:
@@ -109,7 +108,7 @@ class Player:
         self.woke = {"joined again": 0, "ended": 0, "hung": 0}
 
     def start(self, workers: int, ready: int = 1) -> None:
-        """Start workers, and wait until all have taken so many steps.
+        """Start workers, and wait until all have taken ``ready`` steps.
 
         Raises:
             LaunchError: they have not, in a minute and a half.
@@ -126,7 +125,7 @@ class Player:
             raise LaunchError(f"{workers} workers have not trained within {_STARTS_WITHIN_S:g} s:\n{said}")
 
     def wait(self, holds: Callable[[], bool], within_s: float) -> bool:
-        """Look at the logs until something holds; whether it did in time."""
+        """Look at the logs until ``holds()``; False after ``within_s``."""
         until_s = now_s() + within_s
         while True:
             self.logs.look()
@@ -137,7 +136,7 @@ class Player:
             time.sleep(_LOOK_EVERY_S)
 
     def suffer(self, fault: PlannedFault, dice: Random, settled: int = SETTLED) -> bool:
-        """Let a fault happen and replace who is lost; False if nobody went on.
+        """Apply a fault and replace the lost workers; False if no worker continued.
 
         Args:
             settled: steps to wait for before it.
@@ -146,6 +145,7 @@ class Player:
         if not self.wait(lambda: self.logs.reached >= settled, _GOES_ON_WITHIN_S):
             return False
         there = self.logs.alive()
+        # The meeting point is on the first machine, so its line stays up.
         able = [tail for tail in there if fault.kind != "cut" or self._place(tail) > 0]
         chosen = dice.sample(able, min(fault.victims, len(there) - 1))
         victims = tuple(tail.log.pid for tail in chosen if tail.log)
@@ -187,7 +187,7 @@ class Player:
         return bool(others)
 
     def _await_newcomers(self, workers: int) -> None:
-        """Until all that are there train, and so many are there."""
+        """Wait until all present workers train, ``workers`` at least."""
 
         def settled() -> bool:
             return len(self._training()) >= workers and all(tail.reached >= 0 for tail in self.logs.alive())
@@ -195,15 +195,15 @@ class Player:
         self.wait(settled, _STARTS_WITHIN_S)
 
     def _training(self) -> list[Tail]:
-        """Workers that take part.
-
-        Between two exchanges one may be as many steps behind as there are, and more where each takes its own.
-        """
+        """Return the workers that take part."""
         if not self._together:
             return [tail for tail in self.logs.alive() if tail.reached >= 0]
+        # Between two exchanges a worker may be behind by the steps of a whole period.
         return [tail for tail in self.logs.alive() if tail.reached >= self.logs.reached - 1 - self._steps_apart]
 
     def _strike(self, fault: PlannedFault, victims: tuple[int, ...], chosen: list[Tail]) -> tuple[float, bool | None]:
+        # Only the worker knows when its exchange begins, so it strikes itself, in a step far enough ahead for all to
+        # see it.
         if fault.moment != "any":
             self.orders.strike(victims, self.logs.reached + _AHEAD, fault.kind, fault.moment, fault.fraction)
             self.wait(lambda: all(tail.log and tail.log.struck_s for tail in chosen), _GOES_ON_WITHIN_S)
@@ -218,6 +218,7 @@ class Player:
                 self.arm.machines.cut(self._place(tail))
             return at_s, None
         number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "leave": signal.SIGTERM}[fault.kind]
+        # Wait for a step to begin, then for a part of its length: the moment is a fraction of a step.
         times_s = [tail.at_s for tail in chosen]
         reached = self.logs.reached
         self.wait(lambda: self.logs.reached > reached, _GOES_ON_WITHIN_S)
@@ -234,7 +235,7 @@ class Player:
     def _strike_while_one_joins(
         self, fault: PlannedFault, first: int, dice: Random
     ) -> tuple[float, bool | None, tuple[int, ...]]:
-        """Kill one, let another one come, and kill one of all that are there while that may be under way."""
+        """Kill one worker, start a newcomer, and kill any present worker while the join may be under way."""
         at_s = now_s()
         os.kill(first, signal.SIGKILL)
         joining = None if self.arm.restarts else self.arm.join()
@@ -248,7 +249,7 @@ class Player:
         return at_s, None, (first, second)
 
     def _told_to_leave(self, pid: int) -> int:
-        """Who has to be told: torchrun's agent passes it on, the others' workers are told themselves."""
+        """Return the process that gets SIGTERM: torchrun's agent forwards it, the others' workers get it themselves."""
         log = next(tail.log for tail in self.logs.of([pid]) if tail.log and tail.log.pid == pid)
         return log.parent if isinstance(self.arm, TorchrunArm) else pid
 
@@ -257,12 +258,11 @@ class Player:
         return now_s() - at_s
 
     def _place(self, tail: Tail) -> int:
-        """The machine of a worker."""
         assert tail.log is not None
         return self.arm.place_of(tail.log.pid, tail.log.parent)
 
     def _wake(self, victims: tuple[int, ...], chosen: list[Tail]) -> None:
-        """Let those that were stopped or cut off go on, and see what they do. Who hangs is killed."""
+        """Continue the victims that were stopped or cut off, count their fates, and kill those that hang."""
         reached = self.logs.reached
         for pid, tail in zip(victims, chosen, strict=True):
             if self.arm.machines is not None:
@@ -288,7 +288,7 @@ class Player:
         return any(tail.reached > reached for tail in self.logs.of([pid]))
 
     def join(self) -> bool:
-        """Let one more join; whether it has trained."""
+        """Start a newcomer, and return whether it has trained."""
         before = {tail.log.pid for tail in self.logs.alive() if tail.log}
         at_s = now_s()
         self.arm.join()
@@ -304,7 +304,7 @@ class Player:
         return came
 
     def follow(self, trace: SpotTrace, told: Told) -> float:
-        """Let machines come and go as a trace says; when it began."""
+        """Let machines come and go along a trace, and return the time of its beginning."""
         machines: dict[int, Script] = {machine: self.arm.join() for machine in trace.first}
         self._await_workers(trace.stay + len(trace.first), 1)
         since_s = now_s()
@@ -331,7 +331,7 @@ class Player:
                 os.kill(pid, signal.SIGTERM if notice else signal.SIGKILL)
 
     def end(self) -> bool:
-        """Let all take the same last step, where they take the same ones; whether all came to their end."""
+        """Let all workers take the same last step, if their steps are common, and return whether all ended."""
         self.logs.look()
         if not self._together:
             self.orders.end(0)
@@ -347,7 +347,7 @@ class Player:
         return self.wait(lambda: not self.logs.alive(), _ENDS_WITHIN_S) and there
 
     def played(self, over: bool, since_s: float = 0.0) -> Played:
-        """What came of it. Of the processes that belong to the run none is there afterwards."""
+        """Return the result, after all processes of the run have ended."""
         self.arm.close_head()
         self.wait(lambda: not any(True for _ in running(self.arm.folder)), _GONE_WITHIN_S if over else 0.0)
         left = sum(1 for _ in running(self.arm.folder))
@@ -359,7 +359,7 @@ class Player:
 
 @contextmanager
 def playing(arm: ElasticArm, **orders: Any) -> Iterator[Player]:
-    """A player whose run leaves no process behind."""
+    """Yield a player whose run leaves no process behind."""
     player = Player(arm, **orders)
     try:
         yield player
@@ -371,7 +371,8 @@ def playing(arm: ElasticArm, **orders: Any) -> Iterator[Player]:
 
 
 def sweep(folder: Path) -> None:
-    """End what still belongs to a run."""
+    """Kill all remaining processes of a run."""
+    # A process may fork while the list is made, so look until none is left.
     while left := list(running(folder)):
         for one in left:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The steps that a run committed, taken again in one process: the judge of what was in each sum."""
+"""A replay of the committed steps of a run in one process, which judges the contents of each sum."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from uneven_bench.elastic.workload import CountedWorkload, weights
 
 
 def replay(workload: CountedWorkload, steps: Sequence[LoggedStep]) -> list[torch.Tensor]:
-    """The parameters after these steps, each on the mean gradient of its samples, in the order of
-    :func:`uneven_bench.elastic.workload.weights`."""
+    """Return the parameters after these steps, in the order of :func:`uneven_bench.elastic.workload.weights`."""
     model = workload.model()
     optimizer = workload.optimizer(model)
     data = workload.data()
@@ -47,14 +46,14 @@ class ReplayedWorker:
         self.samples = 0
 
     def copy(self) -> ReplayedWorker:
-        """A newcomer that is given its state."""
+        """Return a newcomer with this worker's state."""
         other = ReplayedWorker(self._workload)
         other.model.load_state_dict(self.model.state_dict())
         other._optimizer.load_state_dict(deepcopy(self._optimizer.state_dict()))
         return other
 
     def step(self, ids: Sequence[int]) -> None:
-        """On these samples; a batch that only fills up a last part teaches nothing."""
+        """Take a step on these samples; a batch that only fills up a last part has no gradient."""
         if ids:
             x, y, _ = self._data.batch(ids)
             F.cross_entropy(self.model.layers(x), y).backward()
@@ -66,11 +65,10 @@ class ReplayedWorker:
         self.samples += len(ids)
 
     def read(self) -> torch.Tensor:
-        """All that is trained, shape (numbers,)."""
+        """Return all trained parameters, shape (numbers,)."""
         return parameters_to_vector(self.model.layers.parameters()).detach()
 
     def write(self, values: torch.Tensor) -> None:
-        """Inverse of :meth:`read`, after a merge."""
         vector_to_parameters(values.clone(), self.model.layers.parameters())
         self.samples = 0
 
@@ -79,11 +77,10 @@ def replay_merges(
     workload: CountedWorkload, sync: str, logs: Sequence[WorkerLog], books: Sequence[MergeLog],
     merged: Sequence[MergedSteps], *, backwards: bool = False,
 ) -> dict[int, list[torch.Tensor]]:  # fmt: skip
-    """Process → its parameters in the end, of those that came to it: the same steps and merges in one process.
+    """Take the same steps and merges in one process, and return process → final parameters, of workers that ended.
 
     Args:
-        backwards: whether the replicas of a merge are added up from the last worker to the first, and not in the order
-            of the run, which is the same but for rounding.
+        backwards: add the replicas of a merge from the last worker to the first; only rounding differs.
     """
     merge = _merge(sync)
     workers = {book.worker: ReplayedWorker(workload) for book in books if book.donor < 0}
@@ -115,7 +112,7 @@ def _merge_group(
     given = [one.read() * count for one, count in zip(those, counts, strict=True)]
     if backwards:
         total = torch.stack(given[::-1]).sum(0)
-    else:  # the ledger comes before the weights, and behind them what they count and who rests
+    else:  # the ledger comes before the weights; the counts and the resting worker come behind them
         total = ring_sum(given, before=workload.samples, behind=_BEHIND)
     kept, outcome = merge.combine(kept, total / sum(counts), sum(counts))
     for one in those:
@@ -130,7 +127,6 @@ def _join(workers: dict[int, ReplayedWorker], books: Sequence[MergeLog], number:
 
 
 def _merge(sync: str) -> Merge:
-    """What a policy does with the replicas."""
     policy = policies.resolve(sync)
     views = (SyncView(rank=0, clock=clock, members=(0, 1)) for clock in range(_CLOCKS))
     exchange: Exchange = next(one for view in views for one in policy.plan(view).exchanges)
@@ -139,14 +135,14 @@ def _merge(sync: str) -> Merge:
 
 _CLOCKS = 64
 _BEHIND = 2
-"""Numbers behind the weights in a merge: what they count, and who rests."""
+"""Numbers behind the weights in a merge: the counts, and the resting worker."""
 
 _LEAST = 2.0**-40
-"""The weight of a replica that has taken no samples, in a mean by samples."""
+"""The weight of a replica without samples, in a mean by samples."""
 
 
 def error(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """How far parameters are off, relative to the largest of each tensor; the worst."""
+    """Return the largest error of parameters of any shape, relative to the largest value of each tensor."""
     return max(
         float((one - other).abs().max() / other.abs().max()) for one, other in zip(found, wanted, strict=True)
     )

@@ -1,8 +1,8 @@
-"""The order in which gloo adds up, so that a replay in one process can do the same to the last bit.
+"""The order in which gloo adds, so that a replay in one process gives the same bits.
 
-gloo's all-reduce (``gloo/allreduce.cc``, ``ring``) cuts a tensor into segments, as many for each place. Those of place
-g begin at place g − 1, which sends them to g − 2; each place adds its own to what it is sent, and g has the sum. So
-the order differs from one part of a tensor to the next.
+gloo's all-reduce (``gloo/allreduce.cc``, ``ring``) cuts a tensor into segments, the same number for each place. Those
+of place g begin at place g − 1, which sends them to g − 2; each place adds its own numbers to the received ones, and g
+has the sum. So the order differs from one part of a tensor to the next.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _LONGEST = 1 << 20
 
 
 def ring_sum(those: Sequence[torch.Tensor], before: int = 0, behind: int = 0) -> torch.Tensor:
-    """The sum of tensors of shape (numbers,), one for each place in order, as gloo adds them up.
+    """Return the sum of tensors of shape (numbers,), one for each place in order, as gloo adds them.
 
     Args:
-        before, behind: numbers that are in the same exchange, before these and behind them.
+        before, behind: numbers in the same exchange, before these and behind them.
     """
     first = those[0]
     count, size, item = len(those), first.numel(), first.element_size()

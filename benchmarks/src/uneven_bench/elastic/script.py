@@ -1,4 +1,4 @@
-"""The script that ``uneven bench elastic`` trains with, one loop for each arm. Its argument is a task in JSON."""
+"""The training script of ``uneven bench elastic``, one loop for each arm. Its argument is a task in JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from uneven_bench.elastic.workload import as_it_is
 
 _EPOCHS = 1_000_000
 _SAVED = 3
-"""Times a checkpoint is saved before the interval is chosen; the median counts."""
+"""Saves before the interval is chosen by their median."""
 
 
 def ours(task: ElasticTask) -> None:
-    """The loop of any script that trains under uneven, with what the bench wants to know beside it."""
+    """Train as any script under uneven, and log for the bench."""
     import uneven
     from uneven_bench.elastic.book import MergeBook
     from uneven_bench.elastic.update_book import UpdateBook
@@ -51,12 +51,12 @@ def ours(task: ElasticTask) -> None:
             worker.stepped(epoch)
         if not on:
             break
-    if own_pace:  # what all have in common is the copy
+    if own_pace:  # the workers have only the server's copy in common
         with session.evaluated():
             worker.ended()
         session.close()
         return
-    if task.told["sync"].startswith("shuffle"):  # where the newest merge of each is that of its group
+    if task.told["sync"].startswith("shuffle"):  # the newest merge of a worker is that of its group, so merge all
         with session.evaluated():
             pass
     worker.ended(None if book is None else book.digest)
@@ -64,9 +64,10 @@ def ours(task: ElasticTask) -> None:
 
 
 def ddp(task: ElasticTask) -> None:
-    """Plain DDP with even parts of the same global batch, and with a checkpoint where there is to be one."""
+    """Train with plain DDP on even parts of the same global batch, with checkpoints on demand."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=task.told["timeout_s"]))
     rank, size = dist.get_rank(), dist.get_world_size()
+    # Rank 0's clock names this life of all workers, so that the logs of a restart can be told apart.
     began = [time.monotonic()]
     dist.broadcast_object_list(began, src=0)
     worker = LoggedWorker(task, life=began[0])
@@ -104,6 +105,7 @@ def ddp(task: ElasticTask) -> None:
 
 def _saved(worker: LoggedWorker, path: os.PathLike[str]) -> float:
     begin_s = time.monotonic()
+    # A kill during the save must not leave half a checkpoint.
     half = worker.folder / "half.pt"
     torch.save({"model": worker.model.state_dict(), "optimizer": worker.optimizer.state_dict()}, half)
     half.replace(path)
@@ -111,13 +113,8 @@ def _saved(worker: LoggedWorker, path: os.PathLike[str]) -> float:
 
 
 def torchft(task: ElasticTask) -> None:
-    """torchft, each worker a replica group of one, with one all-reduce of all gradients by hand or with its own DDP.
-
-    A worker's part of the samples is that of torchft's own sampler: its place among the most groups there can be. The
-    place in an epoch follows from the manager's step, so that a step that is not committed is tried again with the same
-    samples, and a newcomer goes on where the others are.
-    """
-    os.environ.setdefault("RUST_LOG", "error")  # else its servers print every quorum; read when it is imported
+    """Train under torchft, each worker a replica group of one, with one all-reduce by hand or with torchft's DDP."""
+    os.environ.setdefault("RUST_LOG", "error")  # else its servers print every quorum; torchft reads it at its import
     from torch._C._distributed_c10d import TCPStore
     from torchft import DistributedDataParallel as TorchFTDDP
     from torchft import Manager, ProcessGroupGloo
@@ -145,9 +142,11 @@ def torchft(task: ElasticTask) -> None:
         worker.hooked()
     data, groups, slot = worker.workload.data(), task.told["groups"], task.told["slot"]
     each = worker.workload.global_batch // task.told["workers"]
+    # A worker's samples are those of torchft's own sampler: its place among the most groups there can be.
     steps = worker.workload.samples // (groups * each)
     order, ordered = list[int](), -1
     while worker.goes_on():
+        # The manager's step gives the place: a step that is not committed takes the same samples again.
         epoch, place = divmod(manager.current_step(), steps)
         if epoch != ordered:
             order, ordered = worker.workload.order(epoch)[slot::groups], epoch
@@ -163,18 +162,18 @@ def torchft(task: ElasticTask) -> None:
             with worker.exchange():
                 committed = _reduced(manager, model)
         if committed:
-            epoch = (manager.current_step() - 1) // steps  # a newcomer has gone on where the others are
+            epoch = (manager.current_step() - 1) // steps  # a newcomer continues at the others' step
             optimizer.step()
             worker.stepped(epoch)
         else:
             optimizer.zero_grad()
     worker.ended()
     manager.shutdown(wait=False)
-    os._exit(0)  # its threads wait for time-outs
+    os._exit(0)  # its threads would wait for time-outs
 
 
 def _reduced(manager: object, model: torch.nn.Module) -> bool:
-    """Average all gradients in one piece; whether the step counts."""
+    """Average all gradients in one piece, and return whether the step is committed."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     flat = torch.cat([one.flatten() for one in gradients])
     manager.allreduce(flat).wait()  # type: ignore[attr-defined]

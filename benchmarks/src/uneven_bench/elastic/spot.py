@@ -1,4 +1,4 @@
-"""A trace of spot machines that come and go: what part of the capacity that was there became useful samples."""
+"""A trace of spot machines that come and go, and the part of their capacity that became useful samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uneven_bench.elastic.workload import CountedWorkload
 from uneven_bench.show import Progress
 
 STAY = 2
-"""Machines that are always there."""
+"""Machines that are always present."""
 
 _FILE = "traces/spot_traces.npz"
 _ZONES = ("us-east-1c", "us-east-1d", "us-east-1f", "us-west-2a")
@@ -35,10 +35,10 @@ _READY = 5
 
 
 def machines(description: str | None = None) -> tuple[list[tuple[float, ...]], str]:
-    """When each spot machine is there, and where that is recorded.
+    """Return the series of each spot machine, and the name of their record.
 
     Args:
-        description: the name or file of one whose machines come and go; None is our usual record.
+        description: name or file of a cluster description; None is our usual record.
 
     Raises:
         ConfigError, UnknownNameError: there is none, or its record cannot be read.
@@ -53,7 +53,7 @@ def machines(description: str | None = None) -> tuple[list[tuple[float, ...]], s
 
 
 def _described(description: str, those: Sequence[str]) -> list[tuple[float, ...]]:
-    """Series of those machines of a description, or of all that come or go in it."""
+    """Return the series of these machines of a description, or of all that come or go in it."""
     spec = files.load(description)
     named = those or tuple(dict.fromkeys(event.node for event in spec.events))
     if not named:
@@ -72,12 +72,12 @@ def spot(
 
     Args:
         description: see :func:`machines`.
-        rates: samples/s of undisturbed DDP by the number of workers; what is missing is measured first.
+        rates: number of workers → samples/s of undisturbed DDP; missing ones are measured first.
 
     Returns:
         ``goodput``, ``useful`` samples, ``capacity`` (samples), ``seconds``, ``changes``, ``most`` machines,
-        ``rates_per_s`` (undisturbed, by the number of workers), ``record``, ``lost``, ``twice``, ``more_steps``, and
-        ``lived``: whether somebody trained in the end.
+            ``rates_per_s`` (undisturbed, by the number of workers), ``record``, ``lost``, ``twice``, ``more_steps``,
+            and ``lived``: True if a worker trained in the end.
 
     Raises:
         LaunchError: the workers could not be started.
@@ -115,7 +115,7 @@ def spot(
 
 
 def _undisturbed(workload: CountedWorkload, workers: int, seconds: float, folder: Path) -> float:
-    """Samples/s of DDP with so many workers and nothing that happens."""
+    """Return the samples/s of DDP without faults."""
     arm = arms.make(STEADY, workload, folder, least=workers, most=workers, between_faults_s=0.0)
     with playing(arm) as player:
         player.start(workers, ready=_READY)

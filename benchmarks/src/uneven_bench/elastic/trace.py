@@ -1,4 +1,4 @@
-"""Who is there when, after recorded spot availability."""
+"""The presence of machines over time, after recorded spot availability."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from uneven.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A machine comes, or goes.
+    """The arrival or departure of a machine.
 
     Attributes:
         at_s: from the beginning.
-        machine: its place among those that are not always there.
-        notice: whether it is told to go (SIGTERM), and not killed.
+        machine: its place among those that are not always present.
+        notice: it gets SIGTERM, not SIGKILL.
     """
 
     at_s: float
@@ -30,8 +30,8 @@ class SpotTrace:
     """Availability over some time.
 
     Attributes:
-        stay: machines that are always there.
-        first: which of the others are there at the beginning.
+        stay: machines that are always present.
+        first: the others that are present at the beginning.
     """
 
     seconds: float
@@ -41,7 +41,7 @@ class SpotTrace:
 
     @property
     def present(self) -> list[tuple[float, int]]:
-        """From when on so many machines are there."""
+        """The number of machines from each moment on."""
         count = self.stay + len(self.first)
         found = [(0.0, count)]
         for change in self.changes:
@@ -51,17 +51,17 @@ class SpotTrace:
 
     @property
     def most(self) -> int:
-        """Machines that are there at once, at most."""
+        """The largest number of machines at a time."""
         return max(count for _, count in self.present)
 
 
 def window(series: Sequence[Sequence[float]], length: int, changes: int) -> int:
-    """Where a stretch of the series begins that has about so many comings and goings: the first of the best.
+    """Return the first stretch of the series with the best match in comings and goings.
 
     Args:
-        series: one for each machine, all of the same length; a machine is there where its value is not 0.
+        series: one for each machine, all of the same length; a machine is present if its value is not 0.
         length: of the stretch, in values.
-        changes: comings and goings inside it that are wanted.
+        changes: the wanted number of comings and goings in it.
 
     Raises:
         DataError: the series are shorter than the stretch.
@@ -82,7 +82,7 @@ def window(series: Sequence[Sequence[float]], length: int, changes: int) -> int:
 def play(
     series: Sequence[Sequence[float]], begin: int, length: int, *, seconds: float, stay: int, seed: int
 ) -> SpotTrace:
-    """A stretch of the series, made to take so long. Who goes is told so, or killed, as the dice fall."""
+    """Scale a stretch of the series to ``seconds``. Chance decides between notice and kill."""
     dice = Random(f"{seed}/spot")
     step_s = seconds / length
     changes = []
@@ -98,12 +98,12 @@ def play(
 def sampled(
     first: Sequence[bool], moves: Sequence[Sequence[float]], step_s: float, length: int
 ) -> list[tuple[float, ...]]:
-    """Series of machines of which it is known when they come and go by turns.
+    """Return series of machines from the moments at which they come and go by turns.
 
     Args:
-        first: whether each is there at the beginning.
+        first: whether each is present at the beginning.
         moves: when it comes or goes, seconds, in order of time.
-        step_s: between two values; each is what is so in the middle of its step.
+        step_s: between two values; each is the state in the middle of its step.
     """
     return [
         tuple(

@@ -1,4 +1,4 @@
-"""What ``--elastic`` costs while nothing happens: two runs of ours, with it and without, that take turns."""
+"""The cost of ``--elastic`` without faults: two runs of ours, with it and without, that take turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUND_WITHIN_S = 120.0
 
 
 def overhead(quick: bool, folders: Iterator[Path], progress: Progress) -> dict[str, Any]:
-    """Demo or size → ``ratio`` (median over the rounds of step time with ÷ without), ``ratios``, ``step_s`` of both."""
+    """Return demo or size → ``ratio`` (median of step time with ÷ without), ``ratios``, ``step_s`` of both."""
     found = {}
     sizes = (DEMO,) if quick else UNDISTURBED
     rounds = 4 if quick else 20
@@ -70,7 +70,7 @@ def _paired(
 
 
 def _round(player: Player, since: int, steps: int) -> float:
-    """Let one run train for so many steps; the median of a step, without the first, before which it waited."""
+    """Let one run train ``steps`` steps, and return the median of a step, without the first, before which it waited."""
     player.orders.until(since + steps)
     if not player.wait(lambda: min(tail.reached for tail in player.logs.alive()) >= since + steps - 1, _ROUND_WITHIN_S):
         raise LaunchError(f"{steps} steps were not over within {_ROUND_WITHIN_S:g} s:\n{player.arm.said()[-3000:]}")

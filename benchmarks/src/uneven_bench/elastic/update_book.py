@@ -1,4 +1,4 @@
-"""Writes down the updates of one worker at its own pace, and lets it be hurt inside of one. A worker's."""
+"""A log of one worker's updates, which can strike the worker inside an update. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uneven_bench.elastic.worker import LoggedWorker
 
 
 class UpdateBook:
-    """Hangs on what a session gives to the others, before its first batch."""
+    """A hook on the updates that a session sends, set before its first batch."""
 
     digest = None
 
@@ -34,7 +34,7 @@ class UpdateBook:
         self._under_way: AbstractContextManager[None] | None = None
 
     def begins(self) -> None:
-        """The run has let this worker in, and its first batch is about to come."""
+        """Write the first line, after the run has admitted this worker and before its first batch."""
         self._log.write(updates.first_line(os.getpid(), self._session.worker, self._worker.step) + "\n")
 
     def _begins(self, update: int) -> None:

@@ -1,8 +1,7 @@
-"""What workers write down that go at their own pace, and which samples are in an update that has arrived.
+"""Logs of the updates of workers at their own pace, and the samples in each update that has arrived.
 
-A worker's samples count once an update of its own that holds them has arrived where it is kept for all. Each writes
-down which of its steps an update holds before that begins, and when it has arrived; of one that is lost in between,
-the others say whether it has.
+A worker's samples count once an update that holds them has arrived at the server. Each worker logs the steps in an
+update before its begin, and its arrival; if the worker is lost in between, the others log whether it has arrived.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ GIVES, GAVE, LOST = "gives", "gave", "lost"
 
 @dataclass(slots=True)
 class UpdateLog:
-    """What one worker wrote of its updates.
+    """One worker's log of its updates.
 
     Attributes:
-        given: number of an update → how many steps the worker had taken when it began.
-        arrived: numbers of those that it knows to have arrived.
-        lost: worker → the last update of it that others have, as this one has heard.
+        given: number of an update → steps of the worker when it began.
+        arrived: numbers of updates that it knows to have arrived.
+        lost: lost worker → its last update that others have, as reported to this one.
     """
 
     pid: int
@@ -35,17 +34,16 @@ class UpdateLog:
 
 
 def first_line(pid: int, worker: int, since: int) -> str:
-    """Who writes, and how many steps its parameters had taken when it began."""
     return json.dumps([pid, worker, since])
 
 
 def line(kind: str, *numbers: int) -> str:
-    """Something that has happened: an update begins, after so many steps; it has arrived; a worker is lost."""
+    """Return a line: an update begins, after a number of steps; it has arrived; a worker is lost."""
     return json.dumps([kind, *numbers])
 
 
 def read(lines: Iterable[str]) -> UpdateLog | None:
-    """A worker's updates; None before its first line. A last line that is not whole is left out."""
+    """Read a worker's updates; None before its first line. An incomplete last line is left out."""
     whole = [json.loads(one) for one in lines if one.endswith("\n")]
     if not whole:
         return None
@@ -61,7 +59,7 @@ def read(lines: Iterable[str]) -> UpdateLog | None:
 
 
 def disputed(books: Sequence[UpdateLog]) -> list[int]:
-    """Workers of whom two others hold different updates to be the last that has arrived."""
+    """Return the lost workers for which two others log different last updates."""
     said: dict[int, set[int]] = {}
     for book in books:
         for worker, arrived in book.lost.items():
@@ -70,7 +68,7 @@ def disputed(books: Sequence[UpdateLog]) -> list[int]:
 
 
 def history(logs: Sequence[WorkerLog], books: Sequence[UpdateLog]) -> list[LoggedStep]:
-    """The steps that are in updates which have arrived."""
+    """Return the steps in updates that have arrived."""
     by_pid = {log.pid: log for log in logs}
     lost = {worker: arrived for book in books for worker, arrived in book.lost.items()}
     found: list[LoggedStep] = []

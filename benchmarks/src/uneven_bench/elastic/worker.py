@@ -1,4 +1,4 @@
-"""What every loop of ``uneven bench elastic`` needs: its orders, its log, and how a fault is let happen. A worker's."""
+"""The parts of every loop of ``uneven bench elastic``: its orders, its log, and its faults. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from uneven_bench.elastic import logs
 from uneven_bench.elastic.workload import CountedWorkload, Counting, counted, weights
 
 CONTROL = "control.json"
-"""What the bench wants of all workers; see :class:`Control`."""
+"""The file of the bench's orders; see :class:`Control`."""
 
 _LOOK_EVERY_S = 0.005
 _USUAL = 20
@@ -33,13 +33,13 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTask:
-    """What a worker is told.
+    """A worker's task.
 
     Attributes:
-        loop: which way to train, see :mod:`uneven_bench.elastic.script`.
-        folder: where the logs, the orders and the last parameters are.
-        workload: what to train.
-        told: what one loop alone needs.
+        loop: see :mod:`uneven_bench.elastic.script`.
+        folder: for the logs, the orders and the final parameters.
+        workload: the model and its data.
+        told: settings of one loop.
     """
 
     loop: str
@@ -49,16 +49,11 @@ class ElasticTask:
 
     @classmethod
     def of(cls, text: str) -> ElasticTask:
-        """From JSON."""
         return cls(**json.loads(text))
 
 
 class Control:
-    """What the bench wants, read from a file that it may replace at any time.
-
-    All workers see ``until`` before they come to it, so that all wait before the same step. So runs take turns, and
-    nobody has passed ``end``.
-    """
+    """The bench's orders, in a file that it may replace at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / CONTROL
@@ -68,8 +63,10 @@ class Control:
         self._look()
 
     def waits_for(self, step: int) -> bool:
-        """Wait until this step may be taken; False if the run is to end before it."""
+        """Wait until this step may be taken; False if the run ends before it."""
         self._look()
+        # Every worker sees ``until`` before it comes to it, so all wait before the same step and none has passed
+        # ``end``.
         while step >= self._told["until"]:
             if self._told["end"] is not None and step >= self._told["end"]:
                 return False
@@ -78,7 +75,7 @@ class Control:
         return self._told["end"] is None or step < self._told["end"]
 
     def fault(self, step: int) -> dict[str, Any] | None:
-        """What this process is to suffer in this step, or should have before; once."""
+        """Return this process's fault of this step or of an earlier one, once."""
         for number, one in enumerate(self._told["faults"]):
             if one["pid"] == os.getpid() and one["step"] <= step and number not in self._suffered:
                 self._suffered.add(number)
@@ -92,7 +89,7 @@ class Control:
 
 
 class LoggedWorker:
-    """One worker: computes, writes down what it does, and suffers what it is told to.
+    """A worker that computes, logs its steps, and strikes itself on order.
 
     Args:
         life: see :class:`uneven_bench.elastic.logs.WorkerLog`.
@@ -117,21 +114,21 @@ class LoggedWorker:
 
     @property
     def step(self) -> int:
-        """How many steps the parameters have taken."""
+        """The steps that the parameters have taken."""
         return int(self.model.steps)
 
     def goes_on(self) -> bool:
-        """Wait for one's turn; False if the run is over, or this worker leaves."""
+        """Wait for the turn of this worker; False if the run is over, or this worker leaves."""
         if not self.control.waits_for(self.step):
             return False
         self._fault = self._fault or self.control.fault(self.step)
         return not self.leaving
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, net: Any = None) -> torch.Tensor:
-        """The loss of this worker's part, after the time that its device takes for it.
+        """Return the loss of this worker's part (scalar), after the time that its device takes for it.
 
         Args:
-            net: what is called in the place of the model.
+            net: a stand-in for the model.
         """
         seconds = len(y) * self.workload.per_sample_s
         if self._fault is not None and self._fault["moment"] == "between":
@@ -144,10 +141,10 @@ class LoggedWorker:
 
     @contextmanager
     def exchange(self, *, begun: bool = True) -> Iterator[None]:
-        """Around everything in which gradients are exchanged.
+        """Run the body as an exchange of gradients.
 
         Args:
-            begun: whether the exchange begins at once; else :meth:`exchange_begins` is called.
+            begun: False if the caller calls :meth:`exchange_begins` later.
         """
         self._began_s = None
         self._began.clear()
@@ -155,6 +152,7 @@ class LoggedWorker:
         if self._fault is not None and self._fault["moment"] == "exchange":
             usual_s = median(self._exchanges_s) if self._exchanges_s else 0.0
             wait_s = self._fault["fraction"] * usual_s
+            # A thread, because the exchange blocks this one, and a kill must come in the middle of it.
             striker = threading.Thread(target=self._strike_inside, args=(wait_s,), daemon=True)
             striker.start()
         if begun:
@@ -168,28 +166,29 @@ class LoggedWorker:
             striker.join()
 
     def exchange_begins(self, *_: Any) -> None:
-        """The first gradients are there."""
+        """Note that the first gradients exist."""
         if self._began_s is None:
             self._began_s = time.monotonic()
             self._began.set()
 
     def hooked(self) -> None:
-        """Let :meth:`exchange_begins` be called by the gradient that a backward pass has first, that of the output."""
+        """Call :meth:`exchange_begins` at the first gradient of a backward pass, that of the output."""
+        # A backward pass begins at the output, so the last parameter has its gradient first.
         last = list(self.model.layers.parameters())[-1]
         last.register_post_accumulate_grad_hook(self.exchange_begins)
 
     def stepped(self, epoch: int) -> None:
-        """The optimizer has stepped: write down what was in it."""
+        """Log the samples of the optimizer's step."""
         at_s = time.monotonic()
         self._log.write(logs.step_line(logs.LoggedStep(at_s, self.step, epoch, tuple(counted(self.model)))) + "\n")
         self.model.steps += 1
         self.optimizer.zero_grad()
 
     def ended(self, digest: str | None = None) -> None:
-        """The run is over: write down what came of it; after a SIGTERM, nothing.
+        """Log the final digest; after a SIGTERM, nothing.
 
         Args:
-            digest: of what all have in common, where replicas differ; None for that of the parameters.
+            digest: of the common result, if replicas differ; None for that of the parameters.
         """
         if self.leaving:
             return
@@ -201,7 +200,7 @@ class LoggedWorker:
         self._log.write(logs.last_line(found.hexdigest() if digest is None else digest) + "\n")
 
     def leaves_on_sigterm(self) -> None:
-        """Finish the step and leave, for systems that have no word for it."""
+        """Leave after the current step on SIGTERM, for systems without a preemption notice."""
 
         def leave(*_: Any) -> None:
             self.leaving = True
@@ -211,12 +210,13 @@ class LoggedWorker:
     def _strike_inside(self, wait_s: float) -> None:
         self._began.wait()
         time.sleep(wait_s)
-        if self._began_s is not None:  # else the exchange was a short one: the next one, then
+        if self._began_s is not None:  # a short exchange was over before; the fault waits for the next one
             self._strike()
 
     def _strike(self) -> None:
         assert self._fault is not None
         number = _SIGNALS[self._fault["kind"]]
         inside, self._fault = self._began_s is not None, None
+        # The line must be in the file before the signal: a killed process writes no more.
         self._log.write(logs.struck_line(time.monotonic(), inside) + "\n")
         os.kill(os.getpid(), number)

@@ -1,8 +1,8 @@
-"""What every arm of ``uneven bench elastic`` trains: a network of a given size on numbered samples.
+"""The workload of every arm of ``uneven bench elastic``: a network of a given size on numbered samples.
 
-The model carries a ledger, a parameter with one entry for each sample and a learning rate of zero. Its gradient is not
-zero just where a sample's gradient is in the sum that the optimizer is about to use, so each worker reads from the sum
-itself which samples count, whatever the system that made the sum believes.
+The model carries a ledger, a parameter with one entry for each sample and a learning rate of zero. Its gradient is
+non-zero exactly at the samples whose gradient is in the sum that the optimizer will use. So each worker reads the
+samples from the sum itself, and need not trust the system that made it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ class CountedWorkload:
 
     Attributes:
         model_bytes: of the parameters, about.
-        double: whether they are float64, so that a replay can be compared with the run to the last digits.
+        double: float64 parameters, so that a replay can be compared with the run to the last digits.
         samples: of the data set.
         global_batch: samples of all workers together in one step.
-        per_sample_s: how long a worker sleeps for each of its samples; stands for the work of a device of its own, as
-            all workers here share a few cores.
-        demo: train the network of ``uneven demo`` on its digits, numbered over and over, in float32; it has the size
-            that it has.
+        per_sample_s: a worker's sleep for each of its samples; stands for the work of a device, as all workers here
+            share a few cores.
+        demo: train the network of ``uneven demo`` on its digits, numbered over and over, in float32, at its own size.
     """
 
     model_bytes: int = 4_000_000
@@ -51,16 +50,15 @@ class CountedWorkload:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of parameters and inputs."""
         return torch.float64 if self.double else torch.float32
 
     @property
     def steps(self) -> int:
-        """The least steps of an epoch."""
+        """The least number of steps of an epoch."""
         return -(-self.samples // self.global_batch)
 
     def model(self) -> Counting:
-        """The model, with the same weights on every call."""
+        """Return the model, with the same weights on every call."""
         with torch.random.fork_rng():
             torch.manual_seed(_SEED)
             entries = self.model_bytes // self.dtype.itemsize
@@ -68,7 +66,6 @@ class CountedWorkload:
             return Counting(layers, self.samples).to(self.dtype)
 
     def data(self) -> NumberedSamples:
-        """The data set."""
         if self.demo:
             x, y = digits().train.tensors
             again = torch.arange(self.samples) % len(y)
@@ -78,17 +75,18 @@ class CountedWorkload:
         return NumberedSamples(x, torch.randint(0, CLASSES, (self.samples,), generator=generator))
 
     def optimizer(self, model: Counting) -> torch.optim.Optimizer:
-        """SGD with momentum; the ledger stays what it is."""
+        """Return SGD with momentum, which leaves the ledger unchanged."""
         groups: list[dict[str, Any]] = [{"params": model.layers.parameters()}, {"params": [model.ledger], "lr": 0.0}]
         return torch.optim.SGD(groups, RATE, MOMENTUM)
 
     def order(self, epoch: int) -> list[int]:
-        """The samples of an epoch, shuffled, for the rivals, which bring no order of their own."""
+        """Return the shuffled samples of an epoch, for the rivals, which bring no order."""
         return torch.randperm(self.samples, generator=torch.Generator().manual_seed(epoch)).tolist()
 
 
 def hidden(entries: int) -> int:
-    """Width of both hidden layers for about so many parameters: the root of h² + (FEATURES + CLASSES + 2) h."""
+    """Return the width of both hidden layers for about ``entries`` parameters: the root of h² + (FEATURES + CLASSES +
+    2) h."""
     each = FEATURES + CLASSES + 2
     return max(1, round((math.sqrt(each * each + 4 * entries) - each) / 2))
 
@@ -112,22 +110,22 @@ class NumberedSamples(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
         return self.x[index], self.y[index], index
 
     def __getitems__(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As a loader asks for a batch that :func:`as_it_is` leaves alone; the rivals' loops ask for theirs at once."""
+        """Return a whole batch: x (samples, features), y and index (samples,), for :func:`as_it_is`."""
         return self.batch(ids)
 
     def batch(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """These samples, as a loader hands them out."""
+        """Return these samples as a loader returns them: x (samples, features), y and index (samples,)."""
         index = torch.tensor(ids, dtype=torch.int64)
         return self.x[index], self.y[index], index
 
 
 def as_it_is(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Collates what is a batch already."""
+    """Return a batch that is complete already, of tensors of any size."""
     return batch
 
 
 class Counting(nn.Module):
-    """The network, its ledger, and how many steps it has taken, which travels to a newcomer with the rest.
+    """The network, its ledger, and the number of its steps, which a newcomer receives with the rest.
 
     Attributes:
         ledger: ``(samples,)``; see the module.
@@ -142,12 +140,12 @@ class Counting(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a batch; the ledger adds nothing to it."""
+        """Return the mean loss of a batch, a scalar; the ledger adds nothing to it."""
         return F.cross_entropy(self.layers(x), y) + self.ledger[index].mean()
 
 
 def counted(model: Counting) -> list[int]:
-    """Which samples are in the gradient that lies in ``model``, each as often as it is in it, in order."""
+    """Return the samples in the gradient of ``model``, each as often as it is in it, in order."""
     gradient = model.ledger.grad
     if gradient is None:
         return []
@@ -157,5 +155,4 @@ def counted(model: Counting) -> list[int]:
 
 
 def weights(model: Counting) -> Iterator[torch.Tensor]:
-    """What is trained."""
     return (parameter.detach() for parameter in model.layers.parameters())

@@ -1,7 +1,7 @@
-"""``uneven bench far-sites``: sites on slow lines, and sites whose data are unlike each other's.
+"""``uneven bench far-sites``: sites on slow lines, and sites with unlike data.
 
-Learning at equal time and at equal bytes is played in virtual time with real gradients; the times of real runs are
-measured on emulated lines, as root; skewed labels and the tuner are played in virtual time.
+Learning at equal time and at equal bytes runs in virtual time with real gradients, as do skewed labels and the tuner;
+times of real runs are measured on emulated lines, as root.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def run(quick: bool, data: str, told: Progress, *, case: str | None = None) -> d
     """All cases, or one.
 
     Args:
-        data: what is learnt, beside CIFAR-10 and text: digits or fashion-mnist.
+        data: digits or fashion-mnist, in addition to CIFAR-10 and text.
         case: one of ``CASES``.
 
     Returns:
-        What ``--json`` prints; ``docs/measurements/far-sites.md`` explains every key.
+        The object that ``--json`` prints; ``docs/measurements/far-sites.md`` explains every key.
 
     Raises:
         UnknownNameError: no such case.
-        ConfigError: a case that cannot be played here was asked for.
+        ConfigError: this machine cannot play the case.
         DataError: its data are not on this machine.
         LaunchError: a worker died.
     """
@@ -107,8 +107,7 @@ def _emulated(
 
 
 def compared(found: Mapping[str, Any]) -> dict[str, Any]:
-    """``time_to_loss_vs_bsp`` and ``final_loss_vs_bsp``: case → policy → figure. Real runs are called by their lines,
-    virtual ones by what is learnt and the world."""
+    """Return ``time_to_loss_vs_bsp`` and ``final_loss_vs_bsp``: case → policy → figure."""
     worlds = {f"{task}, {name}": one for task, each in found["virtual"].items() for name, one in each.items()}
     worlds |= found["emulated"]
     return {

@@ -1,4 +1,4 @@
-"""What ``uneven bench far-sites`` compares, and where."""
+"""The policies and worlds of ``uneven bench far-sites``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLICIES: dict[str, str] = {
     "sparse-local 4, 2%": "sparse-local:every=4,density=0.02,bits=2",
     "sparse-local 16, 10%": "sparse-local:every=16,density=0.1,bits=2",
 }
-"""Name → policy, in virtual time. One worker stands for each site, as workers of a site that average every gradient are
+"""Name → policy, in virtual time. One worker stands for each site: workers of a site that average every gradient equal
 one worker on their batch together."""
 
 QUICK_POLICIES = (BSP, "gaia 10%", "local 4", "sparse-local 4, 10%")
@@ -38,7 +38,7 @@ BATCH = 192
 
 
 def world(name: str, lines: Mapping[tuple[str, str], tuple[float, float]]) -> ClusterSpec:
-    """Three sites of one worker each.
+    """Return three sites of one worker each.
 
     Args:
         lines: two sites → Mbit/s, seconds one way.
@@ -63,7 +63,6 @@ LINES: dict[str, dict[tuple[str, str], tuple[float, float]]] = {
 
 
 def worlds() -> dict[str, ClusterSpec]:
-    """In virtual time, by name."""
     return {name: world(name, lines) for name, lines in LINES.items()}
 
 
@@ -74,7 +73,7 @@ class LearningCase:
     Attributes:
         task: of ``uneven_bench.far_sites.tasks``.
         samples: to train.
-        steps: that every policy takes.
+        steps: of every policy.
         every: steps from one evaluation to the next.
     """
 
@@ -88,10 +87,10 @@ class LearningCase:
 
 
 def learning(quick: bool, data: str) -> dict[str, LearningCase]:
-    """Virtual cases by name.
+    """Return the virtual cases by name.
 
     Args:
-        data: what is learnt in the quick form, and first in the full one.
+        data: the data of the quick form, and the first of the full one.
     """
     if quick:
         one = LearningCase(
@@ -130,23 +129,23 @@ ARMS: dict[str, str] = {
     "sparse-local 4, 10%, late 2": "even sparse-local:every=4,density=0.1,bits=2,delay=2",
     "sparse-local 8, 10%": "even sparse-local:every=8,density=0.1,bits=2",
 }
-"""Arm → who, in real runs, as ``uneven bench sync`` writes them."""
+"""Arm of a real run → its text for ``uneven bench sync``."""
 
 TWO_MINUTES = "it takes two minutes: ask for it by --case"
-"""Why the quick form leaves real runs out, unless one is asked for."""
+"""The reason why the quick form leaves real runs out."""
 
 NOT_ON_THREE_SITES = (
     *("ddp-powersgd", "torchft-diloco 20", "hivemind 20"),
     *("ddp", "gaia 1%", "sparse-local 4, 10%, late 2"),
 )
-"""With six workers, and 160 ms there and back, a round of the first three took minutes. The others are much like an arm
-that is there, and each takes a minute."""
+"""Arms left out with six workers: a round of the first three took minutes with 160 ms there and back. The others are
+much like an arm that stays, and each takes a minute."""
 
 QUICK_ARMS = (BSP, "gaia 10%", "torchft-diloco 20", "sparse-local 4, 10%", "sparse-local 4, 10%, late 1")
 
 
 def emulated(quick: bool) -> dict[str, SyncCase]:
-    """Real runs by name: sites on emulated lines.
+    """Return the real runs by name: sites on emulated lines.
 
     Args:
         quick: with fewer arms, in shorter rounds.
@@ -176,8 +175,7 @@ SKEWED: dict[str, str] = {
     "fedavg 20": "local:every=20",
     "topk 1%": "topk:density=0.01",
 }
-"""Name → policy: Gaia, FederatedAveraging as local steps, DeepGradientCompression as the largest entries of each
-step."""
+"""Name → policy: Gaia, FederatedAveraging as local steps, DeepGradientCompression as the largest entries."""
 
 SCOUT_SKEWS, QUICK_SCOUT_SKEWS = (0, 40, 100), (0,)
 PARTS, PART_BATCH = 5, 20
@@ -185,6 +183,6 @@ PARTS, PART_BATCH = 5, 20
 
 
 def five_sites() -> ClusterSpec:
-    """Five sites of one worker each, whose lines nobody limits."""
+    """Return five sites of one worker each, with unlimited lines."""
     nodes = tuple(Node(name=f"worker{site}", site=f"site{site}") for site in range(PARTS))
     return ClusterSpec(name="five-sites", nodes=nodes, workload=Workload(global_batch=PARTS * PART_BATCH))

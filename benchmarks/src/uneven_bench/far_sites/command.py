@@ -1,4 +1,4 @@
-"""The command of ``uneven bench far-sites``; what it needs is imported when it is run."""
+"""The command of ``uneven bench far-sites``, which imports its modules only when it runs."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def far_sites(
     from uneven_bench.far_sites.bench import run, tables
     from uneven_bench.show import show
 
-    images(data)  # said here, not by a worker, if it is not there
+    images(data)  # raise here if it is missing, not in a worker
     show(lambda told: run(quick, data, told, case=case), tables, json)

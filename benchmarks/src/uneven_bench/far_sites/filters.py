@@ -1,4 +1,4 @@
-"""How long it takes one thread to pick, pack and write ten million entries, of which 1 % is significant."""
+"""The time in which one thread picks, packs and writes ten million entries, of which 1 % is significant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENTRIES, PART, THRESHOLD = 10_000_000, 0.01, 0.01
 
 
 def milliseconds(repeats: int) -> list[float]:
-    """One for each repeat. Writing is the message's bytes into a buffer."""
+    """Return the time of each repeat; its write copies the message's bytes into a buffer."""
     rng = np.random.default_rng(0)
     values = rng.standard_normal(ENTRIES).astype(np.float32)
     values[values == 0] = 1
@@ -31,5 +31,4 @@ def milliseconds(repeats: int) -> list[float]:
 
 
 def median(repeats: int) -> float:
-    """Median milliseconds of ``repeats`` filterings."""
     return statistics.median(milliseconds(repeats))

@@ -1,4 +1,4 @@
-"""What sites on slow lines learn in virtual time, by policy: loss over seconds and over bytes."""
+"""Learning of sites on slow lines in virtual time, by policy: loss over seconds and over bytes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from uneven_bench.far_sites.tasks import LossTask, make
 from uneven_bench.show import Progress
 
 TARGET = 0.5
-"""After this part of BSP's steps it has the loss that the others are to reach."""
+"""The part of BSP's steps after which its loss is the target of the others."""
 
 
 class LossPoint(NamedTuple):
-    """An evaluation: virtual seconds, bytes that all lines have carried, held-out loss and accuracy."""
+    """An evaluation: virtual seconds, bytes on all lines, held-out loss and accuracy."""
 
     seconds: float
     carried_bytes: float
@@ -31,7 +31,7 @@ class LossPoint(NamedTuple):
 
 
 def learn(spec: ClusterSpec, policy: str, task: LossTask, steps: int, every: int, seed: int) -> list[LossPoint]:
-    """One training."""
+    """Train once."""
     carried, at = 0, []
 
     def sink(record: Record) -> None:
@@ -52,7 +52,7 @@ def learn(spec: ClusterSpec, policy: str, task: LossTask, steps: int, every: int
 
 
 def reached(points: Sequence[LossPoint], target: float, axis: str) -> float | None:
-    """Where on an axis the loss is down to ``target`` for the first time, on straight lines; None if it never is."""
+    """Return the first place on an axis with the loss ``target``, interpolated linearly; None if there is none."""
     before: LossPoint | None = None
     for point in points:
         if point.loss <= target:
@@ -65,7 +65,7 @@ def reached(points: Sequence[LossPoint], target: float, axis: str) -> float | No
 
 
 def loss_at(points: Sequence[LossPoint], axis: str, where: float) -> float:
-    """The loss at a place of an axis, on straight lines; the first or the last one beyond its ends."""
+    """Return the loss at a place of an axis, interpolated linearly; the first or last one beyond its ends."""
     for before, after in pairwise(points):
         low, high = getattr(before, axis), getattr(after, axis)
         if low <= where <= high and high > low:
@@ -90,7 +90,7 @@ def play(case: LearningCase, told: Progress) -> dict[str, Any]:
 
 
 def summarize(curves: Mapping[str, Sequence[Sequence[LossPoint]]], steps: int, every: int) -> dict[str, Any]:
-    """Figures of one world: medians over the seeds, each seed compared with BSP of that seed."""
+    """Return the figures of one world: medians over the seeds, each seed compared with BSP of that seed."""
     half = max(0, round(TARGET * steps / every) - 1)
     targets = [points[half].loss for points in curves[BSP]]
     ends = [point for each in curves.values() for points in each for point in points[-1:]]
@@ -121,6 +121,6 @@ def summarize(curves: Mapping[str, Sequence[Sequence[LossPoint]]], steps: int, e
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """None counts as never; a median that is never is None."""
+    """Return the median, with None as never."""
     ordered = sorted(value if value is not None else 0.0 for value in values)
     return ordered[len(ordered) // 2] or None

@@ -1,8 +1,8 @@
-"""Real runs on emulated lines between sites: how long a step takes, and so how soon a loss is reached.
+"""Real runs on emulated lines between sites: the time of a step, and the time to a loss.
 
-All arms train by turns in the same processes, as in ``uneven bench sync``. In each of them all workers take their steps
-together, so what is learnt after so many steps does not depend on the lines. So a step is timed on the lines, and the
-rest of the steps is taken with the lines free; the time to a loss is that of a step times the steps to it.
+All arms train by turns in the same processes, as in ``uneven bench sync``. All workers of an arm take their steps
+together, so the loss after a number of steps does not depend on the lines. A step is therefore timed on the slow lines,
+and the other steps run on free lines; the time to a loss is the product.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def play(case: SyncCase, data: str, directory: Path, told: Progress) -> dict[str
 
 
 def summarize(arms: Mapping[str, Any]) -> dict[str, Any]:
-    """Arm → seconds of a step on the lines, loss after so many steps, and how much sooner than BSP a loss is reached.
+    """Return arm → seconds of a step on the lines, loss after the steps, and the speed-up over BSP to a loss.
 
     Args:
         arms: as a worker of ``uneven bench sync`` writes them.
@@ -82,12 +82,12 @@ def _of_round(ranks: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _step_s(arm: Mapping[str, Any]) -> float:
-    """Median of the rounds that count."""
+    """Return the median of the rounds that count."""
     return statistics.median(_of_round(ranks) for ranks in arm["blocks"][1 : arm["limited"]])
 
 
 def _curve(arm: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Steps taken and loss, from before the first one on."""
+    """Return steps taken and loss, from before the first one on."""
     steps, points = 0, [(0, float(arm["losses"][0]))]
     for ranks, loss in zip(arm["blocks"], arm["losses"][1:], strict=True):
         steps += ranks[0]["steps"]

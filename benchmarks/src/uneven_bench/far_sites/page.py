@@ -9,7 +9,6 @@ from rich.table import Table
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     found = [
         _virtual(f"{task}, {name}", world) for task, each in result["virtual"].items() for name, world in each.items()
     ]

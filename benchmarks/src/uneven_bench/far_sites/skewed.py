@@ -1,4 +1,4 @@
-"""What sites learn that have other labels than each other, in virtual time; and what a tuner makes of it."""
+"""Learning of sites with skewed labels in virtual time, and the effect of a tuner."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _LAST = 2
 
 @dataclass(frozen=True, slots=True)
 class SkewedOutcome:
-    """One training.
+    """The result of one training.
 
     Attributes:
-        models: that a site has sent to others, in whole models.
+        models: data that a site has sent to others, in whole models.
     """
 
     accuracy: float
@@ -57,11 +57,10 @@ class SkewedRuns:
 
     @property
     def data(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Images and labels, to train on and to test with."""
+        """Images (samples, channels, 16, 16) and labels (samples,), to train on and to test with."""
         return _images(self.samples)
 
     def play(self, norm: str, skew: float, policy: SyncPolicy, seed: int = 0) -> SkewedOutcome:
-        """Train once."""
         labels = self.data[0][1].numpy()
         numbers = partitions.resolve(f"label:percent={skew:g}").split(labels, PARTS, seed)
         homes = HomeOrder([own.tolist() for own in numbers], {site: site for site in range(PARTS)}, seed)
@@ -95,7 +94,7 @@ _images = functools.cache(small_images)
 
 
 class SkewedTraining(NamedTuple):
-    """One training: its policy by name."""
+    """A planned training, with the name of its policy."""
 
     norm: str
     skew: float
@@ -121,11 +120,7 @@ def _played(runs: SkewedRuns, job: SkewedTraining) -> SkewedOutcome:
 def scouted(
     runs: SkewedRuns, told: Progress, *, period: int, tolerance: float, seeds: int, skews: Sequence[float] = SCOUT_SKEWS
 ) -> dict[str, Any]:
-    """The tuner against all fixed settings and against the best of them; what ``--json`` has under ``scout``.
-
-    The oracle is the fixed setting that sends least and whose accuracy is within the tolerance of BSP's; BSP where none
-    is.
-    """
+    """Compare the tuner with all fixed settings and with the oracle, and return ``scout`` of ``--json``."""
     settings = [setting for setting in Scout("geo").settings if setting]  # 0 is BSP
     fixed = {f"{setting:g}": f"geo:bsp:threshold={setting:g}" for setting in settings}
     ways = {BSP: "bsp", **fixed, "scout": f"scout:period={period}:geo"}
@@ -139,7 +134,10 @@ def scouted(
 
 
 def judged(played: dict[str, list[SkewedOutcome]], tolerance: float) -> dict[str, Any]:
-    """One skew: the tuner against the oracle, by medians over the seeds.
+    """Compare the tuner with the oracle for one skew, by medians over the seeds.
+
+    The oracle is the fixed setting that sends least with an accuracy within the tolerance of BSP's; BSP if there is
+    none.
 
     Args:
         played: ``bsp``, ``scout`` and the fixed settings → one outcome for each seed.

@@ -1,4 +1,4 @@
-"""What the sites of ``uneven bench far-sites`` learn in virtual time."""
+"""The tasks that the sites of ``uneven bench far-sites`` learn in virtual time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PAST = 16
 _GROUPS = 2
 _LOOKED_AT = 2000
 _CALIBRATED = 4
-"""Batches of each site from which batch norm's statistics are taken for an evaluation."""
+"""Batches of each site that give batch norm's statistics for an evaluation."""
 
 
 class LossTask(Classification):
-    """As :class:`~uneven.cluster.virtual.task.Classification`; it keeps the held-out loss of each evaluation as well.
+    """A :class:`~uneven.cluster.virtual.task.Classification` that also keeps the held-out loss of each evaluation.
 
     Attributes:
         losses: in the order of the evaluations.
@@ -42,7 +42,7 @@ class LossTask(Classification):
 
     @torch.no_grad()
     def accuracy(self, parameters: Tensor) -> float:
-        """Share of the held-out samples that are labelled right."""
+        """Return the share of held-out samples with the right label; ``parameters`` are flat."""
         self._flat.copy_(parameters)
         x, y = self._test
         told = self._module(x)
@@ -51,14 +51,14 @@ class LossTask(Classification):
 
 
 class NormalizedTask(LossTask):
-    """With batch norm: a batch is normalized by itself, and a model is evaluated with the mean of the statistics that
-    its workers have.
+    """A task with batch norm: each batch is normalized by its own statistics, an evaluation by the workers' mean
+    statistics.
 
-    These are taken anew for each evaluation, from some batches of each site with the model at hand, which is what
-    running statistics come to.
+    Each evaluation takes these from some batches of each site with the current model, which running statistics converge
+    to.
 
     Args:
-        numbers: of the samples at each site.
+        numbers: of the samples at each site, one vector for each.
         batch: samples of a site in a step.
     """
 
@@ -95,7 +95,7 @@ class NormalizedTask(LossTask):
 
 
 def lenet(channels: int, classes: int, norm: str, seed: int) -> nn.Module:
-    """A small LeNet for images of 16 × 16 with group norm of two groups (``gn``) or batch norm (``bn``)."""
+    """Return a small LeNet for images of 16 × 16 with group norm of two groups (``gn``) or batch norm (``bn``)."""
     torch.manual_seed(seed)
 
     def block(before: int, after: int) -> list[nn.Module]:
@@ -106,14 +106,13 @@ def lenet(channels: int, classes: int, norm: str, seed: int) -> nn.Module:
 
 
 def small_images(samples: int) -> Split:
-    """CIFAR-10 at 16 × 16, or digits where ``UNEVEN_DATA`` has none."""
+    """Return CIFAR-10 at 16 × 16, or digits if ``UNEVEN_DATA`` has none."""
     found = resnet(_LOOKED_AT)
     (x, y), (test_x, test_y) = found.train.tensors, found.test.tensors
     return (F.avg_pool2d(x[:samples], 2), y[:samples]), (F.avg_pool2d(test_x, 2), test_y)
 
 
 def flat_images(name: str, samples: int) -> Split:
-    """Fashion-MNIST or digits, flat."""
     data = images(name)
     x, y = (one[:samples] for one in data.train.tensors)
     test_x, test_y = (one[:_LOOKED_AT] for one in data.test.tensors)
@@ -121,7 +120,7 @@ def flat_images(name: str, samples: int) -> Split:
 
 
 def text(samples: int) -> tuple[Split, int]:
-    """Windows of tiny Shakespeare and the character that follows; how many kinds of characters there are.
+    """Return windows of tiny Shakespeare with the next character, and the number of kinds of characters.
 
     Raises:
         DataError: the text is not on this machine.
@@ -139,13 +138,12 @@ def text(samples: int) -> tuple[Split, int]:
 
 
 def perceptron(inputs: int, classes: int, seed: int) -> nn.Module:
-    """One hidden layer of 128."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, classes))
 
 
 def guess(kinds: int, seed: int) -> nn.Module:
-    """The next character from those before it."""
+    """Return a network that predicts the next character."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Embedding(kinds, 16), nn.Flatten(), nn.Linear(16 * PAST, 128), nn.ReLU(), nn.Linear(128, kinds)
@@ -153,7 +151,7 @@ def guess(kinds: int, seed: int) -> nn.Module:
 
 
 def make(name: str, samples: int) -> Callable[[int], LossTask]:
-    """Seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``.
+    """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``.
 
     Raises:
         UnknownNameError: there is no such task.

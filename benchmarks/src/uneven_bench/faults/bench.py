@@ -1,8 +1,8 @@
 """``uneven bench faults``: workers, launchers and shards of real runs are killed, stopped and made to fail.
 
-Each case is drawn from a seed and a number (:mod:`uneven_bench.faults.cases`): a policy, a kind of fault, who has it
-and when. It is then looked at how the run ended: in time, with the right exit code, naming the culprit, with no process
-and no file left over; and where there was a checkpoint, whether workers that go on from it use every sample once.
+A seed and a number draw each case (:mod:`uneven_bench.faults.cases`): a policy, a kind of fault, its victim and its
+moment. The judge checks the end of the run: in time, with the right exit code and the name of the culprit, without
+processes or files left over; after a checkpoint, also that resumed workers use every sample once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEED = 28
 
 _LOOK_EVERY_S = 0.05
 _SHOWN = 1500
-"""Characters of what a run that failed had printed, from its end."""
+"""Characters from the end of the output of a failed run."""
 
 
 def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:
@@ -37,12 +37,12 @@ def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = No
 
     Args:
         seed: draws the cases.
-        only: the number of one case to play alone, or "K-L" for some in a row.
+        only: the number of one case, or "K-L" for several in a row.
 
     Returns:
-        ``seed``, ``faults``, ``right`` (how many ended as they have to), ``resumed``, ``missed`` (where the culprit
-        never came to its step), ``longest_s``, ``kinds`` (how many of each), and ``wrong``: for each that did not end
-        so its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``.
+        ``seed``, ``faults``, ``right`` (the number with the right end), ``resumed``, ``missed`` (the culprit never came
+            to its step), ``longest_s``, ``kinds`` (the number of each), and ``wrong``: for each wrong end its
+            ``number``, ``case``, what was ``wrong`` and the end of what it ``said``.
 
     Raises:
         ConfigError: there are no such cases.
@@ -74,16 +74,15 @@ def _numbers(only: str) -> range:
 
 
 def play_all(cases: Sequence[FaultCase], progress: Progress) -> list[PlayedFault]:
-    """Play these, as many side by side as keep the processors busy; in the order of the cases.
-
-    Most of a case is waiting: for a time-out, or for a launcher that lets its workers end.
-    """
+    """Play these in parallel, and return them in the order of the cases."""
     waiting = list(enumerate(cases))[::-1]
     playing: dict[int, Generator[None, None, PlayedFault]] = {}
     played: dict[int, PlayedFault] = {}
     with tempfile.TemporaryDirectory(prefix="uneven-faults-") as parent:
         try:
             while waiting or playing:
+                # A case mostly waits, for a time-out or a launcher, so more cases than cores keep the processors
+                # busy.
                 while waiting and len(playing) < _side_by_side():
                     place, case = waiting.pop()
                     folder = Path(parent) / str(place)
@@ -110,7 +109,6 @@ def _side_by_side() -> int:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people: what went wrong, and how to play it again."""
     counts = f"{result['right']} of {result['faults']} as they have to end, {result['resumed']} resumed"
     table = Table(title=f"Faults, seed {result['seed']}: {counts}", box=SIMPLE_HEAD, show_lines=True)
     table.add_column("replay")

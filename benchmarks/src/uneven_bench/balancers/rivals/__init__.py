@@ -1,7 +1,7 @@
 """Balancers from the literature, written from their descriptions, to compare ours with.
 
-``docs/ideas/rivals.md`` says what each description leaves open, and how they do. ``uneven plan`` tries them only where
-they are named.
+``docs/ideas/rivals.md`` lists the gaps of each description, and the results. ``uneven plan`` tries only the rivals
+named.
 """
 
 from uneven.policy.balance.balancer import Balancer

@@ -1,4 +1,4 @@
-"""LBB's profile: seconds of a batch as a cubic in its size, and the split that it asks for."""
+"""LBB's profile: seconds of a batch as a cubic in its size, and the split from it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uneven.errors import ConfigError
 from uneven.policy.core.views import Limits
 
 LEAST_SIZES = 4
-"""Different batch sizes that a cubic needs: as many as it has coefficients."""
+"""The least number of different batch sizes, equal to the number of coefficients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cubic:
-    """t(b) = a0 + a1 b + a2 b² + a3 b³, seconds.
+    """A cost t(b) = a0 + a1 b + a2 b² + a3 b³, in seconds.
 
     Attributes:
-        a0: what a batch costs whatever its size; never negative here.
+        a0: the cost of a batch of any size; never negative here.
     """
 
     a0: float
@@ -30,12 +30,12 @@ class Cubic:
     a3: float = 0.0
 
     def seconds(self, samples: int) -> float:
-        """t(b). A fit may fall where nothing was measured; who splits by it guards against that."""
+        """Return t(b). A fit may fall between measured sizes; the caller guards against that."""
         return self.a0 + samples * (self.a1 + samples * (self.a2 + samples * self.a3))
 
     @classmethod
     def fit(cls, sizes: Sequence[int], times_s: Sequence[float]) -> Cubic:
-        """Least squares through the points of a profile.
+        """Fit a cubic to the points of a profile by least squares.
 
         The authors measure b = 2, 4, … 256 before the training, nine times each without the three fastest and the three
         slowest. A fitted a0 below zero counts as zero, or the refit would divide by more than the time measured.
@@ -61,11 +61,11 @@ class Cubic:
 
 
 def even_finish(costs: Sequence[Cubic], total: int, limits: Limits) -> tuple[int, ...]:
-    """The split after which the workers finish as close together as whole samples let them.
+    """Return the split after which the workers finish as close together as whole samples allow.
 
-    LBB asks for the least max t − min t and leaves it to SLSQP in real numbers, then rounds half of the shares up and
-    half down. Here one sample after another goes to whoever finishes earliest with it, which is exact for costs that
-    grow; where a cubic falls, its largest value so far counts.
+    LBB minimizes max t − min t with SLSQP in real numbers, then rounds half of the shares up and half down. Here each
+    sample goes to the worker that finishes earliest with it, which is exact for growing costs; if a cubic falls, its
+    largest value so far counts.
 
     Args:
         costs: of each worker.

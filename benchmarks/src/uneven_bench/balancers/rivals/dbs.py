@@ -3,8 +3,8 @@
 After "DBS: Dynamic Batch Size for Distributed Deep Neural Network Training" (arXiv 2007.11831; DLB, IEEE TETCI 2022):
 x_i ← X · (x_i / t_i) / Σ_j (x_j / t_j) once an epoch, t_i the epoch's compute time of worker i.
 
-Open in the description, and our reading: t is compute time without the exchange; the data set's parts follow from one
-shared order of samples instead of parts that are cut anew; whole numbers by largest remainder; nothing is damped.
+The description is open; our reading: t is compute time without the exchange; one shared order of samples replaces newly
+cut parts of the data set; largest remainder gives whole numbers; nothing is damped.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from uneven.policy.core.views import BalanceView, Limits
 from uneven_bench.balancers.rivals.epochs import Epochs
 
 EPOCH = 40
-"""Iterations; ours."""
+"""Iterations, our choice."""
 
 
 def dbs_shares(
     shares: Sequence[int], times_s: Sequence[float], total: int, limits: Limits | None = None
 ) -> tuple[int, ...]:
-    """One round of the rule.
+    """Apply the rule once.
 
     Args:
         shares: samples of each worker in an iteration.
@@ -37,7 +37,7 @@ def dbs_shares(
         The next epoch's shares, which add up to ``total``.
 
     Raises:
-        ConfigError: limits that cannot be met, or a speed that is no number.
+        ConfigError: limits that cannot be met, or a speed that is not a number.
     """
     return proportional([x / t for x, t in zip(shares, times_s, strict=True)], total, limits)
 
@@ -58,7 +58,6 @@ class Dbs(Balancer):
         self._epochs = Epochs("dbs", epoch)
 
     def split(self, view: BalanceView) -> Split:
-        """New shares when an epoch is over, else the present ones."""
         epoch = self._epochs.take(view)
         if epoch is None:
             return Split(standing(view), "dbs: in the midst of an epoch")
@@ -69,7 +68,6 @@ class Dbs(Balancer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch so far."""
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

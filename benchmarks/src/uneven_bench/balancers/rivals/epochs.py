@@ -1,4 +1,4 @@
-"""What every worker did in an epoch, for rules that decide once an epoch."""
+"""Sums over an epoch of each worker, for rules that decide once an epoch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class Passed:
 
     @property
     def iteration_s(self) -> float:
-        """Mean seconds of an iteration, the exchange left out."""
+        """The mean seconds of an iteration, without the exchange."""
         return self.local_s / self.iterations
 
     @property
     def speed_per_s(self) -> float:
-        """Samples per second of compute time."""
         return self.samples / self.local_s
 
 
@@ -35,10 +34,10 @@ class _EpochsState(TypedDict):
 
 
 class Epochs:
-    """Adds up reports until an epoch is over.
+    """An accumulator of reports until an epoch is over.
 
     Args:
-        rule: who asks, for messages.
+        rule: name of the rule, for messages.
         iterations: of an epoch.
 
     Raises:
@@ -53,7 +52,7 @@ class Epochs:
         self._sums: dict[int, tuple[int, int, float, int]] = {}  # rank: newest iteration, samples, seconds, iterations
 
     def take(self, view: BalanceView) -> tuple[Passed, ...] | None:
-        """Every worker's epoch, in the order of the members, once all have reported its end; else None."""
+        """Return every worker's epoch, in the order of the members, once all have reported its end; else None."""
         for rank, seen in zip(view.members, view.observed, strict=True):
             newest, samples, local_s, iterations = self._sums.get(rank, (-1, 0, 0.0, 0))
             if seen is not None and seen.iteration > newest and seen.samples > 0 and seen.local_s > 0:
@@ -69,11 +68,9 @@ class Epochs:
         return tuple(Passed(samples, local_s, iterations) for _, samples, local_s, iterations in rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
         return {"end": self._end, "sums": {str(rank): list(row) for rank, row in self._sums.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of :meth:`state_dict`."""
         saved = read(_EpochsState, state)
         for rank, row in saved["sums"].items():
             if len({number > 0 for number in row[1:]}) > 1:

@@ -1,4 +1,4 @@
-"""Whole samples for every worker, so that the last one finishes first, where costs are affine."""
+"""Whole samples for every worker, so that the last one finishes first; costs are affine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from uneven_bench.balancers.rivals.greedy import hand_out, take_back
 def fastest_finish(
     overhead_s: Sequence[float], per_sample_s: Sequence[float], total: int, limits: Limits | None = None
 ) -> tuple[int, ...]:
-    """Shares for which the last rank finishes as early as possible: least max_i (overhead_i + cost_i · x_i).
+    """Return the shares for which the last rank finishes as early as possible: least max_i (overhead_i + cost_i · x_i).
 
-    As good as handing out one sample at a time to the rank that would finish earliest with it (specification
-    of LB-BSP, §1.5), which is optimal for every cost that grows with the batch. Here all but the last few
-    samples, about one per rank at most, are handed out at once. O(n log n).
+    The result equals that of giving one sample at a time to the rank that would finish earliest with it (specification
+    of LB-BSP, §1.5), which is optimal for every cost that grows with the batch. O(n log n).
 
     Args:
-        overhead_s: seconds that rank i needs whatever its share.
+        overhead_s: seconds that rank i needs for any share.
         per_sample_s: seconds that each sample adds.
         total: samples to hand out.
         limits: least and greatest share of each rank; by default 0 and ``total``.
@@ -33,7 +32,7 @@ def fastest_finish(
         One share per rank. They add up to ``total`` exactly.
 
     Raises:
-        ConfigError: limits that cannot be met, a cost that makes no sense, a total out of range.
+        ConfigError: limits that cannot be met, a negative or infinite cost, a total out of range.
     """
     lower, upper = bounds(len(per_sample_s), total, limits)
     if len(overhead_s) != len(per_sample_s):
@@ -41,23 +40,23 @@ def fastest_finish(
             f"{len(overhead_s)} overheads do not fit {len(per_sample_s)} costs per sample: give one of each"
         )
     a, b = column(overhead_s), column(per_sample_s)
-    with np.errstate(over="ignore"):  # a cost near the largest number: infinite is late enough
+    with np.errstate(over="ignore"):  # a cost near the largest number overflows to infinity, which is late enough
         _check_costs(a, b)
         lines = SpeedLines(1.0 / b, a / b, lower, upper, total)
         shares, left = _nearly_all(lines)
         if left > 0:
             hand_out(shares, left, a, b, upper)
-        elif left < 0:  # where overheads dwarf the cost of a sample, rounding can hand out one too many
+        elif left < 0:  # if overheads dwarf the cost of a sample, rounding can give one too many
             take_back(shares, -left, a, b, lower)
     return tuple(shares.tolist())
 
 
 def _nearly_all(lines: SpeedLines) -> tuple[Wholes, int]:
-    """Whole shares that are not above the best ones, rounding aside, and how many samples are left over."""
+    """Return whole shares not above the best ones, rounding aside, and the number of samples left over."""
     level, exact = lines.solve()
     shares = exact.astype(np.int64)
     left = lines.total - int(shares.sum())
-    if left > len(shares) // 8:  # a little later, most of what rounding down left over has found its place
+    if left > len(shares) // 8:  # a slightly later finish places most samples that rounding down left over
         growth = exact_sum(lines.slopes[(lines.lower < exact) & (exact < lines.upper)])
         later = lines.at(level + 0.9 * left / growth).astype(np.int64)
         spare = lines.total - int(later.sum())

@@ -1,7 +1,7 @@
-"""One sample at a time: the rule that :func:`~uneven_bench.balancers.rivals.fastest.fastest_finish` ends with.
+"""One sample at a time: the last stage of :func:`~uneven_bench.balancers.rivals.fastest.fastest_finish`.
 
-Costs are affine: rank i finishes x samples after overhead_i + cost_i · x seconds. The functions change ``shares``
-in place.
+Rank i finishes x samples after overhead_i + cost_i · x seconds. All arrays have shape (n,); ``shares`` changes in
+place.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from uneven.policy.core.exact import Floats, Wholes
 
 Ranks = npt.NDArray[np.intp]
 
-_BATCH = 100  # samples from which handing them out together pays
+_BATCH = 100  # from this number of samples, handing them out together pays
 
 
 def hand_out(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> None:
-    """Give one sample at a time to the rank that finishes earliest with it; the lower rank first.
-
-    Changes ``shares``, shape (n,), in place; the other arrays have the same shape.
-    """
+    """Give one sample at a time to the rank that finishes earliest with it; the lower rank first. Arrays have shape
+    (n,)."""
     worth_it = max(_BATCH, len(shares) // 8)
     while left > worth_it:
         takers = _one_each(shares, left, overhead_s, cost_s, upper)
@@ -48,9 +46,9 @@ def hand_out(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, uppe
 
 
 def _earliest(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> tuple[Ranks, Floats]:
-    """The ranks that may get some of the ``left`` samples, ascending, and when each would finish with one."""
+    """Return the ranks that may get some of the ``left`` samples, ascending, and the time of each with one more."""
     ends = np.where(shares < upper, overhead_s + cost_s * (shares + 1), math.inf)
-    # Each of the earliest ``left`` takes one or somebody earlier takes two: nobody after these gets any.
+    # Each of the earliest ``left`` ranks takes one, or an earlier one takes two: no later rank gets any.
     place = min(left, len(ends)) - 1
     edge = np.partition(ends, place)[place]
     sure = np.flatnonzero(ends < edge)
@@ -60,7 +58,7 @@ def _earliest(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upp
 
 
 def _one_each(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upper: Floats) -> Ranks:
-    """The ranks that get one of the ``left`` samples before anybody gets a second."""
+    """Return the ranks that get one of the ``left`` samples before any rank gets a second."""
     near, ends = _earliest(shares, left, overhead_s, cost_s, upper)
     after = shares[near] + 1
     seconds = np.where(after < upper[near], overhead_s[near] + cost_s[near] * (after + 1), math.inf)
@@ -69,10 +67,7 @@ def _one_each(shares: Wholes, left: int, overhead_s: Floats, cost_s: Floats, upp
 
 
 def take_back(shares: Wholes, over: int, overhead_s: Floats, cost_s: Floats, lower: Floats) -> None:
-    """Take one sample at a time from the rank that finishes last; the higher rank first.
-
-    Changes ``shares``, shape (n,), in place; the other arrays have the same shape.
-    """
+    """Take one sample at a time from the rank that finishes last; the higher rank first. Arrays have shape (n,)."""
     for _ in range(over):
         ends = np.where(shares > lower, overhead_s + cost_s * shares, -math.inf)
         shares[len(ends) - 1 - int(np.argmax(ends[::-1]))] -= 1

@@ -1,16 +1,14 @@
 """LBB: a refit when times are far apart, one sample at a time when they are close.
 
 After "LBB: Load-Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster" (The Journal of
-Supercomputing, 2024). SE = (max t − min t) / mean t decides what happens after an iteration.
+Supercomputing, 2024). SE = (max t − min t) / mean t decides after each iteration. Our reading of open points:
 
-Open in the description, and our reading:
-
-* Its listing takes ⌊step/2⌋ from the straggler and gives ⌈step/2⌉ with a step that is "usually 1": read by the letter,
-  the batch grows by one. Exactly one sample moves here.
-* The paper's thresholds, 0.05 and 0.3, are used; the program has 0.05 to 0.06 and 0.15. The thirty iterations after a
-  refit that allow fine tuning only are the program's; we count every iteration, the program those that were quiet.
-* min(max t − min t) of affine costs is solved exactly in whole samples instead of by SLSQP and rounding.
-* t is compute time, as measured by the program: a slow link is not seen.
+* The listing takes ⌊step/2⌋ from the straggler and gives ⌈step/2⌉ with a step that is "usually 1", so the batch would
+  grow by one. Exactly one sample moves here.
+* We use the paper's thresholds, 0.05 and 0.3; the program has 0.05 to 0.06 and 0.15. The thirty iterations after a
+  refit with fine tuning only are the program's; we count every iteration, the program only quiet ones.
+* We solve min(max t − min t) of affine costs exactly in whole samples instead of by SLSQP and rounding.
+* t is compute time, as in the program, so the rule does not see a slow link.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ from uneven_bench.balancers.rivals.fastest import fastest_finish
 
 
 def straggling(times_s: Sequence[float]) -> float:
-    """SE = (max t − min t) / mean t."""
     return (max(times_s) - min(times_s)) * len(times_s) / sum(times_s)
 
 
 def one_sample(shares: Sequence[int], times_s: Sequence[float], limits: Limits) -> tuple[int, ...]:
-    """One sample from the slowest to the fastest worker; none where a limit stands in the way."""
+    """Move one sample from the slowest to the fastest worker, unless a limit forbids it."""
     slow, fast = times_s.index(max(times_s)), times_s.index(min(times_s))
     moved = list(shares)
     if slow != fast and shares[slow] > limits.lower[slow] and shares[fast] < limits.upper[fast]:
@@ -46,12 +43,12 @@ def one_sample(shares: Sequence[int], times_s: Sequence[float], limits: Limits) 
 def refit(
     shares: Sequence[int], times_s: Sequence[float], a0_s: Sequence[float], total: int, limits: Limits
 ) -> tuple[int, ...]:
-    """The best split for t(b) = (CT − a0) / CB · b + a0, the line through a0 and the newest measurement.
+    """Return the best split for t(b) = (CT − a0) / CB · b + a0, the line through a0 and the newest measurement.
 
     Args:
-        shares: CB, the batch that each worker had.
-        times_s: CT, the seconds that it took.
-        a0_s: of each worker's profile; where the time is not above it, half the time counts.
+        shares: CB, the batch of each worker.
+        times_s: CT, its seconds.
+        a0_s: of each worker's profile; if the time is not above it, half the time counts.
         total: X.
         limits: least and greatest share of each worker.
 
@@ -72,17 +69,17 @@ class _LbbState(TypedDict):
 class Lbb(Balancer):
     """LBB (2024), for comparison: refits when times are far apart, and moves one sample when they are close.
 
-    It decides after every iteration that was measured under the present split.
+    It decides after every iteration measured under the present split.
 
     Args:
-        profile: each worker's cubic, by rank; without one, what the session profiles. Where nobody does that, equal
-            shares at first and a0 = 0.
+        profile: each worker's cubic, by rank; by default the session's profile. Without any, equal shares at first and
+            a0 = 0.
         calm: SE below which nothing moves.
-        far: SE from which the costs are fitted anew.
+        far: SE from which the costs are fitted again.
         window: iterations after a refit with single samples only.
 
     Raises:
-        ConfigError: thresholds or window out of range, or a profile that is none.
+        ConfigError: thresholds or window out of range, or an invalid profile.
     """
 
     predictor = "last"
@@ -110,7 +107,7 @@ class Lbb(Balancer):
         self._refitted = -window - 1  # iteration of the last refit
 
     def split(self, view: BalanceView) -> Split:
-        """Hold, move one sample, or fit anew.
+        """Hold, move one sample, or fit again.
 
         Raises:
             ConfigError: the profile is of another number of workers.
@@ -133,7 +130,7 @@ class Lbb(Balancer):
         return Split(shares, f"lbb: rapid tuning, times {far_apart:.1%} apart")
 
     def profiled(self, profiles: Mapping[int, Profile]) -> None:
-        """The next split is made from cubics through it, unless others were given or it has too few sizes for them."""
+        """Fit cubics for the next split, unless others were given or the profile has too few sizes."""
         whole = tuple(sorted(profiles)) == tuple(range(len(profiles)))
         if self._profile is None and whole and all(len(one.sizes) >= LEAST_SIZES for one in profiles.values()):
             self._profile = tuple(Cubic.fit(one.sizes, one.seconds) for _, one in sorted(profiles.items()))
@@ -148,11 +145,11 @@ class Lbb(Balancer):
         return Split(even_finish(costs, view.global_batch, view.limits), "lbb: from the profile")
 
     def _cost(self, rank: int) -> Cubic:
-        known = self._profile is not None and rank < len(self._profile)  # not of a worker that has joined
+        known = self._profile is not None and rank < len(self._profile)  # a worker that joined later has no profile
         return self._profile[rank] if known and self._profile is not None else Cubic(0.0, 0.0)
 
     def _measured(self, view: BalanceView) -> list[float] | None:
-        """Seconds of an iteration of each worker, if all are news and were measured with the present shares."""
+        """Return each worker's seconds of an iteration, or None unless all are new and of the present shares."""
         times_s = []
         for seen, share in zip(view.observed, view.shares, strict=True):
             if seen is None or seen.local_s <= 0.0 or share == 0 or seen.samples != share * seen.iterations:
@@ -165,7 +162,7 @@ class Lbb(Balancer):
         return times_s
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the window is; a profile is measured anew."""
+        """Return the place in the window; a resumed run measures its profile again."""
         return {"started": self._started, "newest": self._newest, "refitted": self._refitted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ After Tyagi and Sharma, "Taming Resource Heterogeneity in Distributed ML Trainin
 2305.12213) and "OmniLearn" (TPDS 2025, arXiv 2503.17469), and the arithmetic of the authors' released program: once an
 epoch b_i ← b_i − (b_i / t_i)(t_i − mean t), with a dead band, clamps, and a correction of the sum.
 
-Open in the description, and our reading: the bounds 16 and 96 belong to a configured batch of 32 per worker, so the
-balancer takes half and three times X / n; t is compute time, as the program measures it.
+Our reading of open points: the bounds 16 and 96 belong to a configured batch of 32 per worker, so the balancer takes
+half and three times X / n; t is compute time, as in the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uneven_bench.balancers.rivals.dbs import EPOCH
 from uneven_bench.balancers.rivals.epochs import Epochs
 
 _DIGITS = 6
-"""After the point, before rounding up: 50 that comes out as 50.000000000000007 is 50."""
+"""Digits kept before rounding up: 50.000000000000007 is 50."""
 
 
 def omnilearn_round(
@@ -35,19 +35,18 @@ def omnilearn_round(
     least: float = 16.0,
     most: float = 96.0,
 ) -> tuple[int, ...]:
-    """One round of the controller, to the digit: the sum drifts from X, and the bounds need not hold.
+    """Apply the controller once, to the digit: the sum drifts from X, and the bounds need not hold.
 
-    A change that is smaller than ``dead_band`` of the candidate is left out. What a clamp cut off is handed to all n
-    workers alike, a ⌈1/n⌉ of it each. Then everybody gives back an n-th of what the sum is above X, rounded up; nothing
-    is clamped after that. Specification of LB-BSP, §6.1.
+    A change smaller than ``dead_band`` of the candidate is left out. All n workers get ⌈1/n⌉ of each amount that a
+    clamp cut off. Then each gives back an n-th of the excess of the sum over X, rounded up, without a further clamp.
+    Specification of LB-BSP, §6.1.
 
     Args:
         batches: samples of each worker in an iteration.
         times_s: mean compute time of each.
         total: X.
         dead_band: relative to the candidate.
-        least: bounds of a candidate, samples.
-        most: see ``least``.
+        least, most: bounds of a candidate, samples.
 
     Returns:
         The next epoch's batches; their sum may differ from X by less than n.
@@ -57,7 +56,7 @@ def omnilearn_round(
     clamped, handed = [], 0
     for b, t in zip(batches, times_s, strict=True):
         candidate = b - (b / t) * (t - mean_s)
-        # A candidate of zero asks for the largest change that there is.
+        # A candidate of zero is the largest possible change.
         held = candidate != 0 and abs((candidate - b) / candidate) < dead_band
         wanted = float(b) if held else candidate
         bounded = min(max(wanted, least), most)
@@ -75,15 +74,14 @@ def _up(value: float) -> int:
 class OmniLearn(Balancer):
     """OmniLearn (2025), for comparison: its proportional controller once an epoch, with the sum repaired.
 
-    The program goes on with a global batch that drifts, and scales gradients by it. Here the iteration is compared with
-    others at the same X: the controller's batches are taken as proportions of X, whole by largest remainder, and the
-    next round starts from these. That moves a worker by at most one or two samples.
+    The program lets the global batch drift, and scales gradients by it. Our comparison needs the same X, so the
+    controller's batches count as proportions of X, whole by largest remainder. That moves a worker by at most one or
+    two samples.
 
     Args:
         epoch: iterations of an epoch.
         dead_band: see :func:`omnilearn_round`.
-        least: bounds of a candidate, as multiples of X / n.
-        most: see ``least``.
+        least, most: bounds of a candidate, as multiples of X / n.
 
     Raises:
         ConfigError: an argument out of range.
@@ -103,7 +101,6 @@ class OmniLearn(Balancer):
         self._most = most
 
     def split(self, view: BalanceView) -> Split:
-        """New shares when an epoch is over, else the present ones."""
         epoch = self._epochs.take(view)
         present = standing(view)
         if epoch is None:
@@ -122,7 +119,6 @@ class OmniLearn(Balancer):
         return Split(shares, f"omnilearn: a step towards the mean time; its own sum was off by {drift:+d}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch so far."""
         return self._epochs.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
