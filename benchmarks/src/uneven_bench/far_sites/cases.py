@@ -179,7 +179,7 @@ SKEWED: dict[str, str] = {
 
 SCOUT_SKEWS, QUICK_SCOUT_SKEWS = (0, 40, 100), (0,)
 PARTS, PART_BATCH = 5, 20
-"""Sites with data of their own, and the batch of each."""
+"""Sites with their own data, and the batch of each."""
 
 
 def five_sites() -> ClusterSpec:

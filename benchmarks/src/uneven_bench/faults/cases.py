@@ -1,7 +1,7 @@
-"""Which faults ``uneven bench faults`` plays, and how each has to end. Pure: a seed and a number make a case.
+"""The faults of ``uneven bench faults`` and their expected ends. Pure: a seed and a number make a case.
 
-What a policy promises when a worker dies is in ``docs/how-to/choose-a-policy.md``; :func:`expected` says the same as
-code. Where it says None, no page promises anything but that the run ends.
+``docs/how-to/choose-a-policy.md`` promises what a policy does after a death, and :func:`expected` is the same as code.
+Its None means that no page promises more than an end of the run.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from random import Random
 
 TOGETHER = ("bsp", "local:every=3", "ma:every=2", "bmuf:every=3", "diloco:every=4", "shuffle", "hierarchical:every=2")
-"""All take the same steps, and a death ends the run."""
+"""Policies whose workers take the same steps; a death ends the run."""
 
 STREAMED = ("shadow:ma", "shadow:bmuf")
-"""Each at its own pace, but a death ends the run."""
+"""Policies at each worker's own pace; a death still ends the run."""
 
 SERVED = ("asp", "ssp:staleness=2", "easgd:every=2", "shadow:easgd", "shadow:asp", "backup:spares=1")
-"""Through a parameter server; the others go on without a worker that dies."""
+"""Policies through a parameter server; the others continue without a worker that dies."""
 
 POLICIES = ("bsp",) * 4 + TOGETHER[1:] + STREAMED + SERVED
 SAMPLES, BATCH, EPOCHS = 102, 12, 3
@@ -57,22 +57,22 @@ KINDS: dict[str, tuple[str, ...]] = {
     "journal-none": ("import",),
     "markers": ("import",),
 }
-"""Kind → where it may strike. ``late`` sleeps for less than the time-out and ``sleep`` for longer; ``stop`` is SIGSTOP
+"""Kind → its possible moments. ``late`` sleeps for less than the time-out and ``sleep`` for longer; ``stop`` is SIGSTOP
 and ``break`` leaves the loop of one epoch; ``journal-full`` is a disk without room, ``journal-none`` a journal that
-cannot be opened, ``markers`` no room for the files that tell the launcher what a death means."""
+cannot be opened, ``markers`` no room for the files that report a cause of death to the launcher."""
 
 CODES = {"kill": 137, "segv": 139, "term": 143, "raise": 1, "exit-3": 3}
-"""Kinds of death → exit code of the run that it ends."""
+"""Kinds of death → exit code of the run."""
 
 SIGNALLED = {"launcher-term": ("SIGTERM", 143), "launcher-int": ("SIGINT", 130), "launcher-kill": ("", 137)}
-"""What the launcher is sent → what it says, and its exit code."""
+"""Signal to the launcher → its message, and its exit code."""
 
 HARMLESS = ("none", "late", "shard", "journal-full", "markers")
 QUIET = ("exit-0", "os-exit-0")
 HANGING = ("stop", "sleep")
 
 SHORT_S, LONG_S = 8.0, 30.0
-"""Time-outs: where somebody has to wait for it, and where nobody."""
+"""Time-outs: for cases with a wait for it, and for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +81,12 @@ class FaultCase:
 
     Attributes:
         number: the case's place among those of a seed.
-        servers: processes for the parameter server; 0 is a thread of rank 0.
+        servers: processes of the parameter server; 0 is a thread of rank 0.
         rank: the culprit, which also sends the signals to others.
-        step: the culprit's own step, counted from 1 over the run; for moments of :data:`SAVING` the how manieth time.
-        save_every: iterations from checkpoint to checkpoint, in the loop; 0 saves after each epoch.
+        step: the culprit's step, counted from 1 over the run; for moments of :data:`SAVING`, of the saves.
+        save_every: iterations between checkpoints, in the loop; 0 saves after each epoch.
         ahead: the loop fetches the next batch before it steps on this one.
-        resumed: workers that go on from the newest checkpoint.
+        resumed: workers that continue from the newest checkpoint.
     """
 
     seed: int
@@ -105,18 +105,17 @@ class FaultCase:
 
     @property
     def timeout_s(self) -> float:
-        """What the run is told with ``--timeout``."""
+        """The value of ``--timeout``."""
         waited = self.kind in (*QUIET, *HANGING, "break") or self.sync in SERVED
         return SHORT_S if waited else LONG_S
 
     @property
     def centred(self) -> bool:
-        """Whether a checkpoint holds a centre, and so only the steps until the last exchange."""
+        """True if a checkpoint holds a centre, and so only the steps until the last exchange."""
         return self.sync.startswith(("bmuf", "diloco"))
 
     @property
     def words(self) -> str:
-        """For a table."""
         place = f"{self.moment} {self.step}" if self.moment in (*LOOP, *SAVING) else self.moment
         more = f" --servers {self.servers}" * bool(self.servers) + ", one batch ahead" * self.ahead
         saved = f", saves every {self.save_every}" * bool(self.save_every)
@@ -125,13 +124,13 @@ class FaultCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """How a case has to end.
+    """The expected end of a case.
 
     Attributes:
-        codes: exit codes that are right; None where any is.
-        named: what the last message has to say; "" for nothing, and "rank" for the culprit.
-        others: whether the other workers come to the end of the script; None where either is right.
-        leftovers: beginnings of names of files that may stay in the temporary directory.
+        codes: valid exit codes; None for any.
+        named: text in the last message; "" for nothing, and "rank" for the culprit.
+        others: the other workers come to the end of the script; None if either is right.
+        leftovers: prefixes of files that may stay in the temporary directory.
     """
 
     codes: tuple[int, ...] | None
@@ -141,7 +140,7 @@ class Expected:
 
 
 def draw(seed: int, number: int) -> FaultCase:
-    """The case with this number; it depends on no other one."""
+    """Draw the case with this number; it depends on no other one."""
     dice = Random(f"{seed}/{number}")
     kind = dice.choice(tuple(KINDS))
     sync = dice.choice(SERVED if kind in ("shard", "markers") else POLICIES)
@@ -152,7 +151,7 @@ def draw(seed: int, number: int) -> FaultCase:
     times = 2 if moment in SAVING else 15 if together else 6
     step = dice.randint(1, times)
     if kind == "break" and step == ITERATIONS:
-        step += 1  # at the end of an epoch there is nothing to leave
+        step += 1  # at the end of an epoch no iteration is left to skip
     return FaultCase(
         seed=seed,
         number=number,
@@ -171,13 +170,13 @@ def draw(seed: int, number: int) -> FaultCase:
 
 
 def borne(case: FaultCase) -> bool:
-    """Whether the others can do without the culprit when it dies: from the first batch to the end of the session."""
+    """Return whether the others can continue after the culprit's death: from the first batch to the session's end."""
     begun = case.moment not in (*BEFORE, "closed") and (case.moment, case.step) != ("batch", 1)
     return case.sync in SERVED and begun and not _held(case)
 
 
 def expected(case: FaultCase) -> Expected:
-    """How the run has to end, if the fault has struck."""
+    """Return the expected end of the run, if the fault has struck."""
     over = case.moment in AFTER
     if case.kind in HARMLESS:
         return Expected(codes=(0,), named="", others=True)
@@ -199,16 +198,17 @@ def expected(case: FaultCase) -> Expected:
         return Expected(codes=(0,), named="", others=True)
     if case.kind == "exit-0" and case.sync in SERVED and case.moment not in ("import", "setup"):
         return Expected(codes=(0,), named="", others=True)  # it closes its session, and takes no more samples
-    if borne(case):  # it hangs, or ends with 0 in the middle: a worker less, by whichever way
+    if borne(case):  # a hang or an exit with 0 in the middle is a lost worker
         return Expected(codes=None, named="rank", others=None, leftovers=kept)
-    # Who hangs may only be slow, and who ends with 0 tells nobody, so where each goes its own way the others go on.
+    # A hanging worker may only be slow, and an exit with 0 has no message, so under policies at own pace the others
+    # continue.
     free = case.kind in (*HANGING, "os-exit-0") and case.sync in SERVED and not _held(case)
     return Expected(codes=None if over else tuple(range(1, 256)), named="rank", others=None if over or free else False,
                     leftovers=kept)  # fmt: skip
 
 
 def _held(case: FaultCase) -> bool:
-    """Whether the parameter server is a thread of the culprit."""
+    """Return whether the parameter server is a thread of the culprit."""
     return case.sync in SERVED and case.rank == 0 and not case.servers
 
 

@@ -1,4 +1,4 @@
-"""Whether a run with a fault ended as it has to, and whether every sample was used once."""
+"""The judge of a run with a fault: the right end, and each sample used once."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from uneven_bench.faults.cases import SAMPLES, Expected, FaultCase, expected
 
 Line = tuple[int, int, Sequence[int]]
-"""Epoch, iteration of it from 1, samples: what one worker trained on."""
+"""Epoch, iteration of it from 1, samples of one worker."""
 
 Used = tuple[int, Sequence[int]]
 """Epoch, samples of it."""
 
 ENDS_WITHIN_S = 60.0
-"""After the fault and the time-out: the roll call, half a minute that torch lets workers end, and a busy machine."""
+"""Seconds after fault and time-out: the roll call, half a minute for torch's shutdown, and a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """How a run ended.
+    """The end of a run.
 
     Attributes:
-        code: of the launcher; None if it had not ended ``ENDS_WITHIN_S`` after fault and time-out.
-        said: all that launcher and workers printed.
-        struck: whether there was a fault; a worker may not come to its step before the others have taken all samples.
+        code: of the launcher; None if it ran ``ENDS_WITHIN_S`` after fault and time-out.
+        said: all output of launcher and workers.
+        struck: there was a fault; the others may take all samples before the culprit comes to its step.
         finished: ranks that came to the end of the script.
-        processes: what still ran when it had ended.
-        files: what lay outside of the run directory then.
+        processes: those that remained after the end.
+        files: those outside of the run directory then.
     """
 
     code: int | None
@@ -41,7 +41,7 @@ class RunEnd:
 
 
 def judge(case: FaultCase, outcome: RunEnd) -> list[str]:
-    """What is wrong with how the run ended; nothing if all is right."""
+    """Return the errors in the end of the run; empty if all is right."""
     want = expected(case) if outcome.struck else Expected(codes=(0,), named="", others=True)
     wrong = [f"left running: {one}" for one in outcome.processes]
     wrong += [f"left behind: {one}" for one in outcome.files if not one.startswith(want.leftovers or ("\0",))]
@@ -63,10 +63,7 @@ def judge(case: FaultCase, outcome: RunEnd) -> list[str]:
 
 
 def names(what: str, rank: int, said: str) -> bool:
-    """Whether the message says who or what it was: the launcher's error, or what was told while the others went on.
-
-    A rank that is named beside others is not named, nor is one that only noticed.
-    """
+    """Return whether the message names the culprit, and not with others, nor as a mere witness."""
     if what != "rank":
         return what in said
     _, _, error = said.rpartition("error: ")
@@ -77,13 +74,13 @@ def names(what: str, rank: int, said: str) -> bool:
 
 
 def once(held: Iterable[Used], second: Iterable[Line], epochs: int, *, lost: bool, anywhere: bool) -> list[str]:
-    """What is wrong with the samples of a checkpoint and of the run that went on from it.
+    """Return the errors in the samples of a checkpoint and of the run that resumed from it.
 
     Args:
-        held: what is in the checkpoint's model.
-        epochs: how many were asked for.
+        held: the samples in the checkpoint's model.
+        epochs: of the whole run.
         lost: a worker was lost before, and with it samples that it had taken.
-        anywhere: what an epoch had left may have come in the next one; then only the sums are looked at.
+        anywhere: the rest of an epoch may have come in the next one, so only the sums are compared.
     """
     used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
     for epoch, samples in (*held, *((epoch, samples) for epoch, _, samples in second)):
@@ -101,11 +98,7 @@ def once(held: Iterable[Used], second: Iterable[Line], epochs: int, *, lost: boo
 
 
 def doubled(lines: Iterable[Line], epochs: int, whole: bool) -> list[str]:
-    """What is wrong with the samples of a run that was not resumed.
-
-    Args:
-        whole: it came to its end with every worker, so nothing may be missing either.
-    """
+    """Return the errors in the samples of a run that was not resumed; a ``whole`` one must miss none."""
     used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs if whole else 0)}
     for epoch, _, samples in lines:
         used.setdefault(epoch, Counter()).update(samples)

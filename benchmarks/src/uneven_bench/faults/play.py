@@ -1,8 +1,4 @@
-"""Plays one fault: a real ``uneven run`` whose workers train, have it, and are looked at when the launcher has ended.
-
-Launcher and workers are forks of a process that has imported torch (:mod:`uneven_bench.forked.run`), so that a run
-takes a second; each is a process of its own, with its own session, environment and exit code.
-"""
+"""A player of one fault in a real ``uneven run``. Launcher and workers are forks (:mod:`uneven_bench.forked.run`)."""
 
 from __future__ import annotations
 
@@ -24,12 +20,12 @@ from uneven_bench.forked.scripts import Script
 from uneven_bench.marked import MARK, running
 
 _IMPORTED = ("uneven.cli.run", "uneven.runtime.launch.agent", "uneven_bench.faults.script", "rich.console")
-"""What all launchers or workers would import for themselves."""
+"""Modules that each launcher or worker would import; the forked parent imports them once."""
 
 _STARTS_WITHIN_S = 120.0
 _GONE_WITHIN_S = 5.0
 _ENDLESS = 1_000_000
-"""Epochs where a launcher is sent a signal: workers that do not hear of it would train on."""
+"""Epochs if the launcher gets a signal: workers that do not receive it would train on."""
 
 Waiting = Generator[None, None, None]
 
@@ -39,10 +35,10 @@ class PlayedFault:
     """One fault, played.
 
     Attributes:
-        wrong: what was not as it has to be.
+        wrong: the errors.
         took_s: the first run, from its start to its end.
-        resumed: whether there was a checkpoint to go on from.
-        said: what launchers and workers printed.
+        resumed: there was a checkpoint to resume from.
+        said: the output of launchers and workers.
     """
 
     case: FaultCase
@@ -54,7 +50,7 @@ class PlayedFault:
 
 
 def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:
-    """Play a fault in this empty folder. Advance it until it returns; between two yields others may be played."""
+    """Play a fault in this empty folder, as a generator: others may be played between two yields."""
     life = _Life(case, folder, 1)
     outcome = yield from life.outcome()
     wrong = judge(case, outcome)
@@ -87,7 +83,6 @@ def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:
 
 
 def _held(seen: torch.Tensor) -> Iterator[tuple[int, list[int]]]:
-    """What a model was trained on, by epoch."""
     for epoch, row in enumerate(seen):
         if row.any():
             yield epoch, row.nonzero().flatten().tolist()
@@ -106,7 +101,7 @@ class _Life:
         self.took_s = 0.0
 
     def outcome(self) -> Generator[None, None, RunEnd]:
-        """Run it to its end, or until it has had time enough; nothing of it runs then."""
+        """Run it to its end or to its time limit; none of its processes runs then."""
         with self._started() as script:
             began_s = time.monotonic()
             yield from self._awaited(script, began_s)
@@ -137,7 +132,6 @@ class _Life:
         )
 
     def taken(self) -> Iterator[Line]:
-        """What all workers have trained on."""
         for path in sorted(self._notes.glob(f"taken-{self._life}-*.jsonl")):
             for line in path.read_text().splitlines():
                 yield tuple(json.loads(line))
@@ -175,7 +169,7 @@ class _Life:
             yield
 
     def _struck_s(self) -> float | None:
-        """When there was the fault, Unix time."""
+        """Return the moment of the fault in Unix time."""
         try:
             return (self._notes / "struck").stat().st_mtime if self._life == 1 else None
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The script that ``uneven bench faults`` trains with; one of its workers has a fault. Its argument is JSON."""
+"""The training script of ``uneven bench faults``, with a fault in one worker. Its argument is JSON."""
 
 from __future__ import annotations
 
@@ -31,14 +31,11 @@ _LONGEST_S = 100.0
 
 
 class Fault:
-    """What goes wrong in this worker, and when.
+    """The fault of this worker, and its moment.
 
     Args:
-        told: the case's fields, with "none" as ``kind`` where nothing shall go wrong.
-        notes: folder for what the workers leave for the bench.
-
-    Attributes:
-        step: this worker's own, in hand; counted from 1 over the run.
+        told: the case's fields; "none" as ``kind`` is no fault.
+        notes: folder for the workers' notes to the bench.
     """
 
     def __init__(self, told: dict[str, Any], rank: int, run: Path, notes: Path) -> None:
@@ -51,7 +48,7 @@ class Fault:
         self._times = 0
 
     def at(self, moment: str) -> str:
-        """Strike if it is the moment; the kind of a fault that is left to the caller."""
+        """Strike at the right moment, and return the kind of a fault that the caller must apply."""
         if not self._mine or moment != self._told["moment"]:
             return ""
         if moment in ("evaluated", "save"):
@@ -66,7 +63,7 @@ class Fault:
         return self._strike(self._told["kind"])
 
     def spoils(self) -> bool:
-        """Whether a checkpoint is not worth going on from: others have stepped on a NaN, or train without end."""
+        """Return whether a checkpoint is useless: others have stepped on a NaN, or train without end."""
         return self._told["kind"] in (*SIGNALLED, "nan") and (self._notes / "struck").exists()
 
     def _strike(self, kind: str) -> str:
@@ -119,7 +116,7 @@ class Numbered(Dataset[Any]):
 
 
 class Remembering(nn.Module):
-    """A small model that knows what it was trained on: ``seen`` is not zero where a sample of an epoch was."""
+    """A small model that remembers its samples: ``seen`` (epochs, samples) is non-zero at each used one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +128,7 @@ class Remembering(nn.Module):
 
 
 def batches(loader: Any, ahead: bool) -> Iterator[Any]:
-    """Batches of an epoch; with ``ahead``, each is handed out once the next one is there."""
+    """Yield the batches of an epoch; with ``ahead``, each after the next one is fetched."""
     if not ahead:
         yield from loader
         return
@@ -144,7 +141,6 @@ def batches(loader: Any, ahead: bool) -> Iterator[Any]:
 
 
 def main(told: dict[str, Any]) -> None:
-    """Train."""
     began_s, notes, rank = time.monotonic(), Path(told["notes"]), discover().rank
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -204,7 +200,7 @@ def main(told: dict[str, Any]) -> None:
 
 
 def _meet(told: dict[str, Any], rank: int, notes: Path) -> None:
-    """Until all are here, who may have a fault before that excepted: then a time-out does not run while one starts."""
+    """Wait for all workers, except one with an earlier fault, so that no time-out runs while one starts."""
     (notes / f"here-{told['life']}-{rank}").touch()
     absent = {told["rank"]} if told["moment"] == "import" else set()
     awaited = [notes / f"here-{told['life']}-{other}" for other in set(range(discover().size)) - absent]

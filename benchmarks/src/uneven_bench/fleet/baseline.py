@@ -1,4 +1,4 @@
-"""One pipeline per member, as without sharing: each slot trains one member with torch's own data loader."""
+"""One pipeline per member: each slot trains one member with torch's data loader, without sharing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from uneven.runtime.jobs.call import Child, telling
 
 
 class Prepared(Dataset[Any]):
-    """A data set and what is done with each sample."""
+    """A data set with a transform of each sample."""
 
     def __init__(self, data: Any, transform: Callable[[Any], Any] | None) -> None:
         self._data, self._transform = data, transform
@@ -33,10 +33,8 @@ class Prepared(Dataset[Any]):
 
 
 def one_by_one(connection: Connection, ensemble: Ensemble) -> None:
-    """Train the members whose names come, one after the other, with one loader process each.
-
-    Messages: ``("done", name, accuracy, waited seconds, seconds)``; at the end, ``("cpu", seconds)`` of the loaders.
-    """
+    """Train the named members in turn, with one loader process each. Messages: ``("done", name, accuracy, waited
+    seconds, seconds)``; at the end, ``("cpu", seconds)`` of the loaders."""
     torch.set_num_threads(1)
     while (name := connection.recv()) is not None:
         with telling(lambda text: connection.send(("failed", text))):
@@ -47,24 +45,22 @@ def one_by_one(connection: Connection, ensemble: Ensemble) -> None:
 
 
 def train_member(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
-    """Train one member with a loader process of its own; its accuracy, seconds of waiting for data, and seconds."""
+    """Train one member with its own loader process; return accuracy, seconds of waiting for data, and seconds."""
     torch.manual_seed(ensemble.seed)
     member = ensemble.members[name]()
     train = Prepared(ensemble.dataset, ensemble.transform)
     loader = DataLoader(
         train, member.batch_size, shuffle=True, num_workers=1, persistent_workers=True,
-        multiprocessing_context="fork",  # as in a plain script; what this process inherits starts in seconds
+        multiprocessing_context="fork",  # as in a plain script: a fork starts in no time
     )  # fmt: skip
     return fit(ensemble, member, loader)
 
 
 def fit(ensemble: Ensemble, member: Member, batches: Iterable[Any]) -> tuple[float, float, float]:
-    """Train a member for all its epochs: the loop that is the same whoever prepares the samples.
+    """Train a member for all its epochs, with the loop that all methods share.
 
     Args:
-        ensemble: its validation samples and number of epochs count.
-        member: what is trained.
-        batches: gives one epoch of batches, each the inputs and the target, every time it is iterated over.
+        batches: yields one epoch of batches (inputs, target) at each iteration over it.
 
     Returns:
         The accuracy after the last epoch, seconds of waiting for batches, and seconds in all.
@@ -92,15 +88,9 @@ def fit(ensemble: Ensemble, member: Member, batches: Iterable[Any]) -> tuple[flo
 
 
 def baseline(ensemble: Ensemble, slots: int) -> dict[str, Any]:
-    """Train every member; a free slot takes the next one.
-
-    Returns:
-        The figures of ``uneven bench fleet`` for one method.
-
-    Raises:
-        TrainingError: a member failed.
-    """
-    pickle.dumps(ensemble)  # says now what could not be sent
+    """Train every member, one in each free slot, and return the figures of ``uneven bench fleet``. Raises
+    TrainingError: a member failed."""
+    pickle.dumps(ensemble)  # raise here if it cannot be sent
     began_s = time.perf_counter()
     events, queue = Events(), list(ensemble.members)
     accuracy: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""``uneven bench fleet``: the same members trained on shared data, and in the ways that they are trained without it.
+"""``uneven bench fleet``: the same members trained on shared data, and without sharing.
 
-Every method trains every member for the same number of epochs on the same samples, on this machine's cores as slots.
+Every method trains every member for the same number of epochs on the same samples, with this machine's cores as slots.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ METHODS = {
 
 
 class Rival(NamedTuple):
-    """A method of others that may not be installed."""
+    """A third-party method that may not be installed."""
 
     heading: str
     installed: Callable[[], bool]
@@ -53,24 +53,22 @@ RIVALS = {
     "ray-tune": Rival("× Tune", fleet_tune.installed, fleet_tune.ray_tune),
     "tensorsocket": Rival("× TensorSocket", fleet_socket.installed, fleet_socket.tensorsocket),
 }
-"""Method → what it needs and how it trains; every other method is always there."""
+"""Method → its requirement and its training; all other methods are always there."""
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Measure.
+    """Measure all cases.
 
     Returns:
         ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``, ``repeats``, ``samples``,
-        ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
-        ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, ``sharing``, the mean number of members
-        that read a prepared sample, and ``accuracy``, the mean over members and repeats; ``accuracy_by_member``, each
-        the mean over repeats; ``wall_range_s``, and ``accuracy_range`` of the members' mean, over the repeats: each
-        has a seed of its own, the same for every method), ``speedup_vs_baseline``, ``speedup_vs_homogeneous``,
-        ``speedup_vs_ray_tune``, ``speedup_vs_tensorsocket`` (method → median of the ratios within a repeat; the last
-        two are empty where the rival is not installed) and ``preprocess_saving`` (method → baseline's processor time
-        over the method's, the same way).
-        ``plan_gap_to_optimal``: how much longer FLEET-G's plan takes than the best rounds there are, both reckoned
-        from the measured rates.
+            ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
+            ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, ``sharing``, the mean number of
+            readers of a prepared sample, and ``accuracy``, the mean over members and repeats; ``accuracy_by_member``;
+            ``wall_range_s``, and ``accuracy_range`` over the repeats, each with a seed common to all methods),
+            ``speedup_vs_baseline``, ``speedup_vs_homogeneous``, ``speedup_vs_ray_tune``, ``speedup_vs_tensorsocket``
+            (method → median of the ratios within a repeat; the last two are empty without the rival) and
+            ``preprocess_saving`` (method → baseline's processor time ÷ the method's). ``plan_gap_to_optimal``: the
+            excess time of FLEET-G's plan over the best rounds, both from the measured rates.
 
     Raises:
         TrainingError: a member failed.
@@ -86,7 +84,7 @@ def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
 
 
 def profile(data: str) -> dict[str, list[float]]:
-    """Member → samples/s on 1 and 2 slots, as every training measures them if it is not told."""
+    """Return member → samples/s on 1 and 2 slots, as a training measures them by default."""
     with tempfile.TemporaryDirectory(prefix="uneven-fleet-") as folder:
         tried = ensemble(data, "preprocessing-light", tuple(WIDTHS), samples=128, epochs=1)
         options = Options(together=False)
@@ -104,10 +102,8 @@ def measure(
     cases: tuple[str, ...] = tuple(CASES),
     methods: tuple[str, ...] | None = None,
 ) -> dict[str, Any]:
-    """All but the profile, with every size given; "baseline", "homogeneous" and "fleet-g" must be among the methods.
-
-    Shared methods have as many preprocessors as the baseline has loader processes.
-    """
+    """Measure all but the profile. "baseline", "homogeneous" and "fleet-g" must be among the methods; shared methods
+    have as many preprocessors as the baseline has loader processes."""
     methods = methods or methods_here()
     found: dict[str, dict[str, list[dict[str, Any]]]] = {case: {name: [] for name in methods} for case in cases}
     jobs = [(repeat, case, name) for repeat in range(repeats) for case in cases for name in methods]
@@ -131,12 +127,12 @@ def measure(
 
 
 def methods_here() -> tuple[str, ...]:
-    """All methods but the rivals that are not installed."""
+    """Return all methods without rivals that are not installed."""
     return tuple(name for name in METHODS if name not in RIVALS or RIVALS[name].installed())
 
 
 def plan_gap(rates: dict[str, list[float]], samples: int, epochs: int) -> float:
-    """How much longer FLEET-G's rounds take than the best ones, as a share; waiting for data left out."""
+    """Return the excess time of FLEET-G's rounds over the best ones, as a share, without waiting for data."""
     known = Rates({name: row[:SLOTS] for name, row in rates.items()})
     work = EnsembleWork(known, dict.fromkeys(rates, epochs), samples, (tuple(range(SLOTS)),))
     planned = play(work, Planner(known, SLOTS, closeness=Options().closeness))
@@ -151,7 +147,7 @@ def _train(method: str, asked: fleet.Ensemble, rates: dict[str, list[float]]) ->
     options = Options(rates=rates, preprocessors=SLOTS, together=False)
     if method == "fleet-l":
         options = replace(options, paradigm=Paradigm.LOCAL)
-    elif method == "together":  # it finds out by itself what it has to know
+    elif method == "together":  # it measures the rates in the training
         options = Options(preprocessors=SLOTS, together=True)
     elif method == "homogeneous":  # as if all were equally fast, in random order
         options = replace(options, rates={name: [1.0] for name in rates}, alpha=0.0)
@@ -224,7 +220,6 @@ _HEADINGS = (
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     shown = []
     for case, found in result["cases"].items():
         title = (

@@ -1,4 +1,4 @@
-"""What ``uneven bench fleet`` trains: six small networks in three pairs of like speed, and two ways to augment."""
+"""The members of ``uneven bench fleet``: six small networks in three pairs of like speed, and two augmentations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ WIDTHS = {
     "large": (22, 3),
     "large-2": (26, 3),
 }
-"""Member → channels and number of convolutions. No two are alike, and the slowest needs about eight times as long as
-the fastest."""
+"""Member → channels and number of convolutions. All differ, and the slowest needs about eight times as long as the
+fastest."""
 
 BATCH = 32
 
 
 def member(width: int, depth: int, side: int) -> Member:
-    """A network of ``depth`` convolutions on images of ``side`` × ``side`` pixels."""
+    """Return a network of ``depth`` convolutions on images of ``side`` × ``side`` pixels."""
     layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     for _ in range(depth - 1):
         layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
@@ -42,7 +42,7 @@ def member(width: int, depth: int, side: int) -> Member:
 
 
 def light(sample: Sample) -> Sample:
-    """Moved by up to two pixels and perhaps mirrored."""
+    """Move the image by up to two pixels and mirror it at random."""
     image, label = sample
     side = image.shape[-1]
     top, left, flip = torch.randint(0, 5, (3,)).tolist()
@@ -51,10 +51,8 @@ def light(sample: Sample) -> Sample:
 
 
 def heavy(sample: Sample) -> Sample:
-    """The image mixed with two that were each changed on their own, in random parts, then as in :func:`light`.
-
-    So AugMix mixes chains of changes (Hendrycks et al., *AugMix*, ICLR 2020), which has three of them and others.
-    """
+    """Mix the image with two changed copies, then apply :func:`light`: like AugMix (Hendrycks et al., *AugMix*, ICLR
+    2020), which has three chains of other changes."""
     image, label = sample
     side = image.shape[-1]
     parts = torch.rand(3) + 0.1
@@ -67,7 +65,7 @@ def heavy(sample: Sample) -> Sample:
 
 
 def _changed(image: torch.Tensor) -> torch.Tensor:
-    """Turned, scaled and sheared, elastically bent, blurred, and its contrast changed."""
+    """Turn, scale and shear, bend and blur an image (channels, side, side), and change its contrast."""
     side = image.shape[-1]
     turn, scale, shear = (torch.rand(3) - 0.5).tolist()
     angle, size = 0.6 * turn, 1.0 + 0.3 * scale
@@ -88,7 +86,7 @@ CASES: dict[str, Callable[[Sample], Sample]] = {"preprocessing-heavy": heavy, "p
 def ensemble(
     data: str, case: str, order: tuple[str, ...], *, samples: int, epochs: int, seed: int = 0
 ) -> Ensemble:
-    """The six members in this order, each trained for so many epochs; the seed decides first weights and order."""
+    """Return the six members in this order; the seed decides first weights and the order of samples."""
     found = images(data)
     side = found.train.tensors[0].shape[-1]
     given: dict[str, Any] = {name: partial(member, *WIDTHS[name], side) for name in order}

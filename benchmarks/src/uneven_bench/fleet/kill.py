@@ -1,10 +1,8 @@
-"""``uneven bench fleet-kill``: trainings of an ensemble in which something is killed at a random moment.
+"""``uneven bench fleet-kill``: trainings of an ensemble with a kill at a random moment.
 
-In turn the whole run, a process of a member, and a preprocessor get ``kill -9``, after a random part of the time that
-an undisturbed training takes. The same command is then given again until it ends well, and it is looked at what was
-trained: every member for all of its epochs, and not one step more (the optimizers count them).
-
-Started as a program, this module is the training that something is killed in.
+In turn the run, a member's process and a preprocessor get ``kill -9``. The same command then runs again until it ends
+well. The judge checks that every member took all of its epochs, and not one step more (the optimizers count them). As a
+program, this module is the training that is killed.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ KINDS = ("run", "member", "preprocessor")
 MOST_STARTS = 5
 DEVICES = 3
 RATES = {"tiny": [1000.0], "middle": [500.0, 1000.0], "large": [300.0, 600.0]}
-"""As if measured: "tiny" on one slot and "middle" on two keep pace, "large" comes after them."""
+"""Rates as if measured: "tiny" on one slot and "middle" on two keep pace, "large" comes after them."""
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Kill, ten times; with ``quick``, three times.
+    """Kill ten times; with ``quick``, three times.
 
     Returns:
         ``undisturbed_s``, and ``kills``: for each the ``kind``, the moment ``at_s`` (seconds after the training began),
-        ``starts``, ``trained`` (every member, for all epochs), ``steps_too_many``, and ``same`` (bit for bit what the
-        undisturbed training brought; a member that was set back by a pass sees other orders, so then it need not be).
-        ``all_finished``: how many of them were trained with no step too many.
+            ``starts``, ``trained`` (every member, for all epochs), ``steps_too_many``, and ``same`` (bit-identical to
+            the undisturbed training; a member set back by a pass sees other orders, so it may differ).
+            ``all_finished``: trainings with no step too many.
 
     Raises:
         TrainingError: a training that was not disturbed failed.
@@ -83,7 +81,7 @@ def measure(data: str, progress: Progress, *, kills: int, samples: int, epochs: 
 
 
 def _started(directory: Path, sizes: tuple[str, int, int], kind: str, at_s: float, seed: int) -> tuple[int, str]:
-    """The training as a program; its exit code, and what it said."""
+    """Run the training as a program, and return its exit code and output."""
     words = [str(word) for word in (directory, *sizes, kind, at_s, seed)]
     done = subprocess.run(
         [sys.executable, "-m", "uneven_bench.fleet.kill", *words], capture_output=True, text=True, check=False
@@ -116,7 +114,6 @@ def _newest(directory: Path, state: RunState, name: str) -> dict[str, Any]:
 
 
 def _steps(saved: dict[str, Any]) -> int:
-    """How often the optimizer has stepped."""
     return int(saved["optimizer"]["state"][0]["step"]) if saved else 0
 
 
@@ -127,7 +124,6 @@ def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     title = f"kill -9: {result['all_finished']} finished; undisturbed, a training takes {result['undisturbed_s']:.1f} s"
     table = Table(title=title, box=SIMPLE_HEAD)
     for heading, justify in (("killed", "left"), ("after", "right"), ("starts", "right"), ("all trained", "left"),
@@ -142,7 +138,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 
 class _Killer:
-    """Kills something of this program, from a thread: a process of the training, drawn at the moment, or all of it."""
+    """A thread that kills a random process of the training, or all of it."""
 
     def __init__(self, kind: str, at_s: float, seed: int) -> None:
         self._kind = kind
@@ -171,13 +167,12 @@ class _Killer:
         found = [pid for name, pids in processes.items() for pid in pids if bool(name) == (self._kind == "member")]
         try:
             os.kill(self._draw.choice(found), signal.SIGKILL)
-        except (IndexError, ProcessLookupError):  # none there yet, or it has just ended; soon
+        except (IndexError, ProcessLookupError):  # no process yet, or it has just ended: retry
             self._timer = threading.Timer(0.1, self._strike)
             self._timer.start()
 
 
 def main(directory: str, data: str, samples: str, epochs: str, kind: str, at_s: str, seed: str) -> None:
-    """Train, and be killed."""
     asked = ensemble(data, "preprocessing-light", tuple(RATES), samples=int(samples), epochs=int(epochs))
     options = Options(rates=RATES, balance="even", buffer=512, chunk=64, preprocessors=2)
     killer = _Killer(kind, float(at_s), int(seed))

@@ -1,22 +1,22 @@
-"""The members of an ensemble as consumers of TensorSocket, all at once, fed by one producer.
+"""The members of an ensemble as consumers of TensorSocket, all together, fed by one producer.
 
-Written against version 0.0.5. Its producer wraps a torch DataLoader with as many loader processes as there are slots;
-every member trains in a process of its own. What we do for it, beyond its documentation:
+Written against version 0.0.5. Its producer wraps a torch DataLoader with one loader process per slot; every member
+trains in its own process. Our work-arounds:
 
-* It sends loader batches eight together, and those of an epoch that come last never arrive. So each epoch goes on with
-  throw-away samples, which cost nothing to prepare, until all real ones have gone out (``loader_batches``).
+* It sends loader batches in groups of eight, and the last ones of an epoch never arrive. So each epoch continues with
+  cheap throw-away samples until all real ones have gone out (``loader_batches``).
 * It drops the part of the last eight that fills no batch; throw-away samples fill them all, and each member cuts them
-  off its last batch. A member that then has too few batches or too many has met a fault, and says so. (In 0.0.4, as
-  reported, a consumer's epoch never ends.)
-* On CPU its default way of packing sends, with each batch, a copy of all eight, once for each member. Ours, through the
-  hook it has for that, sends each batch once for all members.
-* All members have to be connected before it begins, in both directions: on a busy machine first messages and receipts
-  are lost, and it waits for them without end. And all must have ended an epoch before the next one begins, for it knows
-  of that only from heartbeats, and those may be old.
-* A member whose heartbeat is half a second late it takes for dead, and forgets how far it is. That is switched
-  off: here whoever started the members hears of the dead.
+  off its last batch. A member raises on too few or too many batches. (In 0.0.4, as reported, a consumer's epoch never
+  ends.)
+* On CPU it packs, with each batch, a copy of all eight, once for each member. Our hook sends each batch once for all
+  members.
+* All members connect in both directions before it begins: on a busy machine first messages and receipts are lost, and
+  it waits for them without end. All end an epoch before the next one begins, because it knows of that only from old
+  heartbeats.
+* It takes a member with a heartbeat half a second late for dead, and forgets its progress. That is switched off; the
+  parent process watches the members.
 
-Its processes are started and have imported it before the clock is started, as Ray is.
+Its processes start and import it before the clock starts, as Ray does.
 """
 
 from __future__ import annotations
@@ -34,23 +34,17 @@ from uneven.runtime.jobs.call import Child
 from uneven_bench.fleet.tensor_socket_child import consume, produce
 
 SILENCE_S = 120.0
-"""Nobody has ended an epoch for so long: something hangs."""
+"""The longest time without the end of an epoch; then a process hangs."""
 
 
 def installed() -> bool:
-    """Whether TensorSocket is there; it is in none of our extras."""
+    """Return whether TensorSocket is installed; none of our extras brings it."""
     return importlib.util.find_spec("tensorsocket") is not None
 
 
 def tensorsocket(ensemble: Ensemble, slots: int) -> dict[str, Any]:
-    """Train all members at once.
-
-    Returns:
-        The figures of ``uneven bench fleet`` for one method, and what starting the processes took, ``started_s``.
-
-    Raises:
-        TrainingError: a process failed, died or hung, or samples did not arrive.
-    """
+    """Train all members together, and return the figures of ``uneven bench fleet`` and ``started_s``, the start of the
+    processes. Raises TrainingError: a process failed, died or hung, or samples did not arrive."""
     members, ports = len(ensemble.members), quiet_ports(4)
     with Processes(SILENCE_S) as processes:
         began_s = time.perf_counter()
@@ -86,11 +80,8 @@ def tensorsocket(ensemble: Ensemble, slots: int) -> dict[str, Any]:
 
 
 class Processes:
-    """The producer and the members, and what they have said; leaving ends them all.
-
-    Args:
-        silence_s: hearing nothing for so long is a failure.
-    """
+    """The producer, the members and their messages; the end of the block ends them all. ``silence_s`` without a message
+    is a failure."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s, self._events = silence_s, Events()
@@ -105,7 +96,7 @@ class Processes:
         self._events.close()
 
     def start(self, name: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> Child:
-        """Start one; it may start others of its own."""
+        """Start a process, which may start others."""
         child = Child(
             self._events, name, target, arguments, heard=self._heard,
             ended=lambda child: self._told.setdefault("failed", []).append((f"{child.name} died ({child.ending})",)),
@@ -114,11 +105,8 @@ class Processes:
         return child
 
     def hear(self, what: str, count: int) -> list[tuple[Any, ...]]:
-        """Wait until so many messages of this kind have come since the start, and return what they said.
-
-        Raises:
-            TrainingError: a process failed or died, or nobody said anything for too long.
-        """
+        """Wait for ``count`` messages of this kind since the start, and return them. Raises TrainingError: a process
+        failed or died, or all were silent for too long."""
         heard, last_s = -1, 0.0
         while True:
             if "failed" in self._told:

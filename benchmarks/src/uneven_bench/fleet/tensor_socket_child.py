@@ -1,7 +1,4 @@
-"""The producer and the member of :mod:`uneven_bench.fleet.tensor_socket`, each a process, and what works round faults.
-
-Nothing here imports TensorSocket before one of the two begins.
-"""
+"""The producer and the member of :mod:`uneven_bench.fleet.tensor_socket`, each a process, with our work-arounds."""
 
 from __future__ import annotations
 
@@ -27,22 +24,18 @@ from uneven_bench.fleet.baseline import Prepared, fit
 from uneven_bench.fleet.cases import BATCH
 
 TOGETHER = 8
-"""Loader batches that TensorSocket sends at a time, by default."""
+"""TensorSocket's default number of loader batches in a message."""
 
 def loader_batches(samples: int, batch: int) -> tuple[int, int]:
-    """Batches of an epoch that reach the members, which hold all samples, and those that the loader needs for it.
-
-    A group of eight goes out only when the loader has more to come after it.
-    """
+    """Return the batches of an epoch that reach the members, with all samples, and those that the loader needs for it:
+    a group of eight goes out only when more follow."""
     arrive = -(-samples // (batch * TOGETHER)) * TOGETHER
     return arrive, arrive + 1
 
 
 class PaddedOrder(Sampler[int]):
-    """A random order of the samples, then -1, a throw-away sample, up to ``length``; after ``epochs`` only those.
-
-    The producer asks its loader for one epoch more than it sends.
-    """
+    """A random order of the samples, then -1, a throw-away sample, up to ``length``; after ``epochs`` only those, as
+    the producer asks its loader for one epoch too many."""
 
     def __init__(self, samples: int, length: int, epochs: int) -> None:
         self._samples = samples
@@ -59,7 +52,7 @@ class PaddedOrder(Sampler[int]):
 
 
 class Padded(Prepared):
-    """Prepared samples; at -1 one that was prepared once."""
+    """Prepared samples; index -1 is a sample prepared once."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         super().__init__(ensemble.dataset, ensemble.transform)
@@ -70,7 +63,6 @@ class Padded(Prepared):
 
 
 def loader(ensemble: Ensemble, workers: int) -> DataLoader[Any]:
-    """What the producer wraps."""
     data = Padded(ensemble)
     _, needed = loader_batches(len(data), BATCH)
     order = PaddedOrder(len(data), needed * BATCH, ensemble.max_epochs)
@@ -80,31 +72,23 @@ def loader(ensemble: Ensemble, workers: int) -> DataLoader[Any]:
 
 
 class Packing:
-    """What TensorSocket sends of a batch: arrays, the same objects for all members, so that they are pickled once."""
+    """Packed batches as arrays, the same objects for all members, so that they are pickled once."""
 
     def __init__(self) -> None:
         self._views: dict[tuple[int, torch.Size], Any] = {}
 
     def __call__(self, batch: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        # A view shares the memory of the tensor, so what it shows is always what lies there now.
+        # A view shares the memory of the tensor, so it always shows the current contents.
         return tuple(self._views.setdefault((part.data_ptr(), part.shape), part.numpy()) for part in batch)
 
 
 def unpack(batch: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """The batch as tensors again."""
     return tuple(torch.from_numpy(part) for part in batch)
 
 
 class EpochBatches:
-    """The batches of one epoch every time it is iterated over: as many samples as there are, no throw-away ones.
-
-    Args:
-        consumer: gives an epoch of batches every time it is iterated over.
-        ended: called when an epoch has arrived as a whole.
-
-    Raises:
-        TrainingError: an epoch had too few batches or too many.
-    """
+    """The batches of one epoch at each iteration over it, without throw-away samples. ``ended`` is called after a whole
+    epoch. Raises TrainingError: an epoch had too few batches or too many."""
 
     def __init__(
         self, consumer: Iterable[tuple[torch.Tensor, ...]], samples: int, batch: int, ended: Callable[[], None]
@@ -131,10 +115,8 @@ class EpochBatches:
 
 
 def produce(connection: Connection, ensemble: Ensemble, ports: tuple[int, ...], workers: int) -> None:
-    """Be the producer. A message begins it, and one each the next epochs; at the end, ``("cpu", seconds)``.
-
-    The seconds are the processor's, of this process and of its loaders.
-    """
+    """Be the producer. A message begins it, and one each the next epochs; at the end, ``("cpu", seconds)`` of this
+    process and its loaders."""
     with telling(lambda text: connection.send(("failed", text))):
         _keep_output_clean()
         from tensorsocket import TensorProducer
@@ -161,7 +143,8 @@ def produce(connection: Connection, ensemble: Ensemble, ports: tuple[int, ...], 
 
 
 def consume(connection: Connection, ensemble: Ensemble, name: str, ports: tuple[int, ...]) -> None:
-    """Train one member; ``("ended", name)`` after each epoch's batches, then ``("done", name, …)`` as in baseline."""
+    """Train one member; send ``("ended", name)`` after each epoch's batches, then ``("done", name, …)`` as in baseline.
+    """
     with telling(lambda text: connection.send(("failed", text))):
         _keep_output_clean()
         from tensorsocket import TensorConsumer
@@ -177,7 +160,7 @@ def consume(connection: Connection, ensemble: Ensemble, name: str, ports: tuple[
             batch_size=member.batch_size,
         )  # fmt: skip
         connection.send(("joined", name))
-        while heard.empty():  # says hello until it is heard
+        while heard.empty():  # the first messages may be lost, so repeat them
             consumer.ack_socket.send_multipart([str(consumer.consumer_id).encode(), b"-1", b"0"])
             time.sleep(_HELLO_S)
         joined_s = time.perf_counter() - began_s
@@ -193,11 +176,9 @@ _HELLO_S = 0.02
 
 
 def _meet(producer: Any, members: int, met: Callable[[], None], heard: queue.SimpleQueue[Any]) -> None:
-    """Until messages go both ways with every member: what is sent on a connection that is not up yet is lost.
-
-    A member that misses the first message waits for it without end, and so does the producer for a lost receipt.
-    """
+    """Wait until messages go both ways with every member."""
     producer.loader_batch_size = BATCH  # part of the first message
+    # ZeroMQ drops messages on a connection that is not up yet, and TensorSocket waits for a lost one without end.
     while heard.empty():  # all members have had it
         producer._send_consumer_len()
         time.sleep(_HELLO_S)
@@ -207,18 +188,19 @@ def _meet(producer: Any, members: int, met: Callable[[], None], heard: queue.Sim
         if producer.ack_socket.poll(10):
             known.add(producer.ack_socket.recv_multipart()[0])
     met()
-    heard.get()  # no member says hello any more
+    heard.get()  # drop the remaining greetings
     while producer.ack_socket.poll(5 * 1000 * _HELLO_S):
         producer.ack_socket.recv_multipart()
 
 
 def _keep_output_clean() -> None:
-    """Before it is imported: it would send every record of every logger to standard output, where the result goes."""
+    """Configure logging before the import, which would send every record to standard output, the place of the result.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
 
 
 def _listen(connection: Connection) -> queue.SimpleQueue[Any]:
-    """What comes, in a queue; TensorSocket waits without end for those that are gone, so the end ends this process."""
+    """Return a queue of messages; the end of the connection ends this process, as TensorSocket waits for dead peers."""
     heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def listen() -> None:

@@ -1,7 +1,7 @@
-"""The members of an ensemble as trials of Ray Tune: a core and a pipeline each, as many at a time as there are slots.
+"""The members of an ensemble as trials of Ray Tune: a core and a pipeline each, one per slot at a time.
 
-What Tune is for, choosing what to try and what to stop early, is not asked of it here: every trial runs to its end. Its
-processes are used again for the next trial, and Ray itself is started before the clock is.
+Every trial runs to its end, so Tune's choice of trials is not used. The next trial reuses its processes, and Ray starts
+before the clock.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ from uneven_bench.fleet.baseline import train_member
 
 
 def installed() -> bool:
-    """Whether Ray is there; our extra ``ray`` brings Tune along."""
+    """Return whether Ray is installed; our extra ``ray`` brings Tune."""
     return importlib.util.find_spec("ray") is not None
 
 
 def trial(config: dict[str, Any], ensemble: Ensemble) -> dict[str, float]:
-    """Train the member of this name, in a process of Ray's.
-
-    Returns:
-        The figures that are reported to Tune; ``cpu_s`` is the processor time of the loader's process.
-    """
+    """Train the member of this name in a process of Ray, and return the figures for Tune; ``cpu_s`` is the processor
+    time of the loader."""
     import torch
 
     torch.set_num_threads(1)
@@ -42,19 +39,13 @@ def trial(config: dict[str, Any], ensemble: Ensemble) -> dict[str, float]:
 
 
 def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
-    """Train every member as a trial.
-
-    Returns:
-        The figures of ``uneven bench fleet`` for one method, and what starting Ray took, ``started_s``.
-
-    Raises:
-        TrainingError: a trial failed.
-    """
+    """Train every member as a trial, and return the figures of ``uneven bench fleet`` and ``started_s``, the start of
+    Ray. Raises TrainingError: a trial failed."""
     import ray
     from ray import tune
 
     began_s = time.perf_counter()
-    # A cluster of its own, also where another one of this user runs on the machine.
+    # A new cluster, even if another one of this user runs on the machine.
     ray.init("local", num_cpus=slots, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     started_s = time.perf_counter() - began_s
     try:
@@ -66,7 +57,7 @@ def ray_tune(ensemble: Ensemble, slots: int) -> dict[str, Any]:
                 run_config=tune.RunConfig(storage_path=folder, name="trials", verbose=0),
             )  # fmt: skip
             began_s = time.perf_counter()
-            with contextlib.redirect_stdout(sys.stderr):  # what Tune says of itself is no result of ours
+            with contextlib.redirect_stdout(sys.stderr):  # standard output is for our result only
                 found = tuner.fit()
             wall_s = time.perf_counter() - began_s
             if found.errors:

@@ -1,8 +1,7 @@
-"""``uneven bench fleet-plan``: FLEET's planning and its rivals on simulated ensembles, and how long planning takes.
+"""``uneven bench fleet-plan``: FLEET's planning and its rivals on simulated ensembles, and the time of planning.
 
-Ensembles of 100 members like those of the paper's experiments are trained in virtual time on 20 … 160 devices by every
-method, and small ones are compared with the best rounds there are. Everything but the seconds spent in planning is
-the same on every machine.
+Every method trains ensembles of 100 members like the paper's in virtual time on 20 … 160 devices; small ones are
+compared with the best rounds. All figures but the seconds of planning are equal on every machine.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SMALL_MEMBERS, SMALL_DEVICES = 6, 6
 LARGE = 1000
 BAR_S = 1.0
 DRAWN = 12, 8, 3
-"""Members, devices and seed of the ensemble whose plans are drawn."""
+"""Members, devices and seed of the ensemble in the pictures."""
 SHOWN = ("baseline", "homogeneous", "fleet-l", "fleet-g", "refill", "densest")
 ERRORS = 0.0, 0.1, 0.3
 """The error of a wrong profile: each member's rates are off by one factor, log-normal with this deviation."""
@@ -69,20 +68,19 @@ METHODS: dict[str, Callable[[Rates, int, int], FlotillaPlanner]] = {
 
 
 def run(quick: bool, progress: Callable[[str, str, float], None], report: Path | None = None) -> dict[str, Any]:
-    """Every method on every ensemble.
+    """Play every method on every ensemble.
 
     Args:
-        quick: two numbers of devices, one ensemble each.
-        progress: told the phase, what it is doing, and how much of it is done, 0 … 1.
-        report: where to write pictures of plans for a small ensemble, one HTML file.
+        report: HTML file for pictures of plans for a small ensemble.
 
     Returns:
         ``kinds``: kind → devices → method → ``wall_s``, ``rounds``, ``wait_share`` (waiting and idle devices),
-        ``idle_share``, ``checkpoint_share``, ``scheduling_share``, ``prepared`` (epochs of samples), ``gap_to_bound``,
-        ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` and ``preprocess_saving``, medians over ``draws``;
-        ``plan_gap_to_optimal``: method → how much longer than the best rounds it takes on small ensembles, ``median``
-        and ``worst``; ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, which is what those
-        rounds are the best of; ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind → what it is.
+            ``idle_share``, ``checkpoint_share``, ``scheduling_share``, ``prepared`` (epochs of samples),
+            ``gap_to_bound``, ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` and ``preprocess_saving``, medians
+            over ``draws``; ``plan_gap_to_optimal``: method → excess time over the best rounds on small ensembles,
+            ``median`` and ``worst``; ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, the case
+            that those rounds are best for; ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind →
+            description.
     """
     devices, draws, small = ((20, 80), 1, 4) if quick else (DEVICES, 7, 40)
     rounds = len(KINDS) * len(devices)
@@ -112,7 +110,7 @@ def run(quick: bool, progress: Callable[[str, str, float], None], report: Path |
 
 
 class Timed:
-    """A planner whose seconds are counted, with those of dealing devices.
+    """A planner with a clock, which also counts the assignment of devices.
 
     Attributes:
         took_s: processor seconds so far.
@@ -124,26 +122,23 @@ class Timed:
         self.took_s = 0.0
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """As the planner's own."""
         start = time.process_time()
         found = self.plans.next_flotilla(waiting, free_devices, running)
         self.took_s += time.process_time() - start
         return found
 
     def assign(self, flotilla: Flotilla, nodes: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
-        """As everybody's."""
         start = time.process_time()
         found = assign_devices(flotilla, nodes)
         self.took_s += time.process_time() - start
         return found
 
     def round_ends(self, busy_devices: int) -> bool:
-        """As the planner's own."""
         return self.plans.round_ends(busy_devices)
 
 
 def _draw(kind: str, devices: int, seed: int) -> dict[str, dict[str, float]]:
-    """One ensemble under every method."""
+    """Return the figures of one ensemble under every method."""
     work, rates = ensemble(KINDS[kind], devices, seed)
     bound_s = least_wall_s(work)
     rows = {name: _row(work, Timed(make(rates, devices, seed)), bound_s) for name, make in METHODS.items()}
@@ -170,7 +165,6 @@ def _row(work: EnsembleWork, plans: Timed, bound_s: float) -> dict[str, float]:
 
 
 def _pictures() -> str:
-    """The plans of a small ensemble, as HTML."""
     members, devices, seed = DRAWN
     work, rates = ensemble(KINDS["paper"], devices, seed, members)
     return plan_page(work, {name: play(work, METHODS[name](rates, devices, seed)) for name in SHOWN})
@@ -179,10 +173,8 @@ def _pictures() -> str:
 def _small_gaps(
     ensembles: int, progress: Callable[[str, str, float], None]
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """How much longer each method takes than the best rounds; and FLEET's flotillas when each runs to its end.
-
-    Checkpoints are free here, as in the paper's objective, and rates are known on all numbers of devices.
-    """
+    """Return each method's excess time over the best rounds; and that of FLEET's flotillas when each runs to its end.
+    Checkpoints are free, as in the paper's objective, and all rates are known."""
     gaps: dict[str, list[float]] = {name: [] for name in METHODS}
     greedy = []
     for seed in range(ensembles):
@@ -200,7 +192,7 @@ def _small_gaps(
 def _profile_errors(
     devices: Sequence[int], draws: int, progress: Callable[[str, str, float], None]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """What a wrong profile costs FLEET-G, and what is left of it when the rates of running members are believed."""
+    """Return the cost of a wrong profile for FLEET-G, and the rest of it with a learning planner."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for done, error in enumerate(ERRORS):
         progress("wrong profiles", f"{error:.0%}", done / len(ERRORS))
@@ -224,7 +216,7 @@ def _profile_error(error: float, devices: int, seed: int) -> dict[str, float]:
 
 
 def plan_large(members: int, devices: int) -> dict[str, float]:
-    """Processor seconds of planning: from measured rates to devices for a first flotilla, by both rules."""
+    """Return processor seconds of planning: from measured rates to devices for a first flotilla, by both rules."""
     alone = rates_alone(members)
     true = {f"m{place}": curve(rate, 16) for place, rate in enumerate(alone)}
     reach = min(16, math.ceil(max(alone) / min(alone)))

@@ -1,8 +1,8 @@
 """Ensembles for ``uneven bench fleet-plan``: 100 members like those of FLEET's experiments, and small ones.
 
-What the paper says of its 100 members is little: rates on one device between 21 and 176 images/s, about 60 of the 100
-below 60; near-linear rates up to 8 devices, the highest about 1030, the lowest about 150 images/s there; roughly 10 to
-25 epochs, whatever the size; 30 606 images; 4 devices on a node. Everything else here is ours and says so.
+The paper gives few facts of its 100 members: rates on one device between 21 and 176 images/s, about 60 of the 100 below
+60; near-linear rates up to 8 devices, the highest about 1030, the lowest about 150 images/s there; roughly 10 to 25
+epochs at any size; 30 606 images; 4 devices on a node. Everything else here is ours and marked so.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ OF_LINEAR = 150.0 / (8 * SLOWEST_PER_S), 1030.0 / (8 * FASTEST_PER_S)
 """Share of linear scaling that the slowest and the fastest reach on eight devices."""
 EPOCHS = 10, 25
 PROFILED = 9
-"""M_t of these members: ⌈176 / 21⌉, where there are so many devices."""
+"""M_t of these members: ⌈176 / 21⌉, if there are as many devices."""
 CHECKPOINT_S = 34.0
-"""The overhead of one round; reckoned from the paper's table of overheads, not stated there."""
+"""The overhead of one round; computed from the paper's table of overheads, not stated there."""
 LONGEST_S = 22_700.0
-"""The longest training on one device; reckoned from the paper's speed-ups and times, not stated there."""
+"""The longest training on one device; computed from the paper's speed-ups and times, not stated there."""
 
 PAPER = {
     "homogeneous": (0.66, 0.61, 0.66, 0.53, 1.00, 1.00, 1.00, 1.00),
@@ -43,7 +43,7 @@ PAPER = {
 }
 """Speed-up over Baseline on 20 … 160 devices, read off the paper's Figure 5, ± 0.01."""
 PAPER_ROUNDS = (44, 34, 29, 24, 23, 20, 20, 22)
-"""FLEET-G's flotillas there, reckoned from the time of the checkpoints; two of the eight are stated."""
+"""FLEET-G's flotillas there, computed from the time of the checkpoints; two of the eight are stated."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class EnsembleKind:
     """A kind of ensemble.
 
     Attributes:
-        about: what it is, in a few words.
-        longest_s: epochs are drawn so that no training on one device is longer; infinite if any may be.
-        prepared_per_s: images/s that the processors beside one device prepare.
+        about: a short description.
+        longest_s: bound of a training on one device, for the drawn epochs; infinite for none.
+        prepared_per_s: images/s that the processors of one device prepare.
     """
 
     about: str
@@ -71,13 +71,12 @@ KINDS = {
 
 
 def ensemble(kind: EnsembleKind, devices: int, seed: int, members: int = MEMBERS) -> tuple[EnsembleWork, Rates]:
-    """What is trained, and what the planner believes of its rates after a profile.
+    """Return the work, and the rates that the planner believes after a profile.
 
     Args:
-        kind: what kind.
         devices: M, in nodes of four; the last may have fewer.
         seed: of the epochs.
-        members: how many; fewer than 100 are drawn among them.
+        members: fewer than 100 are drawn among them.
     """
     rng = random.Random(seed)
     alone = single_rates(MEMBERS)
@@ -95,20 +94,21 @@ def ensemble(kind: EnsembleKind, devices: int, seed: int, members: int = MEMBERS
 
 
 def believed(true: dict[str, tuple[float, ...]], devices: int) -> Rates:
-    """The rates that a profile without noise and the extrapolation give the planner."""
+    """Return the rates that a profile without noise and the extrapolation give the planner."""
     reach = most_profiled({name: row[0] for name, row in true.items()}, PER_NODE, devices)
     return profiled_rates({name: row[:reach] for name, row in true.items()}, devices)
 
 
 def mistaken(rates: Rates, error: float, seed: int) -> Rates:
-    """Rates as a wrong profile shows them: each member's are off by one factor, log-normal with deviation ``error``."""
+    """Return the rates of a wrong profile: each member's are off by one factor, log-normal with deviation ``error``."""
     rng = random.Random(seed)
     rows = zip(rates.members, rates.table, strict=True)
     return Rates({name: row * math.exp(rng.gauss(0.0, error)) for name, row in rows})
 
 
 def single_rates(members: int) -> list[float]:
-    """Rates on one device, slowest first: 60 % between 21 and 60, the rest up to 176, each part evenly in logarithm."""
+    """Return rates on one device, slowest first: 60 % between 21 and 60, the rest up to 176, each part evenly in
+    logarithm."""
     low = round(BELOW_MIDDLE * members)
     high = members - low
     slow = [_between(SLOWEST_PER_S, MIDDLE_PER_S, place / low) for place in range(low)]
@@ -116,11 +116,9 @@ def single_rates(members: int) -> list[float]:
 
 
 def curve(alone_per_s: float, devices: int) -> tuple[float, ...]:
-    """Rates on 1 … ``devices`` in truth: m r / (1 + c (m − 1)), which meets the paper's rates on eight devices.
-
-    c is between those of the slowest and the fastest, evenly in the logarithm of the rate. What the paper's members do
-    on more than eight devices nobody knows. This curve never turns down; the planner's extrapolation does.
-    """
+    """Return the true rates on 1 … ``devices``: m r / (1 + c (m − 1)), which meets the paper's rates on eight devices.
+    c is between those of the slowest and the fastest, evenly in the logarithm of the rate. Rates beyond eight devices
+    are unknown; this curve never turns down, the planner's extrapolation does."""
     place = math.log(alone_per_s / SLOWEST_PER_S) / math.log(FASTEST_PER_S / SLOWEST_PER_S)
     share = OF_LINEAR[0] + (OF_LINEAR[1] - OF_LINEAR[0]) * place
     cost = (1 / share - 1) / 7
@@ -128,7 +126,7 @@ def curve(alone_per_s: float, devices: int) -> tuple[float, ...]:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one; of an even number the lower of the two, so that it is one that occurred."""
+    """Return the middle value; of an even number the lower of the two, so that it occurred."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -150,9 +148,6 @@ def extrapolated(measured: Sequence[float], devices: int) -> Floats:
     Args:
         measured: samples/s on 1, 2, 3, … devices; zero where the member does not fit on so few.
         devices: how long the row shall be; measured ones beyond are left out.
-
-    Returns:
-        Samples/s on 1 … ``devices``, shape (devices,).
 
     Raises:
         ConfigError: more devices than measured, and no two rates to go on from.

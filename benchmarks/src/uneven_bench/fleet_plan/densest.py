@@ -1,4 +1,4 @@
-"""The flotilla whose devices do the most useful work: ours, beside FLEET's rule."""
+"""The flotilla whose devices do the most useful work: ours, as an alternative to FLEET's rule."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from uneven.fleet.pure.planning.rates import Rates
 from uneven.policy.core.exact import Floats, Wholes
 
 _PACES = 512
-"""Paces that are tried at most."""
+"""The largest number of paces to try."""
 
 _COUNTS = 16
-"""Paces are the rates on up to so many devices; on more where there are more for each member."""
+"""Paces are the rates on up to as many devices; on more if there are more for each member."""
 
 _FILLED = 8
-"""How many of the best paces are tried with what still fits into the gap."""
+"""The number of best paces that are tried with fillers for the gap."""
 
 _SAME = 1e-9
 """Share of a rate; rates that differ by less are equal."""
@@ -37,22 +37,20 @@ class DensestPlanner(Planner):
 def densest_flotilla(
     rates: Rates, waiting: Iterable[str], devices: int, *, pace_per_s: float | None = None
 ) -> Flotilla:
-    """The flotilla and pace at which the devices do the most work. Ours; no δ.
+    """Return the flotilla and pace at which the devices do the most work. Ours; no δ.
 
-    At a common pace p, member i needs m_i devices, the fewest with r_i(m_i) ≥ p, and does work worth p / r_i(1) devices
-    of its own: all of m_i if it scales perfectly and keeps exactly this pace, less if it scales badly or could go
-    faster. For each pace that is somebody's rate, members are taken in order of work per device, while devices last;
-    the pace with the most work wins. Devices left over go to the slowest, as in FLEET's rule. Up to 512 paces are
-    tried; where all are, no flotilla does more than twice the work.
+    At a common pace p, member i needs m_i devices, the fewest with r_i(m_i) ≥ p, and does work worth p / r_i(1)
+    devices: all of m_i if it scales perfectly and keeps exactly this pace, less if it scales badly or could be faster.
+    For each pace that is a member's rate, members are taken in order of work per device, while devices last; the pace
+    with the most work wins. Leftover devices go to the slowest, as in FLEET's rule. Up to 512 paces are tried; if all
+    are, no flotilla does more than twice the work.
 
     Args:
-        rates: of all members.
-        waiting: who is not trained yet.
-        devices: how many may be used.
-        pace_per_s: a pace that is given, of those whose stream newcomers join; then none are left over.
+        waiting: members that are not trained yet.
+        pace_per_s: a given pace, of the members whose stream newcomers join; then no devices are left over.
 
     Returns:
-        The flotilla; empty if nobody waits, or if none of those who wait fits on so few devices.
+        The flotilla; empty if no member waits, or none of those that wait fits.
 
     Raises:
         ConfigError: devices below zero, or a member that waits twice.
@@ -75,7 +73,7 @@ def densest_flotilla(
 
 
 def _paces(table: Floats, devices: int) -> Floats:
-    """The rates that are tried as common pace, shape (paces,), at most so many of them, evenly by rank."""
+    """Return the common paces to try, shape (paces,), evenly by rank if there are too many."""
     counts = max(_COUNTS, math.ceil(2 * devices / len(table)))
     found = np.unique(table[:, :counts])
     found = found[found > 0.0]
@@ -86,14 +84,8 @@ def _paces(table: Floats, devices: int) -> Floats:
 
 
 def _best(rising: Floats, alone: Floats, paces: Floats, devices: int) -> dict[int, int]:
-    """Row → devices of the pace with the most work.
-
-    Args:
-        rising: shape (members, counts), the best rate on at most so many devices.
-        alone: shape (members,), the rate on one device.
-        paces: shape (paces,).
-        devices: that may be used.
-    """
+    """Return row → devices of the pace with the most work. ``rising`` (members, counts) is the best rate on at most as
+    many devices, ``alone`` (members,) the rate on one device."""
     wanted = paces * (1.0 - _SAME)
     needed: Wholes = np.stack([np.searchsorted(row, wanted) for row in rising]) + 1  # (members, paces)
     able = needed <= rising.shape[1]
@@ -115,7 +107,7 @@ def _best(rising: Floats, alone: Floats, paces: Floats, devices: int) -> dict[in
 
 
 def _filled(order: npt.NDArray[np.intp], needed: Wholes, able: npt.NDArray[np.bool_], devices: int) -> dict[int, int]:
-    """Members in this order, each that still fits."""
+    """Take members in this order, each that still fits."""
     chosen: dict[int, int] = {}
     left = devices
     for row in order.tolist():

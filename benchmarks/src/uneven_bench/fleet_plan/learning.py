@@ -1,4 +1,4 @@
-"""A planner that believes what members show while they run."""
+"""A planner that learns from the measured rates of running members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uneven.fleet.pure.planning.flotillas import Planner
 from uneven.fleet.pure.planning.rates import Rates
 
 CHANGED = 0.10
-"""A member whose measured rate is further from the table than this share of it is corrected. Ours."""
+"""A member's rate is corrected if it differs from the table by more than this share. Ours."""
 
 
 class LearningPlanner:
@@ -39,11 +39,7 @@ class LearningPlanner:
         self._surprised = False
 
     def observe(self, seen: Mapping[str, tuple[int, float]]) -> None:
-        """Take what members showed: member → its devices, and its samples/s while it computed, without waiting.
-
-        Raises:
-            ConfigError: a rate that cannot be; see :func:`corrected`.
-        """
+        """Take member → its devices, and its samples/s while it computed. Raises ConfigError: an impossible rate."""
         before = self.planner.rates
         rates = corrected(before, seen, profiled=self._profiled)
         flotilla = Flotilla({name: count for name, (count, _) in seen.items()})
@@ -58,18 +54,16 @@ class LearningPlanner:
         return self.planner.next_flotilla(waiting, free_devices, running)
 
     def round_ends(self, busy_devices: int) -> bool:
-        """See ``Planner.round_ends``; also when members have shown a slower pace than was planned."""
+        """See ``Planner.round_ends``; also True when members are slower than planned."""
         return self._surprised or self.planner.round_ends(busy_devices)
 
 
 def corrected(rates: Rates, seen: Mapping[str, tuple[int, float]], *, profiled: int | None = None) -> Rates:
     """Rates as a running flotilla shows them, where they are off by more than :data:`CHANGED`.
 
-    A member that was profiled on the number of devices that it runs on is faster or slower by now, on any number:
-    its whole row is rescaled. One that runs on more devices was extrapolated, and the error is taken to be the
-    extrapolation's: it grows from nothing, where profiling ended, to what was measured, and stays beyond.
-
-    The paper profiles once and never looks again; this costs nothing, since members measure themselves.
+    If a member runs on a profiled number of devices, its whole row is rescaled: it is slower or faster on any number.
+    On more devices its rate was extrapolated, and the error is taken to be the extrapolation's: it grows from zero, at
+    the last profiled number, to the measured error, and stays beyond.
 
     Args:
         rates: those that were planned with.

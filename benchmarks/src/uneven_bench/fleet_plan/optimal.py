@@ -1,7 +1,4 @@
-"""How much time an ensemble needs at least, and the best rounds for a small one: yardsticks for a plan.
-
-Both know what no planner knows: how many epochs each member needs until it has converged.
-"""
+"""The least time of an ensemble, and the best rounds for a small one: yardsticks that know each member's epochs."""
 
 from __future__ import annotations
 
@@ -37,13 +34,12 @@ class BestRounds:
 
 
 def least_wall_s(work: EnsembleWork) -> float:
-    """A time that no plan can beat, seconds; any size of ensemble. O(n · M) for n members on M devices.
+    """Return a lower bound of any plan's seconds. O(n · M) for n members on M devices.
 
-    Over a whole training of T seconds, a member of W samples moves at W / T on average, and for that it needs on
-    average at least r̂⁻¹(W / T) devices, where r̂ is the least concave function above its rates and 0. All together they
-    cannot need more than M. T is the smallest time for which that holds, found by halving. Waiting, checkpoints and
-    the shared pace count as nothing, so the bound is below what can be reached. No member moves faster than the
-    processors of all devices prepare samples.
+    Over a training of T seconds, a member of W samples moves at W / T on average, and for that needs on average at
+    least r̂⁻¹(W / T) devices, where r̂ is the least concave function above its rates and 0. Together they cannot need
+    more than M. T is the smallest such time, found by halving. Waiting, checkpoints and the shared pace are free, so
+    the bound is below any reachable time. No member moves faster than the processors of all devices prepare samples.
     """
     hulls = [_hull(row[: work.devices]) for row in work.rates.table]
     samples = np.array([work.epochs[name] * work.samples for name in work.rates.members], dtype=np.float64)
@@ -68,14 +64,14 @@ def least_wall_s(work: EnsembleWork) -> float:
 
 
 def best_rounds(work: EnsembleWork) -> BestRounds:
-    """The rounds that minimise Σ T(F_k | A_k), where a round ends when all its members have converged (Eq. 1–2).
+    """Return the rounds that minimise Σ T(F_k | A_k), where a round ends when all its members have converged (Eq. 1–2).
 
-    Exact: every flotilla of every subset, with every number of devices for each, then the best partition of the
-    ensemble into subsets. Checkpoints cost nothing, since nobody is stopped. Rounds of free length, as those that
-    FLEET stops early, may be shorter; :func:`least_wall_s` bounds them too.
+    Exact: every flotilla of every subset with every number of devices, then the best partition into subsets.
+    Checkpoints are free, as no member is stopped. Rounds that FLEET stops early may be shorter; :func:`least_wall_s`
+    bounds them too.
 
     Raises:
-        ConfigError: too many flotillas to look at all.
+        ConfigError: too many flotillas to search.
     """
     members, devices = work.rates.members, work.devices
     plans = math.comb(len(members) + devices, devices) - 1
@@ -96,7 +92,7 @@ def best_rounds(work: EnsembleWork) -> BestRounds:
 
 
 def round_s(work: EnsembleWork, flotilla: Flotilla) -> float:
-    """Seconds that a flotilla takes until all of its members have converged; infinite if one does not fit."""
+    """Return the seconds until all members of a flotilla have converged; infinite if one does not fit."""
     members = list(flotilla.members)
     subset = [work.rates.place(name) for name in members]
     epochs = [work.epochs[name] for name in work.rates.members]
@@ -116,7 +112,7 @@ def _round_s(
     for i, count in sorted(zip(subset, counts, strict=True), key=lambda pair: -epochs[pair[0]]):
         row = table[i]
         pace = min(pace, row[count - 1] if count <= len(row) else 0.0)
-        stages.append((epochs[i], min(pace, pool)))  # until this one ends, nobody is faster than it or who stays longer
+        stages.append((epochs[i], min(pace, pool)))  # until this one ends, no later one is faster
     for place, (length, speed) in enumerate(stages):
         after = stages[place + 1][0] if place + 1 < len(stages) else 0
         if length > after:
@@ -125,7 +121,7 @@ def _round_s(
 
 
 def _partition(work: EnsembleWork, rounds: Mapping[int, tuple[float, Sequence[int], Sequence[int]]]) -> BestRounds:
-    """The cheapest way to cover all members with rounds, over all subsets, smallest first."""
+    """Return the cheapest cover of all members with rounds, over all subsets, smallest first."""
     everybody = (1 << len(work.rates.members)) - 1
     cost, last = [0.0] + [math.inf] * everybody, [0] * (everybody + 1)
     for who in range(1, everybody + 1):
@@ -149,13 +145,13 @@ def _partition(work: EnsembleWork, rounds: Mapping[int, tuple[float, Sequence[in
 
 
 def _counts(size: int, devices: int) -> list[tuple[int, ...]]:
-    """All ways to give ``size`` members one device or more each, together at most ``devices``."""
+    """Return all ways to give ``size`` members one device or more each, together at most ``devices``."""
     cuts = itertools.combinations(range(1, devices + 1), size)
     return [tuple(b - a for a, b in itertools.pairwise((0, *cut))) for cut in cuts]
 
 
 def _hull(row: Floats) -> tuple[Floats, Floats]:
-    """Devices and rates at the corners of the least concave function above (0, 0) and the rates, up to its top."""
+    """Return devices and rates at the corners of the least concave function above (0, 0) and the rates, to its top."""
     corners: list[tuple[float, float]] = [(0.0, 0.0)]
     for count, rate in enumerate(row[: int(np.argmax(row)) + 1].tolist(), 1):
         if rate <= 0.0:
@@ -168,5 +164,5 @@ def _hull(row: Floats) -> tuple[Floats, Floats]:
 
 
 def _below(one: tuple[float, float], two: tuple[float, float], three: tuple[float, float]) -> bool:
-    """Whether the second point lies on or below the line through the first and the third."""
+    """Return whether the second point lies on or below the line through the first and the third."""
     return (two[1] - one[1]) * (three[0] - one[0]) <= (three[1] - one[1]) * (two[0] - one[0])

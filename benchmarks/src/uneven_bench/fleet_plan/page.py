@@ -24,11 +24,10 @@ NAMES = {
     "refill": "FLEET-G refilled, relative δ (ours)",
     "densest": "densest flotillas, refilled (ours)",
 }
-"""Method → what stands in the tables."""
+"""Method → its name in the tables."""
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     kinds = result["kinds"]
     speeds = [_speeds(name, rows, result) for name, rows in kinds.items()]
     return [
@@ -41,12 +40,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 
 def plan_page(work: EnsembleWork, outcomes: Mapping[str, FleetOutcome]) -> str:
-    """Who had which devices when under each method, as one HTML file that needs no network.
-
-    Args:
-        work: what was trained.
-        outcomes: method → what became of it; all pictures have one axis.
-    """
+    """Return one offline HTML file with the devices of each member over time; method → outcome, on one axis."""
     page = Page(
         f"{len(work.epochs)} members on {work.devices} devices",
         "A bar is a member on a device; the dark part of its height is the share of the time in which the device "
@@ -84,7 +78,7 @@ def _speeds(kind: str, rows: dict[str, Any], result: dict[str, Any]) -> Table:
 
 
 def _bound(row: dict[str, Any]) -> float:
-    """Speed-up over Baseline that nothing can beat."""
+    """Return the upper bound of a speed-up over Baseline."""
     return float(1 + row["baseline"]["gap_to_bound"])
 
 

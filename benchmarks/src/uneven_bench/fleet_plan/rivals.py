@@ -1,9 +1,5 @@
-"""What FLEET is compared with, as planners: one pipeline per member, homogeneous sharing, one after another.
-
-They answer the same two questions as :class:`uneven.fleet.pure.planning.flotillas.Planner`, so that whatever plays or
-carries
-out one of them carries out all: see :class:`uneven.fleet.pure.planning.planner.FlotillaPlanner`.
-"""
+"""Rivals of FLEET as planners (:class:`uneven.fleet.pure.planning.planner.FlotillaPlanner`): one pipeline per member,
+homogeneous sharing, one after another."""
 
 from __future__ import annotations
 
@@ -16,13 +12,8 @@ from uneven.fleet.pure.planning.rates import Rates
 
 
 class OnePerDevice:
-    """Each member alone on one device with a pipeline of its own; a free device takes a random one of those left.
-
-    The paper's Baseline (section 6.1).
-
-    Args:
-        seed: of the order.
-    """
+    """The paper's Baseline (section 6.1): each member alone on one device with its own pipeline; a free device takes a
+    random one. ``seed``: of the order."""
 
     shared = False
 
@@ -30,38 +21,26 @@ class OnePerDevice:
         self._random = random.Random(seed)
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """As many as there are free devices."""
         queue = sorted(waiting)
         return Flotilla(dict.fromkeys(self._random.sample(queue, min(free_devices, len(queue))), 1))
 
     def round_ends(self, busy_devices: int) -> bool:
-        """Nobody is stopped."""
         return busy_devices == 0
 
 
 class Homogeneous(OnePerDevice):
-    """A random M members share one stream, one device each; the next ones follow when all of them have finished.
-
-    What the paper compares with as the sharing of its predecessor (Pittman et al., SC 2018; section 6.1).
-
-    Args:
-        seed: of the order.
-    """
+    """The sharing of FLEET's predecessor (Pittman et al., SC 2018; section 6.1): a random M members share one stream,
+    one device each; the next ones follow when all have finished. ``seed``: of the order."""
 
     shared = True
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """Nobody until all have finished."""
         return Flotilla() if running.members else super().next_flotilla(waiting, free_devices, running)
 
 
 class OneAfterAnother:
-    """One member at a time on all devices that it can use. With perfect scaling nothing would be faster (footnote 3).
-
-    Args:
-        rates: of all members.
-        devices: M. A member whose rate turns down gets the number at which it is fastest.
-    """
+    """One member at a time on all devices that it can use, the optimum under perfect scaling (footnote 3). If a
+    member's rate turns down, it gets the fastest number of ``devices``, M."""
 
     shared = False
 
@@ -71,11 +50,9 @@ class OneAfterAnother:
         self._best = {name: int(rates.table[place, :devices].argmax()) + 1 for place, name in enumerate(rates.members)}
 
     def next_flotilla(self, waiting: Iterable[str], free_devices: int, running: Flotilla) -> Flotilla:
-        """The first in the order of the rates, when nobody runs."""
         queue = set(waiting)
         first = next((name for name in self._best if name in queue), None)
         return Flotilla() if running.members or first is None else Flotilla({first: self._best[first]})
 
     def round_ends(self, busy_devices: int) -> bool:
-        """When its member has finished."""
         return busy_devices == 0

@@ -1,9 +1,8 @@
 """A whole ensemble in virtual time, under any planner.
 
-Members are rates and epochs. Those who share a stream go at the pace of the slowest: skew within the stream's bounded
-buffers is left out. A member ends at the end of its last epoch; FLEET-G's members start together at an epoch's
-start, so when one of them ends, all are at an epoch's end and a round can stop. A newcomer of FLEET-L joins the stream
-where it is and counts its epochs from there.
+Members are rates and epochs. Members of a stream have the pace of the slowest: skew within its bounded buffers is left
+out. FLEET-G's members start together at an epoch's start, so when one of them ends, all are at an epoch's end and a
+round can stop. A newcomer of FLEET-L joins the stream in place and counts its epochs from there.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from uneven.fleet.pure.planning.assign import assign_devices, spread
 from uneven.fleet.pure.planning.planner import FlotillaPlanner
 from uneven.fleet.pure.planning.rates import Rates
 
-_DONE = 1e-9  # epochs; what rounding leaves of a finished member
-_NEAR = 1e-6  # epochs; what rounding makes of an epoch's end
+_DONE = 1e-9  # epochs; the rounding error of a finished member
+_NEAR = 1e-6  # epochs; the rounding error of an epoch's end
 
 
 @dataclass(frozen=True)
 class EnsembleWork:
-    """An ensemble to train, and what it is trained on.
+    """An ensemble to train, and its data.
 
     Attributes:
-        rates: what members really do on so many devices; a planner may believe something else.
-        epochs: member → epochs until it has converged, which no planner knows.
+        rates: true rates by number of devices; a planner may believe others.
+        epochs: member → epochs until it has converged, unknown to planners.
         samples: of the data set; one epoch.
         nodes: devices, node by node.
-        prepared_per_s: samples/s that the processors beside one device prepare. A member with a pipeline of its own
-            uses those of its devices; a shared stream is fed by all.
-        checkpoint_s: what stopping a round costs, if somebody runs on afterwards: all write, and some read, their
-            states. The devices rest meanwhile.
+        prepared_per_s: samples/s that the processors of one device prepare: for its member's own pipeline, or for the
+            shared stream.
+        checkpoint_s: the cost of stopping a round, if a member continues: all write, and some read, their states.
     """
 
     rates: Rates
@@ -57,7 +55,6 @@ class EnsembleWork:
 
     @property
     def devices(self) -> int:
-        """M."""
         return sum(len(node) for node in self.nodes)
 
 
@@ -66,9 +63,9 @@ class Bar:
     """A stretch in which a member ran.
 
     Attributes:
-        devices: which ones.
+        devices: their numbers.
         computed: share of the stretch in which they computed; the rest is waiting for others or for samples.
-        ended: whether the member had converged at its end.
+        ended: the member had converged at its end.
     """
 
     member: str
@@ -81,7 +78,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """What became of it. The four shares are of all device-seconds, devices × ``wall_s``, and add up to 1.
+    """The outcome of a training. The four shares are of all device-seconds, devices × ``wall_s``, and add up to 1.
 
     Attributes:
         wall_s: until the last member has ended.
@@ -89,10 +86,10 @@ class FleetOutcome:
         wait_share: they have a member, which waits for others or for samples.
         idle_share: they have no member.
         checkpoint_share: they rest for a checkpoint.
-        rounds: how often somebody was started; for FLEET-G and homogeneous sharing, the flotillas.
+        rounds: number of starts; for FLEET-G and homogeneous sharing, the flotillas.
         prepared: samples prepared, as multiples of the data set.
-        cost: mean over the plans of Σ c/m (Eq. 4) ÷ members: 1 where every member has one device.
-        bars: what ran when, in order of their starts.
+        cost: mean over the plans of Σ c/m (Eq. 4) ÷ members: 1 if every member has one device.
+        bars: in order of their starts.
     """
 
     wall_s: float
@@ -107,11 +104,11 @@ class FleetOutcome:
 
 
 Assign = Callable[[Flotilla, Sequence[Sequence[int]]], dict[str, tuple[int, ...]]]
-"""How devices are dealt: a flotilla and the free devices, node by node → member → its devices."""
+"""An assignment: a flotilla and the free devices, node by node → member → its devices."""
 
 
 Told = Callable[[Mapping[str, tuple[int, float]]], None]
-"""Is told when members have trained a first epoch since a start: member → its devices, and samples/s it computed."""
+"""A receiver of member → its devices and samples/s, after a first epoch since a start."""
 
 
 def play(
@@ -120,13 +117,11 @@ def play(
     """Train the ensemble in virtual time.
 
     Args:
-        work: what is trained.
-        plans: who starts when; FLEET's planner or a rival.
-        assign: how devices are dealt; another one to time it, for instance.
-        told: what members show, as a ``LearningPlanner`` wants it; the planner is asked then whether the round ends.
+        assign: assigns devices; another one to time it, for instance.
+        told: receives members' rates, as a ``LearningPlanner`` takes them; the planner may end the round then.
 
     Raises:
-        ConfigError: a planner that starts nobody while somebody waits and nobody runs, or somebody who cannot run.
+        ConfigError: a planner that starts no member while one waits and none runs, or starts one that cannot run.
     """
     return _FleetPlay(work, plans, assign, told).run()
 
@@ -140,8 +135,8 @@ class _FleetPlay:
         self.left = {name: float(count) for name, count in work.epochs.items()}
         self.waiting = list(work.rates.members)
         self.running: dict[str, tuple[int, ...]] = {}
-        self.since: dict[str, tuple[float, float]] = {}  # when it started, and seconds it has computed since
-        self.unseen: dict[str, float] = {}  # epochs left when the first one since the start has been trained
+        self.since: dict[str, tuple[float, float]] = {}  # its start, and seconds that it has computed since
+        self.unseen: dict[str, float] = {}  # epochs left at the end of the first one since the start
         self.now_s = 0.0
         self.busy_s = self.held_s = self.saved_s = 0.0  # device-seconds
         self.prepared = 0.0
@@ -192,7 +187,7 @@ class _FleetPlay:
                 self.unseen[name] = max(0.0, self.left[name] - 1.0)
 
     def speeds(self) -> dict[str, float]:
-        """Samples/s at which each member that runs moves on."""
+        """Return the samples/s of each running member."""
         own = {name: self.work.rates.per_s(name, len(devices)) for name, devices in self.running.items()}
         if not self.plans.shared:
             return {name: min(rate, len(self.running[name]) * self.work.prepared_per_s) for name, rate in own.items()}
@@ -200,7 +195,7 @@ class _FleetPlay:
         return dict.fromkeys(own, pace)
 
     def advance(self) -> None:
-        """Go on to the end of the next member, or to the end of a first epoch if somebody wants to be told."""
+        """Continue to the end of the next member, or of a first epoch if ``told`` wants it."""
         speeds = self.speeds()
         goals = {name: self.left[name] - self.unseen.get(name, 0.0) for name in speeds}
         step_s = min(goals[name] * self.work.samples / speed for name, speed in speeds.items())
@@ -220,7 +215,7 @@ class _FleetPlay:
             self.close(name, ended=True)
 
     def tell(self) -> None:
-        """Say how fast those were who have trained their first epoch just now."""
+        """Report the rates of members that have just trained their first epoch."""
         seen = [name for name, then in self.unseen.items() if self.left[name] <= then + _DONE]
         if seen and self.told is not None:
             counts = {name: len(self.running[name]) for name in seen}
@@ -229,10 +224,10 @@ class _FleetPlay:
             del self.unseen[name]
 
     def stop(self) -> None:
-        """End the round: those who still run wait again, after a checkpoint of all."""
+        """End the round: the running members wait again, after a checkpoint of all."""
         stopped = list(self.running)
         for name in stopped:
-            self.left[name] = float(math.ceil(self.left[name] - _NEAR))  # a part of an epoch is done again
+            self.left[name] = float(math.ceil(self.left[name] - _NEAR))  # a partial epoch is trained again
             self.close(name, ended=False)
         waiting = {*self.waiting, *stopped}
         self.waiting = [name for name in self.work.rates.members if name in waiting]

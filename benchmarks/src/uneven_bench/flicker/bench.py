@@ -22,11 +22,11 @@ HELD = (25, 5, 2)
 
 
 def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
-    """Play all.
+    """Play all cases.
 
     Returns:
-        ``flicker``: recording → iterations that a load stays → arm → part of the limit, which knows each iteration's
-        load before; ``rivals``: the cases of ``uneven bench rivals`` the same way. Means over ``seeds``.
+        ``flicker``: recording → iterations that a load stays → arm → share of the limit, which knows each iteration's
+            load before; ``rivals``: the cases of ``uneven bench rivals`` the same way. Means over ``seeds``.
     """
     seeds = 2 if quick else 5
     found: dict[str, Any] = {"seeds": seeds, "flicker": {}, "rivals": {}}
@@ -46,7 +46,7 @@ def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, A
 
 
 def _uses(google: Table | None) -> dict[str, Table]:
-    """Recordings of the use of machines: (records, machines)."""
+    """Return recordings of the use of machines, (records, machines)."""
     found = {"Google": google} if google is not None else {}
     path = Path(os.environ.get("UNEVEN_DATA", ""), "traces", "planetlab_cpu.npz")
     if path.is_file():
@@ -68,7 +68,6 @@ def _means(each: list[dict[str, float]]) -> dict[str, float]:
 
 
 def tables(result: dict[str, Any]) -> list[Shown]:
-    """The result for people."""
     shown = Shown(title=f"Part of the limit, mean of {result['seeds']} seeds; virtual time", box=SIMPLE_HEAD)
     for heading in ("load", "changes every", "lb-bsp", "together"):
         shown.add_column(heading, justify="right")

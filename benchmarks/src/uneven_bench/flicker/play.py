@@ -1,4 +1,4 @@
-"""Load that changes every few iterations, in virtual time; and iterations that are finished together."""
+"""Load that changes every few iterations, in virtual time; and iterations that workers finish together."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from uneven_bench.rivals.loops import REPORT_S, RivalOutcome, SettledTotals, loo
 WORKERS, EACH, NOISE = 8, 64, 0.05
 
 ASKING_S = 0.0003
-"""What it costs a worker to move the counter on: a question to the store of a real run, and more where others were."""
+"""A worker's cost to move the counter: a question to the store of a real run, more if others wait."""
 
 
 def flicker(use: Table, held: int, seed: int) -> RivalCase:
-    """Eight equal machines of which others use a part, another one every ``held`` iterations.
-
-    Args:
-        use: ``(records, machines)``, 0 … 1; eight machines and a stretch of records are chosen by ``seed``.
-    """
+    """Return eight equal machines with a changing load, new every ``held`` iterations. ``use``: (records, machines), 0
+    … 1; ``seed`` chooses eight machines and a stretch of records."""
     rng = np.random.default_rng(seed)
     rows = -(-ITERATIONS // held)
     machines = rng.permutation(use.shape[1])[:WORKERS] if use.shape[1] >= WORKERS else np.arange(WORKERS) % use.shape[1]
@@ -40,7 +37,8 @@ def flicker(use: Table, held: int, seed: int) -> RivalCase:
 
 
 def together(case: RivalCase) -> RivalOutcome:
-    """Iterations under ``lb-bsp`` that are finished together, each chunk taken by who is free, as in real runs."""
+    """Play iterations under ``lb-bsp`` that workers finish together: a free worker takes the next chunk, as in real
+    runs."""
     n, total = case.workers, case.global_batch
     rule, totals, balancer = FinishTogether(n, total), SettledTotals(n), balancers.resolve("lb-bsp")
     run = looped(case, balancer)
@@ -65,7 +63,7 @@ def together(case: RivalCase) -> RivalOutcome:
 def _iteration(
     case: RivalCase, k: int, rule: FinishTogether, shares: tuple[int, ...]
 ) -> tuple[list[int], list[float], list[float]]:
-    """Samples that each worker does, and when it is through with its first part and with all."""
+    """Return each worker's samples, and the times of its first part and of all."""
     done = [*rule.first_parts(shares)]
     first_s = [case.local_s(k, i, samples) for i, samples in enumerate(done)]
     now_per_s = [samples / time for samples, time in zip(done, first_s, strict=True)]

@@ -1,7 +1,7 @@
 """Other ways to find a class in recorded video, on the same frames and boxes, written with the same care.
 
-Each is set up on the parts of the scene that train and check, for the targets, and asked about the part that tests.
-Costs are processor seconds: what a method computes itself is timed, a call of the truth network costs what calls cost.
+Each is set up on the training and check parts of a scene, and asked about the test part. Costs are processor seconds: a
+method's computing is timed, a call of the truth network costs its mean.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Spent:
 
 @contextmanager
 def timed() -> Iterator[Spent]:
-    """Measure the processor time that the block takes."""
+    """Measure the processor time of the block."""
     spent, began_s = Spent(), time.process_time()
     try:
         yield spent
@@ -53,7 +53,7 @@ def timed() -> Iterator[Spent]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes with one thread meanwhile: processor time of threads that wait for each other is nobody's cost."""
+    """Limit torch to one thread: threads that wait for each other would count as processor time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -64,11 +64,11 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """How a method's query for one class ended.
+    """The result of a method's query for one class.
 
     Attributes:
-        own_s: what the method computed itself; calls come on top.
-        trained_s: before it could be asked, per class; in no cost of a query, as NoScope's authors count.
+        own_s: the method's computing, without calls.
+        trained_s: training before the query, per class; in no cost of a query, as NoScope's authors count.
     """
 
     result: ClassResult
@@ -76,16 +76,15 @@ class QueryAnswer:
     trained_s: float = 0.0
 
     def cost_s(self, call_s: float) -> float:
-        """What the query costs."""
         return self.own_s + self.result.checked * call_s
 
 
 @dataclass(slots=True)
 class Method:
-    """What a method has cost, and how it answers.
+    """A method's costs and answers.
 
     Attributes:
-        ingest_s: processor seconds until the stream is taken in, frames and boxes left out; 0 if it does nothing then.
+        ingest_s: processor seconds of ingest, without frames and boxes; 0 if it does nothing then.
     """
 
     name: str
@@ -102,7 +101,7 @@ class Targets:
 
 
 def in_frames(part: ScenePart, label: int, frames: npt.NDArray[np.int64], checked: int) -> ClassResult:
-    """The frames that were returned, against the truth."""
+    """Compare the returned frames, int64 (n,), with the truth."""
     truth, got = np.unique(part.seen.frame[part.seen.label == label]), np.unique(frames)
     both = len(np.intersect1d(truth, got, assume_unique=True))
     recall, precision = Share.of(both, len(truth), appearances(truth)), Share.of(both, len(got), appearances(got))
@@ -110,7 +109,7 @@ def in_frames(part: ScenePart, label: int, frames: npt.NDArray[np.int64], checke
 
 
 def ingest_heavy(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
-    """The truth network on every object when it comes; a query reads the result."""
+    """Call the truth network on every object at ingest; a query reads the result."""
     method = Method("ingest-heavy", len(seen.whole.objects) * seen.call_s)
     for label in labels:
         frames = seen.test.seen.frame[seen.test.seen.label == label]
@@ -119,7 +118,7 @@ def ingest_heavy(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
 
 
 def query_all(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
-    """The truth network on every object when somebody asks."""
+    """Call the truth network on every object at the query."""
     method = Method("query-all", 0.0)
     for label in labels:
         frames = seen.test.seen.frame[seen.test.seen.label == label]
@@ -128,12 +127,12 @@ def query_all(seen: SceneSeen, labels: tuple[int, ...]) -> Method:
 
 
 class ByFrames:
-    """NoScope's difference detector: a frame that differs little from the last one looked at has the same answer."""
+    """NoScope's difference detector: a frame with a small difference to the last one looked at has the same answer."""
 
     name = "cascade, frames differ"
 
     def looked_at(self, part: ScenePart, most: float) -> tuple[Ints, Ints]:
-        """Objects that are looked at, and of each object's frame, the frame with its answer."""
+        """Return the objects looked at, and of each object's frame, the frame with its answer."""
         stands = np.arange(len(part.frames))
         last = 0
         small = part.small.astype(np.int16)
@@ -147,22 +146,20 @@ class ByFrames:
         return looked, answer
 
     def returned(self, part: ScenePart, accepted: Ints, answer: Ints) -> Ints:
-        """Frames whose answer is yes."""
         return part.frames[np.isin(answer, part.seen.frame[accepted])]
 
     def steps(self, part: ScenePart) -> Floats:
-        """Mean squared differences of successive frames."""
         small = part.small.astype(np.int16)
         return np.square(small[1:] - small[:-1]).mean((1, 2)) if len(small) > 1 else np.zeros(1)
 
 
 class ByObjects:
-    """A stronger one, which NoScope has not: an object whose crop changes little has the answer of the one before."""
+    """A stronger detector than NoScope's: an object whose crop changes little has the answer of the one before."""
 
     name = "cascade, objects differ"
 
     def looked_at(self, part: ScenePart, most: float) -> tuple[Ints, Ints]:
-        """Objects that are looked at, and of each object, the one with its answer."""
+        """Return the objects looked at, and of each object, the one with its answer."""
         origin = np.arange(len(part.objects))
         bounds = np.searchsorted(part.seen.frame, [*part.frames, part.frames[-1] + 1])
         for at in range(1, len(part.frames)):
@@ -174,11 +171,9 @@ class ByObjects:
         return np.unique(origin), origin
 
     def returned(self, part: ScenePart, accepted: Ints, answer: Ints) -> Ints:
-        """Frames of the objects whose answer is yes."""
         return part.seen.frame[np.isin(answer, accepted)]
 
     def steps(self, part: ScenePart) -> Floats:
-        """Mean absolute differences of successive crops."""
         crops = part.objects.crops[:4000].astype(np.int16)
         return np.abs(crops[1:] - crops[:-1]).mean((1, 2, 3)) if len(crops) > 1 else np.zeros(1)
 
@@ -193,20 +188,20 @@ Differ = ByFrames | ByObjects
 
 @dataclass(frozen=True, slots=True)
 class Sure:
-    """Below ``low`` it is not the class, above ``high`` it is; the truth network says what is between."""
+    """Thresholds: below ``low`` it is not the class, above ``high`` it is; the truth network decides between."""
 
     low: float
     high: float
 
     def split(self, score: Floats) -> tuple[Bools, Bools]:
-        """Which are accepted unseen, and which are asked about."""
+        """Return the objects accepted unseen, and those for the truth network."""
         return score > self.high, (score >= self.low) & (score <= self.high)
 
 
 def sure(
     part: ScenePart, label: int, score: Floats, looked: Ints, frames_of: Callable[[Ints], Ints], targets: Targets
 ) -> tuple[Sure, int]:
-    """The thresholds that need the fewest calls and reach the targets on a part, and the calls; all if none does."""
+    """Return the thresholds with the fewest calls that reach the targets on a part, and the calls; all if none does."""
     right = part.seen.label[looked] == label
     truth = np.unique(part.seen.frame[part.seen.label == label])
     steps = np.unique(np.quantile(score, np.linspace(0, 1, 41))) if len(score) else np.zeros(1)
@@ -228,13 +223,13 @@ def sure(
 def cascade(
     seen: SceneSeen, binary: Mapping[int, Binary], targets: Targets, differ: Differ, like: Method | None = None
 ) -> Method:
-    """NoScope-style, at query time alone: differences, a network for this class, the truth network where unsure.
+    """Answer NoScope-style, at query time: differences, a network for this class, the truth network if unsure.
 
-    How much may differ, and what is sure, is chosen on the part that checks: the fewest calls that reach the targets.
+    The check part decides thresholds and differences: the fewest calls that reach the targets.
 
     Args:
-        like: with it, on the part that tests, so that it is as accurate there as that method, class by class. Nobody
-            who asks could choose so: it is in the cascade's favour.
+        like: choose on the test part, for the accuracy of that method class by class: an impossible advantage for the
+            cascade.
     """
     method = Method(differ.name if like is None else f"{differ.name}, as accurate as {like.name}", 0.0)
     part = seen.check if like is None else seen.test
@@ -260,7 +255,7 @@ def cascade(
 def _tried(
     part: ScenePart, label: int, score: Floats, differ: Differ, step: tuple[float, Ints, Ints], targets: Targets
 ) -> tuple[int, float, Sure] | None:
-    """Calls, what may differ, thresholds; None where even the truth about what is looked at misses the targets."""
+    """Return calls, difference, thresholds; None if even the truth about the objects looked at misses the targets."""
     most, looked, answer = step
     whole = differ.returned(part, looked[part.seen.label[looked] == label], answer)
     if most >= 0 and not in_frames(part, label, whole, 0).meets(targets.recall, targets.precision):
@@ -273,14 +268,13 @@ def _tried(
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A network that tells one class from the rest, and the processor seconds that training it took."""
+    """A network for one class against the rest, and the processor seconds of its training."""
 
     network: Cheap
     trained_s: float
 
 
 def specialised(part: ScenePart, labels: tuple[int, ...], epochs: int = 15) -> dict[int, Binary]:
-    """One for each class."""
     found = {}
     for label in labels:
         with timed() as spent:
@@ -308,7 +302,7 @@ def _told_apart(part: ScenePart, label: int, epochs: int) -> Cheap:
 
 
 def chances(network: Cheap, part: ScenePart, rows: Ints | None = None) -> Floats:
-    """How likely each object is of the class."""
+    """Return the probability of the class for each object, (n,)."""
     crops = part.objects.crops if rows is None else part.objects.crops[rows]
     return run(network, crops)[0][:, 1].astype(np.float64)
 
@@ -316,12 +310,8 @@ def chances(network: Cheap, part: ScenePart, rows: Ints | None = None) -> Floats
 def neighbours(
     seen: SceneSeen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
 ) -> Method:
-    """Features of all objects in FAISS; a query looks up examples of the class and has their neighbours checked.
-
-    Args:
-        feature: of every object of the scene, by the cheap network.
-        ingest_s: what those have cost.
-    """
+    """Index all features in FAISS; a query looks up examples of the class and has their neighbours checked. ``feature``
+    (objects, width) comes from the cheap network and cost ``ingest_s``."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -336,7 +326,7 @@ def neighbours(
     draw = np.random.default_rng(0)
     for label in labels:
         known = np.flatnonzero(seen.learn.seen.label == label)
-        if not len(known):  # there is no example to look up
+        if not len(known):  # no example to look up
             method.answers[label] = QueryAnswer(in_frames(seen.test, label, known, 0), 0.0)
             continue
         examples = feature[draw.choice(known, min(64, len(known)), replace=False)]
@@ -364,10 +354,8 @@ def _within(rows: Ints, part: slice) -> Ints:
 def representatives(
     seen: SceneSeen, labels: tuple[int, ...], targets: Targets, feature: npt.NDArray[np.float32], ingest_s: float
 ) -> Method:
-    """TASTI-style: some objects are labelled at ingest, the others score as their five nearest ones do.
-
-    The embedding is the cheap network's feature, not one trained with triplets.
-    """
+    """Answer TASTI-style: some objects are labelled at ingest, the others score as their five nearest ones do.
+    ``feature`` (objects, width) is the cheap network's, not one trained with triplets."""
     with timed() as spent:
         chosen = furthest_first(feature, max(_NEAREST, int(_REPRESENTATIVES * len(feature))))
         apart = torch.cdist(torch.from_numpy(feature), torch.from_numpy(feature[chosen]))
@@ -395,7 +383,7 @@ def _in(chosen: Ints, part: slice) -> Bools:
 
 
 def furthest_first(feature: npt.NDArray[np.float32], count: int, seed: int = 0) -> Ints:
-    """Three quarters furthest first, the rest at random."""
+    """Choose ``count`` rows of ``feature`` (objects, width): three quarters furthest first, the rest at random."""
     draw = np.random.default_rng(seed)
     first = int(draw.integers(len(feature)))
     picked, nearest = [first], np.square(feature - feature[first]).sum(1)

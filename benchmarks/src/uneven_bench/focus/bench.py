@@ -1,4 +1,4 @@
-"""``uneven bench focus``: recorded video, taken in cheaply and asked exactly, against other ways to do it."""
+"""``uneven bench focus``: recorded video, with cheap ingest and exact answers, against other ways."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DAY_S = 43_200
 
 
 def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, Any]:
-    """Measure.
+    """Measure all cases.
 
     Returns:
-        ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``refused``: name → why; ``change``: see
-        :func:`~uneven_bench.focus.compared.changed`; ``speed``, ``kills``: see the functions of these names.
+        ``scenes``: name → see :func:`~uneven_bench.focus.compared.compared`; ``refused``: name → reason; ``change``:
+            see :func:`~uneven_bench.focus.compared.changed`; ``speed``, ``kills``: see the functions of these names.
 
     Raises:
         UnknownNameError: there is no such case.

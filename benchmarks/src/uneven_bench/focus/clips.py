@@ -1,8 +1,8 @@
 """Real scenes, and the truth network for their objects, which is trained here too.
 
-Nobody has named what moves in these clips. In each, forty crops were named by hand (``named.json``: frame, left, top,
-right, bottom); every other one gets the name of the one that it resembles most. The network learns from four fifths of
-the crops; its quality is how often it agrees with those names on the last fifth, which are frames of the same clips.
+The clips have no labels. In each, we named forty crops by hand (``named.json``: frame, left, top, right, bottom); every
+other one gets the name of the most similar one. The network learns from four fifths of the crops; its quality is its
+agreement with those names on the last fifth, frames of the same clips.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HELD_OUT = 5
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """A clip's crops, each with the name of the hand-named one that it resembles most."""
+    """A clip's crops, each with the name of the most similar hand-named one."""
 
     video: Video
     per_s: float
@@ -43,11 +43,8 @@ class _Clip:
 
 
 def clips(told: Callable[[float], None]) -> list[Scene]:
-    """The five clips of UNEVEN_DATA; the first half of each is the sample.
-
-    Raises:
-        DataError: there is no such folder.
-    """
+    """Return the five clips of UNEVEN_DATA; the first half of each is the sample. Raises DataError: there is no such
+    folder."""
     have = [_clip(name, one) for name, one in json.loads(_NAMED.read_text()).items()]
     classes = tuple(sorted({name for clip in have for name in clip.names}))
     crops = np.concatenate([clip.crops for clip in have])
@@ -83,5 +80,5 @@ def _clip(name: str, known: dict[str, Any]) -> _Clip:
 
 
 def _looks(crops: Crops) -> torch.Tensor:
-    """Eight by eight pixels, [n, 192]."""
+    """Return crops of eight by eight pixels, (n, 192)."""
     return F.interpolate(as_input(crops), (8, 8), mode="area").flatten(1)

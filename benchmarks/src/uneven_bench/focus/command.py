@@ -1,4 +1,4 @@
-"""The command of ``uneven bench focus``; what it needs is imported when it is run."""
+"""The command of ``uneven bench focus``, which imports its modules only when it runs."""
 
 from __future__ import annotations
 

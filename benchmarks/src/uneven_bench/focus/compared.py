@@ -1,4 +1,4 @@
-"""All methods on one scene: what each costs at ingest and at query, and what it finds."""
+"""All methods on one scene: their costs at ingest and at query, and their answers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _SAME = 12.0
 
 @one_thread()
 def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None]) -> dict[str, Any]:
-    """Every method on a scene.
+    """Compare every method on a scene.
 
     Returns:
         ``methods``: name → ingest_s, query_s (mean over classes), and by class recall, precision and calls. ``ratios``:
-        ingest-heavy ÷ ours, and by class each rival's query ÷ ours. ``pairs``: classes asked, classes that reach both
-        targets, those that miss (recall, precision). And what choosing cost, ablation, policies, other targets.
+            ingest-heavy ÷ ours, and by class each rival's query ÷ ours. ``pairs``: classes asked, classes that reach
+            both targets, those that miss (recall, precision). Also the cost of the choice, ablation, policies, other
+            targets.
     """
     name = scene.source.name
     told(f"{name}: frames, boxes, truth", 0.0)
@@ -121,7 +122,7 @@ def _pairs(focus: Method, seen: SceneSeen, targets: Targets) -> dict[str, Any]:
 
 
 def _other(seen: SceneSeen, tuned: Tuned, binary: Mapping[int, Binary], targets: Targets) -> dict[str, Any]:
-    """Other targets, with the networks that are there; the cascade's calls beside."""
+    """Return results for other targets with the same networks, with the cascade's calls."""
     rival = baselines.cascade(seen, binary, targets, baselines.ByFrames())
     calls = float(np.mean([one.result.checked for one in rival.answers.values()]))
     return {**ours.other(seen, tuned, targets, Policy.BALANCE, tuple(binary)), "cascade_calls": calls}
@@ -130,7 +131,7 @@ def _other(seen: SceneSeen, tuned: Tuned, binary: Mapping[int, Binary], targets:
 def changed(
     scene: Scene, days: Sequence[VideoSource], sample_s: float, targets: Targets, told: Callable[[str, float], None]
 ) -> dict[str, Any]:
-    """The stream shows other classes from some day on: is it noticed, and what do settings chosen anew reach?
+    """Show other classes in the stream from some day on; measure detection and newly chosen settings.
 
     Args:
         days: the stream on a day before the change, on the one after it, and on a later one.

@@ -1,4 +1,4 @@
-"""Processes that are killed while they take a stream in, and while they ask: is anything lost?"""
+"""Kills of processes at ingest and in queries, and the check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STREAM = Sprites(
 
 
 class Colours(torch.nn.Module):
-    """Stands for the truth network: which of four colours is in the middle of a crop."""
+    """A stand-in for the truth network: the colour, one of four, in the middle of a crop."""
 
     classes = ("red", "green", "blue", "white")
 
@@ -45,7 +45,7 @@ class Colours(torch.nn.Module):
         self.colours = torch.tensor(_COLOURS / 255, dtype=torch.float32)
 
     def forward(self, crops: torch.Tensor) -> torch.Tensor:
-        """[n, 3, side, side] → [n, 4]; kills its process when it has answered so often."""
+        """[n, 3, side, side] → [n, 4]; kill this process after ``dies_after`` answers."""
         if self._calls_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self._calls_left -= 1
@@ -54,7 +54,7 @@ class Colours(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Deadly:
-    """Kills the process that reads it, once at each of some frames."""
+    """A source that kills its reader, once at each of some frames."""
 
     marks: Path
     at: tuple[int, ...]
@@ -77,8 +77,8 @@ def kills(each: int) -> dict[str, Any]:
     """Kill ``each`` times during ingest and ``each`` times during queries.
 
     Returns:
-        ``ingest_kills``, ``query_kills``: how often; ``same_index``, ``same_hits``: whether they end as undisturbed
-        ones do; ``calls_again``: centroids that were judged more than once, at most one for each kill.
+        ``ingest_kills``, ``query_kills``: counts; ``same_index``, ``same_hits``: equality with undisturbed ones;
+            ``calls_again``: centroids judged more than once, at most one for each kill.
     """
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as name:
         folder = Path(name)
@@ -91,7 +91,7 @@ def kills(each: int) -> dict[str, Any]:
         deadly = Cameras(sources={"stream": _Deadly(marks, at)}, folders={"stream": folder / "killed" / "stream"})
         while len(list(marks.iterdir())) < each or not _done(folder / "killed"):
             with contextlib.suppress(TrainingError), contextlib.closing(Local()) as here:
-                supervise(deadly, here)  # it gives up on one that is killed again and again
+                supervise(deadly, here)  # supervise stops after repeated kills
         same = _rows(folder / "whole" / "stream") == _rows(folder / "killed" / "stream")
         query_kills, judged = _killed_queries(folder / "killed", each)
         hits = {label: list(open(folder / "killed").query(label)) for label in Colours.classes}
@@ -103,7 +103,7 @@ def kills(each: int) -> dict[str, Any]:
 
 
 def _killed_queries(folder: Path, each: int) -> tuple[int, int]:
-    """Ask in processes of which each is killed in its second or third batch, then in one that is not; and the calls."""
+    """Ask in processes that are killed in their second or third batch, then in an undisturbed one; count the calls."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["uneven_bench.focus.kills"])
     count, calls = 0, 0
@@ -113,7 +113,7 @@ def _killed_queries(folder: Path, each: int) -> tuple[int, int]:
         process.start()
         process.join()
         count += process.exitcode == -signal.SIGKILL
-        calls += _BATCH if process.exitcode == -signal.SIGKILL else 0  # those whose answers were lost
+        calls += _BATCH if process.exitcode == -signal.SIGKILL else 0  # the calls whose answers were lost
     return count, calls + sum(store.judgements() for store in open(folder).streams.values())
 
 
@@ -136,7 +136,6 @@ def _done(folder: Path) -> bool:
 
 
 def _rows(folder: Path) -> list[Any]:
-    """All that an index says of the stream."""
     with contextlib.closing(sqlite3.connect(folder / "index.db")) as db:
         found: list[Any] = [
             db.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3").fetchall() for table in ("objects", "entries")

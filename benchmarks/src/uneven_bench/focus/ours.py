@@ -1,4 +1,4 @@
-"""Focus on a scene: chosen on its sample, taken in as a user's stream is, asked about the part that tests."""
+"""Focus on a scene: settings from its sample, ingest as in a user's stream, queries about the test part."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _EPOCHS = 10
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The settings of a scene, and what choosing them has cost.
+    """The settings of a scene, and the cost of the choice.
 
     Attributes:
-        own_s: processor seconds of training and sweep, in all processes that took part; calls come on top.
+        own_s: processor seconds of training and sweep in all processes, without calls.
     """
 
     tuned: Tuned
@@ -39,7 +39,7 @@ class Chosen:
 
 
 def chosen(seen: SceneSeen, targets: Targets) -> Chosen:
-    """By the sample alone; the part that tests is not shown to the tuner."""
+    """Choose the settings from the sample; the tuner does not see the test part."""
     wanted = wishes(seen.scene, targets)
     before_s, calls = _all_processes_s(), seen.truth.calls
     tuned = tune(seen.learn.objects, seen.check.objects, seen.truth, wanted)
@@ -47,7 +47,7 @@ def chosen(seen: SceneSeen, targets: Targets) -> Chosen:
 
 
 def wishes(scene: Scene, targets: Targets, sample_s: float = 0.0) -> Wanted:
-    """What may be tried for a scene."""
+    """Return the allowed settings for a scene."""
     return Wanted(
         recall=targets.recall, precision=targets.precision, epochs=_EPOCHS, ladder=scene.ladder, named=scene.named,
         sample_s=sample_s, devices=1,
@@ -65,7 +65,7 @@ def taken_in(
     seen: SceneSeen, tuned: Tuned, folder: Path, options: IngestOptions,
     tell: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:  # fmt: skip
-    """As :func:`uneven.focus.ingest_stream` does it in the stream's process, with one thread."""
+    """Ingest as :func:`uneven.focus.ingest_stream` does in the stream's process, with one thread."""
     scene = seen.scene
     store = StreamStore.create(
         folder / scene.source.name, tuned.setting(), tuned.weights(), tuned.before, name=scene.source.name,
@@ -78,7 +78,7 @@ def taken_in(
 
 
 def asked(seen: SceneSeen, folder: Path, labels: tuple[int, ...], name: str, ingest_s: float) -> Method:
-    """Every class, each by an index that nobody has asked before."""
+    """Query every class, each on a fresh index."""
     method = Method(name, ingest_s)
     for label in labels:
         index = open(folder, seen.truth)
@@ -98,7 +98,7 @@ def _query(seen: SceneSeen, index: VideoIndex, label: int) -> tuple[list[int], f
 
 
 def for_real(seen: SceneSeen, folder: Path, label: int) -> tuple[float, float]:
-    """Processor seconds of one query with the truth network itself, and of the same one again."""
+    """Return processor seconds of one query with the real truth network, and of its repetition."""
     index = open(folder, seen.scene.truth)
     for store in index.streams.values():
         store.forget_verdicts()
@@ -112,16 +112,13 @@ def for_real(seen: SceneSeen, folder: Path, label: int) -> tuple[float, float]:
 
 
 def feature(seen: SceneSeen, tuned: Tuned) -> Looked:
-    """What the chosen network says of every object."""
+    """Return the chosen network's output for every object."""
     return look(tuned.candidate, tuned.model, seen.whole.objects.crops)
 
 
 def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: tuple[int, ...]) -> list[ClassResult]:
-    """What an index of the whole stream answers about the part that tests, without writing one.
-
-    Args:
-        looked: what the setting's network says of every object.
-    """
+    """Return the answers of an index of the whole stream about the test part, without writing one. ``looked`` is the
+    output of the setting's network."""
     past = slice(0, seen.test.rows.start)
     before = Precedents.sample(looked.feature[past], seen.whole.seen.label[past], looked.confidence[past].max(1))
     grouped = Grouped(seen.whole.seen, looked, setting.threshold, before)
@@ -139,7 +136,7 @@ def answered(seen: SceneSeen, looked: Looked, setting: FocusSetting, labels: tup
 def ablation(
     seen: SceneSeen, tuned: Tuned, looked: Looked, labels: tuple[int, ...], targets: Targets
 ) -> dict[str, Any]:
-    """Each part of the idea added in turn to the chosen network; K, T and Skip_th are chosen for each on the check."""
+    """Add each part of the idea in turn to the chosen network; the check part decides K, T and Skip_th for each."""
     allowed = {
         "index only": lambda one: one.threshold == 0 and one.skip == OFF and not one.spread,
         "+ clustering": lambda one: one.skip == OFF and not one.spread,
@@ -156,7 +153,7 @@ def ablation(
 
 
 def summed(setting: FocusSetting, results: list[ClassResult]) -> dict[str, Any]:
-    """Calls are a mean over classes, recall and precision the least."""
+    """Return the mean calls over classes, and the least recall and precision."""
     return {
         "network": setting.network, "k": setting.k, "skip": setting.skip,
         "calls": float(np.mean([one.checked for one in results])),
@@ -165,7 +162,7 @@ def summed(setting: FocusSetting, results: list[ClassResult]) -> dict[str, Any]:
 
 
 def other(seen: SceneSeen, tuned: Tuned, targets: Targets, policy: Policy, labels: tuple[int, ...]) -> dict[str, Any]:
-    """What another choice among the same settings costs and reaches."""
+    """Return costs and accuracy of another choice among the same settings."""
     point = choose(tuned.points, targets.recall, targets.precision, policy, tuned.confidence)
     mine = replace(tuned, point=point)
     looked = look(mine.candidate, mine.model, seen.whole.objects.crops)

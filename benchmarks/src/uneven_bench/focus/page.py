@@ -1,4 +1,4 @@
-"""The result for people."""
+"""The tables of ``uneven bench focus``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """For each scene its methods, its classes, and what the parts of the idea bring."""
     found = []
     for name, scene in result["scenes"].items():
         found += [_methods(name, scene), _classes(name, scene), _parts(name, scene)]

@@ -1,4 +1,4 @@
-"""What the bench looks at: a synthetic stream whose objects are pictures of CIFAR-10, and the truth network for it."""
+"""A synthetic stream whose objects are pictures of CIFAR-10, and its truth network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIDE = 32
 
 _STEPS = 1200
 _SURE = 0.9
-"""Pictures of which the truth network is less sure do not come: a detector would not report them."""
+"""The least confidence of the truth network in a picture: a detector would not report others."""
 
 KNOWN = 8
 """Pictures of each class that cross the scene: a camera sees the same cars and people again."""
@@ -29,17 +29,17 @@ HERE = (1, 8, 9, 7, 2)
 """The classes of the stream, most frequent first, by a Zipf law; the others never come."""
 
 LATER = (6, 0, 4, 5)
-"""The classes after the change of which the bench sees whether it is noticed."""
+"""The classes after the change, which the bench must notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A stream, who says what is in it, and how it is taken in.
+    """A stream with its truth network and ingest options.
 
     Attributes:
-        learn_s, check_s: its first seconds train, those after check, all that follow are asked about.
-        quality: of the truth network, share of held-out pictures that it names rightly.
-        ladder: what is tried.
+        learn_s, check_s: its first seconds train, those after check, the rest is asked about.
+        quality: of the truth network, the share of held-out pictures that it names rightly.
+        ladder: the networks to try.
     """
 
     source: VideoSource
@@ -54,7 +54,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Pictures that no network has seen in training, and the network that names them."""
+    """Pictures outside of all training sets, and the network that names them."""
 
     pictures: Crops
     labels: npt.NDArray[np.int64]
@@ -63,11 +63,8 @@ class Pictures:
 
 
 def pictures(told: Callable[[float], None]) -> Pictures:
-    """From the 2,000 held-out pictures of the subset in UNEVEN_DATA; the network learns from the other 10,000.
-
-    Raises:
-        DataError: there is no such folder.
-    """
+    """Load the 2,000 held-out pictures of the subset in UNEVEN_DATA; the network learns from the other 10,000. Raises
+    DataError: there is no such folder."""
     learned, names, shown, shown_names = _cifar10()
     lesson = TruthLesson(learned, names, np.ones(len(names)))
     network = kept("cifar10", lambda: Expensive(NAMES), lesson, _STEPS, told)
@@ -77,11 +74,8 @@ def pictures(told: Callable[[float], None]) -> Pictures:
 
 
 def stream(have: Pictures, seconds: int, seed: int, here: Sequence[int] = HERE) -> Sprites:
-    """A fixed scene, empty for most of the time; the same few things cross it again and again, in 10 to 30 s each.
-
-    Args:
-        here: classes, most frequent first; of each, the first :data:`KNOWN` pictures come.
-    """
+    """Return a fixed scene, mostly empty, that the same few things cross again and again, in 10 to 30 s each. ``here``:
+    classes, most frequent first; of each, the first :data:`KNOWN` pictures come."""
     often = np.zeros(len(NAMES))
     often[list(here)] = 1 / (1 + np.arange(len(here)))
     some = np.concatenate([np.flatnonzero(have.labels == label)[:KNOWN] for label in range(len(NAMES))])
@@ -92,7 +86,7 @@ def stream(have: Pictures, seconds: int, seed: int, here: Sequence[int] = HERE) 
 
 
 def synthetic(have: Pictures, seconds: int, seed: int = 0) -> Scene:
-    """The stream; its first half is the sample."""
+    """Return the stream as a scene; its first half is the sample."""
     return Scene(
         source=stream(have, seconds, seed), truth=Truth(have.network, side=SIDE), learn_s=seconds / 4,
         check_s=seconds / 4, quality=have.quality,
@@ -100,7 +94,7 @@ def synthetic(have: Pictures, seconds: int, seed: int = 0) -> Scene:
 
 
 def _cifar10() -> tuple[Crops, npt.NDArray[np.int64], Crops, npt.NDArray[np.int64]]:
-    """The file holds differences to the pixel above, to the left, and to the other colours, modulo 256."""
+    """Read the file of differences to the pixel above, to the left, and to the other colours, modulo 256."""
     path = data_folder() / "cifar10" / "cifar10_10k2k_delta.npz"
     if not path.exists():
         raise DataError(f"{path} does not exist: the bench needs the CIFAR-10 subset of UNEVEN_DATA")
@@ -119,11 +113,7 @@ def _undone(delta: npt.NDArray[np.uint8]) -> Crops:
 
 
 def data_folder() -> Path:
-    """Where the data sets are.
-
-    Raises:
-        DataError: UNEVEN_DATA is not set.
-    """
+    """Return the folder of the data sets. Raises DataError: UNEVEN_DATA is not set."""
     if "UNEVEN_DATA" not in os.environ:
         raise DataError("set UNEVEN_DATA to the folder with cifar10/ and videos/")
     return Path(os.environ["UNEVEN_DATA"])

@@ -1,4 +1,4 @@
-"""A scene, gone through once: frames, boxes, and what the truth network says; all methods are given the same."""
+"""A scene with its frames, boxes and truth, the same for all methods."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from uneven_bench.focus.scenes import Scene
 
 
 class RememberedTruth(torch.nn.Module):
-    """A truth network whose answers about a scene are known; a method pays for a call what a call has cost.
+    """A truth network with remembered answers about a scene; a call costs a method the mean of real calls.
 
     Attributes:
         call_s: processor seconds of a call, mean over all objects of the scene, in the truth network's batches.
         asked: calls since it was last set to 0.
-        remembering_s: processor seconds that finding the answers took since then; no truth network has such a cost.
+        remembering_s: processor seconds of the look-ups since then, which a real truth network has not.
     """
 
     def __init__(self, truth: Truth, crops: Crops) -> None:
@@ -41,7 +41,7 @@ class RememberedTruth(torch.nn.Module):
         self._row = {crop.tobytes(): row for row, crop in enumerate(crops)}
 
     def forward(self, crops: torch.Tensor) -> torch.Tensor:
-        """[n, 3, side, side] → [n, classes]; of a crop that it has not seen, by the network itself."""
+        """[n, 3, side, side] → [n, classes]; the real network answers on an unknown crop."""
         self.asked += len(crops)
         began_s = time.process_time()
         pixels = crops.mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
@@ -52,7 +52,7 @@ class RememberedTruth(torch.nn.Module):
 
 
 class Noting(Moving):
-    """The detector of the bench: keeps a small picture of every frame in which something moves."""
+    """A detector that keeps a small picture of every frame with motion."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class ScenePart:
     """Objects of a stretch, with the truth about them.
 
     Attributes:
-        rows: which of the scene's objects they are.
-        small: of each frame with objects, uint8 [frames, h, w]; they come in the order of ``frames``.
+        rows: their places among the scene's objects.
+        small: of each frame with objects, uint8 [frames, h, w]; in the order of ``frames``.
     """
 
     objects: Objects
@@ -82,18 +82,18 @@ class ScenePart:
     frames: npt.NDArray[np.int64]
 
     def share(self, label: int) -> float:
-        """The share of frames with an object of this class."""
+        """Return the share of frames with an object of this class."""
         return len(np.unique(self.seen.frame[self.seen.label == label])) / max(1, len(self.frames))
 
 
 @dataclass(slots=True)
 class SceneSeen:
-    """Everything about a scene.
+    """A scene with its objects and truth.
 
     Attributes:
         boxes_s: processor seconds of frames and boxes, which every method is given.
         memory: the truth.
-        tests_s: from when until when the part lies that tests.
+        tests_s: begin and end of the test part.
     """
 
     scene: Scene
@@ -111,12 +111,11 @@ class SceneSeen:
 
     @property
     def call_s(self) -> float:
-        """Processor seconds of a call of the truth network."""
         return self.memory.call_s
 
 
 def look_through(scene: Scene) -> SceneSeen:
-    """Decode, find, and have everything named."""
+    """Decode the scene, detect its objects, and name them all."""
     began_s = time.process_time()
     finder = Noting()
     parts = list(found(scene.source.frames(scene.options.per_s), finder, scene.truth.side))

@@ -1,4 +1,4 @@
-"""How much faster than real time one core takes a clip in, all stages counted, decoding too."""
+"""The speed of ingest on one core over real time, with all stages, decoding too."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _RATE = 30
 
 
 def speed(rounds: int) -> dict[str, Any]:
-    """The clip of one person after another, made 640 x 480 at 30 frames a second, taken in at 1 frame a second.
+    """Ingest the clip of one person after another, made 640 x 480 at 30 frames a second, at 1 frame a second.
 
-    The network is the largest of the ladder, untrained: its answers do not matter for its cost.
+    The network is the largest of the ladder, untrained, which has the same cost.
 
     Returns:
         ``times_real_time`` by processor time and by the clock, on one core; median, least, most.
@@ -53,7 +53,7 @@ def _spread(values: list[float]) -> list[float]:
 
 
 def made(path: Path) -> tuple[Path, float]:
-    """The clip, with every frame shown as often as 30 frames a second need; its length in s."""
+    """Write the clip with each frame repeated up to 30 frames a second, and return its length in s."""
     source = Video(data_folder() / "videos" / "one-by-one-person-detection.mp4")
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=_RATE)
@@ -79,7 +79,7 @@ def _taken_in(clip: Path, folder: Path) -> tuple[float, float]:
 
 
 def untrained(candidate: Candidate, threshold: float, k: int) -> tuple[dict[str, Any], bytes]:
-    """A setting with a network that has learnt nothing, as an index keeps it."""
+    """Return a setting with an untrained network, as an index keeps it."""
     torch.manual_seed(0)
     file = io.BytesIO()
     torch.save(candidate.build().state_dict(), file)

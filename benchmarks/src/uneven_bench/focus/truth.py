@@ -1,7 +1,7 @@
-"""Truth networks of the bench: trained here once, kept in the user's cache, their quality stated.
+"""Truth networks of the bench, trained once and kept in the user's cache, with their quality.
 
-A convolutional network of 48 million multiply-adds for a view of 32 x 32 pixels, asked about several views of each
-object, so its answer does not change with a pixel of the box; a query pays for all views.
+A convolutional network of 48 million multiply-adds for a view of 32 x 32 pixels. It sees several views of each object,
+so its answer does not change with a pixel of the box; a query pays for all views.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ def _layer(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class _Twice(nn.Module):
-    """Two layers, added to what they read."""
+    """Two layers, added to their input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(_layer(width, width), _layer(width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, width, h, w] → the same."""
         return x + self.layers(x)
 
 
@@ -78,12 +77,12 @@ def _zoomed(crops: torch.Tensor, zoom: float, mirrored: bool) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TruthLesson:
-    """What a truth network learns from.
+    """The lesson of a truth network.
 
     Attributes:
         crops: uint8 [n, side, side, 3].
         labels: int64 [n].
-        weight: how often each is drawn, relative to the others; float [n].
+        weight: relative frequency of each in the draw; float [n].
     """
 
     crops: Crops
@@ -92,7 +91,8 @@ class TruthLesson:
 
 
 def train(network: Expensive, lesson: TruthLesson, steps: int, told: Callable[[float], None], seed: int = 0) -> None:
-    """Gradient descent with one cycle of the learning rate; each crop is moved, zoomed, mirrored and lit anew."""
+    """Train by gradient descent with one cycle of the learning rate; each crop is moved, zoomed, mirrored and lit at
+    random."""
     torch.manual_seed(seed)
     draw = np.random.default_rng(seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=_RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
@@ -126,12 +126,8 @@ def _changed(crops: torch.Tensor) -> torch.Tensor:
 def kept(
     name: str, made: Callable[[], Expensive], lesson: TruthLesson, steps: int, told: Callable[[float], None]
 ) -> Expensive:
-    """The network that this lesson makes: from the cache, or trained and put there.
-
-    Args:
-        name: of the file.
-        made: untrained.
-    """
+    """Return the network of this lesson from the cache, or train and store it. ``name``: of the file; ``made`` gives an
+    untrained one."""
     seen = hashlib.sha256(f"{steps} {made()}".encode())
     for array in (lesson.crops, lesson.labels, lesson.weight):
         seen.update(np.ascontiguousarray(array).data)
@@ -150,16 +146,11 @@ def kept(
 
 
 def cache() -> Path:
-    """Where trained networks are kept, outside of any repository."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uneven" / "bench-focus"
 
 
 def quality(network: Expensive, crops: Crops, labels: npt.NDArray[np.int64], views: bool = True) -> float:
-    """Share of crops that it names rightly.
-
-    Args:
-        views: False asks it about one view of each.
-    """
+    """Return the share of crops [n, side, side, 3] that it names rightly; ``views=False`` uses one view of each."""
     right = 0
     with torch.inference_mode():
         for at in range(0, len(crops), 256):

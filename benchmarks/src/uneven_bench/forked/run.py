@@ -1,11 +1,9 @@
-"""``python -m uneven_bench.forked.run …`` is ``uneven …``, but ``uneven run`` forks its workers from itself.
+"""``python -m uneven_bench.forked.run …`` is ``uneven …``, but ``uneven run`` forks its workers.
 
-The launcher has imported torch, and a worker that imports it again takes three seconds of processor time to be there.
-Started as a :class:`~uneven_bench.forked.scripts.Script` the launcher is there at once too: a run takes a second.
-
-All else is as ever: torch's elastic agent, a session and a process group for each worker, its environment (also where
-others look for it, in ``/proc``), its streams, exit codes and signals, and what is done at exit. What differs from a
-real start is what :mod:`uneven_bench.forked.scripts` says.
+The launcher has imported torch; a worker would need three seconds of processor time to import it again. A launcher
+started as a :class:`~uneven_bench.forked.scripts.Script` is forked too, so a run takes a second. Everything else is
+real: torch's elastic agent, a session and a process group for each worker, its environment (in ``/proc`` too), streams,
+exit codes, signals and exit handlers. For the differences see :mod:`uneven_bench.forked.scripts`.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ from typing import Any, NoReturn
 from uneven_bench.forked import script_child
 
 _ENVIRONMENT_AT = slice(47, 49)
-"""Where ``/proc/PID/stat`` says from where to where the environment is, counted from behind the program's name."""
+"""The fields of ``/proc/PID/stat`` with begin and end of the environment, counted after the program's name."""
 
 
 _OPTIONS = ("-u", "-P", "-I", "-S")
-"""Options of the interpreter. All but the first mean nothing to one that has begun already."""
+"""Options of the interpreter. All but the first have no effect in a running one."""
 
 
 class Forked(subprocess.Popen[bytes]):
@@ -40,7 +38,7 @@ class Forked(subprocess.Popen[bytes]):
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
         inherited, directory, environment = rest[3], rest[4], rest[5]
-        streams = rest[9], rest[12], rest[14]  # the child's ends; −1 where it has those of this process
+        streams = rest[9], rest[12], rest[14]  # the child's ends; −1 means those of this process
         sys.stdout.flush()
         sys.stderr.flush()
         path = list(sys.path)
@@ -59,10 +57,7 @@ class Forked(subprocess.Popen[bytes]):
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals come afterwards: Python loses what their handlers raise in the functions that it calls at a fork.
-
-    Handlers run in the main thread alone.
-    """
+    """Delay signals: Python loses exceptions of their handlers in the hooks that it calls at a fork."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -80,7 +75,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _become(words: list[str], environment: Mapping[str, str], path: list[str], inherited: Sequence[int]) -> NoReturn:
-    """Run the program that ``python WORDS…`` would run, here and now, with these descriptors, and end."""
+    """Run the program ``python WORDS…`` in this process, with these descriptors, and end."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -90,7 +85,7 @@ def _become(words: list[str], environment: Mapping[str, str], path: list[str], i
     for one in (*sorted(inherited), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, one)
         first = one + 1
-    vars(weakref.finalize)["_registry"].clear()  # the launcher's own folders are not ours to remove
+    vars(weakref.finalize)["_registry"].clear()  # the launcher removes its own folders
     _show(environment)
     vars(os)["execv"] = lambda program, words: _run([*words][1:], os.environ, path)
     try:
@@ -108,7 +103,7 @@ def _run(words: list[str], environment: Mapping[str, str], path: list[str]) -> N
 
 
 def _end(error: BaseException | None) -> NoReturn:
-    """What the interpreter does when a program has ended of this, or well."""
+    """End as the interpreter does after this exception, or after success."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
@@ -119,12 +114,12 @@ def _end(error: BaseException | None) -> NoReturn:
         sys.excepthook(type(error), error, error.__traceback__)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()  # the last of them ends the process …
-    os._exit(code)  # … but not where a file of the launcher's, closed here, cannot be written
+    os._exit(code)  # but not if a file of the launcher's, closed here, cannot be written
 
 
 def _show(environment: Mapping[str, str]) -> None:
-    """Write it where others read it: over what the process was started with. What is new comes first, if all is too
-    much."""
+    """Write the environment over that in ``/proc``, where others read it; new variables first, if there is not room for
+    all."""
     stat = Path("/proc/self/stat")
     if not stat.exists():
         return
@@ -139,19 +134,18 @@ def _show(environment: Mapping[str, str]) -> None:
 
 
 def fork_workers() -> None:
-    """From now on, torch's elastic agent and :mod:`uneven.runtime.jobs` in this process fork their workers from it."""
+    """Make torch's elastic agent and :mod:`uneven.runtime.jobs` in this process fork their workers."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from uneven.runtime.jobs import command
 
     vars(subprocess_handler)["Popen"] = vars(command)["Popen"] = Forked
-    # For a log that nobody reads, torch looks up the source of all its callers: a second of processor time.
+    # For an unused log, torch looks up the source of all its callers: a second of processor time.
     vars(dynamic_rendezvous)["get_method_name"] = lambda depth=2: ""
 
 
 def main() -> None:
-    """Be ``python -m uneven`` with the arguments of this process."""
     fork_workers()
     runpy.run_module("uneven", run_name="__main__")
 

@@ -1,9 +1,5 @@
-"""A process of :mod:`uneven_bench.forked.scripts`: it becomes the program that a fresh Python would run, and runs it.
-
-What it raises is left to the interpreter, so hooks and messages are real, and so is what is done at exit. Only then the
-interpreter is not taken apart: to free what torch has made takes as long as to import half of it, for all of it was
-shared with the process that this one was forked from.
-"""
+"""A process of :mod:`uneven_bench.forked.scripts`, which runs a program as a fresh Python would, real hooks and exit
+included."""
 
 from __future__ import annotations
 
@@ -21,25 +17,21 @@ from types import CodeType, ModuleType
 from typing import Any
 
 _ended: list[BaseException | None] = []
-"""What the program has ended of, once it has: an exception, or None."""
+"""The exception that ended the program, or None, once it has ended."""
 
 
 def main(task: int) -> None:
-    """Read the task, a dictionary in JSON, from the file with this descriptor, and do it."""
+    """Read the task, a JSON dictionary, from the file with this descriptor, and run it."""
     with open(task, encoding="utf-8") as file:
         given: dict[str, Any] = json.load(file)
     become(given["program"], given["directory"], given["environment"], given["path"])
 
 
 def become(program: list[str], directory: str, environment: Mapping[str, str], path: list[str]) -> None:
-    """Run the program that ``python PROGRAM…`` would run, with what is given.
-
-    Args:
-        path: what follows its folder and ``PYTHONPATH`` in ``sys.path``.
-    """
+    """Run the program ``python PROGRAM…``. ``path`` follows its folder and ``PYTHONPATH`` in ``sys.path``."""
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # where temporary files go is read from the environment again
+    tempfile.tempdir = None  # reads the environment again
     os.chdir(directory)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where its children look
     _open_streams()
@@ -56,14 +48,14 @@ def become(program: list[str], directory: str, environment: Mapping[str, str], p
 
 
 def leave() -> None:
-    """End the process as the interpreter would after what is done at exit, of which this has to be the last."""
+    """End the process as the interpreter would after the last exit handler, but do not free torch."""
     if not _ended:
         return  # another kind of process
     try:
         for file in (*filter(_writes, gc.get_objects()), sys.stdout, sys.stderr):
             file.flush()
     except (OSError, ValueError):
-        return  # the interpreter will find the same, and say so
+        return  # the interpreter will find the same, and report it
     match _ended[0]:
         case None:
             os._exit(0)
@@ -77,12 +69,12 @@ def leave() -> None:
 
 
 def _writes(one: object) -> bool:
-    """Whether it is a file that was left open, in which something may wait to be written."""
+    """Return whether it is an open file, with possibly unwritten data."""
     return type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom) and not one.closed  # type: ignore[attr-defined]
 
 
 def _program(words: list[str], path: list[str], module: ModuleType) -> CodeType:
-    """The code of ``python WORDS…``, with ``sys.argv``, ``sys.path`` and the module that it runs in made ready."""
+    """Return the code of ``python WORDS…``, and prepare ``sys.argv``, ``sys.path`` and its module."""
     first, *rest = words
     sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
     if first == "-c":
@@ -107,7 +99,7 @@ def _program(words: list[str], path: list[str], module: ModuleType) -> CodeType:
 
 
 def _open_streams() -> None:
-    """New ones on this process's own files: those of the process it was forked from know another kind of file."""
+    """Open new streams on this process's files: the parent's know another kind of file."""
     before = sys.__stdout__
     assert before is not None
     code, errors = before.encoding, before.errors or "strict"  # as the locale says
@@ -125,7 +117,7 @@ def _writer(descriptor: int, code: str, errors: str, *, lines: bool) -> io.TextI
 
 
 def _forget_what_others_drew() -> None:
-    """What torch and numpy read from the environment or the system when they are imported: that was elsewhere."""
+    """Reset the state that torch and numpy read from environment or system at their import, in the parent."""
     import numpy
     import torch
 

@@ -1,4 +1,4 @@
-"""Run a Python program in a process of its own that is there at once, where ``subprocess`` would take seconds.
+"""Run a Python program in a process that starts immediately, where ``subprocess`` would take seconds.
 
 ::
 
@@ -6,11 +6,10 @@
         out, err = script.communicate(timeout_s=60)
     assert script.returncode == 0, err
 
-The process is forked from one that has imported torch and what torch's optimizers import, as the ranks of
-:mod:`uneven.testing.ranks` are; five seconds of processor time are saved. Arguments, environment, directory, streams,
-exit code and signals are those of a real one. What differs: torch and this package are imported already, so a test of
-what an import does needs a real process, as does one that looks at command lines; ``sys.path`` is the test's own, after
-the program's folder and ``PYTHONPATH``; and it leads a process group of its own.
+The process is forked from one that has imported torch and its optimizers, as the ranks of :mod:`uneven.testing.ranks`
+are, which saves five seconds of processor time. Arguments, environment, directory, streams, exit code and signals are
+real. Differences: torch and this package are imported already, so tests of imports or of command lines need a real
+process; ``sys.path`` is the test's, after the program's folder and ``PYTHONPATH``; it leads a process group.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ CHILD = "uneven_bench.forked.script_child"
 
 
 class Script:
-    """A running Python program; a ``with`` block kills it at the end, with all of its process group.
+    """A running Python program; a ``with`` block kills its process group at the end.
 
     Args:
-        program: what follows ``python`` on a command line: a file, ``-c`` and code, or ``-m`` and a module, and then
-            arguments.
+        program: the words after ``python``: a file, ``-c`` and code, or ``-m`` and a module, then arguments.
         cwd: directory; that of the test by default.
-        env: all of its environment; that of the test by default.
-        merged: let its errors go where its output goes.
-        imported: modules that are to be imported already, such as one that takes long and that several tests need.
-        output: file in which what it prints is kept; by default nothing is left of it.
+        env: the whole environment; that of the test by default.
+        merged: errors go to its output.
+        imported: modules that are imported already, such as slow ones of several tests.
+        output: file that keeps its output; by default the output is deleted.
 
     Attributes:
-        pid: process id, which is its process group too.
-        returncode: exit code, negative for a signal; None until the end has been waited for.
+        pid: process id, also of its process group.
+        returncode: exit code, negative for a signal; None until :meth:`wait` or :meth:`poll` has seen the end.
 
     Raises:
-        LaunchError: the process that all are forked from has ended.
+        LaunchError: the common parent process has ended.
     """
 
     def __init__(
@@ -82,45 +80,37 @@ class Script:
         _running.add(self.pid)
 
     def poll(self) -> int | None:
-        """How it has ended, or None while it runs."""
+        """Return its exit code, or None while it runs."""
         return self._ended(self._fork_server.code(self.pid)) if self.returncode is None else self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs; nothing has been done about it.
-        """
+        """Wait for its end. Raises subprocess.TimeoutExpired: it still runs, and is left alone."""
         if self.returncode is None and self._ended(self._fork_server.wait(self.pid, timeout_s)) is None:
             raise subprocess.TimeoutExpired(self.args, timeout_s or 0.0, *map(_text, (self._output, self._errors)))
         assert self.returncode is not None
         return self.returncode
 
     def communicate(self, timeout_s: float | None = None) -> tuple[str, str]:
-        """Wait for its end; what it has printed, and its errors.
-
-        Raises:
-            subprocess.TimeoutExpired: as :meth:`wait`.
-        """
+        """Wait for its end, and return its output and its errors. Raises subprocess.TimeoutExpired: as :meth:`wait`."""
         self.wait(timeout_s)
         return _text(self._output), _text(self._errors)
 
     def printed(self) -> str:
-        """What it has printed until now, if it has let go of it."""
+        """Return its flushed output so far."""
         return _text(self._output)
 
     def send_signal(self, number: int) -> None:
-        """To it alone, if it still runs."""
+        """Signal the process, not its group, if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it alone, whatever it does."""
+        """Kill the process, not its group."""
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it and all of its group, and forget what it printed. Twice is fine."""
-        with contextlib.suppress(ProcessLookupError):  # already gone, with all of its group
+        """Kill its group, and delete its output. A second call does nothing."""
+        with contextlib.suppress(ProcessLookupError):  # the group has ended
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
         self._output.close()
@@ -151,11 +141,8 @@ def run_script(
     imported: Sequence[str] = (),
     timeout_s: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program until its end, see :class:`Script`.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer, and has been killed; what it had printed is in the error.
-    """
+    """Run a program until its end, see :class:`Script`. Raises subprocess.TimeoutExpired: it took longer, and has been
+    killed; the error holds its output."""
     with Script(program, cwd=cwd, env=env, merged=merged, imported=imported) as script:
         out, err = script.communicate(timeout_s)
         return subprocess.CompletedProcess(script.args, script.wait(), out, err)
@@ -165,10 +152,10 @@ _running: set[int] = set()
 
 
 def running_pids() -> frozenset[int]:
-    """Programs whose end nobody has seen; a leak check asks."""
+    """Return programs whose end was not seen, for a leak check."""
     return frozenset(_running)
 
 
 def _text(file: IO[bytes]) -> str:
-    # pread, for the file's position is shared with the process that writes
+    # pread, because the writing process shares the file's position
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")

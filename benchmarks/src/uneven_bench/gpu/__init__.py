@@ -1,1 +1,1 @@
-"""``uneven bench gpu``: what the library costs and gains where workers compute on a GPU; one is enough."""
+"""``uneven bench gpu``: costs and gains of the library with workers on a GPU; one is enough."""

@@ -1,4 +1,4 @@
-"""The cases, and their tables."""
+"""The cases of ``uneven bench gpu``, and their tables."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from uneven_bench.preconditioners.arms import DAMPING, KINDS, KfacPytorch, PartA
 from uneven_bench.preconditioners.models import MODELS, TimedModel
 from uneven_bench.show import Progress, table_of
 
-STEPS = 20  # timed together: the host runs ahead of the device, and a single step would time the issuing
-_KINDS_OF = {"sgd": ("plain",), "adamw": ("plain",), "SOAP": ("refresh", "plain")}  # it takes factors in every step
+STEPS = 20  # timed together: the host runs ahead of the device, so a single step would time the launch
+_KINDS_OF = {"sgd": ("plain",), "adamw": ("plain",), "SOAP": ("refresh", "plain")}  # SOAP takes factors in every step
 EACH = 8  # times the samples that a worker of the other benches takes
 
 
@@ -30,8 +30,8 @@ def run(quick: bool, told: Progress, case: str | None = None) -> dict[str, Any]:
 
     Returns:
         ``device``; ``session_ratio`` (model → its step ÷ the plain loop's) and ``session_s``; ``second_order`` (model →
-        method → kind of step → seconds) and ``second_order_vs_sgd`` (model → method → at 1/10 and 10/100); ``pair``
-        (balancer → seconds of an iteration) and ``pair_limit_s``; ``unlike`` (the same, and the GPU ``alone``).
+            method → kind of step → seconds) and ``second_order_vs_sgd`` (model → method → at 1/10 and 10/100); ``pair``
+            (balancer → seconds of an iteration) and ``pair_limit_s``; ``unlike`` (the same, and the GPU ``alone``).
 
     Raises:
         ConfigError: this machine has no CUDA device.
@@ -136,7 +136,7 @@ def _part(model: nn.Module, part: Callable[[], Any], batch: int) -> StepArm:
 
 
 def _mean_step_s(kinds: dict[str, float], periods: tuple[int, int]) -> float:
-    """Mean of a method whose factors and bases are due that often."""
+    """Return the mean step of a method with factors and bases at these periods."""
     plain_s = kinds["plain"]
     factor_s, refresh_s = kinds.get("factor", plain_s), kinds.get("refresh", plain_s)
     refreshes, factors = 1 / periods[1], 1 / periods[0] - 1 / periods[1]
@@ -156,7 +156,6 @@ def _unlike(quick: bool, told: Progress) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """For people."""
     found = []
     if "session_ratio" in result:
         rows = []

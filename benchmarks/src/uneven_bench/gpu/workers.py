@@ -1,4 +1,4 @@
-"""What the workers of ``uneven bench gpu`` do; other processes import it by name."""
+"""The workers of ``uneven bench gpu``; other processes import it by name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from uneven_bench.preconditioners.models import MODELS
 
 BALANCES = ("even", "lb-bsp", "numerical", "analytic")
 SAMPLE_S = (0.0002, 0.0006)
-"""What a sample takes each worker of the pair beyond the GPU's work, as the workers' GPU is the same one."""
+"""A sample's extra time for each worker of the pair, as both use the same GPU."""
 
 PAIR_BATCH, UNLIKE_BATCH = 256, 512
-_SETTLED = 2  # the last of so many parts of a run counts: by then shares have been found
+_SETTLED = 2  # the last of these parts of a run counts: the shares are found by then
 
 
 def _iteration_s(balance: str, model: nn.Module, batch: int, iterations: int, sample_s: float) -> float:
-    """Median of the last half."""
+    """Return the median iteration of the last half."""
     device = next(model.parameters()).device
     x, y = (one.to(device) for one in MODELS["resnet20"].draw(batch))
     taken_s = []
@@ -44,7 +44,7 @@ def _iteration_s(balance: str, model: nn.Module, batch: int, iterations: int, sa
 
 
 def pair(me: RankContext, iterations: int) -> dict[str, float]:
-    """Seconds of an iteration by balancer, and of the best division if the GPU's own work took nothing."""
+    """Return seconds of an iteration by balancer, and of the best division if the GPU's own work took nothing."""
     found = {}
     for balance in BALANCES:
         torch.manual_seed(0)
@@ -56,7 +56,7 @@ def pair(me: RankContext, iterations: int) -> dict[str, float]:
 
 
 def unlike(me: RankContext, iterations: int) -> dict[str, float]:
-    """Seconds of an iteration of the GPU alone, and beside a worker on one core by balancer."""
+    """Return seconds of an iteration of the GPU alone, and with a worker on one core by balancer."""
     if me.rank:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch.set_num_threads(1)

@@ -26,13 +26,13 @@ from uneven_bench.show import Progress
 
 CASES = ("kernel", "step", "cuts", "exact", "exchanges", "links", "unequal", "accuracy", "large")
 QUICK = ("kernel", "step", "cuts")
-"""What one process shows; four workers are played where their case is asked for."""
+"""The cases of one process; four workers are played only on demand."""
 BAR_WIDTHS = (16, 64, 256)
 """Features at which kernels are judged; the others are shown."""
 CORES = (0.6, 0.3, 0.2, 0.1)
 MBIT_PER_S = 100.0
 REGIONS = 48
-"""Parts that four workers hand over to each other."""
+"""Parts that four workers transfer to each other."""
 HEADLINE = (
     "kernel_vs_dgl", "kernel_vs_dgl_worst", "kernel_vs_pyg", "forward_backward_vs_dgl", "forward_backward_vs_pyg",
     "fallback_vs_dgl", "step_vs_dgl", "step_vs_pyg_csr", "step_bf16_vs_dgl", "rows_vs_libra", "cost_over_target",
@@ -42,13 +42,13 @@ HEADLINE = (
 
 
 def run(quick: bool, progress: Progress, case: str | None = None) -> dict[str, Any]:
-    """Measure.
+    """Measure all cases.
 
     Returns:
-        The figures of :data:`HEADLINE`, None where a rival or the case is missing: ratios are geometric means over
-        graphs (and widths), ``rows_vs_libra`` and ``cost_over_target`` the worst; ``accuracy`` is mode → graph. And
-        what they come from: ``kernel``, ``step``, ``cuts``, ``exchanges``, ``links``, ``unequal``, ``large``,
-        ``allocator_keeps``, ``left_out``.
+        The figures of :data:`HEADLINE`, None if a rival or the case is missing: ratios are geometric means over graphs
+            (and widths), ``rows_vs_libra`` and ``cost_over_target`` the worst; ``accuracy`` is mode → graph. And their
+            sources: ``kernel``, ``step``, ``cuts``, ``exchanges``, ``links``, ``unequal``, ``large``,
+            ``allocator_keeps``, ``left_out``.
 
     Raises:
         UnknownNameError: there is no such case.
@@ -164,12 +164,11 @@ def _sum_up(found: dict[str, Any], what: str) -> None:
 
 
 def _played(what: str, name: str, quick: bool, progress: Progress) -> dict[str, Any]:
-    """A task of four workers on one graph."""
     one = bench_graph(name)
     task: dict[str, Any] = {"graph": name, "hidden": 64, "mbit_per_s": [], "cores": CORES}
     task |= {"epochs": 15 if quick else 100, "blocks": 3 if quick else 8, "each": 3 if quick else 5}
     if what == "unequal":
-        task |= {"hidden": 256}  # with 64, most of a step on a tenth of a core is Python's
+        task |= {"hidden": 256}  # with 64, Python would take most of a step on a tenth of a core
     if what == "links":
         task |= {"epochs": 20, "mbit_per_s": [MBIT_PER_S] * len(CORES)}
     task["what"] = "exchanges" if what == "links" else what

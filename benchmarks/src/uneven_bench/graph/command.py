@@ -1,4 +1,4 @@
-"""The command of ``uneven bench graph``; what it needs is imported when it is run."""
+"""The command of ``uneven bench graph``, which imports its modules only when it runs."""
 
 from __future__ import annotations
 

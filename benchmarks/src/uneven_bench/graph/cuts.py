@@ -1,4 +1,4 @@
-"""Partitioners: rows that an exchange moves, whether shares are met, and edges cut in a second."""
+"""Partitioners: rows of an exchange, balance of the shares, and edges cut in a second."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OURS = ("ne", "libra", "hdrf", "dbh", "random")
 
 
 def cuts(one: BenchGraph, parts: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """One graph.
+    """Cut one graph.
 
     Returns:
         ``rows`` (parts → method → rows that an exchange moves each way), ``balance`` (the same, most edges of a part
-        over its share), ``metis_halo_rows`` (parts → rows of METIS' edge cut), ``cost_over_target`` (of ne at unequal
-        shares, the fullest part), ``edges_per_s`` (method → at four parts), ``libra_vs_dgl``.
+            over its share), ``metis_halo_rows`` (parts → rows of METIS' edge cut), ``cost_over_target`` (of ne at
+            unequal shares, the fullest part), ``edges_per_s`` (method → at four parts), ``libra_vs_dgl``.
     """
     edges = one.edges
     found: dict[str, Any] = {"rows": {}, "balance": {}, "metis_halo_rows": {}}
@@ -60,7 +60,7 @@ def cuts(one: BenchGraph, parts: tuple[int, ...], rounds: int) -> dict[str, Any]
 
 
 def over_target(edges: EdgeList, found: EdgeCut, shares: tuple[float, ...]) -> float:
-    """Cost of the part that is furthest above its share: edges + β · roots, as each machine then has."""
+    """Return the cost of the part furthest above its share: edges + β · roots, as each machine then has."""
     held = _held(edges, found)
     counts = np.diff(np.asarray(found.bounds)).tolist()
     rooted = np.bincount(roots(held, shares, counts, BETA), minlength=len(shares))
@@ -77,7 +77,7 @@ def _held(edges: EdgeList, found: EdgeCut) -> Any:
 
 
 def _halo(edges: EdgeList, parts: int) -> int:
-    """Rows that METIS' edge cut moves one way: vertices that another part has an edge from."""
+    """Return the rows that METIS' edge cut moves one way: vertices with an edge to another part."""
     order = np.argsort(edges.target, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(edges.target, minlength=edges.vertices))])
     metis = rivals.metis()
@@ -89,7 +89,7 @@ def _halo(edges: EdgeList, parts: int) -> int:
 
 
 def _dgl_libra(one: BenchGraph, parts: int) -> None:
-    """DGL's loop, in its order of edges, with the text files that it writes and nothing else."""
+    """Run DGL's loop, in its order of edges, with the text files that it writes and nothing else."""
     rivals.dgl()
     vertex_cut = importlib.import_module("dgl._sparse_ops").libra_vertex_cut
     source, target = one.index
@@ -104,7 +104,7 @@ def _dgl_libra(one: BenchGraph, parts: int) -> None:
 
 @contextmanager
 def _without_print() -> Iterator[None]:
-    """DGL's loop prints by itself, past sys.stdout."""
+    """Hide the prints of DGL's loop, which bypass sys.stdout."""
     sys.stdout.flush()
     before = os.dup(1)
     with open(os.devnull, "w") as nowhere:

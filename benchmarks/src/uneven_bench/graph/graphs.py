@@ -1,4 +1,4 @@
-"""The graphs of the bench: real ones from ``UNEVEN_DATA``, and one that is drawn for its size."""
+"""The graphs of the bench: real ones from ``UNEVEN_DATA``, and a large random one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uneven.graph.edges import edges_of
 from uneven.graph.pure.edge_list import EdgeList
 
 FILES = {"cornell": ("fb100_Cornell5", 602), "physics": ("coauthor_phy", 256), "amazon": ("amazon_cs", 767)}
-"""Name → file, and how many of its features are kept at most: the commonest."""
+"""Name → file, and the largest number of its features to keep: the commonest."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class BenchGraph:
     Attributes:
         file: as it was read.
         edges: its directed edges.
-        x, y: features and labels, a row for each vertex.
-        classes: of the labels.
+        x: features, a row for each vertex.
+        y: labels of the vertices.
+        classes: number of labels.
     """
 
     name: str
@@ -39,11 +40,11 @@ class BenchGraph:
 
     @property
     def index(self) -> Tensor:
-        """edge_index, int64 [2, edges]."""
+        """The edge_index, int64 [2, edges]."""
         return self.file.edge_index
 
     def with_loops(self) -> EdgeList:
-        """With an edge from each vertex to itself, as DGL's GCN wants it."""
+        """Return it with an edge from each vertex to itself, as DGL's GCN needs it."""
         own = np.arange(self.edges.vertices, dtype=np.int32)
         other = self.edges.source != self.edges.target
         source, target = (np.concatenate([one[other], own]) for one in (self.edges.source, self.edges.target))
@@ -51,11 +52,7 @@ class BenchGraph:
 
 
 def bench_graph(name: str) -> BenchGraph:
-    """One of them.
-
-    Raises:
-        DataError: ``UNEVEN_DATA`` names no folder that has it.
-    """
+    """Load a graph by name. Raises DataError: ``UNEVEN_DATA`` names no folder that has it."""
     path = path_of(name)
     if not path.is_file():
         raise DataError(
@@ -63,17 +60,17 @@ def bench_graph(name: str) -> BenchGraph:
             f"{', '.join(f'graphs/{file}.npz' for file, _ in FILES.values())}"
         )
     file = read_graph(path, most_features=FILES[name][1])
-    y = file.tensors["y"].clamp(min=0)  # those without a label are in no mask
+    y = file.tensors["y"].clamp(min=0)  # vertices without a label are in no mask
     return BenchGraph(name, file, edges_of(file), file.tensors["x"].float(), y, int(y.max()) + 1)
 
 
 def path_of(name: str) -> Path:
-    """Where a graph's file is."""
     return Path(os.environ.get("UNEVEN_DATA", "."), "graphs", f"{FILES[name][0]}.npz")
 
 
 def drawn(vertices: int, edges: int, seed: int = 0) -> Tensor:
-    """Random edges between vertices of which a few have many (the square of a uniform number), int64 [2, edges]."""
+    """Return random edges, int64 [2, edges], between vertices of which a few have many (the square of a uniform
+    number)."""
     draw = torch.Generator().manual_seed(seed)
     ends = torch.rand(2, edges, generator=draw).square_().mul_(vertices)
     mixed = torch.randperm(vertices, generator=draw)

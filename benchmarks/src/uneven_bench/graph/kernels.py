@@ -23,14 +23,14 @@ PYG = ("pyg csr", "pyg EdgeIndex", "pyg csr reduce")
 
 
 def kernel_cell(graph: BenchGraph, width: int, rounds: int, backward: bool) -> dict[str, Any]:
-    """One graph at one width, in the vertex order in which the graph came.
+    """Measure one graph at one width, in the file's order of vertices.
 
     Args:
-        backward: forward and backward of the mean instead of the sum's forward alone.
+        backward: forward and backward of the mean instead of the sum's forward.
 
     Returns:
-        ``seconds`` (arm → median), ``ratios`` (rival → how many times faster ours is), ``middle`` (the same, its middle
-        half), ``bag`` (rival → the same of embedding_bag's), ``gathered_gb_per_s``.
+        ``seconds`` (arm → median), ``ratios`` (rival → speed-up of ours), ``middle`` (the same, its middle half),
+            ``bag`` (rival → the same of embedding_bag's), ``gathered_gb_per_s``.
 
     Raises:
         TrainingError: arms disagree.
@@ -96,7 +96,7 @@ def _means(graph: BenchGraph, x: Tensor) -> Arms:
 
 
 class _BagSum(torch.autograd.Function):
-    """As :func:`neighbour_sum` where the compiled file is not there."""
+    """The fallback of :func:`neighbour_sum` without the compiled file."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, adjacency: Adjacency) -> Tensor:
@@ -123,5 +123,4 @@ def _agree(arms: Arms) -> None:
 
 
 def geometric(each: Sequence[float]) -> float:
-    """Geometric mean."""
     return statistics.geometric_mean(each)

@@ -1,4 +1,4 @@
-"""A graph of a million vertices and twenty million edges: is it cut in time, and trained in so much memory?"""
+"""A graph of a million vertices and twenty million edges: time of the cut, memory of the training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERTICES, EDGES, WIDTH, CLASSES, STEPS = 1_000_000, 20_000_000, 64, 16, 3
 
 
 def large() -> dict[str, float]:
-    """``cut_s`` of ne at four parts without writing, ``step_s`` in one process, ``peak_gb`` of all that."""
+    """Return ``cut_s`` of ne at four parts without writing, ``step_s`` in one process, ``peak_gb`` of all that."""
     done = subprocess.run([sys.executable, "-m", __name__], stdout=subprocess.PIPE, text=True, check=True)
     told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -1,4 +1,4 @@
-"""The result for people."""
+"""The tables of ``uneven bench graph``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """One for each thing that was measured."""
     found, rows = [], list[tuple[str, ...]]()
     for kind, cells in result.get("kernel", {}).items():
         title = f"Kernel, {kind.replace('_', ' and ')}, one thread: how many times faster ours is"

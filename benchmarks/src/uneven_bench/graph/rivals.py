@@ -22,7 +22,7 @@ def dgl() -> Any:
     stub = ModuleType("dgl.graphbolt")
     sys.modules.setdefault(stub.__name__, stub)
     before = os.environ.get("DGLBACKEND")
-    os.environ["DGLBACKEND"] = "pytorch"  # or it would write a file of its own into the user's home
+    os.environ["DGLBACKEND"] = "pytorch"  # or DGL writes a file into the user's home
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of torch, about what DGL uses

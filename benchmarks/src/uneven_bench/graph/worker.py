@@ -226,7 +226,7 @@ def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, 
 
 
 SETTLE = 5
-"""Blocks of steps after each of which parts may be handed over, before anything counts."""
+"""Blocks of steps before the measurement; parts may move after each."""
 
 
 def judged(
