@@ -33,13 +33,9 @@ _RAREST = 8
 
 
 def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
-    """Return the share of the best that each balancer reaches.
-
-    Returns:
-        ``of_best``: case → balancer → share over the whole run, 1 is perfect; ``settled``: the same over its last
-            ``settled_iterations``; ``about``: case → description; ``noise``; ``seeds``: runs in each mean; ``best``:
-            case → the balancer with the largest share over the whole run.
-    """
+    """Return the share of the best that each balancer reaches. Result: ``of_best``: case → balancer → share over the
+    whole run, 1 is perfect; ``settled``: the same over its last ``settled_iterations``; ``about``: case → description;
+    ``noise``; ``seeds``: runs in each mean; ``best``: case → the balancer with the largest share over the whole run."""
     seeds = 3 if quick else 10
     of_best: dict[str, dict[str, float]] = {}
     settled: dict[str, dict[str, float]] = {}
@@ -64,11 +60,8 @@ def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, A
 
 def loop(case: DeviceCase, name: str, seed: int, told: Callable[[int, tuple[int, ...], str], None] | None = None
          ) -> tuple[float, float]:  # fmt: skip
-    """Play one run, and return its share of the best over all of it and over its end.
-
-    Args:
-        told: receives each iteration, the shares in force and the newest reason.
-    """
+    """Play one run, and return its share of the best over all of it and over its end. ``told``: receives each
+    iteration, the shares in force and the newest reason."""
     rng = random.Random(seed)
     balancer, n, limits = balancers.resolve(name), len(case.devices), case.limits
     judges = [predictors.resolve(balancer.predictor) for _ in range(n)]

@@ -26,10 +26,6 @@ class Device:
     ``tail_s`` after the computing::
 
         seconds(x) = max(Γ(x) + tail_s, ready · Γ(x) + link_s)
-
-    Attributes:
-        tile: the device computes whole tiles of this number of samples.
-        most: samples that fit into its memory.
     """
 
     per_sample_s: float
@@ -39,8 +35,8 @@ class Device:
     link_s: float = 0.0
     tail_s: float = 0.0
     ready: float = 0.5
-    tile: int = 1
-    most: int | None = None
+    tile: int = 1  # the device computes whole tiles of this number of samples
+    most: int | None = None  # samples that fit into its memory
 
     def local_s(self, samples: int) -> float:
         samples += -samples % self.tile
@@ -57,19 +53,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCase:
-    """The workers of a case, and the changes of their speeds.
-
-    Attributes:
-        changes: iteration → the devices from then on.
-        noise: relative standard deviation of an iteration's computing, log-normal.
-    """
+    """The workers of a case, and the changes of their speeds."""
 
     name: str
     about: str
     devices: tuple[Device, ...]
     global_batch: int
-    noise: float
-    changes: Mapping[int, tuple[Device, ...]] = field(default_factory=dict)
+    noise: float  # relative standard deviation of an iteration's computing, log-normal
+    changes: Mapping[int, tuple[Device, ...]] = field(default_factory=dict)  # iteration → the devices from then on
 
     def at(self, iteration: int) -> tuple[Device, ...]:
         begun = [first for first in self.changes if first <= iteration]

@@ -162,12 +162,8 @@ class ElasticArm(ABC):
 
 
 class UnevenArm(ElasticArm):
-    """``uneven run --elastic MIN:MAX``, and ``uneven run --join``.
-
-    Args:
-        elastic: False runs without the option; then no worker can join.
-        sync: the policy.
-    """
+    """``uneven run --elastic MIN:MAX``, and ``uneven run --join``. ``elastic``: False runs without the option; then no
+    worker can join; ``sync``: the policy."""
 
     loop = "uneven"
 
@@ -197,10 +193,7 @@ class UnevenArm(ElasticArm):
 
 class TorchrunArm(ElasticArm):
     """torchrun with MIN:MAX machines of one worker each, which starts all workers again when one comes or goes.
-
-    Args:
-        steady: workers without faults, under one agent and without checkpoints.
-    """
+    ``steady``: workers without faults, under one agent and without checkpoints."""
 
     loop = "ddp"
 
@@ -230,11 +223,8 @@ class TorchrunArm(ElasticArm):
 
 
 class TorchFTArm(ElasticArm):
-    """torchft: a lighthouse, and workers that are replica groups of one.
-
-    Args:
-        own_ddp: train through its own DDP; else with one all-reduce by hand.
-    """
+    """torchft: a lighthouse, and workers that are replica groups of one. ``own_ddp``: train through its own DDP; else
+    with one all-reduce by hand."""
 
     loop = "torchft"
 

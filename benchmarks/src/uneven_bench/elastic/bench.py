@@ -44,23 +44,13 @@ _BETWEEN_FAULTS_S = 10.0
 def run(
     quick: bool, progress: Progress, seed: int = SEED, only: str | None = None, description: str | None = None
 ) -> dict[str, Any]:
-    """Play the cases.
-
-    Args:
-        seed: draws the faults.
-        only: the single case to play.
-        description: the cluster description whose machines come and go in the spot cases; None is our usual record.
-
-    Returns:
-        ``faults`` (of ours), ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s`` (kind → median
-            seconds beyond a step, of ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷ without),
-            ``goodput`` (ours, of the present capacity), ``goodput_vs_torchrun``, ``goodput_vs_torchft``; ``cases`` with
-            all measurements, by case and arm; ``left_out``: arm or case → reason; ``versions``. None means not
-            measured.
-
-    Raises:
-        UnknownNameError: there is no such case.
-    """
+    """Play the cases. ``seed``: draws the faults; ``only``: the single case to play; ``description``: the cluster
+    description whose machines come and go in the spot cases; None is our usual record. Result: ``faults`` (of ours),
+    ``lost`` and ``twice`` (samples of ours), ``replay_error``, ``pause_s`` (kind → median seconds beyond a step, of
+    ours at 4 MB), ``overhead`` (size → step time with ``--elastic`` ÷ without), ``goodput`` (ours, of the present
+    capacity), ``goodput_vs_torchrun``, ``goodput_vs_torchft``; ``cases`` with all measurements, by case and arm;
+    ``left_out``: arm or case → reason; ``versions``. None means not measured. Raises UnknownNameError: there is no such
+    case."""
     if only is not None and only not in (*NAMES, *TOGETHER):
         raise UnknownNameError("case", only, (*NAMES, *TOGETHER))
     names = TOGETHER.get(only, (only,)) if only else QUICK if quick else NAMES

@@ -14,10 +14,7 @@ from uneven_bench.elastic.worker import LoggedWorker
 
 
 class MergeBook:
-    """A hook on the exchanges of a session, set before its first batch.
-
-    Attributes:
-        digest: of the result of the newest merge.
+    """A hook on the exchanges of a session, set before its first batch. ``digest``: of the result of the newest merge.
     """
 
     def __init__(self, worker: LoggedWorker, session: uneven.Session) -> None:

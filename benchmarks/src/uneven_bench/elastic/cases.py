@@ -24,21 +24,13 @@ OURS, TORCHFT, TORCHFT_DDP, TORCHRUN, STEADY = "uneven", "torchft", "torchft-ddp
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """A planned fault of a run.
+    """A planned fault of a run."""
 
-    Attributes:
-        kind: one of :data:`KINDS`.
-        moment: of :data:`MOMENTS`.
-        fraction: the part of a usual exchange, or of the computing, that is over then.
-        victims: the number of workers hit at the same time.
-        later_s: delay between the first and the second of two victims.
-    """
-
-    kind: str
-    moment: str = "any"
-    fraction: float = 0.5
-    victims: int = 1
-    later_s: float = 0.0
+    kind: str  # one of :data:`KINDS`
+    moment: str = "any"  # of :data:`MOMENTS`
+    fraction: float = 0.5  # the part of a usual exchange, or of the computing, that is over then
+    victims: int = 1  # the number of workers hit at the same time
+    later_s: float = 0.0  # delay between the first and the second of two victims
 
     @property
     def words(self) -> str:
@@ -49,36 +41,21 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The description of a case.
-
-    Attributes:
-        arms: the systems, in turns.
-        size: of the model, a key of :data:`SIZES`.
-        workers: at the beginning.
-        faults: in order; after each a newcomer replaces the lost worker, which is a join.
-        founders: workers that start together; the others join, on separate machines if lines are cut. 0 is all.
-        rounds: rounds of the turns; each plays its part of the faults.
-        double: the model is float64 and the steps are replayed.
-        settled: steps without a fault before each.
-        per_sample_s: see :class:`uneven_bench.elastic.workload.CountedWorkload`.
-        silence_s: the longest silence of a worker of ours.
-        restarts: workers that our launcher starts again, so that none has to join.
-        syncs: our policy in each turn; empty means bsp in all.
-    """
+    """The description of a case."""
 
     name: str
-    arms: tuple[str, ...]
-    size: str = "4MB"
-    workers: int = 4
-    faults: tuple[PlannedFault, ...] = ()
-    founders: int = 0
-    rounds: int = 1
-    double: bool = False
-    settled: int = SETTLED
-    per_sample_s: float = 0.02 / 60
-    silence_s: float = 10.0
-    restarts: int = 0
-    syncs: tuple[str, ...] = ()
+    arms: tuple[str, ...]  # the systems, in turns
+    size: str = "4MB"  # of the model, a key of :data:`SIZES`
+    workers: int = 4  # at the beginning
+    faults: tuple[PlannedFault, ...] = ()  # in order; after each a newcomer replaces the lost worker, which is a join
+    founders: int = 0  # workers that start together; the others join, on separate machines if lines are cut. 0 is all.
+    rounds: int = 1  # rounds of the turns; each plays its part of the faults
+    double: bool = False  # the model is float64 and the steps are replayed
+    settled: int = SETTLED  # steps without a fault before each
+    per_sample_s: float = 0.02 / 60  # see :class:`uneven_bench.elastic.workload.CountedWorkload`
+    silence_s: float = 10.0  # the longest silence of a worker of ours
+    restarts: int = 0  # workers that our launcher starts again, so that none has to join
+    syncs: tuple[str, ...] = ()  # our policy in each turn; empty means bsp in all
 
 
 SIZES = {"4MB": 4_000_000, "100MB": 100_000_000, "bare 4MB": 4_000_000, "100KB": 100_000}

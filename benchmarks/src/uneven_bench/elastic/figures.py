@@ -20,26 +20,18 @@ from uneven_bench.elastic.workload import CountedWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRun:
-    """One run, judged.
-
-    Attributes:
-        pauses_s: of each event, beyond a usual step; infinite if no worker continued.
-        step_s: median.
-        wrong: violations, in words.
-        replay_error: see :func:`uneven_bench.elastic.replay.error`; None without a replay.
-        sync: our policy.
-        replay_rounding: the distance of two replays that add the replicas of each merge in opposite orders, by the same
-            measure: the effect of rounding. None without merges.
-    """
+    """One run, judged."""
 
     played: Played
     ledger: judge.SampleCounts
-    pauses_s: tuple[float, ...]
-    step_s: float
+    pauses_s: tuple[float, ...]  # of each event, beyond a usual step; infinite if no worker continued
+    step_s: float  # median
     steps: int
-    wrong: tuple[str, ...]
-    replay_error: float | None
-    sync: str = "bsp"
+    wrong: tuple[str, ...]  # violations, in words
+    replay_error: float | None  # see :func:`uneven_bench.elastic.replay.error`; None without a replay
+    sync: str = "bsp"  # our policy
+    # the distance of two replays that add the replicas of each merge in opposite orders, by the same measure: the
+    # effect of rounding. None without merges.
     replay_rounding: float | None = None
 
 

@@ -15,26 +15,16 @@ from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """Counts of wrongly used samples.
+    """Counts of wrongly used samples."""
 
-    Attributes:
-        lost: samples of finished epochs in no step.
-        twice: repeated uses of a sample in an epoch.
-        more: steps of finished epochs beyond the least number.
-    """
-
-    lost: int
-    twice: int
-    more: int
+    lost: int  # samples of finished epochs in no step
+    twice: int  # repeated uses of a sample in an epoch
+    more: int  # steps of finished epochs beyond the least number
 
 
 def ledger(steps: Sequence[LoggedStep], samples: int, global_batch: int) -> SampleCounts:
-    """Count the samples of a run.
-
-    Args:
-        steps: its history. The epoch of the last one is not over.
-        samples: of an epoch.
-    """
+    """Count the samples of a run. ``steps``: its history. The epoch of the last one is not over; ``samples``: of an
+    epoch."""
     over = max((step.epoch for step in steps), default=0)
     used: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(over)}
     taken: Counter[int] = Counter()
@@ -75,8 +65,7 @@ def progress(
 
     A step counts once every worker of that life that took it had; a repeated step after a restart counted already.
 
-    Args:
-        hurt: process, start and end of its fault. Its steps in between do not count.
+    ``hurt``: process, start and end of its fault. Its steps in between do not count.
     """
     times_s: dict[int, list[tuple[float, float]]] = {}
     for pid, since_s, until_s in hurt:
@@ -101,15 +90,9 @@ def progress(
 
 def pause_s(moments: Sequence[tuple[float, int]], since_s: float, until_s: float) -> float:
     """Return the excess of the longest step of a stretch over a usual one; infinite if the run never continued.
-
-    Args:
-        moments: see :func:`progress`.
-        since_s: the moment of the fault.
-        until_s: the end of its consequences; the step under way then is the last one.
-
-    Raises:
-        ValueError: less than two steps before it, so the usual time is unknown.
-    """
+    ``moments``: see :func:`progress`; ``since_s``: the moment of the fault; ``until_s``: the end of its consequences;
+    the step under way then is the last one. Raises ValueError: less than two steps before it, so the usual time is
+    unknown."""
     times_s = [at_s for at_s, _ in moments]
     before_s = [b - a for a, b in pairwise(times_s) if b <= since_s][-SETTLED:]
     if not before_s:
@@ -132,13 +115,9 @@ def useful(steps: Iterable[LoggedStep], since_s: float, until_s: float) -> int:
 def capacity(
     present: Sequence[tuple[float, int]], until_s: float, rate_per_s: Callable[[int], float]
 ) -> float:
-    """Return the samples that the present workers could have trained on without any fault.
-
-    Args:
-        present: moment → number of workers from then on, in order of time.
-        until_s: end of the last one.
-        rate_per_s: number of workers → samples/s of an undisturbed run.
-    """
+    """Return the samples that the present workers could have trained on without any fault. ``present``: moment → number
+    of workers from then on, in order of time; ``until_s``: end of the last one; ``rate_per_s``: number of workers →
+    samples/s of an undisturbed run."""
     ends_s = [*(at_s for at_s, _ in present[1:]), until_s]
     return math.fsum(
         rate_per_s(count) * (end_s - begin_s) for (begin_s, count), end_s in zip(present, ends_s, strict=True)

@@ -11,41 +11,28 @@ from uneven.errors import JournalError
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """A step of a worker.
+    """A step of a worker."""
 
-    Attributes:
-        at_s: the end of the optimizer's step, on the clock that all processes of a machine share.
-        number: the steps of the parameters before it.
-        ids: the samples in its gradient, each as often as it is in it.
-    """
-
-    at_s: float
-    number: int
+    at_s: float  # the end of the optimizer's step, on the clock that all processes of a machine share
+    number: int  # the steps of the parameters before it
     epoch: int
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # the samples in its gradient, each as often as it is in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLog:
-    """The log of one worker process.
-
-    Attributes:
-        parent: its launcher or parent process.
-        life: the start of all workers that it belongs to, if a system starts them all again; steps of a later life undo
-            those of an earlier one with the same number.
-        struck_s: when it struck itself on an order; None if never.
-        inside: True if it was in an exchange then.
-        digest: of its final parameters; "" if it did not end.
-    """
+    """The log of one worker process."""
 
     pid: int
-    parent: int
+    parent: int  # its launcher or parent process
+    # the start of all workers that it belongs to, if a system starts them all again; steps of a later life undo those
+    # of an earlier one with the same number
     life: float
     began_s: float
     steps: tuple[LoggedStep, ...] = ()
-    struck_s: float | None = None
-    inside: bool = False
-    digest: str = ""
+    struck_s: float | None = None  # when it struck itself on an order; None if never
+    inside: bool = False  # True if it was in an exchange then
+    digest: str = ""  # of its final parameters; "" if it did not end
 
 
 def first_line(pid: int, parent: int, life: float, at_s: float) -> str:
@@ -65,11 +52,8 @@ def last_line(digest: str) -> str:
 
 
 def read(lines: Iterable[str]) -> WorkerLog | None:
-    """Read a worker's log; None before its first line. An incomplete last line is left out.
-
-    Raises:
-        JournalError: an unknown line.
-    """
+    """Read a worker's log; None before its first line. An incomplete last line is left out. Raises JournalError: an
+    unknown line."""
     log: WorkerLog | None = None
     steps: list[LoggedStep] = []
     for line in lines:

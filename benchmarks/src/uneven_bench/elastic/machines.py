@@ -13,12 +13,8 @@ from uneven.cluster.pure.describe.spec import Node
 
 
 class Machines:
-    """A number of machines on one switch.
-
-    Raises:
-        LaunchError: ``ip`` fails, with its output.
-        OSError: the system does not allow a namespace.
-    """
+    """A number of machines on one switch. Raises LaunchError: ``ip`` fails, with its output. OSError: the system does
+    not allow a namespace."""
 
     def __init__(self, count: int) -> None:
         nodes = [Node(name=f"machine{index}") for index in range(count)]

@@ -16,23 +16,15 @@ from uneven_bench.elastic.logs import LoggedStep, WorkerLog
 
 @dataclass(frozen=True, slots=True)
 class LoggedMerge:
-    """A merge in which a worker took part.
+    """A merge in which a worker took part."""
 
-    Attributes:
-        number: exchanges of the run before it.
-        upto: the steps of the parameters.
-        workers: those whose replicas are in it.
-        digest: of its result.
-        groups: the groups of these workers that merged among themselves; empty if all merged together.
-        group: the group of the writer.
-    """
-
-    number: int
-    upto: int
-    workers: tuple[int, ...]
-    digest: str
+    number: int  # exchanges of the run before it
+    upto: int  # the steps of the parameters
+    workers: tuple[int, ...]  # those whose replicas are in it
+    digest: str  # of its result
+    # the groups of these workers that merged among themselves; empty if all merged together
     groups: tuple[tuple[int, ...], ...] = ()
-    group: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()  # the group of the writer
 
     def agrees(self, other: LoggedMerge) -> bool:
         """Return whether two logs of a merge agree; results are equal within a group only."""
@@ -42,17 +34,12 @@ class LoggedMerge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeLog:
-    """One worker's log of its merges.
-
-    Attributes:
-        since: number of its first merge.
-        donor: the worker that sent it its state; −1 for none.
-    """
+    """One worker's log of its merges."""
 
     pid: int
     worker: int
-    since: int
-    donor: int
+    since: int  # number of its first merge
+    donor: int  # the worker that sent it its state; −1 for none
     merges: tuple[LoggedMerge, ...] = ()
 
 
@@ -78,11 +65,8 @@ def read(lines: Iterable[str]) -> MergeLog | None:
 
 
 def held(books: Sequence[MergeLog], ended: Iterable[int]) -> dict[int, list[LoggedMerge]]:
-    """Return by number the merges that workers which continued have logged; more than one if they disagree.
-
-    Args:
-        ended: processes that came to their end.
-    """
+    """Return by number the merges that workers which continued have logged; more than one if they disagree. ``ended``:
+    processes that came to their end."""
     through, found = set(ended), dict[int, list[LoggedMerge]]()
     for book in books:
         for merge in book.merges if book.pid in through else book.merges[:-1]:
@@ -94,14 +78,10 @@ def held(books: Sequence[MergeLog], ended: Iterable[int]) -> dict[int, list[Logg
 
 @dataclass(frozen=True, slots=True)
 class MergedSteps:
-    """The contents of one merge.
-
-    Attributes:
-        steps: worker → its steps since the merge before.
-    """
+    """The contents of one merge."""
 
     merge: LoggedMerge
-    steps: Mapping[int, Sequence[LoggedStep]]
+    steps: Mapping[int, Sequence[LoggedStep]]  # worker → its steps since the merge before
 
 
 def merged(logs: Sequence[WorkerLog], books: Sequence[MergeLog]) -> list[MergedSteps]:
@@ -124,8 +104,7 @@ def in_the_end(
 
     If workers merge in groups, a step is lost with the last worker that holds it.
 
-    Args:
-        ended: processes that came to their end.
+    ``ended``: processes that came to their end.
     """
     holds: dict[int, frozenset[tuple[int, int]]] = {}
     for one in all_merged:
@@ -141,11 +120,8 @@ def in_the_end(
 
 
 def history(all_merged: Sequence[MergedSteps], kept: Collection[tuple[int, int]]) -> list[LoggedStep]:
-    """Return the merges as steps of the run, with their samples, one for each epoch.
-
-    Args:
-        kept: worker and number of the steps that count.
-    """
+    """Return the merges as steps of the run, with their samples, one for each epoch. ``kept``: worker and number of the
+    steps that count."""
     found: list[LoggedStep] = []
     for one in all_merged:
         epochs: dict[int, LoggedStep] = {}

@@ -19,11 +19,8 @@ _FOR_EVER = 1_000_000_000
 
 
 class Orders:
-    """A writer of the file that :class:`uneven_bench.elastic.worker.Control` reads.
-
-    Args:
-        until: the first step that the workers must not take yet.
-    """
+    """A writer of the file that :class:`uneven_bench.elastic.worker.Control` reads. ``until``: the first step that the
+    workers must not take yet."""
 
     def __init__(self, folder: Path, until: int = _FOR_EVER) -> None:
         self._path = folder / CONTROL

@@ -44,59 +44,35 @@ Told = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultEvent:
-    """A fault or another event of a run.
-
-    Attributes:
-        kind, moment: as in :class:`uneven_bench.elastic.cases.PlannedFault`.
-        at_s: when it happened.
-        until_s: when its consequences were over.
-        victims: the processes that it hit.
-        inside: True if a victim was in an exchange; None if unknown.
-        went_on: True if a survivor took a step afterwards.
-        out_s: seconds from SIGTERM to the end of the process.
-        ended: survivors whose processes ended because of it.
-    """
+    """A fault or another event of a run. ``kind, moment``: as in :class:`uneven_bench.elastic.cases.PlannedFault`."""
 
     kind: str
     moment: str
-    at_s: float
-    until_s: float
-    victims: tuple[int, ...] = ()
-    inside: bool | None = None
-    went_on: bool = True
-    out_s: float | None = None
-    ended: int = 0
+    at_s: float  # when it happened
+    until_s: float  # when its consequences were over
+    victims: tuple[int, ...] = ()  # the processes that it hit
+    inside: bool | None = None  # True if a victim was in an exchange; None if unknown
+    went_on: bool = True  # True if a survivor took a step afterwards
+    out_s: float | None = None  # seconds from SIGTERM to the end of the process
+    ended: int = 0  # survivors whose processes ended because of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """The result of a run.
-
-    Attributes:
-        woke: workers that joined again, ended or hung after a stop or a cut.
-        left: processes that remained after the end of the run.
-        over: True if it came to its end.
-        said: the end of the output of launchers and workers, if it did not.
-        since_s: when the trace began; 0 without one.
-    """
+    """The result of a run."""
 
     logs: tuple[WorkerLog, ...]
     events: tuple[FaultEvent, ...] = ()
-    woke: dict[str, int]
-    left: int
-    over: bool
-    said: str = ""
-    since_s: float = 0.0
+    woke: dict[str, int]  # workers that joined again, ended or hung after a stop or a cut
+    left: int  # processes that remained after the end of the run
+    over: bool  # True if it came to its end
+    said: str = ""  # the end of the output of launchers and workers, if it did not
+    since_s: float = 0.0  # when the trace began; 0 without one
 
 
 class Player:
-    """One run on one arm.
-
-    Args:
-        until: see :class:`uneven_bench.elastic.orders.Orders`.
-        steps_apart: from one exchange to the next.
-        together: True if all workers take the same steps.
-    """
+    """One run on one arm. ``until``: see :class:`uneven_bench.elastic.orders.Orders`; ``steps_apart``: from one
+    exchange to the next; ``together``: True if all workers take the same steps."""
 
     def __init__(self, arm: ElasticArm, steps_apart: int = 1, *, together: bool = True, **orders: int) -> None:
         self.arm = arm
@@ -108,11 +84,8 @@ class Player:
         self.woke = {"joined again": 0, "ended": 0, "hung": 0}
 
     def start(self, workers: int, ready: int = 1) -> None:
-        """Start workers, and wait until all have taken ``ready`` steps.
-
-        Raises:
-            LaunchError: they have not, in a minute and a half.
-        """
+        """Start workers, and wait until all have taken ``ready`` steps. Raises LaunchError: they have not, in a minute
+        and a half."""
         self.arm.start(workers)
         self._await_workers(workers, ready)
 
@@ -136,11 +109,8 @@ class Player:
             time.sleep(_LOOK_EVERY_S)
 
     def suffer(self, fault: PlannedFault, dice: Random, settled: int = SETTLED) -> bool:
-        """Apply a fault and replace the lost workers; False if no worker continued.
-
-        Args:
-            settled: steps to wait for before it.
-        """
+        """Apply a fault and replace the lost workers; False if no worker continued. ``settled``: steps to wait for
+        before it."""
         settled += self.logs.reached + 2
         if not self.wait(lambda: self.logs.reached >= settled, _GOES_ON_WITHIN_S):
             return False

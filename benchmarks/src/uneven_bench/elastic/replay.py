@@ -33,11 +33,7 @@ def replay(workload: CountedWorkload, steps: Sequence[LoggedStep]) -> list[torch
 
 
 class ReplayedWorker:
-    """One worker of a run whose replicas are merged now and then.
-
-    Attributes:
-        samples: since its last merge.
-    """
+    """One worker of a run whose replicas are merged now and then. ``samples``: since its last merge."""
 
     def __init__(self, workload: CountedWorkload) -> None:
         self._workload, self._data = workload, workload.data()
@@ -78,10 +74,7 @@ def replay_merges(
     merged: Sequence[MergedSteps], *, backwards: bool = False,
 ) -> dict[int, list[torch.Tensor]]:  # fmt: skip
     """Take the same steps and merges in one process, and return process → final parameters, of workers that ended.
-
-    Args:
-        backwards: add the replicas of a merge from the last worker to the first; only rounding differs.
-    """
+    ``backwards``: add the replicas of a merge from the last worker to the first; only rounding differs."""
     merge = _merge(sync)
     workers = {book.worker: ReplayedWorker(workload) for book in books if book.donor < 0}
     kept: Any = merge.begin(next(iter(workers.values())).read())

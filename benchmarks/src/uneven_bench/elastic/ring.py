@@ -16,11 +16,8 @@ _LONGEST = 1 << 20
 
 
 def ring_sum(those: Sequence[torch.Tensor], before: int = 0, behind: int = 0) -> torch.Tensor:
-    """Return the sum of tensors of shape (numbers,), one for each place in order, as gloo adds them.
-
-    Args:
-        before, behind: numbers in the same exchange, before these and behind them.
-    """
+    """Return the sum of tensors of shape (numbers,), one for each place in order, as gloo adds them. ``before,
+    behind``: numbers in the same exchange, before these and behind them."""
     first = those[0]
     count, size, item = len(those), first.numel(), first.element_size()
     whole = (before + size + behind) * item

@@ -35,14 +35,9 @@ _READY = 5
 
 
 def machines(description: str | None = None) -> tuple[list[tuple[float, ...]], str]:
-    """Return the series of each spot machine, and the name of their record.
-
-    Args:
-        description: name or file of a cluster description; None is our usual record.
-
-    Raises:
-        ConfigError, UnknownNameError: there is none, or its record cannot be read.
-    """
+    """Return the series of each spot machine, and the name of their record. ``description``: name or file of a cluster
+    description; None is our usual record. Raises ConfigError, UnknownNameError: there is none, or its record cannot be
+    read."""
     if description is not None:
         return _described(description, ()), f"the description {description}"
     try:
@@ -68,20 +63,11 @@ def spot(
     name: str, quick: bool, seed: int, rates: dict[int, float], folders: Iterator[Path], progress: Progress,
     description: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Play the trace on one arm.
-
-    Args:
-        description: see :func:`machines`.
-        rates: number of workers → samples/s of undisturbed DDP; missing ones are measured first.
-
-    Returns:
-        ``goodput``, ``useful`` samples, ``capacity`` (samples), ``seconds``, ``changes``, ``most`` machines,
-            ``rates_per_s`` (undisturbed, by the number of workers), ``record``, ``lost``, ``twice``, ``more_steps``,
-            and ``lived``: True if a worker trained in the end.
-
-    Raises:
-        LaunchError: the workers could not be started.
-    """
+    """Play the trace on one arm. ``description``: see :func:`machines`; ``rates``: number of workers → samples/s of
+    undisturbed DDP; missing ones are measured first. Result: ``goodput``, ``useful`` samples, ``capacity`` (samples),
+    ``seconds``, ``changes``, ``most`` machines, ``rates_per_s`` (undisturbed, by the number of workers), ``record``,
+    ``lost``, ``twice``, ``more_steps``, and ``lived``: True if a worker trained in the end. Raises LaunchError: the
+    workers could not be started."""
     phase = f"spot-{name}"
     series, record = machines(description)
     length = _LENGTH_QUICK if quick else _LENGTH

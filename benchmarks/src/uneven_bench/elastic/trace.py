@@ -11,32 +11,21 @@ from uneven.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The arrival or departure of a machine.
+    """The arrival or departure of a machine."""
 
-    Attributes:
-        at_s: from the beginning.
-        machine: its place among those that are not always present.
-        notice: it gets SIGTERM, not SIGKILL.
-    """
-
-    at_s: float
-    machine: int
+    at_s: float  # from the beginning
+    machine: int  # its place among those that are not always present
     comes: bool
-    notice: bool = True
+    notice: bool = True  # it gets SIGTERM, not SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class SpotTrace:
-    """Availability over some time.
-
-    Attributes:
-        stay: machines that are always present.
-        first: the others that are present at the beginning.
-    """
+    """Availability over some time."""
 
     seconds: float
-    stay: int
-    first: tuple[int, ...]
+    stay: int  # machines that are always present
+    first: tuple[int, ...]  # the others that are present at the beginning
     changes: tuple[Change, ...]
 
     @property
@@ -56,16 +45,10 @@ class SpotTrace:
 
 
 def window(series: Sequence[Sequence[float]], length: int, changes: int) -> int:
-    """Return the first stretch of the series with the best match in comings and goings.
-
-    Args:
-        series: one for each machine, all of the same length; a machine is present if its value is not 0.
-        length: of the stretch, in values.
-        changes: the wanted number of comings and goings in it.
-
-    Raises:
-        DataError: the series are shorter than the stretch.
-    """
+    """Return the first stretch of the series with the best match in comings and goings. ``series``: one for each
+    machine, all of the same length; a machine is present if its value is not 0; ``length``: of the stretch, in values;
+    ``changes``: the wanted number of comings and goings in it. Raises DataError: the series are shorter than the
+    stretch."""
     values = min(map(len, series))
     if values < length:
         raise DataError(f"the series have {values} values, and a stretch of {length} is wanted: take a longer record")
@@ -98,13 +81,9 @@ def play(
 def sampled(
     first: Sequence[bool], moves: Sequence[Sequence[float]], step_s: float, length: int
 ) -> list[tuple[float, ...]]:
-    """Return series of machines from the moments at which they come and go by turns.
-
-    Args:
-        first: whether each is present at the beginning.
-        moves: when it comes or goes, seconds, in order of time.
-        step_s: between two values; each is the state in the middle of its step.
-    """
+    """Return series of machines from the moments at which they come and go by turns. ``first``: whether each is present
+    at the beginning; ``moves``: when it comes or goes, seconds, in order of time; ``step_s``: between two values; each
+    is the state in the middle of its step."""
     return [
         tuple(
             float(there ^ (sum(at_s <= (place + 0.5) * step_s for at_s in own) % 2 == 1)) for place in range(length)

@@ -17,19 +17,14 @@ GIVES, GAVE, LOST = "gives", "gave", "lost"
 
 @dataclass(slots=True)
 class UpdateLog:
-    """One worker's log of its updates.
-
-    Attributes:
-        given: number of an update → steps of the worker when it began.
-        arrived: numbers of updates that it knows to have arrived.
-        lost: lost worker → its last update that others have, as reported to this one.
-    """
+    """One worker's log of its updates."""
 
     pid: int
     worker: int
     since: int
-    given: dict[int, int] = field(default_factory=dict)
-    arrived: set[int] = field(default_factory=set)
+    given: dict[int, int] = field(default_factory=dict)  # number of an update → steps of the worker when it began
+    arrived: set[int] = field(default_factory=set)  # numbers of updates that it knows to have arrived
+    # lost worker → its last update that others have, as reported to this one
     lost: dict[int, int] = field(default_factory=dict)
 
 

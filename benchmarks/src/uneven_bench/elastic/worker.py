@@ -33,19 +33,12 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTask:
-    """A worker's task.
+    """A worker's task."""
 
-    Attributes:
-        loop: see :mod:`uneven_bench.elastic.script`.
-        folder: for the logs, the orders and the final parameters.
-        workload: the model and its data.
-        told: settings of one loop.
-    """
-
-    loop: str
-    folder: str
-    workload: dict[str, Any]
-    told: dict[str, Any]
+    loop: str  # see :mod:`uneven_bench.elastic.script`
+    folder: str  # for the logs, the orders and the final parameters
+    workload: dict[str, Any]  # the model and its data
+    told: dict[str, Any]  # settings of one loop
 
     @classmethod
     def of(cls, text: str) -> ElasticTask:
@@ -89,11 +82,8 @@ class Control:
 
 
 class LoggedWorker:
-    """A worker that computes, logs its steps, and strikes itself on order.
-
-    Args:
-        life: see :class:`uneven_bench.elastic.logs.WorkerLog`.
-    """
+    """A worker that computes, logs its steps, and strikes itself on order. ``life``: see
+    :class:`uneven_bench.elastic.logs.WorkerLog`."""
 
     def __init__(self, task: ElasticTask, life: float = 0.0) -> None:
         torch.set_num_threads(1)
@@ -125,11 +115,8 @@ class LoggedWorker:
         return not self.leaving
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, net: Any = None) -> torch.Tensor:
-        """Return the loss of this worker's part (scalar), after the time that its device takes for it.
-
-        Args:
-            net: a stand-in for the model.
-        """
+        """Return the loss of this worker's part (scalar), after the time that its device takes for it. ``net``: a
+        stand-in for the model."""
         seconds = len(y) * self.workload.per_sample_s
         if self._fault is not None and self._fault["moment"] == "between":
             time.sleep(seconds * self._fault["fraction"])
@@ -141,10 +128,7 @@ class LoggedWorker:
 
     @contextmanager
     def exchange(self, *, begun: bool = True) -> Iterator[None]:
-        """Run the body as an exchange of gradients.
-
-        Args:
-            begun: False if the caller calls :meth:`exchange_begins` later.
+        """Run the body as an exchange of gradients. ``begun``: False if the caller calls :meth:`exchange_begins` later.
         """
         self._began_s = None
         self._began.clear()
@@ -185,11 +169,8 @@ class LoggedWorker:
         self.optimizer.zero_grad()
 
     def ended(self, digest: str | None = None) -> None:
-        """Log the final digest; after a SIGTERM, nothing.
-
-        Args:
-            digest: of the common result, if replicas differ; None for that of the parameters.
-        """
+        """Log the final digest; after a SIGTERM, nothing. ``digest``: of the common result, if replicas differ; None
+        for that of the parameters."""
         if self.leaving:
             return
         found = hashlib.sha256()

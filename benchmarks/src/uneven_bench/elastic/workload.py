@@ -29,23 +29,15 @@ _SEED = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedWorkload:
-    """A model and its data.
+    """A model and its data."""
 
-    Attributes:
-        model_bytes: of the parameters, about.
-        double: float64 parameters, so that a replay can be compared with the run to the last digits.
-        samples: of the data set.
-        global_batch: samples of all workers together in one step.
-        per_sample_s: a worker's sleep for each of its samples; stands for the work of a device, as all workers here
-            share a few cores.
-        demo: train the network of ``uneven demo`` on its digits, numbered over and over, in float32, at its own size.
-    """
-
-    model_bytes: int = 4_000_000
-    double: bool = False
-    samples: int = 7200
-    global_batch: int = 240
+    model_bytes: int = 4_000_000  # of the parameters, about
+    double: bool = False  # float64 parameters, so that a replay can be compared with the run to the last digits
+    samples: int = 7200  # of the data set
+    global_batch: int = 240  # samples of all workers together in one step
+    # a worker's sleep for each of its samples; stands for the work of a device, as all workers here share a few cores
     per_sample_s: float = 0.02 / 60
+    # train the network of ``uneven demo`` on its digits, numbered over and over, in float32, at its own size
     demo: bool = False
 
     @property
@@ -125,11 +117,8 @@ def as_it_is(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 class Counting(nn.Module):
-    """The network, its ledger, and the number of its steps, which a newcomer receives with the rest.
-
-    Attributes:
-        ledger: ``(samples,)``; see the module.
-    """
+    """The network, its ledger, and the number of its steps, which a newcomer receives with the rest. ``ledger``:
+    ``(samples,)``; see the module."""
 
     steps: torch.Tensor
 

@@ -38,11 +38,7 @@ BATCH = 192
 
 
 def world(name: str, lines: Mapping[tuple[str, str], tuple[float, float]]) -> ClusterSpec:
-    """Return three sites of one worker each.
-
-    Args:
-        lines: two sites → Mbit/s, seconds one way.
-    """
+    """Return three sites of one worker each. ``lines``: two sites → Mbit/s, seconds one way."""
     nodes = tuple(Node(name=f"worker{place}", site=site) for place, site in enumerate(SITES))
     links = tuple(
         SiteLink(between=ends, bit_per_s=steady(mbit * 1e6), latency_s=latency_s)
@@ -68,30 +64,19 @@ def worlds() -> dict[str, ClusterSpec]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningCase:
-    """One task that all policies learn in virtual time.
+    """One task that all policies learn in virtual time."""
 
-    Attributes:
-        task: of ``uneven_bench.far_sites.tasks``.
-        samples: to train.
-        steps: of every policy.
-        every: steps from one evaluation to the next.
-    """
-
-    task: str
-    samples: int
-    steps: int
-    every: int
+    task: str  # of ``uneven_bench.far_sites.tasks``
+    samples: int  # to train
+    steps: int  # of every policy
+    every: int  # steps from one evaluation to the next
     policies: tuple[str, ...]
     worlds: tuple[str, ...]
     seeds: int = 3
 
 
 def learning(quick: bool, data: str) -> dict[str, LearningCase]:
-    """Return the virtual cases by name.
-
-    Args:
-        data: the data of the quick form, and the first of the full one.
-    """
+    """Return the virtual cases by name. ``data``: the data of the quick form, and the first of the full one."""
     if quick:
         one = LearningCase(
             task=data, samples=10_000, steps=120, every=6, policies=QUICK_POLICIES, worlds=("three_sites", "20mbit"),
@@ -145,11 +130,7 @@ QUICK_ARMS = (BSP, "gaia 10%", "torchft-diloco 20", "sparse-local 4, 10%", "spar
 
 
 def emulated(quick: bool) -> dict[str, SyncCase]:
-    """Return the real runs by name: sites on emulated lines.
-
-    Args:
-        quick: with fewer arms, in shorter rounds.
-    """
+    """Return the real runs by name: sites on emulated lines. ``quick``: with fewer arms, in shorter rounds."""
     found = {}
     for name, workers in (("20mbit", 3), ("100mbit", 3), ("three_sites", 6)):
         slow = name == "three_sites"

@@ -49,11 +49,8 @@ def play(case: SyncCase, data: str, directory: Path, told: Progress) -> dict[str
 
 
 def summarize(arms: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arm → seconds of a step on the lines, loss after the steps, and the speed-up over BSP to a loss.
-
-    Args:
-        arms: as a worker of ``uneven bench sync`` writes them.
-    """
+    """Return arm → seconds of a step on the lines, loss after the steps, and the speed-up over BSP to a loss. ``arms``:
+    as a worker of ``uneven bench sync`` writes them."""
     curves = {name: _curve(arm) for name, arm in arms.items()}
     equal = min(points[-1][0] for points in curves.values())
     target = _loss_after(curves[BSP], TARGET * equal)

@@ -33,27 +33,18 @@ _LAST = 2
 
 @dataclass(frozen=True, slots=True)
 class SkewedOutcome:
-    """The result of one training.
-
-    Attributes:
-        models: data that a site has sent to others, in whole models.
-    """
+    """The result of one training."""
 
     accuracy: float
-    models: float
+    models: float  # data that a site has sent to others, in whole models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkewedRuns:
-    """Trainings of one task on data that stay at their sites: small images.
+    """Trainings of one task on data that stay at their sites: small images."""
 
-    Args:
-        samples: to train on.
-        steps: of each.
-    """
-
-    samples: int
-    steps: int
+    samples: int  # to train on
+    steps: int  # of each
 
     @property
     def data(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -139,8 +130,7 @@ def judged(played: dict[str, list[SkewedOutcome]], tolerance: float) -> dict[str
     The oracle is the fixed setting that sends least with an accuracy within the tolerance of BSP's; BSP if there is
     none.
 
-    Args:
-        played: ``bsp``, ``scout`` and the fixed settings → one outcome for each seed.
+    ``played``: ``bsp``, ``scout`` and the fixed settings → one outcome for each seed.
     """
     accuracy = {way: statistics.median(one.accuracy for one in each) for way, each in played.items()}
     models = {way: statistics.median(one.models for one in each) for way, each in played.items()}

@@ -31,10 +31,7 @@ _CALIBRATED = 4
 
 class LossTask(Classification):
     """A :class:`~uneven.cluster.virtual.task.Classification` that also keeps the held-out loss of each evaluation.
-
-    Attributes:
-        losses: in the order of the evaluations.
-    """
+    ``losses``: in the order of the evaluations."""
 
     def __init__(self, module: nn.Module, data: Split, learning_rate: float) -> None:
         super().__init__(module, *data, learning_rate=learning_rate, momentum=MOMENTUM)
@@ -57,9 +54,7 @@ class NormalizedTask(LossTask):
     Each evaluation takes these from some batches of each site with the current model, which running statistics converge
     to.
 
-    Args:
-        numbers: of the samples at each site, one vector for each.
-        batch: samples of a site in a step.
+    ``numbers``: of the samples at each site, one vector for each; ``batch``: samples of a site in a step.
     """
 
     by_sample = False
@@ -120,11 +115,8 @@ def flat_images(name: str, samples: int) -> Split:
 
 
 def text(samples: int) -> tuple[Split, int]:
-    """Return windows of tiny Shakespeare with the next character, and the number of kinds of characters.
-
-    Raises:
-        DataError: the text is not on this machine.
-    """
+    """Return windows of tiny Shakespeare with the next character, and the number of kinds of characters. Raises
+    DataError: the text is not on this machine."""
     path = Path(os.environ.get(DATA_VARIABLE, ""), "text", "tinyshakespeare.txt")
     if not path.is_file():
         raise DataError(f"there is no {path}: set {DATA_VARIABLE} to the folder that holds text/tinyshakespeare.txt")
@@ -151,12 +143,8 @@ def guess(kinds: int, seed: int) -> nn.Module:
 
 
 def make(name: str, samples: int) -> Callable[[int], LossTask]:
-    """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``.
-
-    Raises:
-        UnknownNameError: there is no such task.
-        DataError: its data are not on this machine.
-    """
+    """Return seed → a task: ``digits``, ``fashion-mnist``, ``cifar10`` or ``text``. Raises UnknownNameError: there is
+    no such task. DataError: its data are not on this machine."""
     if name in ("digits", "fashion-mnist"):
         data = flat_images(name, samples)
         inputs, classes = data[0][0].shape[1], int(data[0][1].max()) + 1

@@ -33,20 +33,11 @@ _SHOWN = 1500
 
 
 def run(quick: bool, progress: Progress, seed: int = SEED, only: str | None = None) -> dict[str, Any]:
-    """Play 200 faults, some at a time; with ``quick``, 24.
-
-    Args:
-        seed: draws the cases.
-        only: the number of one case, or "K-L" for several in a row.
-
-    Returns:
-        ``seed``, ``faults``, ``right`` (the number with the right end), ``resumed``, ``missed`` (the culprit never came
-            to its step), ``longest_s``, ``kinds`` (the number of each), and ``wrong``: for each wrong end its
-            ``number``, ``case``, what was ``wrong`` and the end of what it ``said``.
-
-    Raises:
-        ConfigError: there are no such cases.
-    """
+    """Play 200 faults, some at a time; with ``quick``, 24. ``seed``: draws the cases; ``only``: the number of one case,
+    or "K-L" for several in a row. Result: ``seed``, ``faults``, ``right`` (the number with the right end), ``resumed``,
+    ``missed`` (the culprit never came to its step), ``longest_s``, ``kinds`` (the number of each), and ``wrong``: for
+    each wrong end its ``number``, ``case``, what was ``wrong`` and the end of what it ``said``. Raises ConfigError:
+    there are no such cases."""
     numbers = range(FEW if quick else FAULTS) if only is None else _numbers(only)
     played = play_all([draw(seed, number) for number in numbers], progress)
     bad = [one for one in played if one.wrong]

@@ -77,31 +77,21 @@ SHORT_S, LONG_S = 8.0, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultCase:
-    """One fault.
-
-    Attributes:
-        number: the case's place among those of a seed.
-        servers: processes of the parameter server; 0 is a thread of rank 0.
-        rank: the culprit, which also sends the signals to others.
-        step: the culprit's step, counted from 1 over the run; for moments of :data:`SAVING`, of the saves.
-        save_every: iterations between checkpoints, in the loop; 0 saves after each epoch.
-        ahead: the loop fetches the next batch before it steps on this one.
-        resumed: workers that continue from the newest checkpoint.
-    """
+    """One fault."""
 
     seed: int
-    number: int
+    number: int  # the case's place among those of a seed
     sync: str
     balance: str
     workers: int
-    servers: int
+    servers: int  # processes of the parameter server; 0 is a thread of rank 0
     kind: str
-    rank: int
+    rank: int  # the culprit, which also sends the signals to others
     moment: str
-    step: int
-    save_every: int
-    ahead: bool
-    resumed: int
+    step: int  # the culprit's step, counted from 1 over the run; for moments of :data:`SAVING`, of the saves
+    save_every: int  # iterations between checkpoints, in the loop; 0 saves after each epoch
+    ahead: bool  # the loop fetches the next batch before it steps on this one
+    resumed: int  # workers that continue from the newest checkpoint
 
     @property
     def timeout_s(self) -> float:
@@ -124,19 +114,12 @@ class FaultCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The expected end of a case.
+    """The expected end of a case."""
 
-    Attributes:
-        codes: valid exit codes; None for any.
-        named: text in the last message; "" for nothing, and "rank" for the culprit.
-        others: the other workers come to the end of the script; None if either is right.
-        leftovers: prefixes of files that may stay in the temporary directory.
-    """
-
-    codes: tuple[int, ...] | None
-    named: str
-    others: bool | None
-    leftovers: tuple[str, ...] = ()
+    codes: tuple[int, ...] | None  # valid exit codes; None for any
+    named: str  # text in the last message; "" for nothing, and "rank" for the culprit
+    others: bool | None  # the other workers come to the end of the script; None if either is right
+    leftovers: tuple[str, ...] = ()  # prefixes of files that may stay in the temporary directory
 
 
 def draw(seed: int, number: int) -> FaultCase:

@@ -21,23 +21,14 @@ ENDS_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        code: of the launcher; None if it ran ``ENDS_WITHIN_S`` after fault and time-out.
-        said: all output of launcher and workers.
-        struck: there was a fault; the others may take all samples before the culprit comes to its step.
-        finished: ranks that came to the end of the script.
-        processes: those that remained after the end.
-        files: those outside of the run directory then.
-    """
-
-    code: int | None
-    said: str
-    struck: bool
-    finished: tuple[int, ...]
-    processes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    code: int | None  # of the launcher; None if it ran ``ENDS_WITHIN_S`` after fault and time-out
+    said: str  # all output of launcher and workers
+    struck: bool  # there was a fault; the others may take all samples before the culprit comes to its step
+    finished: tuple[int, ...]  # ranks that came to the end of the script
+    processes: tuple[str, ...] = ()  # those that remained after the end
+    files: tuple[str, ...] = ()  # those outside of the run directory then
 
 
 def judge(case: FaultCase, outcome: RunEnd) -> list[str]:

@@ -32,21 +32,14 @@ Waiting = Generator[None, None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedFault:
-    """One fault, played.
-
-    Attributes:
-        wrong: the errors.
-        took_s: the first run, from its start to its end.
-        resumed: there was a checkpoint to resume from.
-        said: the output of launchers and workers.
-    """
+    """One fault, played."""
 
     case: FaultCase
     struck: bool
-    resumed: bool
-    wrong: tuple[str, ...]
-    took_s: float
-    said: str
+    resumed: bool  # there was a checkpoint to resume from
+    wrong: tuple[str, ...]  # the errors
+    took_s: float  # the first run, from its start to its end
+    said: str  # the output of launchers and workers
 
 
 def play(case: FaultCase, folder: Path) -> Generator[None, None, PlayedFault]:

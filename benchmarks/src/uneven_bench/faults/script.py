@@ -31,12 +31,8 @@ _LONGEST_S = 100.0
 
 
 class Fault:
-    """The fault of this worker, and its moment.
-
-    Args:
-        told: the case's fields; "none" as ``kind`` is no fault.
-        notes: folder for the workers' notes to the bench.
-    """
+    """The fault of this worker, and its moment. ``told``: the case's fields; "none" as ``kind`` is no fault; ``notes``:
+    folder for the workers' notes to the bench."""
 
     def __init__(self, told: dict[str, Any], rank: int, run: Path, notes: Path) -> None:
         self._told = told

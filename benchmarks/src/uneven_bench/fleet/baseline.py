@@ -57,14 +57,9 @@ def train_member(ensemble: Ensemble, name: str) -> tuple[float, float, float]:
 
 
 def fit(ensemble: Ensemble, member: Member, batches: Iterable[Any]) -> tuple[float, float, float]:
-    """Train a member for all its epochs, with the loop that all methods share.
-
-    Args:
-        batches: yields one epoch of batches (inputs, target) at each iteration over it.
-
-    Returns:
-        The accuracy after the last epoch, seconds of waiting for batches, and seconds in all.
-    """
+    """Train a member for all its epochs, with the loop that all methods share. ``batches``: yields one epoch of batches
+    (inputs, target) at each iteration over it. Returns the accuracy after the last epoch, seconds of waiting for
+    batches, and seconds in all."""
     validation = DataLoader(ensemble.validate, member.batch_size)
     worth, waited_s, began_s = 0.0, 0.0, time.perf_counter()
     for _ in range(ensemble.max_epochs):

@@ -57,22 +57,15 @@ RIVALS = {
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Measure all cases.
-
-    Returns:
-        ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``, ``repeats``, ``samples``,
-            ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``, ``preprocess_cpu_s``,
-            ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, ``sharing``, the mean number of
-            readers of a prepared sample, and ``accuracy``, the mean over members and repeats; ``accuracy_by_member``;
-            ``wall_range_s``, and ``accuracy_range`` over the repeats, each with a seed common to all methods),
-            ``speedup_vs_baseline``, ``speedup_vs_homogeneous``, ``speedup_vs_ray_tune``, ``speedup_vs_tensorsocket``
-            (method → median of the ratios within a repeat; the last two are empty without the rival) and
-            ``preprocess_saving`` (method → baseline's processor time ÷ the method's). ``plan_gap_to_optimal``: the
-            excess time of FLEET-G's plan over the best rounds, both from the measured rates.
-
-    Raises:
-        TrainingError: a member failed.
-    """
+    """Measure all cases. Result: ``rates_per_s`` (member → samples/s on 1, 2 slots), ``profile_s``, ``slots``,
+    ``repeats``, ``samples``, ``epochs`` and ``cases``: case → ``methods`` (method → medians of ``wall_s``,
+    ``preprocess_cpu_s``, ``wait_share``, ``rounds``, ``checkpoint_share``, ``scheduling_share``, ``sharing``, the mean
+    number of readers of a prepared sample, and ``accuracy``, the mean over members and repeats; ``accuracy_by_member``;
+    ``wall_range_s``, and ``accuracy_range`` over the repeats, each with a seed common to all methods),
+    ``speedup_vs_baseline``, ``speedup_vs_homogeneous``, ``speedup_vs_ray_tune``, ``speedup_vs_tensorsocket`` (method →
+    median of the ratios within a repeat; the last two are empty without the rival) and ``preprocess_saving`` (method →
+    baseline's processor time ÷ the method's). ``plan_gap_to_optimal``: the excess time of FLEET-G's plan over the best
+    rounds, both from the measured rates. Raises TrainingError: a member failed."""
     repeats, samples, epochs = (1, 1500, 2) if quick else (3, 4000, 3)
     progress("profiling", "", 0.0)
     began_s = time.perf_counter()

@@ -38,17 +38,11 @@ RATES = {"tiny": [1000.0], "middle": [500.0, 1000.0], "large": [300.0, 600.0]}
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Kill ten times; with ``quick``, three times.
-
-    Returns:
-        ``undisturbed_s``, and ``kills``: for each the ``kind``, the moment ``at_s`` (seconds after the training began),
-            ``starts``, ``trained`` (every member, for all epochs), ``steps_too_many``, and ``same`` (bit-identical to
-            the undisturbed training; a member set back by a pass sees other orders, so it may differ).
-            ``all_finished``: trainings with no step too many.
-
-    Raises:
-        TrainingError: a training that was not disturbed failed.
-    """
+    """Kill ten times; with ``quick``, three times. Result: ``undisturbed_s``, and ``kills``: for each the ``kind``, the
+    moment ``at_s`` (seconds after the training began), ``starts``, ``trained`` (every member, for all epochs),
+    ``steps_too_many``, and ``same`` (bit-identical to the undisturbed training; a member set back by a pass sees other
+    orders, so it may differ). ``all_finished``: trainings with no step too many. Raises TrainingError: a training that
+    was not disturbed failed."""
     return measure(data, progress, kills=3 if quick else 10, samples=600, epochs=3, seed=int(time.time()))
 
 

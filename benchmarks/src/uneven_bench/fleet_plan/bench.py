@@ -68,20 +68,13 @@ METHODS: dict[str, Callable[[Rates, int, int], FlotillaPlanner]] = {
 
 
 def run(quick: bool, progress: Callable[[str, str, float], None], report: Path | None = None) -> dict[str, Any]:
-    """Play every method on every ensemble.
-
-    Args:
-        report: HTML file for pictures of plans for a small ensemble.
-
-    Returns:
-        ``kinds``: kind → devices → method → ``wall_s``, ``rounds``, ``wait_share`` (waiting and idle devices),
-            ``idle_share``, ``checkpoint_share``, ``scheduling_share``, ``prepared`` (epochs of samples),
-            ``gap_to_bound``, ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` and ``preprocess_saving``, medians
-            over ``draws``; ``plan_gap_to_optimal``: method → excess time over the best rounds on small ensembles,
-            ``median`` and ``worst``; ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, the case
-            that those rounds are best for; ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind →
-            description.
-    """
+    """Play every method on every ensemble. ``report``: HTML file for pictures of plans for a small ensemble. Returns
+    ``kinds``: kind → devices → method → ``wall_s``, ``rounds``, ``wait_share`` (waiting and idle devices),
+    ``idle_share``, ``checkpoint_share``, ``scheduling_share``, ``prepared`` (epochs of samples), ``gap_to_bound``,
+    ``speedup_vs_baseline``, ``speedup_vs_homogeneous`` and ``preprocess_saving``, medians over ``draws``;
+    ``plan_gap_to_optimal``: method → excess time over the best rounds on small ensembles, ``median`` and ``worst``;
+    ``greedy_gap``: the same of FLEET's flotillas when each runs to its end, the case that those rounds are best for;
+    ``planning``: seconds for 1,000 members on 1,000 devices; ``about``: kind → description."""
     devices, draws, small = ((20, 80), 1, 4) if quick else (DEVICES, 7, 40)
     rounds = len(KINDS) * len(devices)
     kinds: dict[str, dict[str, dict[str, dict[str, float]]]] = {name: {} for name in KINDS}
@@ -110,11 +103,7 @@ def run(quick: bool, progress: Callable[[str, str, float], None], report: Path |
 
 
 class Timed:
-    """A planner with a clock, which also counts the assignment of devices.
-
-    Attributes:
-        took_s: processor seconds so far.
-    """
+    """A planner with a clock, which also counts the assignment of devices. ``took_s``: processor seconds so far."""
 
     def __init__(self, plans: FlotillaPlanner) -> None:
         self.plans = plans

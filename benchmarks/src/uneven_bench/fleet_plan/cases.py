@@ -48,17 +48,11 @@ PAPER_ROUNDS = (44, 34, 29, 24, 23, 20, 20, 22)
 
 @dataclass(frozen=True)
 class EnsembleKind:
-    """A kind of ensemble.
+    """A kind of ensemble."""
 
-    Attributes:
-        about: a short description.
-        longest_s: bound of a training on one device, for the drawn epochs; infinite for none.
-        prepared_per_s: images/s that the processors of one device prepare.
-    """
-
-    about: str
-    longest_s: float = math.inf
-    prepared_per_s: float = math.inf
+    about: str  # a short description
+    longest_s: float = math.inf  # bound of a training on one device, for the drawn epochs; infinite for none
+    prepared_per_s: float = math.inf  # images/s that the processors of one device prepare
 
 
 KINDS = {
@@ -71,13 +65,8 @@ KINDS = {
 
 
 def ensemble(kind: EnsembleKind, devices: int, seed: int, members: int = MEMBERS) -> tuple[EnsembleWork, Rates]:
-    """Return the work, and the rates that the planner believes after a profile.
-
-    Args:
-        devices: M, in nodes of four; the last may have fewer.
-        seed: of the epochs.
-        members: fewer than 100 are drawn among them.
-    """
+    """Return the work, and the rates that the planner believes after a profile. ``devices``: M, in nodes of four; the
+    last may have fewer; ``seed``: of the epochs; ``members``: fewer than 100 are drawn among them."""
     rng = random.Random(seed)
     alone = single_rates(MEMBERS)
     chosen = range(MEMBERS) if members == MEMBERS else sorted(rng.sample(range(MEMBERS), members))

@@ -45,16 +45,10 @@ def densest_flotilla(
     with the most work wins. Leftover devices go to the slowest, as in FLEET's rule. Up to 512 paces are tried; if all
     are, no flotilla does more than twice the work.
 
-    Args:
-        waiting: members that are not trained yet.
-        pace_per_s: a given pace, of the members whose stream newcomers join; then no devices are left over.
-
-    Returns:
-        The flotilla; empty if no member waits, or none of those that wait fits.
-
-    Raises:
-        ConfigError: devices below zero, or a member that waits twice.
-        UnknownNameError: a member without rates.
+    ``waiting``: members that are not trained yet; ``pace_per_s``: a given pace, of the members whose stream newcomers
+    join; then no devices are left over. Returns the flotilla; empty if no member waits, or none of those that wait
+    fits. Raises ConfigError: devices below zero, or a member that waits twice. UnknownNameError: a member without
+    rates.
     """
     places = waiting_places(rates, waiting)
     if devices < 0:

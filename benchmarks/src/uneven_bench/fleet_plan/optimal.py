@@ -22,15 +22,10 @@ _HALVINGS = 100
 
 @dataclass(frozen=True)
 class BestRounds:
-    """The best rounds for a small ensemble.
+    """The best rounds for a small ensemble."""
 
-    Attributes:
-        wall_s: of all rounds, one after another.
-        flotillas: the rounds; their order does not matter.
-    """
-
-    wall_s: float
-    flotillas: tuple[Flotilla, ...]
+    wall_s: float  # of all rounds, one after another
+    flotillas: tuple[Flotilla, ...]  # the rounds; their order does not matter
 
 
 def least_wall_s(work: EnsembleWork) -> float:
@@ -70,8 +65,7 @@ def best_rounds(work: EnsembleWork) -> BestRounds:
     Checkpoints are free, as no member is stopped. Rounds that FLEET stops early may be shorter; :func:`least_wall_s`
     bounds them too.
 
-    Raises:
-        ConfigError: too many flotillas to search.
+    Raises ConfigError: too many flotillas to search.
     """
     members, devices = work.rates.members, work.devices
     plans = math.comb(len(members) + devices, devices) - 1

@@ -23,23 +23,15 @@ _NEAR = 1e-6  # epochs; the rounding error of an epoch's end
 
 @dataclass(frozen=True)
 class EnsembleWork:
-    """An ensemble to train, and its data.
+    """An ensemble to train, and its data."""
 
-    Attributes:
-        rates: true rates by number of devices; a planner may believe others.
-        epochs: member → epochs until it has converged, unknown to planners.
-        samples: of the data set; one epoch.
-        nodes: devices, node by node.
-        prepared_per_s: samples/s that the processors of one device prepare: for its member's own pipeline, or for the
-            shared stream.
-        checkpoint_s: the cost of stopping a round, if a member continues: all write, and some read, their states.
-    """
-
-    rates: Rates
-    epochs: Mapping[str, int]
-    samples: int
-    nodes: Sequence[Sequence[int]]
+    rates: Rates  # true rates by number of devices; a planner may believe others
+    epochs: Mapping[str, int]  # member → epochs until it has converged, unknown to planners
+    samples: int  # of the data set; one epoch
+    nodes: Sequence[Sequence[int]]  # devices, node by node
+    # samples/s that the processors of one device prepare: for its member's own pipeline, or for the shared stream
     prepared_per_s: float = math.inf
+    # the cost of stopping a round, if a member continues: all write, and some read, their states
     checkpoint_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -60,47 +52,29 @@ class EnsembleWork:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A stretch in which a member ran.
-
-    Attributes:
-        devices: their numbers.
-        computed: share of the stretch in which they computed; the rest is waiting for others or for samples.
-        ended: the member had converged at its end.
-    """
+    """A stretch in which a member ran."""
 
     member: str
-    devices: tuple[int, ...]
+    devices: tuple[int, ...]  # their numbers
     start_s: float
     end_s: float
-    computed: float
-    ended: bool
+    computed: float  # share of the stretch in which they computed; the rest is waiting for others or for samples
+    ended: bool  # the member had converged at its end
 
 
 @dataclass(frozen=True)
 class FleetOutcome:
-    """The outcome of a training. The four shares are of all device-seconds, devices × ``wall_s``, and add up to 1.
+    """The outcome of a training. The four shares are of all device-seconds, devices × ``wall_s``, and add up to 1."""
 
-    Attributes:
-        wall_s: until the last member has ended.
-        compute_share: devices compute.
-        wait_share: they have a member, which waits for others or for samples.
-        idle_share: they have no member.
-        checkpoint_share: they rest for a checkpoint.
-        rounds: number of starts; for FLEET-G and homogeneous sharing, the flotillas.
-        prepared: samples prepared, as multiples of the data set.
-        cost: mean over the plans of Σ c/m (Eq. 4) ÷ members: 1 if every member has one device.
-        bars: in order of their starts.
-    """
-
-    wall_s: float
-    compute_share: float
-    wait_share: float
-    idle_share: float
-    checkpoint_share: float
-    rounds: int
-    prepared: float
-    cost: float
-    bars: tuple[Bar, ...] = field(repr=False)
+    wall_s: float  # until the last member has ended
+    compute_share: float  # devices compute
+    wait_share: float  # they have a member, which waits for others or for samples
+    idle_share: float  # they have no member
+    checkpoint_share: float  # they rest for a checkpoint
+    rounds: int  # number of starts; for FLEET-G and homogeneous sharing, the flotillas
+    prepared: float  # samples prepared, as multiples of the data set
+    cost: float  # mean over the plans of Σ c/m (Eq. 4) ÷ members: 1 if every member has one device.
+    bars: tuple[Bar, ...] = field(repr=False)  # in order of their starts
 
 
 Assign = Callable[[Flotilla, Sequence[Sequence[int]]], dict[str, tuple[int, ...]]]
@@ -114,15 +88,9 @@ Told = Callable[[Mapping[str, tuple[int, float]]], None]
 def play(
     work: EnsembleWork, plans: FlotillaPlanner, assign: Assign = assign_devices, told: Told | None = None
 ) -> FleetOutcome:
-    """Train the ensemble in virtual time.
-
-    Args:
-        assign: assigns devices; another one to time it, for instance.
-        told: receives members' rates, as a ``LearningPlanner`` takes them; the planner may end the round then.
-
-    Raises:
-        ConfigError: a planner that starts no member while one waits and none runs, or starts one that cannot run.
-    """
+    """Train the ensemble in virtual time. ``assign``: assigns devices; another one to time it, for instance; ``told``:
+    receives members' rates, as a ``LearningPlanner`` takes them; the planner may end the round then. Raises
+    ConfigError: a planner that starts no member while one waits and none runs, or starts one that cannot run."""
     return _FleetPlay(work, plans, assign, told).run()
 
 

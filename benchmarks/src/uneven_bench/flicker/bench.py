@@ -22,12 +22,9 @@ HELD = (25, 5, 2)
 
 
 def run(quick: bool, progress: Callable[[str, str, float], None]) -> dict[str, Any]:
-    """Play all cases.
-
-    Returns:
-        ``flicker``: recording → iterations that a load stays → arm → share of the limit, which knows each iteration's
-            load before; ``rivals``: the cases of ``uneven bench rivals`` the same way. Means over ``seeds``.
-    """
+    """Play all cases. Result: ``flicker``: recording → iterations that a load stays → arm → share of the limit, which
+    knows each iteration's load before; ``rivals``: the cases of ``uneven bench rivals`` the same way. Means over
+    ``seeds``."""
     seeds = 2 if quick else 5
     found: dict[str, Any] = {"seeds": seeds, "flicker": {}, "rivals": {}}
     recorded = recordings()

@@ -64,16 +64,11 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """The result of a method's query for one class.
-
-    Attributes:
-        own_s: the method's computing, without calls.
-        trained_s: training before the query, per class; in no cost of a query, as NoScope's authors count.
-    """
+    """The result of a method's query for one class."""
 
     result: ClassResult
-    own_s: float
-    trained_s: float = 0.0
+    own_s: float  # the method's computing, without calls
+    trained_s: float = 0.0  # training before the query, per class; in no cost of a query, as NoScope's authors count
 
     def cost_s(self, call_s: float) -> float:
         return self.own_s + self.result.checked * call_s
@@ -81,14 +76,10 @@ class QueryAnswer:
 
 @dataclass(slots=True)
 class Method:
-    """A method's costs and answers.
-
-    Attributes:
-        ingest_s: processor seconds of ingest, without frames and boxes; 0 if it does nothing then.
-    """
+    """A method's costs and answers."""
 
     name: str
-    ingest_s: float
+    ingest_s: float  # processor seconds of ingest, without frames and boxes; 0 if it does nothing then
     answers: dict[int, QueryAnswer] = field(default_factory=dict)
 
 
@@ -227,9 +218,8 @@ def cascade(
 
     The check part decides thresholds and differences: the fewest calls that reach the targets.
 
-    Args:
-        like: choose on the test part, for the accuracy of that method class by class: an impossible advantage for the
-            cascade.
+    ``like``: choose on the test part, for the accuracy of that method class by class: an impossible advantage for the
+    cascade.
     """
     method = Method(differ.name if like is None else f"{differ.name}, as accurate as {like.name}", 0.0)
     part = seen.check if like is None else seen.test

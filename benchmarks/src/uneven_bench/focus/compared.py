@@ -27,14 +27,10 @@ _SAME = 12.0
 
 @one_thread()
 def compared(scene: Scene, targets: Targets, told: Callable[[str, float], None]) -> dict[str, Any]:
-    """Compare every method on a scene.
-
-    Returns:
-        ``methods``: name → ingest_s, query_s (mean over classes), and by class recall, precision and calls. ``ratios``:
-            ingest-heavy ÷ ours, and by class each rival's query ÷ ours. ``pairs``: classes asked, classes that reach
-            both targets, those that miss (recall, precision). Also the cost of the choice, ablation, policies, other
-            targets.
-    """
+    """Compare every method on a scene. Result: ``methods``: name → ingest_s, query_s (mean over classes), and by class
+    recall, precision and calls. ``ratios``: ingest-heavy ÷ ours, and by class each rival's query ÷ ours. ``pairs``:
+    classes asked, classes that reach both targets, those that miss (recall, precision). Also the cost of the choice,
+    ablation, policies, other targets."""
     name = scene.source.name
     told(f"{name}: frames, boxes, truth", 0.0)
     seen = look_through(scene)
@@ -131,14 +127,9 @@ def _other(seen: SceneSeen, tuned: Tuned, binary: Mapping[int, Binary], targets:
 def changed(
     scene: Scene, days: Sequence[VideoSource], sample_s: float, targets: Targets, told: Callable[[str, float], None]
 ) -> dict[str, Any]:
-    """Show other classes in the stream from some day on; measure detection and newly chosen settings.
-
-    Args:
-        days: the stream on a day before the change, on the one after it, and on a later one.
-
-    Returns:
-        Classes that miss a target: ``before`` the change (on fresh video), ``after`` it, and ``retuned``.
-    """
+    """Show other classes in the stream from some day on; measure detection and newly chosen settings. ``days``: the
+    stream on a day before the change, on the one after it, and on a later one. Returns classes that miss a target:
+    ``before`` the change (on fresh video), ``after`` it, and ``retuned``."""
     told(f"{scene.source.name}, changed: choose and take in", 0.0)
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as folder:
         index = ingest(scene.source, scene.truth, into=folder, wanted=ours.wishes(scene, targets, sample_s))

@@ -74,12 +74,9 @@ class _Deadly:
 
 
 def kills(each: int) -> dict[str, Any]:
-    """Kill ``each`` times during ingest and ``each`` times during queries.
-
-    Returns:
-        ``ingest_kills``, ``query_kills``: counts; ``same_index``, ``same_hits``: equality with undisturbed ones;
-            ``calls_again``: centroids judged more than once, at most one for each kill.
-    """
+    """Kill ``each`` times during ingest and ``each`` times during queries. Result: ``ingest_kills``, ``query_kills``:
+    counts; ``same_index``, ``same_hits``: equality with undisturbed ones; ``calls_again``: centroids judged more than
+    once, at most one for each kill."""
     with tempfile.TemporaryDirectory(prefix="uneven-bench-focus-") as name:
         folder = Path(name)
         with contextlib.closing(_empty(folder / "whole" / "stream")) as store:

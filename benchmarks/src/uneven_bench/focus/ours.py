@@ -27,14 +27,10 @@ _EPOCHS = 10
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The settings of a scene, and the cost of the choice.
-
-    Attributes:
-        own_s: processor seconds of training and sweep in all processes, without calls.
-    """
+    """The settings of a scene, and the cost of the choice."""
 
     tuned: Tuned
-    own_s: float
+    own_s: float  # processor seconds of training and sweep in all processes, without calls
     calls: int
 
 

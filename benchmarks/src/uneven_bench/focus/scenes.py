@@ -34,21 +34,16 @@ LATER = (6, 0, 4, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A stream with its truth network and ingest options.
-
-    Attributes:
-        learn_s, check_s: its first seconds train, those after check, the rest is asked about.
-        quality: of the truth network, the share of held-out pictures that it names rightly.
-        ladder: the networks to try.
-    """
+    """A stream with its truth network and ingest options. ``learn_s, check_s``: its first seconds train, those after
+    check, the rest is asked about."""
 
     source: VideoSource
     truth: Truth
     learn_s: float
     check_s: float
-    quality: float
+    quality: float  # of the truth network, the share of held-out pictures that it names rightly
     options: IngestOptions = field(default_factory=IngestOptions)
-    ladder: Sequence[LadderRung] = (LadderRung(2, 24), LadderRung(4, 16), LadderRung(6, 16))
+    ladder: Sequence[LadderRung] = (LadderRung(2, 24), LadderRung(4, 16), LadderRung(6, 16))  # the networks to try
     named: Sequence[int] = (5, 1000)
 
 

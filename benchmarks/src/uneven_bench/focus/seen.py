@@ -18,13 +18,10 @@ from uneven_bench.focus.scenes import Scene
 
 
 class RememberedTruth(torch.nn.Module):
-    """A truth network with remembered answers about a scene; a call costs a method the mean of real calls.
-
-    Attributes:
-        call_s: processor seconds of a call, mean over all objects of the scene, in the truth network's batches.
-        asked: calls since it was last set to 0.
-        remembering_s: processor seconds of the look-ups since then, which a real truth network has not.
-    """
+    """A truth network with remembered answers about a scene; a call costs a method the mean of real calls. ``call_s``:
+    processor seconds of a call, mean over all objects of the scene, in the truth network's batches; ``asked``: calls
+    since it was last set to 0; ``remembering_s``: processor seconds of the look-ups since then, which a real truth
+    network has not."""
 
     def __init__(self, truth: Truth, crops: Crops) -> None:
         super().__init__()
@@ -68,17 +65,12 @@ class Noting(Moving):
 
 @dataclass(frozen=True, slots=True)
 class ScenePart:
-    """Objects of a stretch, with the truth about them.
-
-    Attributes:
-        rows: their places among the scene's objects.
-        small: of each frame with objects, uint8 [frames, h, w]; in the order of ``frames``.
-    """
+    """Objects of a stretch, with the truth about them."""
 
     objects: Objects
     seen: LabelledObjects
-    rows: slice
-    small: npt.NDArray[np.uint8]
+    rows: slice  # their places among the scene's objects
+    small: npt.NDArray[np.uint8]  # of each frame with objects, uint8 [frames, h, w]; in the order of ``frames``
     frames: npt.NDArray[np.int64]
 
     def share(self, label: int) -> float:
@@ -88,22 +80,16 @@ class ScenePart:
 
 @dataclass(slots=True)
 class SceneSeen:
-    """A scene with its objects and truth.
-
-    Attributes:
-        boxes_s: processor seconds of frames and boxes, which every method is given.
-        memory: the truth.
-        tests_s: begin and end of the test part.
-    """
+    """A scene with its objects and truth."""
 
     scene: Scene
     whole: ScenePart
     learn: ScenePart
     check: ScenePart
     test: ScenePart
-    memory: RememberedTruth
-    boxes_s: float
-    tests_s: tuple[float, float]
+    memory: RememberedTruth  # the truth
+    boxes_s: float  # processor seconds of frames and boxes, which every method is given
+    tests_s: tuple[float, float]  # begin and end of the test part
     truth: Truth = field(init=False)
 
     def __post_init__(self) -> None:

@@ -31,8 +31,7 @@ def speed(rounds: int) -> dict[str, Any]:
 
     The network is the largest of the ladder, untrained, which has the same cost.
 
-    Returns:
-        ``times_real_time`` by processor time and by the clock, on one core; median, least, most.
+    Returns ``times_real_time`` by processor time and by the clock, on one core; median, least, most.
     """
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})

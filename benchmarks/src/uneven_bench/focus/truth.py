@@ -77,17 +77,11 @@ def _zoomed(crops: torch.Tensor, zoom: float, mirrored: bool) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TruthLesson:
-    """The lesson of a truth network.
+    """The lesson of a truth network."""
 
-    Attributes:
-        crops: uint8 [n, side, side, 3].
-        labels: int64 [n].
-        weight: relative frequency of each in the draw; float [n].
-    """
-
-    crops: Crops
-    labels: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float64]
+    crops: Crops  # uint8 [n, side, side, 3]
+    labels: npt.NDArray[np.int64]  # int64 [n]
+    weight: npt.NDArray[np.float64]  # relative frequency of each in the draw; float [n]
 
 
 def train(network: Expensive, lesson: TruthLesson, steps: int, told: Callable[[float], None], seed: int = 0) -> None:

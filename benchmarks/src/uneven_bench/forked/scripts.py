@@ -32,7 +32,8 @@ CHILD = "uneven_bench.forked.script_child"
 
 
 class Script:
-    """A running Python program; a ``with`` block kills its process group at the end.
+    """A running Python program; a ``with`` block kills its process group at the end. Raises LaunchError: the common
+    parent process has ended.
 
     Args:
         program: the words after ``python``: a file, ``-c`` and code, or ``-m`` and a module, then arguments.
@@ -45,9 +46,6 @@ class Script:
     Attributes:
         pid: process id, also of its process group.
         returncode: exit code, negative for a signal; None until :meth:`wait` or :meth:`poll` has seen the end.
-
-    Raises:
-        LaunchError: the common parent process has ended.
     """
 
     def __init__(

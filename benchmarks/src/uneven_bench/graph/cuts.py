@@ -29,13 +29,9 @@ OURS = ("ne", "libra", "hdrf", "dbh", "random")
 
 
 def cuts(one: BenchGraph, parts: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """Cut one graph.
-
-    Returns:
-        ``rows`` (parts → method → rows that an exchange moves each way), ``balance`` (the same, most edges of a part
-            over its share), ``metis_halo_rows`` (parts → rows of METIS' edge cut), ``cost_over_target`` (of ne at
-            unequal shares, the fullest part), ``edges_per_s`` (method → at four parts), ``libra_vs_dgl``.
-    """
+    """Cut one graph. Result: ``rows`` (parts → method → rows that an exchange moves each way), ``balance`` (the same,
+    most edges of a part over its share), ``metis_halo_rows`` (parts → rows of METIS' edge cut), ``cost_over_target``
+    (of ne at unequal shares, the fullest part), ``edges_per_s`` (method → at four parts), ``libra_vs_dgl``."""
     edges = one.edges
     found: dict[str, Any] = {"rows": {}, "balance": {}, "metis_halo_rows": {}}
     for count in parts:

@@ -21,22 +21,14 @@ FILES = {"cornell": ("fb100_Cornell5", 602), "physics": ("coauthor_phy", 256), "
 
 @dataclass(frozen=True)
 class BenchGraph:
-    """A graph with labels.
-
-    Attributes:
-        file: as it was read.
-        edges: its directed edges.
-        x: features, a row for each vertex.
-        y: labels of the vertices.
-        classes: number of labels.
-    """
+    """A graph with labels."""
 
     name: str
-    file: GraphFile
-    edges: EdgeList
-    x: Tensor
-    y: Tensor
-    classes: int
+    file: GraphFile  # as it was read
+    edges: EdgeList  # its directed edges
+    x: Tensor  # features, a row for each vertex
+    y: Tensor  # labels of the vertices
+    classes: int  # number of labels
 
     @property
     def index(self) -> Tensor:

@@ -23,18 +23,10 @@ PYG = ("pyg csr", "pyg EdgeIndex", "pyg csr reduce")
 
 
 def kernel_cell(graph: BenchGraph, width: int, rounds: int, backward: bool) -> dict[str, Any]:
-    """Measure one graph at one width, in the file's order of vertices.
-
-    Args:
-        backward: forward and backward of the mean instead of the sum's forward.
-
-    Returns:
-        ``seconds`` (arm → median), ``ratios`` (rival → speed-up of ours), ``middle`` (the same, its middle half),
-            ``bag`` (rival → the same of embedding_bag's), ``gathered_gb_per_s``.
-
-    Raises:
-        TrainingError: arms disagree.
-    """
+    """Measure one graph at one width, in the file's order of vertices. ``backward``: forward and backward of the mean
+    instead of the sum's forward. Result: ``seconds`` (arm → median), ``ratios`` (rival → speed-up of ours), ``middle``
+    (the same, its middle half), ``bag`` (rival → the same of embedding_bag's), ``gathered_gb_per_s``. Raises
+    TrainingError: arms disagree."""
     torch.manual_seed(0)
     x = torch.randn(graph.edges.vertices, width)
     arms = (_means if backward else _sums)(graph, x)

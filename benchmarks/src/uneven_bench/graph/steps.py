@@ -26,12 +26,7 @@ def has_bf16() -> bool:
 
 
 class Net(nn.Module):
-    """Two layers of any library.
-
-    Args:
-        make: in, out → a layer.
-        call: layer, x → its output.
-    """
+    """Two layers of any library. ``make``: in, out → a layer; ``call``: layer, x → its output."""
 
     def __init__(self, make: Layers, call: Forward, features: int, classes: int) -> None:
         super().__init__()
@@ -68,12 +63,8 @@ class TimedNet:
 
 
 def trainings(one: BenchGraph, kind: str, plain_pyg: bool = False) -> dict[str, TimedNet]:
-    """One training for each library, from weights of its own.
-
-    Args:
-        kind: sage or gcn.
-        plain_pyg: PyG with edge_index, too.
-    """
+    """One training for each library, from weights of its own. ``kind``: sage or gcn; ``plain_pyg``: PyG with
+    edge_index, too."""
     mask = one.file.tensors["train_mask"]
     found: dict[str, TimedNet] = {}
 
@@ -103,12 +94,8 @@ def trainings(one: BenchGraph, kind: str, plain_pyg: bool = False) -> dict[str, 
 
 
 def step_cell(one: BenchGraph, kind: str, rounds: int, plain_pyg: bool) -> dict[str, Any]:
-    """One graph and model.
-
-    Returns:
-        ``seconds`` (arm → median of a step), ``ratios`` and ``middle`` (rival → how many times faster ours is),
-        ``bf16`` (rival → the same of ours with bfloat16 features).
-    """
+    """One graph and model. Result: ``seconds`` (arm → median of a step), ``ratios`` and ``middle`` (rival → how many
+    times faster ours is), ``bf16`` (rival → the same of ours with bfloat16 features)."""
     arms = trainings(one, kind, plain_pyg)
     taken = by_turns(arms, rounds, least_s=0.05)
     others = [name for name in taken if not name.startswith("ours")]

@@ -25,11 +25,8 @@ def keep_memory() -> bool:
 
 
 def by_turns(arms: Mapping[str, Callable[[], Any]], rounds: int, least_s: float = 0.0) -> dict[str, list[float]]:
-    """Seconds of each arm, round by round, after one that warms up.
-
-    Args:
-        least_s: an arm is repeated within its turn until that has taken so long; what counts is the mean.
-    """
+    """Seconds of each arm, round by round, after one that warms up. ``least_s``: an arm is repeated within its turn
+    until that has taken so long; what counts is the mean."""
     repeats = {}
     for name, arm in arms.items():
         arm()

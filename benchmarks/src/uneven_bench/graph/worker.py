@@ -74,13 +74,8 @@ class GraphNet(nn.Module):
 
 
 class GraphArm:
-    """A way to train: parts, exchange, layers.
-
-    Args:
-        folder: a cut graph.
-        exchange: as :func:`graph.load` takes it.
-        released: DistGNN's layers instead of ours.
-    """
+    """A way to train: parts, exchange, layers. ``folder``: a cut graph; ``exchange``: as :func:`graph.load` takes it;
+    ``released``: DistGNN's layers instead of ours."""
 
     def __init__(self, folder: Path, exchange: str, hidden: int, released: bool = False) -> None:
         self.g = graph.load(folder, exchange=exchange)
@@ -154,12 +149,9 @@ def _gradients(whole: BenchGraph, parts: Path | None, dtype: torch.dtype) -> lis
 
 
 def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
-    """Seconds, bytes and accuracy of every exchange; DistGNN's are its authors' layers on Libra's parts.
-
-    Returns:
-        ``seconds`` (exchange → median of an epoch), ``bytes`` (of all workers in an epoch), ``formula_bytes`` of
-        DistGNN's, ``accuracy``.
-    """
+    """Seconds, bytes and accuracy of every exchange; DistGNN's are its authors' layers on Libra's parts. Returns
+    ``seconds`` (exchange → median of an epoch), ``bytes`` (of all workers in an epoch), ``formula_bytes`` of DistGNN's,
+    ``accuracy``."""
     ways = {"exact": ("ne", "exact"), "cd-0": ("libra", "cd-0"), "cd-5": ("libra", "cd-r:r=5"), "0c": ("libra", "0c")}
     arms = {
         name: GraphArm(directory / cut, how, task["hidden"], released=name != "exact")
@@ -232,14 +224,11 @@ SETTLE = 5
 def judged(
     step_s: dict[str, float], cpu_s: dict[str, list[float]], roots: dict[str, list[float]], cores: list[float]
 ) -> dict[str, Any]:
-    """What unequal workers have reached.
-
-    Returns:
-        ``gain`` and ``handed_over_gain`` (over parts alike), ``limit_s`` and ``of_limit`` (of parts handed over:
-        everybody is at work all the time, on what they did), ``of_limit_by_shares`` (of parts by what cores they
-        have), ``fixed_cpu_s`` (what a step takes a worker without any vertex: a line through all workers' processor
-        time over their roots), and ``of_reachable``: of the best that any parts can reach, as each has to do that.
-    """
+    """What unequal workers have reached. Result: ``gain`` and ``handed_over_gain`` (over parts alike), ``limit_s`` and
+    ``of_limit`` (of parts handed over: everybody is at work all the time, on what they did), ``of_limit_by_shares`` (of
+    parts by what cores they have), ``fixed_cpu_s`` (what a step takes a worker without any vertex: a line through all
+    workers' processor time over their roots), and ``of_reachable``: of the best that any parts can reach, as each has
+    to do that."""
     x, y = (np.concatenate([each[name] for name in step_s]) for each in (roots, cpu_s))
     slope, fixed = np.polyfit(x, y, 1)
     fixed = max(0.0, float(fixed))

@@ -18,13 +18,9 @@ LEAST_SIZES = 4
 
 @dataclass(frozen=True, slots=True)
 class Cubic:
-    """A cost t(b) = a0 + a1 b + a2 b² + a3 b³, in seconds.
+    """A cost t(b) = a0 + a1 b + a2 b² + a3 b³, in seconds."""
 
-    Attributes:
-        a0: the cost of a batch of any size; never negative here.
-    """
-
-    a0: float
+    a0: float  # the cost of a batch of any size; never negative here
     a1: float
     a2: float = 0.0
     a3: float = 0.0
@@ -40,12 +36,8 @@ class Cubic:
         The authors measure b = 2, 4, … 256 before the training, nine times each without the three fastest and the three
         slowest. A fitted a0 below zero counts as zero, or the refit would divide by more than the time measured.
 
-        Args:
-            sizes: at least four different batch sizes.
-            times_s: seconds of each.
-
-        Raises:
-            ConfigError: fewer sizes than a cubic has coefficients.
+        ``sizes``: at least four different batch sizes; ``times_s``: seconds of each. Raises ConfigError: fewer sizes
+        than a cubic has coefficients.
         """
         if len(set(sizes)) < LEAST_SIZES:
             raise ConfigError(f"a cubic needs at least four different batch sizes, not {sorted(set(sizes))}")
@@ -67,13 +59,8 @@ def even_finish(costs: Sequence[Cubic], total: int, limits: Limits) -> tuple[int
     sample goes to the worker that finishes earliest with it, which is exact for growing costs; if a cubic falls, its
     largest value so far counts.
 
-    Args:
-        costs: of each worker.
-        total: X.
-        limits: least and greatest share of each worker.
-
-    Raises:
-        ConfigError: limits that cannot be met.
+    ``costs``: of each worker; ``total``: X; ``limits``: least and greatest share of each worker. Raises ConfigError:
+    limits that cannot be met.
     """
     limits.check(total)
     shares = list(limits.lower)

@@ -25,7 +25,7 @@ EPOCH = 40
 def dbs_shares(
     shares: Sequence[int], times_s: Sequence[float], total: int, limits: Limits | None = None
 ) -> tuple[int, ...]:
-    """Apply the rule once.
+    """Apply the rule once. Raises ConfigError: limits that cannot be met, or a speed that is not a number.
 
     Args:
         shares: samples of each worker in an iteration.
@@ -35,22 +35,13 @@ def dbs_shares(
 
     Returns:
         The next epoch's shares, which add up to ``total``.
-
-    Raises:
-        ConfigError: limits that cannot be met, or a speed that is not a number.
     """
     return proportional([x / t for x, t in zip(shares, times_s, strict=True)], total, limits)
 
 
 class Dbs(Balancer):
-    """DBS (2020), for comparison: once an epoch, shares in proportion to the speeds of the last one.
-
-    Args:
-        epoch: iterations of an epoch.
-
-    Raises:
-        ConfigError: an epoch without iterations.
-    """
+    """DBS (2020), for comparison: once an epoch, shares in proportion to the speeds of the last one. ``epoch``:
+    iterations of an epoch. Raises ConfigError: an epoch without iterations."""
 
     predictor = "last"
 

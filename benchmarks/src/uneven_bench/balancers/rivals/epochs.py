@@ -34,15 +34,8 @@ class _EpochsState(TypedDict):
 
 
 class Epochs:
-    """An accumulator of reports until an epoch is over.
-
-    Args:
-        rule: name of the rule, for messages.
-        iterations: of an epoch.
-
-    Raises:
-        ConfigError: an epoch without iterations.
-    """
+    """An accumulator of reports until an epoch is over. ``rule``: name of the rule, for messages; ``iterations``: of an
+    epoch. Raises ConfigError: an epoch without iterations."""
 
     def __init__(self, rule: str, iterations: int) -> None:
         if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:

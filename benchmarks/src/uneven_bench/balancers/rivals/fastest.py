@@ -20,7 +20,8 @@ def fastest_finish(
     """Return the shares for which the last rank finishes as early as possible: least max_i (overhead_i + cost_i · x_i).
 
     The result equals that of giving one sample at a time to the rank that would finish earliest with it (specification
-    of LB-BSP, §1.5), which is optimal for every cost that grows with the batch. O(n log n).
+    of LB-BSP, §1.5), which is optimal for every cost that grows with the batch. O(n log n). Raises ConfigError: limits
+    that cannot be met, a negative or infinite cost, a total out of range.
 
     Args:
         overhead_s: seconds that rank i needs for any share.
@@ -30,9 +31,6 @@ def fastest_finish(
 
     Returns:
         One share per rank. They add up to ``total`` exactly.
-
-    Raises:
-        ConfigError: limits that cannot be met, a negative or infinite cost, a total out of range.
     """
     lower, upper = bounds(len(per_sample_s), total, limits)
     if len(overhead_s) != len(per_sample_s):

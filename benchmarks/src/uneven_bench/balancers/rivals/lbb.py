@@ -43,7 +43,8 @@ def one_sample(shares: Sequence[int], times_s: Sequence[float], limits: Limits) 
 def refit(
     shares: Sequence[int], times_s: Sequence[float], a0_s: Sequence[float], total: int, limits: Limits
 ) -> tuple[int, ...]:
-    """Return the best split for t(b) = (CT − a0) / CB · b + a0, the line through a0 and the newest measurement.
+    """Return the best split for t(b) = (CT − a0) / CB · b + a0, the line through a0 and the newest measurement. Raises
+    ConfigError: limits that cannot be met.
 
     Args:
         shares: CB, the batch of each worker.
@@ -51,9 +52,6 @@ def refit(
         a0_s: of each worker's profile; if the time is not above it, half the time counts.
         total: X.
         limits: least and greatest share of each worker.
-
-    Raises:
-        ConfigError: limits that cannot be met.
     """
     fixed_s = [min(a0, 0.5 * t) for a0, t in zip(a0_s, times_s, strict=True)]
     slopes_s = [(t - a0) / b for t, a0, b in zip(times_s, fixed_s, shares, strict=True)]
@@ -69,7 +67,8 @@ class _LbbState(TypedDict):
 class Lbb(Balancer):
     """LBB (2024), for comparison: refits when times are far apart, and moves one sample when they are close.
 
-    It decides after every iteration measured under the present split.
+    It decides after every iteration measured under the present split. Raises ConfigError: thresholds or window out of
+    range, or an invalid profile.
 
     Args:
         profile: each worker's cubic, by rank; by default the session's profile. Without any, equal shares at first and
@@ -77,9 +76,6 @@ class Lbb(Balancer):
         calm: SE below which nothing moves.
         far: SE from which the costs are fitted again.
         window: iterations after a refit with single samples only.
-
-    Raises:
-        ConfigError: thresholds or window out of range, or an invalid profile.
     """
 
     predictor = "last"
@@ -107,11 +103,7 @@ class Lbb(Balancer):
         self._refitted = -window - 1  # iteration of the last refit
 
     def split(self, view: BalanceView) -> Split:
-        """Hold, move one sample, or fit again.
-
-        Raises:
-            ConfigError: the profile is of another number of workers.
-        """
+        """Hold, move one sample, or fit again. Raises ConfigError: the profile is of another number of workers."""
         if not self._started:
             self._started = True
             return self._first(view)

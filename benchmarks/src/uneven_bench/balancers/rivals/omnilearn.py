@@ -78,13 +78,8 @@ class OmniLearn(Balancer):
     controller's batches count as proportions of X, whole by largest remainder. That moves a worker by at most one or
     two samples.
 
-    Args:
-        epoch: iterations of an epoch.
-        dead_band: see :func:`omnilearn_round`.
-        least, most: bounds of a candidate, as multiples of X / n.
-
-    Raises:
-        ConfigError: an argument out of range.
+    ``epoch``: iterations of an epoch; ``dead_band``: see :func:`omnilearn_round`; ``least, most``: bounds of a
+    candidate, as multiples of X / n. Raises ConfigError: an argument out of range.
     """
 
     predictor = "last"
