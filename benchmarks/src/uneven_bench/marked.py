@@ -1,4 +1,4 @@
-"""Which processes belong to a run: those whose environment says so, wherever they have been put."""
+"""The processes of a run, found by a variable of their environment, in any process group."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 
 MARK = "UNEVEN_BENCH_RUN"
-"""In the environment of all processes of a run: its folder."""
+"""A variable in the environment of all processes of a run: its folder."""
 
 
 def running(folder: Path) -> Iterator[psutil.Process]:
-    """All processes of the run in this folder, without those that have ended and wait to be buried."""
+    """Yield all processes of the run in this folder, zombies excluded."""
     for one in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if one.status() == psutil.STATUS_ZOMBIE or one.pid == os.getpid():

@@ -1,7 +1,7 @@
-"""``uneven bench overhead``: what measuring, predicting, deciding and exchanging reports add to an iteration.
+"""``uneven bench overhead``: the time of measuring, predicting, deciding and exchanging reports in an iteration.
 
-Real runs of 4 and 8 workers that share this machine's cores, at the pace at which these let them go; then the decision
-alone, for up to 10,000 workers whose reports are made up.
+Real runs of 4 and 8 workers share this machine's cores; then the decision alone, with made-up reports of up to 10,000
+workers.
 """
 
 from __future__ import annotations
@@ -32,24 +32,17 @@ WORKERS = (4, 8)
 DECIDING = (16, 100, 1_000, 10_000)
 BAR_SHARE = 0.005
 BAR_DECIDE_S = 0.002
-"""For 1,000 workers."""
+"""The limit for 1,000 workers."""
 
 _PER_WORKER = 64  # samples of an iteration
 _LIMIT_S = 300.0
-_WARM = 20  # first iterations, which do not count: reports come with each of the first
+_WARM = 20  # the first iterations do not count: each of them has reports
 
 
 def run(quick: bool, data: str, progress: Progress) -> dict[str, Any]:
-    """Measure both.
-
-    Returns:
-        ``share`` (workers → share of the iteration time, workers weighed by their samples), ``share_range`` (least and
-        greatest of the repeats), ``iteration_s`` (workers → median), ``decide_s`` (workers → median seconds),
-        ``repeats``, ``bar_share``, ``bar_decide_s``.
-
-    Raises:
-        LaunchError: a run failed.
-    """
+    """Measure both. Result: ``share`` (workers → share of the iteration time, workers weighted by samples),
+    ``share_range`` (least and greatest of the repeats), ``iteration_s`` (workers → median), ``decide_s`` (workers →
+    median seconds), ``repeats``, ``bar_share``, ``bar_decide_s``. Raises LaunchError: a run failed."""
     repeats, iterations = (1, 200) if quick else (3, 400)
     found: dict[int, list[tuple[float, float]]] = {workers: [] for workers in WORKERS}
     jobs = [(repeat, workers) for repeat in range(repeats) for workers in WORKERS]
@@ -87,7 +80,7 @@ def _train(workers: int, iterations: int, data: str, where: Path) -> list[Record
 
 
 def share_of(records: Iterable[Record]) -> tuple[float, float]:
-    """Share of the time spent on measuring and deciding, workers weighed by their samples, and mean iteration time."""
+    """Return the share of time for measuring and deciding, workers weighted by samples, and the mean iteration time."""
     steps: dict[int, list[StepRecord]] = {}
     for record in records:
         if isinstance(record, StepRecord) and record.iteration >= _WARM:
@@ -102,7 +95,7 @@ def share_of(records: Iterable[Record]) -> tuple[float, float]:
 
 
 def decide(workers: int, repeats: int) -> float:
-    """Median seconds of a decision on everybody's new reports, of workers with steady speeds and 3 % noise."""
+    """Return the median seconds of a decision on new reports of all workers, with steady speeds and 3 % noise."""
     rng = random.Random(workers)
     speeds = [rng.uniform(20.0, 100.0) for _ in range(workers)]
     total = _PER_WORKER * workers
@@ -143,7 +136,6 @@ def _reports(decider: Decider, speeds: list[float], number: int, rng: random.Ran
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     added = Table(title=f"Added to an iteration; the bar is {result['bar_share']:.1%}", box=SIMPLE_HEAD)
     for heading in ("workers", "iteration", "share"):
         added.add_column(heading, justify="right")

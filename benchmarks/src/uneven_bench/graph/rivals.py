@@ -1,4 +1,4 @@
-"""DGL and PyG, where they are installed; else why they are left out."""
+"""DGL and PyG, where they are installed; else the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uneven.graph.pure.edge_list import EdgeList
 
 @cache
 def dgl() -> Any:
-    """DGL, without its graphbolt: that is for mini-batches, and its wheel needs an older torch. Else the reason."""
+    """Return DGL without its graphbolt, which is for mini-batches and needs an older torch; else the reason."""
     stub = ModuleType("dgl.graphbolt")
     sys.modules.setdefault(stub.__name__, stub)
     before = os.environ.get("DGLBACKEND")
@@ -39,7 +39,7 @@ def dgl() -> Any:
 
 @cache
 def pyg() -> Any:
-    """PyG, or the reason why not."""
+    """Return PyG, or the reason."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -51,7 +51,7 @@ def pyg() -> Any:
 
 @cache
 def metis() -> Any:
-    """pymetis, or the reason why not."""
+    """Return pymetis, or the reason."""
     try:
         return importlib.import_module("pymetis")
     except ImportError as error:
@@ -59,13 +59,13 @@ def metis() -> Any:
 
 
 def left_out() -> dict[str, str]:
-    """Rival → why it is not compared."""
+    """Return rival → the reason why it is left out."""
     every = {"DGL": dgl(), "PyG": pyg(), "pymetis": metis()}
     return {name: one for name, one in every.items() if isinstance(one, str)}
 
 
 def dgl_graph(edges: EdgeList) -> Any:
-    """In DGL's fastest form: 32-bit ids, both orders made beforehand."""
+    """Return DGL's fastest form: 32-bit ids, both orders made beforehand."""
     source, target = torch.from_numpy(edges.source), torch.from_numpy(edges.target)
     made = dgl().graph((source, target), num_nodes=edges.vertices).int().formats(["csc", "csr"])
     made.create_formats_()
@@ -73,7 +73,7 @@ def dgl_graph(edges: EdgeList) -> Any:
 
 
 def csr(edges: EdgeList) -> Tensor:
-    """A of torch, a row for each target, 32-bit ids: the fastest form that PyG takes."""
+    """Return the sparse A (vertices, vertices), a row for each target, 32-bit ids: PyG's fastest form."""
     ones = torch.ones(len(edges))
     index = torch.from_numpy(edges.target).long(), torch.from_numpy(edges.source).long()
     both = torch.sparse_coo_tensor(torch.stack(index), ones, (edges.vertices, edges.vertices), check_invariants=True)

@@ -21,7 +21,7 @@ Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
 def has_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 by itself."""
+    """Return whether the processor has instructions for products of bfloat16."""
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 class TimedNet:
-    """A net with its optimizer and what it learns from; called, it takes a step."""
+    """A net with its optimizer and data; a call takes a step."""
 
     def __init__(self, net: Net, x: Tensor, y: Tensor, mask: Tensor) -> None:
         self.net = net
@@ -49,7 +49,7 @@ class TimedNet:
         self.optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 
     def __call__(self) -> float:
-        """A step; its loss."""
+        """Take a step, and return its loss."""
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.net(self.x)[self.mask], self.y[self.mask])
         loss.backward()
@@ -57,14 +57,14 @@ class TimedNet:
         return loss.item()
 
     def accuracy(self, mask: Tensor) -> float:
-        """Over the vertices of a mask."""
+        """Return the accuracy over the vertices of a mask, bool (vertices,)."""
         with torch.no_grad():
             return float((self.net(self.x)[mask].argmax(1) == self.y[mask]).float().mean())
 
 
 def trainings(one: BenchGraph, kind: str, plain_pyg: bool = False) -> dict[str, TimedNet]:
-    """One training for each library, from weights of its own. ``kind``: sage or gcn; ``plain_pyg``: PyG with
-    edge_index, too."""
+    """Return one training for each library, each with its own weights. ``kind``: sage or gcn; ``plain_pyg`` adds PyG
+    with edge_index."""
     mask = one.file.tensors["train_mask"]
     found: dict[str, TimedNet] = {}
 
@@ -94,8 +94,8 @@ def trainings(one: BenchGraph, kind: str, plain_pyg: bool = False) -> dict[str, 
 
 
 def step_cell(one: BenchGraph, kind: str, rounds: int, plain_pyg: bool) -> dict[str, Any]:
-    """One graph and model. Result: ``seconds`` (arm → median of a step), ``ratios`` and ``middle`` (rival → how many
-    times faster ours is), ``bf16`` (rival → the same of ours with bfloat16 features)."""
+    """Measure one graph and model. Result: ``seconds`` (arm → median of a step), ``ratios`` and ``middle`` (rival →
+    speed-up of ours), ``bf16`` (rival → the same of ours with bfloat16 features)."""
     arms = trainings(one, kind, plain_pyg)
     taken = by_turns(arms, rounds, least_s=0.05)
     others = [name for name in taken if not name.startswith("ours")]
@@ -110,7 +110,7 @@ def step_cell(one: BenchGraph, kind: str, rounds: int, plain_pyg: bool) -> dict[
 
 
 def learnt(one: BenchGraph, epochs: int) -> dict[str, float]:
-    """Test accuracy of GraphSAGE in one process, by library, after so many steps from each one's own first weights."""
+    """Return the test accuracy of GraphSAGE in one process, by library, each from its own first weights."""
     found = {}
     for name, training in trainings(one, "sage").items():
         for _ in range(epochs):

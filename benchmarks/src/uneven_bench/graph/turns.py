@@ -1,4 +1,4 @@
-"""Arms that take turns, so that a drift of the machine hits all alike."""
+"""Arms that take turns, so that a drift of the machine hits all equally."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_memory() -> bool:
-    """Let malloc keep what is freed, for everybody in this process; whether that is so.
-
-    By itself glibc gives buffers above 32 MB back to the system at once, and every new one is then paid for page by
-    page: the same for all, and more than a kernel's work.
-    """
+    """Let malloc keep freed memory in this process, and return whether it does."""
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None)
@@ -25,8 +21,8 @@ def keep_memory() -> bool:
 
 
 def by_turns(arms: Mapping[str, Callable[[], Any]], rounds: int, least_s: float = 0.0) -> dict[str, list[float]]:
-    """Seconds of each arm, round by round, after one that warms up. ``least_s``: an arm is repeated within its turn
-    until that has taken so long; what counts is the mean."""
+    """Return the seconds of each arm, round by round, after a warm-up. An arm repeats within its turn for ``least_s``,
+    and its mean counts."""
     repeats = {}
     for name, arm in arms.items():
         arm()
@@ -45,11 +41,11 @@ def by_turns(arms: Mapping[str, Callable[[], Any]], rounds: int, least_s: float 
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:
-    """How many times faster ours is: the median over the rounds."""
+    """Return the median speed-up of ours over the rounds."""
     return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
 
 
 def middle(theirs: list[float], ours: list[float]) -> tuple[float, float]:
-    """The middle half of the rounds' ratios."""
+    """Return the middle half of the rounds' ratios."""
     each = sorted(a / b for a, b in zip(theirs, ours, strict=True))
     return each[len(each) // 4], each[-1 - len(each) // 4]

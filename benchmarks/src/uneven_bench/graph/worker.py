@@ -1,4 +1,4 @@
-"""One worker of ``uneven bench graph``: trains under every exchange or cut in turn; rank 0 writes what came."""
+"""One worker of ``uneven bench graph``, which trains under every exchange or cut in turn; rank 0 writes the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TASK, RESULTS = "task.json", "results.json"
 
 
 def main(directory: Path) -> None:
-    """Do the task that lies in ``directory``."""
+    """Run the task in ``directory``."""
     report_failures()
     torch.set_num_threads(1)
     world = discover()
@@ -68,7 +68,7 @@ class GraphNet(nn.Module):
         self.dropout = dropout
 
     def forward(self, g: graph.PartedGraph, x: Tensor) -> Tensor:
-        """Rows of this worker."""
+        """[rows, features] → [rows, classes], of this worker."""
         found: Tensor = self.second(g.dropout(F.relu(self.first(x, g)), self.dropout, self.training), g)
         return found
 
@@ -93,19 +93,18 @@ class GraphArm:
         self.y, self.mask, self.test = self.g.y.clamp(min=0), self.g.tensor("train_mask"), self.g.tensor("test_mask")
 
     def rebalance(self) -> None:
-        """Hand parts over, where there are more than workers."""
+        """Transfer parts, if there are more than workers."""
         if self.g.rebalance():
             self._rows()
 
     def step(self) -> None:
-        """An epoch, which is one step."""
+        """Train an epoch, which is one step."""
         with self.session.step(samples=self.g.samples):
             self.g.loss(F.cross_entropy, self.net(self.g, self.x), self.y, self.mask).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
 
     def accuracy(self) -> float:
-        """Over all test vertices."""
         self.net.eval()
         with torch.no_grad():
             found = self.g.accuracy(self.net(self.g, self.x), self.y, self.test)
@@ -113,13 +112,12 @@ class GraphArm:
         return found
 
     def close(self) -> None:
-        """The session ends."""
         self.g.finish()
         self.session.close()
 
 
 def exact(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, float]:
-    """Largest difference of a gradient to that of one process, by the bits of the numbers."""
+    """Return the largest difference of a gradient to that of one process, by dtype."""
     found = {}
     whole = bench_graph(task["graph"])
     for dtype in (torch.float64, torch.float32):
@@ -130,7 +128,7 @@ def exact(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, fl
 
 
 def _gradients(whole: BenchGraph, parts: Path | None, dtype: torch.dtype) -> list[Tensor]:
-    """What a step of 1 changes: in one process, or by all workers together."""
+    """Return the gradients of step 1: of one process, or of all workers together."""
     g = graph.load(whole.file, rank=0, size=1) if parts is None else graph.load(parts)
     torch.manual_seed(0)
     net: Any = GraphNet(graph.SAGEConv(whole.x.shape[1], 32), graph.SAGEConv(32, whole.classes), 0.3).to(dtype)
@@ -149,9 +147,8 @@ def _gradients(whole: BenchGraph, parts: Path | None, dtype: torch.dtype) -> lis
 
 
 def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
-    """Seconds, bytes and accuracy of every exchange; DistGNN's are its authors' layers on Libra's parts. Returns
-    ``seconds`` (exchange → median of an epoch), ``bytes`` (of all workers in an epoch), ``formula_bytes`` of DistGNN's,
-    ``accuracy``."""
+    """Measure every exchange; DistGNN's are its authors' layers on Libra's parts. Result: ``seconds`` (exchange →
+    median of an epoch), ``bytes`` (of all workers in an epoch), ``formula_bytes`` of DistGNN's, ``accuracy``."""
     ways = {"exact": ("ne", "exact"), "cd-0": ("libra", "cd-0"), "cd-5": ("libra", "cd-r:r=5"), "0c": ("libra", "0c")}
     arms = {
         name: GraphArm(directory / cut, how, task["hidden"], released=name != "exact")
@@ -160,7 +157,7 @@ def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str
     stage.have((), tuple(task["mbit_per_s"]))
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0.0)
-    settled, epochs = 10, max(task["epochs"], 15)  # after 2 r epochs answers come, too
+    settled, epochs = 10, max(task["epochs"], 15)  # after 2 r epochs the delayed answers arrive too
     for number in range(epochs):
         stage.say(task["graph"], number / epochs)
         for name, arm in arms.items():
@@ -187,8 +184,8 @@ def exchanges(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str
 
 
 def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, Any]:
-    """Seconds of an epoch on unequal workers: on parts that are alike, on parts by what each can do, and on many parts
-    that are handed over by measured time."""
+    """Return seconds of an epoch on unequal workers: on equal parts, on parts in proportion to cores, and on many parts
+    that move by measured time."""
     arms = {name: GraphArm(directory / name, "exact", task["hidden"]) for name in ("equal", "ne", "regions")}
     stage.have(tuple(task["cores"]), ())
     taken: dict[str, list[float]] = {name: [] for name in arms}
@@ -196,7 +193,7 @@ def unequal(task: dict[str, Any], stage: OnStage, directory: Path) -> dict[str, 
     for number in range(-SETTLE, task["blocks"]):
         stage.say(task["graph"], (number + SETTLE) / (task["blocks"] + SETTLE))
         for name, arm in arms.items():
-            if number < -1 and name != "regions":  # only these have something to settle; one block warms the others up
+            if number < -1 and name != "regions":  # only regions settle; one block warms the others up
                 continue
             dist.barrier()
             began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -224,11 +221,10 @@ SETTLE = 5
 def judged(
     step_s: dict[str, float], cpu_s: dict[str, list[float]], roots: dict[str, list[float]], cores: list[float]
 ) -> dict[str, Any]:
-    """What unequal workers have reached. Result: ``gain`` and ``handed_over_gain`` (over parts alike), ``limit_s`` and
-    ``of_limit`` (of parts handed over: everybody is at work all the time, on what they did), ``of_limit_by_shares`` (of
-    parts by what cores they have), ``fixed_cpu_s`` (what a step takes a worker without any vertex: a line through all
-    workers' processor time over their roots), and ``of_reachable``: of the best that any parts can reach, as each has
-    to do that."""
+    """Return the results of unequal workers. Result: ``gain`` and ``handed_over_gain`` (over equal parts), ``limit_s``
+    and ``of_limit`` (of moved parts: all work all the time), ``of_limit_by_shares`` (of parts by cores),
+    ``fixed_cpu_s`` (a step of a worker without any vertex: a line through all workers' processor time over their
+    roots), and ``of_reachable``: of the best of any parts, as each has this fixed cost."""
     x, y = (np.concatenate([each[name] for name in step_s]) for each in (roots, cpu_s))
     slope, fixed = np.polyfit(x, y, 1)
     fixed = max(0.0, float(fixed))
@@ -247,7 +243,6 @@ def judged(
 
 
 def _every(value: float) -> list[float]:
-    """Each worker's."""
     each = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
     dist.all_gather(each, torch.tensor([value], dtype=torch.float64))
     return [one.item() for one in each]

@@ -1,7 +1,7 @@
 """The arms of a comparison: each trains its own copy of the model, one block of iterations at a time.
 
-Every arm is timed in the same way, from outside: a gradient hook on the parameters that come last in the
-backward pass marks the end of compute, the return of ``backward`` marks the end of the exchange.
+Every arm is timed from outside in the same way: a gradient hook on the last parameters of the backward pass marks the
+end of compute, the return of ``backward`` the end of the exchange.
 """
 
 from __future__ import annotations
@@ -26,45 +26,28 @@ from uneven.policy.balance import Balancer
 from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 _FILLERS, _FILLER_BYTES = 20, 1 << 20
-"""Pieces of memory that are taken before a block, and how large they are at most."""
+"""Pieces of memory before a block, and their largest size."""
 
 
 def fillers(rng: np.random.Generator) -> list[torch.Tensor]:
-    """Memory with holes of random sizes, to be held while a block is trained, so that its activations lie elsewhere
-    than those of the last one.
-
-    Where they lie makes a per cent or two of an arm's time, which is luck, and would be the same luck in every round
-    (Curtsinger and Berger: Stabilizer, ASPLOS 2013).
-    """
+    """Return memory with holes of random sizes, to hold during a block, so that activations lie at other addresses.
+    Addresses are worth a per cent or two of an arm's time, the same in every round otherwise (Curtsinger and Berger:
+    Stabilizer, ASPLOS 2013)."""
     return [torch.empty(size, dtype=torch.uint8) for size in rng.integers(64, _FILLER_BYTES, _FILLERS)][::2]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Seconds of one block of iterations on one rank.
+    """Seconds of one block of iterations on one rank."""
 
-    Attributes:
-        wall_s: from the first iteration's start to everybody's end, per iteration.
-        exposed_s: per iteration, from the last gradient being ready to the end of the exchange.
-        worked_s: processor time of all this worker's threads, per iteration.
-        samples: that went into an update ÷ X, mean; above 1 for who takes more than the global batch.
-    """
-
-    wall_s: float
-    exposed_s: tuple[float, ...]
-    worked_s: float
-    samples: float = 1.0
+    wall_s: float  # from the first iteration's start to the end of all ranks, per iteration
+    exposed_s: tuple[float, ...]  # per iteration, from the last gradient to the end of the exchange
+    worked_s: float  # processor time of all this worker's threads, per iteration
+    samples: float = 1.0  # in an update ÷ X, mean; above 1 if an arm takes more than the global batch
 
 
 class Arm(ABC):
-    """One way to train ``model``; a block is so many iterations of the global batch.
-
-    Args:
-        model: this arm's own.
-        work: what it is trained on.
-        total: X.
-        block: iterations.
-    """
+    """One way to train ``model``; a block is ``block`` iterations of the global batch ``total``, X."""
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int) -> None:
         self.model = model
@@ -78,10 +61,10 @@ class Arm(ABC):
 
     @abstractmethod
     def train(self) -> tuple[float, ...]:
-        """Train for one block; what of each iteration's exchange was not hidden, seconds."""
+        """Train for one block, and return the unhidden seconds of each iteration's exchange."""
 
     def block(self) -> Block:
-        """Train for one block. All ranks start together; it ends when the last of them is through."""
+        """Train for one block. All ranks start together; it ends when the last of them has finished."""
         self.data.turn(self.blocks)
         self.blocks += 1
         held = fillers(self._rng)
@@ -96,12 +79,12 @@ class Arm(ABC):
 
     @property
     def settles(self) -> bool:
-        """Whether its split has to be found while it runs."""
+        """True if its split must be found while it runs."""
         return False
 
     @property
     def split(self) -> tuple[int, ...]:
-        """Samples of each rank, of those that have a split."""
+        """The samples of each rank, for arms with a split."""
         return ()
 
     def close(self) -> None:  # noqa: B027 - most arms have nothing to let go of
@@ -109,23 +92,23 @@ class Arm(ABC):
 
 
 class LoopArm(Arm):
-    """An arm whose iterations are those of PyTorch's users: batch, loss, backward, step."""
+    """An arm with a usual PyTorch iteration: batch, loss, backward, step."""
 
     optimizer: torch.optim.Optimizer
 
     @abstractmethod
     def batches(self) -> Iterable[Any]:
-        """This rank's batches of one block."""
+        """Return this rank's batches of one block."""
 
     @abstractmethod
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """What ``backward`` is called on."""
 
     def exchanged(self, begun_s: float) -> None:
-        """The gradients are exchanged; ``begun_s`` is when this iteration's batch was asked for."""
+        """Take note of the exchanged gradients; ``begun_s`` is the start of this iteration's batch."""
 
     def ended(self) -> None:
-        """The iteration is over."""
+        """Take note of the end of the iteration."""
 
     def train(self) -> tuple[float, ...]:
         exposed_s = []
@@ -143,11 +126,11 @@ class LoopArm(Arm):
 
 
 class DDPArm(LoopArm):
-    """PyTorch's own ``DistributedDataParallel`` on a fixed split, as its users write it today.
+    """PyTorch's ``DistributedDataParallel`` on a fixed split, as its users write it today.
 
-    With unequal shares the loss is scaled by n x_i / X before ``backward``, which is how the mean that DDP
-    takes is made right by hand. This is also the oracle's arm: no code of uneven's runs in its steps.
-    ``gradient_as_bucket_view`` is on, as in our arm: it saves a copy of the gradients.
+    With unequal shares the loss is scaled by n x_i / X before ``backward``, to correct DDP's mean. This is also the
+    oracle's arm: no code of uneven's runs in its steps. ``gradient_as_bucket_view`` is on, as in our arm: it saves a
+    copy of the gradients.
     """
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int) -> None:
@@ -217,7 +200,7 @@ class SessionArm(LoopArm):
 
 
 class TogetherArm(SessionArm):
-    """The same, whose iterations are finished together."""
+    """A session whose iterations workers finish together."""
 
     together = True
 

@@ -1,9 +1,9 @@
-"""``uneven bench lb-bsp``: does balancing make unequal workers as fast as they can be, and cost equal ones nothing?
+"""``uneven bench lb-bsp``: the speed of balanced unequal workers against the limit, and the cost for equal ones.
 
-In every case real workers on shares of a core train the same model in every way that is compared, block by block in
-turns and in the same processes, so that a drift of the machine hits all alike. The oracle knows every worker's cost,
-measured at the start of the same run and corrected by what its own iterations take, and what the next round's shares
-will be; it splits by the exact integer min-max and runs on plain DDP.
+In every case real workers on shares of a core train the same model with each method, block by block in turns and in the
+same processes, so that a drift of the machine hits all equally. The oracle knows every worker's cost, measured at the
+start of the run and corrected by its own iterations, and the next round's shares; it splits by the exact integer
+min-max and runs on plain DDP.
 """
 
 from __future__ import annotations
@@ -37,19 +37,10 @@ _WORKER = "uneven_bench.lb_bsp.worker"
 
 
 def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = None) -> dict[str, Any]:
-    """Play the cases, one after the other.
-
-    Args:
-        quick_form: the steady and the equal case alone, and without the rivals.
-        case: this one alone, or all whose names begin so: flicker.
-
-    Returns:
-        What ``--json`` prints; ``docs/measurements/lb-bsp.md`` and ``docs/measurements/rivals.md`` explain every key.
-
-    Raises:
-        UnknownNameError: no such case.
-        LaunchError: a worker died.
-    """
+    """Play the cases, one after the other. ``quick_form``: the steady and the equal case only, without the rivals;
+    ``case``: this one only, or all with this prefix: flicker. Returns the object that ``--json`` prints;
+    ``docs/measurements/lb-bsp.md`` and ``docs/measurements/rivals.md`` explain every key. Raises UnknownNameError: no
+    such case. LaunchError: a worker died."""
     known = {one.name: one for one in quick()} if quick_form else cases(_jobs(), _use())
     if case is not None and case not in {*known, *(name.split("-")[0] for name in known)}:
         raise UnknownNameError("case", case, known)
@@ -73,7 +64,7 @@ def run(quick_form: bool, data: str, progress: Progress, *, case: str | None = N
 
 
 def _jobs() -> Table | None:
-    """Mini-batch times of a recorded job, if they are on this machine."""
+    """Return the mini-batch times of a recorded job, or None if they are not on this machine."""
     folder = os.environ.get(DATA_VARIABLE)
     path = Path(folder or "", "traces", "alibaba2020_minibatch_time.npz")
     if not folder or not path.is_file():
@@ -85,7 +76,7 @@ def _jobs() -> Table | None:
 
 
 def _use() -> Table | None:
-    """Use of machines, one row for five minutes, if that is on this machine."""
+    """Return the use of machines, one row for five minutes, or None if it is not on this machine."""
     folder = os.environ.get(DATA_VARIABLE)
     path = Path(folder or "", "traces", "planetlab_cpu.npz")
     if not folder or not path.is_file():
@@ -97,7 +88,7 @@ def _use() -> Table | None:
 def _play(
     directory: Path, some: Sequence[LbBspCase], data: str, progress: Progress
 ) -> Iterator[tuple[LbBspCase, dict[str, Any]]]:
-    """Cases on the same nodes, in the same processes: starting them takes as long as a short case."""
+    """Play cases on the same nodes, in the same processes: a start takes as long as a short case."""
     directory.mkdir(parents=True)
     write_task(directory, some, data)
     done = dict.fromkeys((one.name for one in some), 0.0)
@@ -115,7 +106,7 @@ def _play(
 
 
 def _control(run_directory: Path, first: int) -> list[float]:
-    """Share of the iteration time that measuring and deciding took, on each worker, from iteration ``first`` on."""
+    """Return each worker's share of iteration time for measuring and deciding, from iteration ``first`` on."""
     shares = []
     for records in journal.read(run_directory).ranks.values():
         steps = [record for record in records if isinstance(record, StepRecord) and record.iteration >= first]
@@ -125,13 +116,13 @@ def _control(run_directory: Path, first: int) -> list[float]:
 
 
 def _weighted(result: dict[str, Any]) -> float:
-    """Share of its throughput that the group loses to measuring and deciding: each worker's, by its samples."""
+    """Return the group's loss of throughput by measuring and deciding: the workers' mean, weighted by samples."""
     batches = result["split"][OURS]
     return sum(x * share for x, share in zip(batches, result["control"], strict=True)) / sum(batches)
 
 
 def steady_keys(case: LbBspCase, result: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the bench that come from the case of steady shares."""
+    """Return the keys of the case of steady shares."""
     wall = walls(result)
     ratio = {name: ratios(wall["ddp"], seconds) for name, seconds in wall.items()}
     of_limit = {name: ratios(wall[LIMIT], seconds) for name, seconds in wall.items()}
@@ -162,7 +153,7 @@ def steady_keys(case: LbBspCase, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def pair_keys(_: LbBspCase, result: dict[str, Any]) -> dict[str, Any]:
-    """The keys that come from ours beside DDP on equal workers."""
+    """Return the keys of ours and DDP on equal workers."""
     wall = walls(result)
     both = {number: (seconds + wall[AGAIN][number]) / 2 for number, seconds in wall["ddp"].items()}
     against_ddp = ratios(wall[OURS], both)
@@ -178,4 +169,4 @@ def pair_keys(_: LbBspCase, result: dict[str, Any]) -> dict[str, Any]:
 
 
 _MORE_KEYS = {"steady": steady_keys, "pair": pair_keys}
-"""Cases that give keys of their own to the whole result."""
+"""Cases with additional keys in the whole result."""

@@ -1,4 +1,4 @@
-"""The cases of ``uneven bench lb-bsp``: which workers, how their shares of a core change, who takes part."""
+"""The cases of ``uneven bench lb-bsp``: workers, their shares of a core over time, and arms."""
 
 from __future__ import annotations
 
@@ -13,115 +13,96 @@ Table = npt.NDArray[np.float64]
 
 SHARES = (0.6, 0.4, 0.2, 0.1)
 PER_WORKER = 128
-"""Samples of an iteration and of each worker on average: ResNet-32's on CIFAR-10 in programs around LB-BSP."""
+"""Samples of an iteration and worker on average: ResNet-32's on CIFAR-10 in programs around LB-BSP."""
 
 EIGHT = (0.4, 0.3, 0.25, 0.2, 0.15, 0.12, 0.1, 0.08)
 OURS = "lb-bsp"
-"""The arm that is meant by "ours"."""
+"""The arm named "ours"."""
 
 TOGETHER = "together"
-"""The same, whose iterations are finished together."""
+"""Ours with iterations that workers finish together."""
 
 LIMIT = "oracle"
 
 RULES = {"dbs": "rival:dbs:epoch=10", "omnilearn": "rival:omnilearn:epoch=10", "lbb": "rival:lbb"}
-"""Rivals that balance. An epoch of the digits would be six iterations and one of CIFAR-10 seven hundred; ten, here."""
+"""Rivals that balance. An epoch of the digits would be six iterations and one of CIFAR-10 seven hundred; here ten."""
 
 INSIDE = {"flexrr": "flexrr:pieces=4", "backup": "backup:spares=1", "accumulate": "accumulate:pieces=4"}
-"""Rivals with an iteration of their own. An even share has four micro-batches: in virtual time, and without a thread
-that listens while a worker computes, that suits FlexRR best of four, eight and sixteen, and accumulation nearly so."""
+"""Rivals with their own iteration. An even share has four micro-batches: in virtual time, without a thread that listens
+while a worker computes, this suits FlexRR best of four, eight and sixteen, and accumulation nearly so."""
 
 BASE = {"ddp": "ddp", "even": "even", "static": "static:profile=4"}
 SINGLES = {"last": "lb-bsp:predictor=last", "ema": "lb-bsp:predictor=ema"}
 AGAIN = "ddp-again"
-"""DDP with another copy of the model, elsewhere in memory. Where a per cent counts, ours is compared with the mean of
-both, which are played before it and after it."""
+"""DDP with another copy of the model, elsewhere in memory. If a per cent counts, ours is compared with the mean of
+both, which run before and after it."""
 
 PAIR = {"ddp": "ddp", OURS: "lb-bsp", AGAIN: "ddp"}
 RIVALS = ("ddp", "static", *RULES, *INSIDE)
-"""Whom ours is compared with."""
+"""The rivals of ours."""
 
 ARMS = {**BASE, **SINGLES, OURS: "lb-bsp", LIMIT: LIMIT}
-"""Those of ``--quick``, where no rival but a profile takes part."""
+"""The arms of ``--quick``, without rivals but a profile."""
 
 FULL = {"ddp": "ddp", "static": BASE["static"], **RULES, **INSIDE, OURS: "lb-bsp", LIMIT: LIMIT}
 SLOW = ("ddp", "even", "static", "backup", "flexrr", "accumulate")
-"""Far from the limit, so that fewer rounds tell as much, where rounds are alike."""
+"""Arms far from the limit, for which fewer rounds suffice if rounds are equal."""
 
 TRACED = (0, 4, 5, 6)
 """Workers of the recorded job, those of ``uneven bench rivals``."""
 
 FLICKERING = {**FULL, TOGETHER: TOGETHER}
 MOST = 1.6
-"""Cores that all workers together have at any time; the machine is to have two."""
+"""The most cores of all workers together; the machine should have two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LbBspCase:
-    """One comparison.
-
-    Attributes:
-        shares: of a core, for each worker, round by round; one row if they never change, none if nobody is slowed down.
-        workers: how many.
-        arms: name → who; see ``lb_bsp_worker``.
-        block: iterations of a round.
-        settling: rounds at the beginning that do not count, for arms that look for a split.
-        rounds: that count; a case whose shares change has as many as rows.
-        seconds: after so long no round is begun, where rounds are alike.
-        rare_every: arms in ``SLOW`` take part in every so many rounds.
-        profile_s: how long each worker measures its own cost for the oracle; 0 if there is none.
-        mbit_per_s: bandwidth of each worker's link, round by round; none: what the machine has. Needs root.
-        change: round in which something changes once, None if nothing does or much.
-        look: every so many rounds a copy of each model is kept, for its accuracy.
-        catch_up: in the end train every arm as long as the one that was trained longest.
-        ours: the arm that rivals are compared with.
-    """
+    """One comparison."""
 
     name: str
     about: str
     workload: str = "images"
-    workers: int = 4
+    workers: int = 4  # their number
+    # of a core, for each worker, round by round; one row if they never change, none for full speed
     shares: tuple[tuple[float, ...], ...] = ()
     global_batch: int = 4 * PER_WORKER
-    arms: Mapping[str, str] = field(default_factory=lambda: dict(FULL))
-    block: int = 8
-    settling: int = 4
-    rounds: int = 40
-    seconds: float = 180.0
-    rare_every: int = 1
-    profile_s: float = 8.0
+    arms: Mapping[str, str] = field(default_factory=lambda: dict(FULL))  # name → text; see ``lb_bsp_worker``
+    block: int = 8  # iterations of a round
+    settling: int = 4  # rounds at the beginning that do not count, in which arms find a split
+    rounds: int = 40  # that count; one for each row if shares change
+    seconds: float = 180.0  # no round begins after this time, if rounds are equal
+    rare_every: int = 1  # arms in ``SLOW`` take part in every n-th round
+    profile_s: float = 8.0  # time of each worker's own measurement for the oracle; 0 for none
+    # bandwidth of each worker's link, round by round; empty for the machine's. Needs root.
     mbit_per_s: tuple[tuple[float, ...], ...] = ()
-    change: int | None = None
-    look: int = 1
-    catch_up: bool = False
-    ours: str = OURS
+    change: int | None = None  # the round of a single change, else None
+    look: int = 1  # rounds between copies of each model, for its accuracy
+    catch_up: bool = False  # in the end train every arm as long as the one that was trained longest
+    ours: str = OURS  # the arm that rivals are compared with
 
     @property
     def changing(self) -> bool:
-        """Whether rounds differ, so that each counts for what it took."""
+        """True if rounds differ, so that each counts with its time."""
         return len(self.shares) > 1 or len(self.mbit_per_s) > 1
 
     @property
     def limit(self) -> str:
-        """The arm that nobody who decides before an iteration can be much faster than."""
+        """The limit of all arms that decide before an iteration."""
         return LIMIT if LIMIT in self.arms else "ddp"
 
     def shares_at(self, number: int) -> tuple[float, ...]:
-        """Shares of a round; before the first round, those of the first. Empty where nobody is slowed down."""
+        """Return the shares of a round, of the first for earlier ones; empty for full speed."""
         return self.shares[min(max(number, 0), len(self.shares) - 1)] if self.shares else ()
 
     def mbit_at(self, number: int) -> tuple[float, ...]:
-        """The same for the links."""
+        """Return the bandwidths of a round, as :meth:`shares_at`."""
         return self.mbit_per_s[min(max(number, 0), len(self.mbit_per_s) - 1)] if self.mbit_per_s else ()
 
 
 def cases(jobs: Table | None, use: Table | None = None) -> dict[str, LbBspCase]:
-    """All of them.
-
-    Args:
-        use: of machines, 0 … 1, shape (records, machines); None where no recording is there.
-        jobs: mini-batch times of a recorded job, shape (records, workers); None where there is none.
-    """
+    """Return all cases. ``use``: of machines, 0 … 1, shape (records, machines), or None; ``jobs``: mini-batch times of
+    a recorded job, shape (records, workers), or None."""
     traced = traces(jobs, 24)
     step = (*((0.55, 0.4, 0.25, 0.12),) * 3, *((0.22, 0.4, 0.25, 0.12),) * 5)
     wide = (150.0,) * 4
@@ -184,7 +165,7 @@ def cases(jobs: Table | None, use: Table | None = None) -> dict[str, LbBspCase]:
 
 
 FLICKERS = {25: 4, 5: 12, 2: 24}
-"""Iterations that a load stays, and rounds of as many."""
+"""Iterations that a load stays → rounds of this length."""
 
 
 def _flicker(held: int, rounds: int, use: Table | None) -> LbBspCase:
@@ -198,7 +179,7 @@ def _flicker(held: int, rounds: int, use: Table | None) -> LbBspCase:
 
 
 def quick() -> tuple[LbBspCase, LbBspCase]:
-    """The steady case and ours beside DDP on equal workers within ninety seconds, without the rivals."""
+    """Return the steady case and ours with DDP on equal workers, within ninety seconds, without the rivals."""
     steady = LbBspCase(
         name="steady", about="four workers with 0.6, 0.4, 0.2 and 0.1 of a core", shares=(SHARES,), arms=ARMS, block=4,
         settling=3, rounds=40, seconds=32.0, rare_every=3, profile_s=2.0, look=0, catch_up=True,
@@ -211,11 +192,9 @@ def quick() -> tuple[LbBspCase, LbBspCase]:
 
 
 def traces(jobs: Table | None, rounds: int) -> tuple[tuple[float, ...], ...]:
-    """Shares of a core that slow four workers down as a recorded job's were, a record a round.
-
-    Ten iterations a round, for every tenth was recorded. Of the recording the stretch is taken in which times change
-    most. A worker's share is inverse to its mini-batch time; the largest sum of a round is ``MOST`` cores.
-    """
+    """Return shares of a core that slow four workers down as in a recorded job, a record a round of ten iterations, as
+    every tenth was recorded. The stretch with the largest changes is played. A share is inverse to the mini-batch time;
+    the largest sum of a round is ``MOST`` cores."""
     if jobs is None:
         rng = np.random.default_rng(3)
         times = np.exp(rng.uniform(0.0, np.log(4.0), (rounds, len(TRACED))))
@@ -232,16 +211,14 @@ def traces(jobs: Table | None, rounds: int) -> tuple[tuple[float, ...], ...]:
 
 
 def _capped(speeds: Table) -> Table:
-    """Shares of a core in proportion, shape (rounds, workers)."""
+    """Return shares of a core in proportion, shape (rounds, workers)."""
     shares: Table = np.clip(speeds / speeds.sum(1).max() * MOST, 0.05, 0.9)
     return shares
 
 
 def flickering(use: Table | None, rounds: int) -> tuple[tuple[float, ...], ...]:
-    """What others leave to four workers, a record a round, from the first one on.
-
-    The machines are four of the hundred whose speeds change most in that time.
-    """
+    """Return the remaining shares of four workers, a record a round from the first one on. The machines are the four of
+    a hundred with the largest changes in that time."""
     rng = np.random.default_rng(0)
     if use is None:
         used = np.clip(rng.beta(1.0, 4.0, (rounds, 4)), 0.0, 0.95)
@@ -256,13 +233,8 @@ def flickering(use: Table | None, rounds: int) -> tuple[tuple[float, ...], ...]:
 def oracle_costs(
     costs: Sequence[Mapping[str, float]], before: tuple[float, ...], now: tuple[float, ...]
 ) -> tuple[list[float], list[float]]:
-    """Overheads and seconds a sample under other shares than those that they were measured under.
-
-    Args:
-        costs: ``overhead_s`` and ``per_sample_s`` of each worker.
-        before: its share then.
-        now: its share in the next round, from the schedule.
-    """
+    """Return overheads and seconds a sample under the shares ``now`` of the next round, from ``costs`` (``overhead_s``
+    and ``per_sample_s`` of each worker) under the shares ``before``."""
     factors = [was / is_ for was, is_ in zip(before, now, strict=True)] if now else [1.0] * len(costs)
     return (
         [factor * cost["overhead_s"] for factor, cost in zip(factors, costs, strict=True)],
@@ -271,16 +243,8 @@ def oracle_costs(
 
 
 def corrected(cost: Mapping[str, float], worked_s: float, samples: int, share: float) -> dict[str, float]:
-    """A worker's cost after one more block of the oracle's own iterations, which count by half.
-
-    What was measured alone, at the start, misses what threads, caches and the exchange cost in place. That part does
-    not grow with the batch.
-
-    Args:
-        cost: ``overhead_s`` and ``per_sample_s`` so far.
-        worked_s: processor time of an iteration.
-        samples: that it took.
-        share: of a core, under which the cost is counted.
-    """
+    """Return a worker's cost after one more block of the oracle's iterations, which count by half. The measurement
+    alone at the start misses the effects of threads, caches and the exchange, which do not grow with the batch.
+    ``worked_s``: processor time of an iteration; ``samples``: of it; ``share``: of a core, for the cost."""
     seen_s = worked_s / share - cost["per_sample_s"] * samples
     return {**cost, "overhead_s": max(0.0, (cost["overhead_s"] + seen_s) / 2)}

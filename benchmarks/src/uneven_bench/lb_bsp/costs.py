@@ -1,4 +1,4 @@
-"""What a worker's iterations cost it: measured at the start of a run, for the oracle and for LBB's profile."""
+"""Costs of a worker's iterations, measured at the start of a run, for the oracle and for LBB's profile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from uneven_bench.workloads.base import TrainingWorkload, stretch
 
 _EXCHANGES = 14
 _PROFILE_SHARE = 0.6
-"""Part of the time that LBB's profile takes at most; it is longer than the oracle's two sizes."""
+"""The largest part of the time for LBB's profile, which is longer than the oracle's two sizes."""
 
 
 def affine(work: TrainingWorkload, total: int, seconds: float) -> Affine:
-    """This worker's own cost Γ(x) = a + b x, without any exchange: a line through the means at two batch sizes."""
+    """Return this worker's cost Γ(x) = a + b x, without any exchange: a line through the means at two batch sizes."""
     small, large = max(total // 32, 1), total // 6
     found = _timed(work, (small, large), seconds, least=3)
     low, high = (statistics.fmean(times[1:]) for times in found.values())
@@ -29,7 +29,8 @@ def affine(work: TrainingWorkload, total: int, seconds: float) -> Affine:
 
 
 def cubic(work: TrainingWorkload, total: int, seconds: float) -> Cubic:
-    """LBB's profile of this worker: medians at seven sizes at most, each twice the one before, up to half of X."""
+    """Return LBB's profile of this worker: medians at seven sizes at most, each twice the one before, up to half of X.
+    """
     largest = max(total // 2, 8)
     sizes = tuple(sorted({max(largest >> power, 1) for power in range(7)}))
     found = _timed(work, sizes, seconds * _PROFILE_SHARE, least=3)
@@ -37,7 +38,7 @@ def cubic(work: TrainingWorkload, total: int, seconds: float) -> Cubic:
 
 
 def _timed(work: TrainingWorkload, sizes: tuple[int, ...], seconds: float, least: int) -> dict[int, list[float]]:
-    """Seconds of a step at each size, the sizes by turns; the first of each warms up."""
+    """Return seconds of a step at each size, the sizes by turns; the first of each warms up."""
     step = _step(work, sizes[-1])
     found: dict[int, list[float]] = {size: [] for size in sizes}
     until_s = time.monotonic() + seconds
@@ -64,11 +65,8 @@ def _step(work: TrainingWorkload, most: int) -> Callable[[int], None]:
 
 
 def transfer_s(work: TrainingWorkload, total: int) -> float:
-    """What this worker's own side of an exchange takes: the processor time that it used there, at its pace.
-
-    Part of the oracle's costs: a worker with a tenth of a core that is given what it can compute in time would be
-    late with the exchange.
-    """
+    """Return this worker's processor time in an exchange, at its pace. Without it in the oracle's costs, a worker with
+    a tenth of a core would finish computing in time but be late with the exchange."""
     model = work.make()
     mark = ReadyMark(model)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)

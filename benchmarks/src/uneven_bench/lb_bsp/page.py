@@ -12,7 +12,6 @@ from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     found = [_case(name, rows) for name, rows in result["cases"].items()]
     if len(result["cases"]) > 1:
         found.append(_summary(result))

@@ -1,8 +1,8 @@
-"""Rivals as arms: the same model, samples and stop-watch as every other arm, and the rival's own way to share the work.
+"""Rivals as arms: the same model, samples and clock as every other arm, with the rival's division of the work.
 
-Balancing rules run on plain DDP and hear of every iteration of every worker at once, as in their authors' programs.
-FlexRR, backup workers and accumulation replace the iteration by that of their carriers. Their inputs are cut out of the
-data set without a loader, which costs them less than the others' loaders cost.
+Balancing rules run on plain DDP and see every iteration of every worker without delay, as in their authors' programs.
+FlexRR, backup workers and accumulation replace the iteration by that of their carriers. They cut inputs out of the data
+set without a loader, which is cheaper than the others' loaders.
 """
 
 from __future__ import annotations
@@ -25,20 +25,13 @@ from uneven_bench.peers.flexrr.carrier import FlexRRCarrier
 from uneven_bench.workloads.base import TrainingWorkload
 
 _PATIENCE_S = 900.0
-"""How long a carrier waits for a message: others' blocks and a profile lie between two of its own."""
+"""The longest wait of a carrier for a message: others' blocks and a profile lie between two of its own."""
 
 
 class RuleArm(DDPArm):
-    """Plain DDP on a split that a rival's rule decides between two iterations.
-
-    Every so many iterations the workers tell each other their samples and compute times, while the optimizer steps; the
-    answer counts in the next iteration.
-
-    Args:
-        shares: at first, unless the rule asks for others.
-        rule: decides; the same on every rank.
-        every: iterations between two decisions.
-    """
+    """Plain DDP on a split that a rival's rule decides. Every ``every`` iterations the workers exchange samples and
+    compute times during the optimizer's step; the new split counts in the next iteration. ``shares`` are the first
+    ones, unless the rule gives others; ``rule`` is the same on every rank."""
 
     def __init__(
         self,
@@ -70,7 +63,7 @@ class RuleArm(DDPArm):
         self._local_s = 0.0
 
     def exchanged(self, begun_s: float) -> None:
-        """Add up this iteration's compute time, the last optimizer's step included; tell it if it is time."""
+        """Add this iteration's compute time, the last optimizer's step included; send the sum if it is due."""
         self._exchanged_s = time.perf_counter()
         self._local_s += self.mark.ready_s - begun_s + self._step_s
         self._samples += self.split[dist.get_rank()]
@@ -81,7 +74,7 @@ class RuleArm(DDPArm):
             self._told = dist.all_gather(list(self._rows.unbind()), self._row, async_op=True)
 
     def ended(self) -> None:
-        """Take in what was told, and decide."""
+        """Receive the sums, and decide."""
         self._step_s = time.perf_counter() - self._exchanged_s
         if self._told is None:
             return
@@ -103,24 +96,19 @@ class RuleArm(DDPArm):
 
 
 class _CarriedArm(Arm):
-    """What arms with a carrier of their own have in common."""
+    """The base of arms with a carrier."""
 
     def order(self) -> list[int]:
-        """Places of this block's samples, as every other arm takes them."""
+        """Return the places of this block's samples, as every other arm takes them."""
         return epoch_order(length=len(self.data), seed=0, epoch=self.blocks - 1).tolist()
 
     def sum_of(self, places: list[int]) -> torch.Tensor:
-        """The sum of these samples' losses."""
         x, y = self.data.take(places)
         return self.work.loss(self.model, x, y) * len(places)
 
 
 class FlexRRArm(_CarriedArm):
-    """Even shares in micro-batches, of which those that are through take over some.
-
-    Args:
-        grain: samples of a micro-batch.
-    """
+    """Even shares in micro-batches of ``grain`` samples, some of which faster workers take over."""
 
     def __init__(
         self, model: nn.Module, work: TrainingWorkload, shares: tuple[int, ...], block: int, *, grain: int
@@ -149,11 +137,7 @@ class FlexRRArm(_CarriedArm):
 
 
 class AccumulateArm(_CarriedArm):
-    """hivemind-style: micro-batches until together there are X samples.
-
-    Args:
-        grain: samples of a micro-batch.
-    """
+    """hivemind-style: micro-batches of ``grain`` samples until there are X together."""
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int, *, grain: int) -> None:
         super().__init__(model, work, total, block)
@@ -164,7 +148,7 @@ class AccumulateArm(_CarriedArm):
     def train(self) -> tuple[float, ...]:
         order, exposed_s = self.order(), []
         rank, size = dist.get_rank(), dist.get_world_size()
-        cursor, self._done = rank * len(order) // size, 0  # each draws its own samples, from a place of its own on
+        cursor, self._done = rank * len(order) // size, 0  # each rank draws its own samples, from its own place on
         for _ in range(self.iterations):
 
             def loss(first: int, samples: int, cursor: int = cursor) -> torch.Tensor:
@@ -178,7 +162,7 @@ class AccumulateArm(_CarriedArm):
         return tuple(exposed_s)
 
     def block(self) -> Block:
-        """See :meth:`Arm.block`; says also by how much the batches were larger than X."""
+        """Train a block as :meth:`Arm.block`; it reports the excess of the batches over X."""
         return replace(super().block(), samples=self._done / (self.total * self.iterations))
 
     def close(self) -> None:
@@ -186,11 +170,7 @@ class AccumulateArm(_CarriedArm):
 
 
 class BackupArm(_CarriedArm):
-    """Redundant execution: the first n − b gradients count.
-
-    Args:
-        spares: b.
-    """
+    """Redundant execution: the first n − b gradients count; ``spares`` is b."""
 
     def __init__(self, model: nn.Module, work: TrainingWorkload, total: int, block: int, *, spares: int) -> None:
         super().__init__(model, work, total, block)
@@ -213,10 +193,8 @@ class BackupArm(_CarriedArm):
         return tuple(self.carrier.exposed_s)
 
     def block(self) -> Block:
-        """See :meth:`Arm.block`; it ends with the first to have the last version.
-
-        The others are late with something that does not count, and in a longer run nobody would wait for them.
-        """
+        """Train a block as :meth:`Arm.block`, until the first rank has the last version: late gradients do not count,
+        and a longer run would not wait for them."""
         found = super().block()
         first_s = torch.tensor([self._took_s], dtype=torch.float64)
         dist.all_reduce(first_s, op=dist.ReduceOp.MIN)

@@ -1,8 +1,8 @@
-"""Where the workers of ``uneven bench lb-bsp`` run: nodes whose shares and links change when the workers ask for it.
+"""The nodes of ``uneven bench lb-bsp``, whose shares and links change on the workers' requests.
 
-An ordinary user's nodes are processes that are stopped and continued; as root, and where links are limited, they are
-the emulator's. A worker writes what its node shall have from now on into a socket, and goes on when it has it: so what
-an arm meets depends on the number of its round and on nothing else.
+An ordinary user's nodes are processes that are stopped and continued; with root and limited links, they are the
+emulator's. A worker writes its node's next limits into a socket, and continues when they hold: so an arm's conditions
+depend only on the number of its round.
 """
 
 from __future__ import annotations
@@ -27,28 +27,21 @@ from uneven.runtime.jobs import Events
 
 SOCKET = "stage"
 _PERIOD_S = 0.01
-"""Run-and-stop cycle of a node. An exchange meets several stopped workers in turn, so a long cycle would make this
-machine's communication look slower than that of machines that are merely slow."""
+"""Run-and-stop cycle of a node. An exchange meets several stopped workers in turn, so a long cycle would make
+communication look slower than on truly slow machines."""
 
 Said = Callable[[str, str, float], None]
-"""Told in which case rank 0 is, what it is doing, and how much of it is done."""
+"""A receiver of rank 0's case, its current work, and the finished part."""
 
 
 def play(
     directory: Path, module: str, workers: int, *, isolated: bool, said: Said, sites: Sequence[str] = (),
     links: Sequence[SiteLink] = (),
 ) -> None:  # fmt: skip
-    """Run ``python -m module directory`` on so many nodes until all have ended.
-
-    Args:
-        isolated: nodes with links of their own; needs root.
-        sites: where each node is; empty: all at one.
-        links: lines between these, which are free until a worker asks for their limits.
-
-    Raises:
-        LaunchError: a worker died, with the end of what it had printed.
-        ConfigError: nodes cannot be isolated here.
-    """
+    """Run ``python -m module directory`` on ``workers`` nodes until all have ended. ``isolated``: nodes with separate
+    links; needs root; ``sites``: the site of each node; empty for one; ``links``: lines between these, unlimited until
+    a worker requests their limits. Raises LaunchError: a worker died, with the end of its output. ConfigError: nodes
+    cannot be isolated here."""
     at = sites or ("",) * workers
     nodes = tuple(Node(name=f"node{rank}", period_s=_PERIOD_S, site=at[rank]) for rank in range(workers))
     spec = ClusterSpec(name=directory.name, nodes=nodes, links=tuple(links))
@@ -76,7 +69,7 @@ def play(
 def _admit(
     door: socket.socket, events: Events, stack: ExitStack, world: tuple[Machines, ClusterSpec], said: Said
 ) -> None:
-    """Do what a worker asks for from now on."""
+    """Accept a worker, and serve its requests from now on."""
     line = stack.enter_context(door.accept()[0])
 
     def serve() -> None:
@@ -113,12 +106,7 @@ def _carry_out(asked: dict[str, Any], machines: Machines, spec: ClusterSpec, sai
 
 
 class OnStage:
-    """A worker's line to the stage.
-
-    Args:
-        directory: the one that the worker was given.
-        scene: name of the case that is played.
-    """
+    """A worker's line to the stage. ``directory``: the worker's argument; ``scene``: name of the case."""
 
     def __init__(self, directory: Path, rank: int, scene: str) -> None:
         self._rank, self.scene = rank, scene
@@ -127,29 +115,28 @@ class OnStage:
         self._had: dict[str, float] = {}
 
     def have(self, cores: tuple[float, ...], mbit_per_s: tuple[float, ...]) -> None:
-        """From now on this worker's node has its part of these; empty ones are not limited."""
+        """Limit this worker's node to its part of these; empty ones are unlimited."""
         if cores:
             self._set("cores", cores[self._rank])
         if mbit_per_s:
             self._set("link", mbit_per_s[self._rank] * 1e6)
 
     def limit_lines(self, limited: bool) -> None:
-        """From now on the lines between sites have their limits and delays, or none. The first rank asks for all."""
+        """Limit and delay the lines between sites, or free them. The first rank requests it for all."""
         if self._rank == 0:
             self._set("lines", float(limited))
 
     def lift(self) -> None:
-        """From now on this worker may use what it can get."""
+        """Lift this worker's limits."""
         self._ask("lift", math.nan)
         self._had = {do: value for do, value in self._had.items() if do == "lines"}
 
     def say(self, what: str, done: float) -> None:
-        """For the user: what is being done, and how much of it, 0 … 1. Only rank 0 speaks."""
+        """Report progress, 0 … 1, to the user; only rank 0 does."""
         if self._rank == 0:
             self._ask("say", done, scene=self.scene, what=what)
 
     def close(self) -> None:
-        """Hang up."""
         self._line.close()
 
     def _set(self, do: str, value: float) -> None:

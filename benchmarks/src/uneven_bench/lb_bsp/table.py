@@ -1,4 +1,4 @@
-"""From what the workers of ``uneven bench lb-bsp`` measured to its keys."""
+"""The keys of ``uneven bench lb-bsp``, from its workers' measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value."""
+        """Return the spread of at least one value."""
         if len(values) < 2:
             return cls(values[0], values[0], values[0])
         low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -35,12 +35,11 @@ class Spread:
 
     @property
     def pair(self) -> list[float]:
-        """The middle half, for JSON."""
         return [self.low, self.high]
 
 
 def walls(result: Mapping[str, Any]) -> Walls:
-    """Seconds per sample of every arm, by rank 0's clock between barriers; who takes more than X is paid for it."""
+    """Return seconds per sample of every arm, by rank 0's clock between barriers; samples above X count too."""
     return {
         name: {int(number): block["wall_s"] / block["samples"] for number, block in ranks[0].items()}
         for name, ranks in result["blocks"].items()
@@ -48,12 +47,12 @@ def walls(result: Mapping[str, Any]) -> Walls:
 
 
 def ratios(above: Mapping[int, float], below: Mapping[int, float]) -> list[float]:
-    """Ratios of the rounds in which both took part: what changes on the machine changes for both."""
+    """Return the ratios of common rounds, in which both met the same machine."""
     return [above[number] / below[number] for number in above if number in below]
 
 
 def wait_share(ranks: Sequence[Mapping[str, Mapping[str, Any]]]) -> float:
-    """Time spent waiting ÷ time, of all workers: who arrives last waits for nobody."""
+    """Return the share of all workers' time spent waiting; the last to arrive does not wait."""
     waited_s = total_s = 0.0
     for number in ranks[0]:
         same_block = [blocks[number] for blocks in ranks]
@@ -64,14 +63,8 @@ def wait_share(ranks: Sequence[Mapping[str, Mapping[str, Any]]]) -> float:
 
 
 def of(above: Mapping[int, float], below: Mapping[int, float], case: LbBspCase, first: int = 0) -> float:
-    """How much longer one arm takes than another, over the rounds in which both took part.
-
-    Where rounds are alike, the median of their ratios: a hiccup of the machine falls into one of them. Where shares
-    change, the ratio of sums: rounds differ, and being late after a change shall count.
-
-    Args:
-        first: round from which on rounds count.
-    """
+    """Return the excess time of one arm over another in common rounds from ``first`` on: the median of ratios if rounds
+    are equal, as a hiccup hits one; the ratio of sums if shares change, as a late reaction must count."""
     same = [number for number in above if number in below and number >= first]
     if not same:
         return math.nan
@@ -81,15 +74,11 @@ def of(above: Mapping[int, float], below: Mapping[int, float], case: LbBspCase, 
 
 
 def summarize(case: LbBspCase, result: Mapping[str, Any]) -> dict[str, Any]:
-    """One case.
-
-    Returns:
-        ``about``, ``workload``, ``methods`` (arm → figures), ``limit``, ``best_rival``, ``gain_over_best_rival``,
-        ``target_accuracy``; ``docs/measurements/lb-bsp.md`` explains them.
-    """
+    """Summarize one case. Result: ``about``, ``workload``, ``methods`` (arm → figures), ``limit``, ``best_rival``,
+    ``gain_over_best_rival``, ``target_accuracy``; ``docs/measurements/lb-bsp.md`` explains them."""
     found, limit = walls(result), case.limit
     target = target_accuracy(result["accuracy"].get("ddp", {}))
-    # What all have been trained for, and been looked at: only so far can their accuracies be compared.
+    # Accuracies can be compared only up to the shortest training that was measured.
     common = max(set.intersection(*(set(map(int, curve)) for curve in result["accuracy"].values())), default=0)
     methods: dict[str, dict[str, Any]] = {}
     for name, seconds in found.items():
@@ -131,7 +120,7 @@ def summarize(case: LbBspCase, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target_accuracy(curve: Mapping[str, float]) -> float | None:
-    """What DDP comes to, a little less; None where nobody looked more than once."""
+    """Return a little less than DDP's best; None if it was measured only once."""
     return TARGET * max(curve.values()) if len(curve) > 1 else None
 
 
@@ -142,16 +131,13 @@ def reached(
     settled: Sequence[float],
     seconds: Mapping[int, float],
 ) -> dict[str, float | None]:
-    """When an arm was as good as the target, in iterations and in seconds from its first iteration on.
+    """Return when an arm reached the target, in iterations and in seconds from its first iteration on.
 
-    Blocks in which it looked for its split count with what they took. One that has none to find sat these out; they
-    count as its rounds under the same shares and links. Those that it went through when nobody was slowed down any more
-    count with the mean of its others.
+    Blocks in which it found its split count with their time. An arm without such blocks counts its rounds under the
+    same shares and links instead. Blocks at full speed in the end count with the mean of its others.
 
-    Args:
-        curve: blocks trained → held-out accuracy.
-        settled: seconds an iteration of the blocks before the first round.
-        seconds: an iteration of the rounds takes, in their order, however many samples it has.
+    ``curve``: blocks trained → held-out accuracy; ``settled``: seconds an iteration of the blocks before the first
+    round; ``seconds``: an iteration of the rounds takes, in their order, for any number of samples.
     """
     good = [blocks for blocks in sorted(curve) if target is not None and curve[blocks] >= target]
     if not good:

@@ -37,14 +37,13 @@ _RIVAL = "rival:"
 
 
 def write_task(directory: Path, cases: Sequence[LbBspCase], data: str) -> None:
-    """For the workers that will be given ``directory``: what of each case is kept goes into a folder of its name."""
+    """Write the task of the workers; the files of each case go into a folder of its name."""
     for case in cases:
         (directory / case.name).mkdir()
     (directory / TASK).write_text(json.dumps({"cases": [asdict(case) for case in cases], "data": data}))
 
 
 def read_task(directory: Path) -> tuple[list[LbBspCase], str]:
-    """Inverse of :func:`write_task`."""
     told = json.loads((directory / TASK).read_text())
     return [_case(one) for one in told["cases"]], told["data"]
 
@@ -54,7 +53,7 @@ def _case(told: dict[str, Any]) -> LbBspCase:
 
 
 def main(directory: Path) -> None:
-    """Run the cases that lie in ``directory``, one after the other."""
+    """Run the cases in ``directory``, one after the other."""
     report_failures()
     torch.set_num_threads(1)
     world = discover()
@@ -75,14 +74,14 @@ def main(directory: Path) -> None:
 
 
 def print_into(path: Path) -> None:
-    """What a worker prints would go through the progress bar."""
+    """Redirect a worker's output, which would break the progress bar."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
 
 
 class _LbBspRun:
-    """The arms of one case, and what comes of them."""
+    """The arms of one case, and their results."""
 
     def __init__(
         self, case: LbBspCase, work: TrainingWorkload, line: Transport, stage: OnStage, directory: Path
@@ -96,11 +95,11 @@ class _LbBspRun:
         self._even = tuple(even + (rank < rest) for rank in range(line.size))
         self._profiles: list[Cubic] = []
         self._costs: list[dict[str, float]] = []
-        self._worked_s: float | None = None  # by the oracle's arm in an iteration of its last block
+        self._worked_s: float | None = None  # of the oracle's arm in an iteration of its last block
         self._kept: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
         self._settled: dict[str, list[float]] = {}
         self._arms: dict[str, Arm] = {}
-        # Those whose profile is measured while workers have their shares come last, in an order that all agree on.
+        # Arms that profile under limited shares come last, in an order that all ranks agree on.
         late = {name: who for name, who in case.arms.items() if who.startswith(f"{_RIVAL}lbb")}
         for name, who in case.arms.items():
             if name not in late:
@@ -145,7 +144,7 @@ class _LbBspRun:
         return SessionArm(model, work, case.global_batch, case.block, balance=who, journal=journal)
 
     def _measure(self) -> list[dict[str, float]]:
-        """Every worker's cost, its own side of an exchange included."""
+        """Return every worker's cost, its side of an exchange included."""
         computing = self._gather(asdict(affine(self._work, self._case.global_batch, self._case.profile_s)))
         exchanging_s = self._gather(transfer_s(self._work, self._case.global_batch))
         return [{**cost, "overhead_s": cost["overhead_s"] + s} for cost, s in zip(computing, exchanging_s, strict=True)]
@@ -154,7 +153,7 @@ class _LbBspRun:
         return [json.loads(text) for text in self._line.gather_text(json.dumps(value))]
 
     def play(self) -> dict[str, Any]:
-        """All rounds; what rank 0 writes down."""
+        """Play all rounds, and return rank 0's results."""
         for _ in range(self._case.settling):
             self._stage.say("settling", 0.0)
             self._turn(0)
@@ -182,7 +181,7 @@ class _LbBspRun:
         }
 
     def _turn(self, number: int) -> None:
-        """Give this worker what it has in a round, and the oracle the split that suits it."""
+        """Set this worker's limits of a round, and the oracle's split for it."""
         case = self._case
         self._stage.have(case.shares_at(number), case.mbit_at(number))
         arm = self._arms.get(LIMIT)
@@ -194,7 +193,7 @@ class _LbBspRun:
             arm.take(fastest_finish(*costs, case.global_batch, Limits.uniform(self._size, case.global_batch)))
 
     def _interleave(self) -> dict[str, dict[int, Block]]:
-        """Arm → round → block."""
+        """Return arm → round → block."""
         case, names = self._case, list(self._arms)
         blocks: dict[str, dict[int, Block]] = {name: {} for name in names}
         started_s = time.monotonic()
@@ -219,22 +218,21 @@ class _LbBspRun:
         return block
 
     def _keep(self, name: str, arm: Arm) -> None:
-        """A copy of the model, on one of the ranks; it is looked at when nobody is slowed down any more."""
+        """Keep a copy of the model on one of the ranks, for an evaluation at full speed."""
         look = self._case.look
         if look and arm.blocks % look == 0 and (arm.blocks // look) % self._size == self._rank:
             weights = {key: tensor.detach().clone() for key, tensor in arm.model.state_dict().items()}
             self._kept.setdefault(name, {})[arm.blocks] = weights
 
     def _behind(self) -> Iterator[str]:
-        """Arms that were trained less than the one that was trained most, a block at a time, or their accuracies could
-        not be compared."""
+        """Yield arms with less training than the longest trained, a block at a time, so that accuracies compare."""
         most = max(arm.blocks for arm in self._arms.values())
         for name, arm in self._arms.items():
             while arm.blocks < most:
                 yield name
 
     def _accuracies(self) -> dict[str, dict[str, float]]:
-        """Arm → blocks trained → held-out accuracy; without copies on the way, at the end alone."""
+        """Return arm → blocks trained → held-out accuracy; without copies, at the end only."""
         model = self._work.make()
         own: dict[str, dict[str, float]] = {}
         for name, arm in self._arms.items():

@@ -1,4 +1,4 @@
-"""``uneven bench loops``: samples that cost unequally, and evaluations, on workers with .6, .4, .2 and .1 of a core."""
+"""``uneven bench loops``: samples of unequal cost, and evaluations, on workers with .6, .4, .2 and .1 of a core."""
 
 from __future__ import annotations
 
@@ -23,21 +23,14 @@ SHARES = "0.6,0.4,0.2,0.1"
 _LIMIT_S = 600.0
 
 Rounds = list[dict[str, list[dict[str, float]]]]
-"""What each worker wrote: by round, then by arm."""
+"""Each worker's results, by round, then by arm."""
 
 
 def run(quick: bool, progress: Progress, only: str | None = None) -> dict[str, Any]:
-    """Play all cases, or one.
-
-    Returns:
-        By case and arm, medians over the rounds and their middle halves. ``packed`` and ``padded``: ``letters_per_s``
-        of all workers, ``gain`` over balancing by counts. ``evaluate``: ``took_s``, ``of_limit``: what part of the
-        speed at which the workers went through their own batches, all added up, the evaluation as a whole had.
-
-    Raises:
-        UnknownNameError: there is no such case.
-        LaunchError: a run failed.
-    """
+    """Play all cases, or one. Returns by case and arm, medians over the rounds and their middle halves. ``packed`` and
+    ``padded``: ``letters_per_s`` of all workers, ``gain`` over balancing by counts. ``evaluate``: ``took_s``,
+    ``of_limit``: the evaluation's speed as a share of all workers' speeds in their own batches, added up. Raises
+    UnknownNameError: there is no such case. LaunchError: a run failed."""
     if only is not None and only not in CASES:
         raise UnknownNameError("case", only, CASES)
     rounds, seconds = (1, 4.0) if quick else (5, 8.0)
@@ -66,7 +59,7 @@ def _play(case: str, rounds: int, seconds: float) -> Rounds:
 
 
 def trained(rounds: Rounds) -> dict[str, Any]:
-    """Throughput by arm, and the gain of each round."""
+    """Return throughput by arm, and the gain of each round."""
     speeds = [{arm: sum(one["letters"] for one in each) / each[0]["took_s"] for arm, each in played.items()}
               for played in rounds]  # fmt: skip
     return {
@@ -76,7 +69,7 @@ def trained(rounds: Rounds) -> dict[str, Any]:
 
 
 def evaluated(rounds: Rounds) -> dict[str, Any]:
-    """Time by arm, and what part of the limit was reached; the limit is as fast as all were in their own batches."""
+    """Return time by arm, and the share of the limit, all workers' speeds in their own batches."""
     ours = [one["session.evaluate"] for one in rounds]
     limits_s = [each[0]["samples"] / sum(one["seen"] / one["busy_s"] for one in each if one["busy_s"]) for each in ours]
     arms = [*rounds[0]]
@@ -91,13 +84,11 @@ def evaluated(rounds: Rounds) -> dict[str, Any]:
 
 
 def _middle(values: Sequence[float]) -> dict[str, float]:
-    """Median and middle half."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return {"median": middle, "low": low, "high": high}
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     found = []
     for case in CASES:
         if case not in result:

@@ -1,7 +1,7 @@
-"""What ``uneven bench loops`` runs on every worker: ``python -m … CASE ROUNDS SECONDS OUT``, figures into OUT.
+"""A worker of ``uneven bench loops``: ``python -m … CASE ROUNDS SECONDS OUT``, figures into OUT.
 
 The text is tiny Shakespeare from ``UNEVEN_DATA``, a speech a sample. The model guesses each character from the eight
-before it, so that its cost is a matter of characters alone: those of a batch one after the other (packed), or as a
+before it, so its cost depends only on the number of characters: those of a batch one after the other (packed), or as a
 rectangle (padded).
 """
 
@@ -51,7 +51,7 @@ class Speeches(Dataset[Tensor]):
 
 
 class Rows(Dataset[Tensor]):
-    """Samples that are fetched together, so that the model is what takes time."""
+    """Samples fetched together, so that the model takes most of the time."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
@@ -64,7 +64,7 @@ class Rows(Dataset[Tensor]):
 
 
 class Guess(nn.Module):
-    """The next character from the eight before it."""
+    """A network that predicts a character from the eight before it."""
 
     def __init__(self, letters: int) -> None:
         super().__init__()
@@ -76,19 +76,19 @@ class Guess(nn.Module):
 
 
 def packed(texts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """All windows of all texts."""
+    """Return all windows of all texts, (windows, 8), and their next characters, (windows,)."""
     return torch.cat([one.unfold(0, PAST, 1)[:-1] for one in texts]), torch.cat([one[PAST:] for one in texts])
 
 
 def padded(texts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The windows of texts that are all as long as the longest."""
+    """Return windows and next characters of texts padded to the longest, shapes as :func:`packed`."""
     rows = pad_sequence(texts, batch_first=True)
     wanted = pad_sequence(texts, batch_first=True, padding_value=-100)[:, PAST:]
     return rows.unfold(1, PAST, 1)[:, :-1], wanted
 
 
 def train(collate: Callable[[list[Tensor]], Any], by_cost: bool, seconds: float) -> dict[str, Any]:
-    """Throughput of all workers together, after the first iterations."""
+    """Return the throughput of all workers together, after the first iterations."""
     data = Speeches()
     costs = np.array([len(one) - PAST for one in data.texts], dtype=np.float64)
     by: dict[str, Any] = {"cost": costs, "padded": collate is padded} if by_cost else {}
@@ -119,7 +119,7 @@ def _again(loader: Any) -> Iterator[Any]:
 
 
 def evaluate(how: str, samples: int) -> dict[str, Any]:
-    """Time for one evaluation by all workers, and this worker's own speed in it."""
+    """Return the time of one evaluation by all workers, and this worker's speed in it."""
     torch.manual_seed(0)
     rows = torch.randn(samples, 512)
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
@@ -143,7 +143,7 @@ def evaluate(how: str, samples: int) -> dict[str, Any]:
                 optimizer.zero_grad()
         session.evaluate(count, Rows(rows[:2048]), 1024, collate_fn=lambda batch: batch)  # as after an earlier epoch
         busy_s, seen = 0.0, 0
-        session.mean(0.0, weight=1.0)  # all begin together
+        session.mean(0.0, weight=1.0)  # a barrier: all begin together
         began_s = time.perf_counter()
         if how == "balanced":
             total = session.evaluate(count, Rows(rows), 1024, collate_fn=lambda batch: batch)
@@ -170,7 +170,6 @@ ARMS: dict[str, dict[str, Callable[[float], dict[str, Any]]]] = {
 
 
 def main(case: str, rounds: int, seconds: float, out: Path) -> None:
-    """All arms of a case in turn."""
     torch.set_num_threads(1)
     found = [{arm: play(seconds) for arm, play in ARMS[case].items()} for _ in range(rounds)]
     (out / f"{discover().rank}.json").write_text(json.dumps(found))

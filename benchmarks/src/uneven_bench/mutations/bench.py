@@ -1,8 +1,8 @@
-"""``uneven bench mutations``: thousands of inputs that went wrong; each is taken, or refused with one message.
+"""``uneven bench mutations``: thousands of damaged inputs; each is taken, or refused with one message.
 
-They come from :mod:`uneven_bench.mutations.make`, and processes of their own, with little memory, take them
-(:mod:`uneven_bench.mutations.targets`). A fault is an exception that is none of ours, a process that dies, and an input
-that takes too long.
+:mod:`uneven_bench.mutations.make` makes them, and separate processes with little memory take them
+(:mod:`uneven_bench.mutations.targets`). A fault is a foreign exception, a process that dies, or an input that takes too
+long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EACH = 800
 QUICK_EACH = 50
 SEED = 20261124
 LIMIT_S = 20.0
-"""For one input; the slowest good one takes a tenth of that on a machine that has nothing else to do."""
+"""Seconds of one input; the slowest good one takes a tenth of that on an idle machine."""
 
 _STARTS_WITHIN_S = 120.0
 _CHILD = [sys.executable, "-P", "-m", "uneven_bench.mutations.targets"]
@@ -38,21 +38,15 @@ _CHILD = [sys.executable, "-P", "-m", "uneven_bench.mutations.targets"]
 
 @dataclass
 class _Tried:
-    """What a target made of its inputs."""
+    """The results of a target's inputs."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     faults: dict[int, str] = field(default_factory=dict)
 
 
 def run(quick: bool, progress: Progress) -> dict[str, Any]:
-    """Try every target.
-
-    Returns:
-        ``inputs``, ``seed``; ``targets``: name → how many were taken, refused, and the faults by number of the input.
-
-    Raises:
-        LaunchError: a process that tries them does not start.
-    """
+    """Try every target. Result: ``inputs``, ``seed``; ``targets``: name → numbers taken and refused, and the faults by
+    number of the input. Raises LaunchError: a test process does not start."""
     each = QUICK_EACH if quick else EACH
     said = subprocess.run([*_CHILD, "list"], stdout=subprocess.PIPE, env=_environment(), timeout=_STARTS_WITHIN_S)
     if said.returncode:
@@ -74,13 +68,13 @@ def run(quick: bool, progress: Progress) -> dict[str, Any]:
 def attempt(
     name: str, count: int, moved: Callable[[int], None] = lambda number: None, *, limit_s: float = LIMIT_S
 ) -> _Tried:
-    """Try so many inputs at one target, in a process that is started anew when one has been its end."""
+    """Try ``count`` inputs at one target, with a new process after each that one did not survive."""
     tried, first = _Tried(), 0
     while first < count:
         command = [*_CHILD, name, str(SEED), str(first), str(count - first)]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(), bufsize=0
-        ) as child:  # nothing that was said may lie in a buffer of ours while we wait for more
+        ) as child:  # unbuffered: no line may wait in a buffer of ours
             try:
                 first = _watch(child, tried, first, moved, limit_s)
             finally:
@@ -91,11 +85,8 @@ def attempt(
 def _watch(
     child: subprocess.Popen[bytes], tried: _Tried, first: int, moved: Callable[[int], None], limit_s: float
 ) -> int:
-    """Read what the process says to its end; the input with which to go on.
-
-    Raises:
-        LaunchError: it has said nothing at all.
-    """
+    """Read the process's output to its end, and return the number of the next input. Raises LaunchError: it printed
+    nothing."""
     assert child.stdout is not None
     begun = None
     while True:
@@ -129,7 +120,6 @@ def _environment() -> dict[str, str]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people: a row for each target, then each fault."""
     title = f"{result['inputs']:,} mutated inputs, seed {result['seed']}"
     table = table_of(title, ("input", "taken", "refused", "faults"))
     for name, row in result["targets"].items():

@@ -1,4 +1,4 @@
-"""Inputs that went wrong: good ones, each changed once to three times. Pure, and the same for the same seed."""
+"""Damaged inputs: good ones, each changed once to three times. Pure, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 Document = Callable[[random.Random, bytes], bytes]
-"""Changes a document once."""
+"""A single change of a document."""
 
 _LONG = 400
 _NUMBERS = (
@@ -35,16 +35,11 @@ _WORDS = (
 )
 _BYTES = (*(b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"\r", b"\x1b"), *(b'"', b"'''", b"[", b"{", b"=", b"\n", b"#"))
 _CHARACTERS = "0123456789-=:,.abcxyz \n\x1b\x7f\udcff\u202eé"
-"""Without a slash, so that what is written stays below the working directory."""
+"""Without a slash, so that written files stay below the working directory."""
 
 
 def documents(seed: int, seeds: Sequence[bytes], json: bool = False) -> Iterator[bytes]:
-    """Documents without end.
-
-    Args:
-        seeds: good ones.
-        json: they are JSON; else they are TOML.
-    """
+    """Yield documents without end, from good ``seeds``, as JSON or else TOML."""
     rng, kinds = random.Random(seed), (_JSON if json else _TOML)
     pool = tuple(one.encode() for one in (*_NUMBERS, *_TEXTS, *_SHAPES, *kinds))
 
@@ -65,13 +60,13 @@ def documents(seed: int, seeds: Sequence[bytes], json: bool = False) -> Iterator
 
 
 def commands(seed: int, seeds: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """Arguments of a command line without end; the first word, the command, stays mostly what it is."""
+    """Yield arguments of a command line without end; the first word, the command, mostly stays."""
     rng = random.Random(seed)
     while True:
         words = list(rng.choice(seeds))
         for _ in range(rng.choice((1, 1, 2, 3))):
             _change_words(rng, words)
-        yield [word.replace("\0", "") for word in words]  # no system hands on a word with this in it
+        yield [word.replace("\0", "") for word in words]  # no system passes on a word with a null character
 
 
 def _change_words(rng: random.Random, words: list[str]) -> None:
@@ -91,7 +86,7 @@ def _change_words(rng: random.Random, words: list[str]) -> None:
 
 
 def _spelled(rng: random.Random, word: str) -> str:
-    """One character taken out, put in or changed; or a number in it replaced."""
+    """Take out, insert or change one character, or replace a number."""
     numbers = list(re.finditer(r"\d+(\.\d+)?", word))
     if numbers and rng.random() < 0.5:
         one = rng.choice(numbers)
@@ -134,7 +129,7 @@ def _end(rng: random.Random, data: bytes) -> bytes:
 
 
 def _lines(rng: random.Random, data: bytes) -> bytes:
-    """A line is taken out, is there twice, or is somewhere else."""
+    """Delete, repeat or move a line."""
     lines = data.split(b"\n")
     one, there = rng.randrange(len(lines)), rng.randrange(len(lines))
     match rng.randrange(3):
@@ -148,7 +143,7 @@ def _lines(rng: random.Random, data: bytes) -> bytes:
 
 
 def _word(rng: random.Random, data: bytes) -> bytes:
-    """A key, a table or a word of a text is another one's."""
+    """Replace a key, a table or a word by another one of the text."""
     words = list(re.finditer(rb"[A-Za-z_]+", data))
     if not words:
         return data
@@ -157,7 +152,7 @@ def _word(rng: random.Random, data: bytes) -> bytes:
 
 
 def _scaled(rng: random.Random, data: bytes) -> bytes:
-    """A number is off by its unit, or by a little."""
+    """Change a number by a factor of a unit, or by a little."""
     numbers = [one for one in _NUMBER.finditer(data) if len(one[0]) < 20]
     if not numbers:
         return data

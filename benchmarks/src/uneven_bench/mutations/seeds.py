@@ -1,4 +1,4 @@
-"""The good inputs from which mutated ones are made, and the files that the commands among them name."""
+"""The good inputs to mutate, and the files that their commands name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from uneven.policy.core import records
 
 PLAYED_NODES = 64
-"""Up to so many nodes a cluster is simulated too."""
+"""The largest number of nodes of a simulated cluster."""
 
 SERIES = "s.csv"
 """The recorded series that one of the clusters names."""
@@ -60,7 +60,7 @@ SEARCHED = b"""\
 {"event":"start","trial":1,"at_s":1.8}
 {"event":"report","trial":1,"t":3.0,"metric":0.5,"move":"stop","why":"max_t=3","device":0,"seconds":0.1,"at_s":1.9}
 """
-"""What a search was asked for, and its events."""
+"""The settings of a search, and its events."""
 
 SETTINGS = b"""\
 [run]
@@ -192,7 +192,7 @@ COMMANDS = tuple(
 
 
 def lay_out(here: Path) -> None:
-    """The files that the commands name, good and bad ones."""
+    """Write the files that the commands name, good and bad ones."""
     (here / "train.py").write_text("print()\n")
     (here / "cluster.toml").write_bytes(CLUSTERS[0])
     (here / "settings.toml").write_bytes(SETTINGS)
@@ -267,22 +267,21 @@ FLEET = json.dumps(
 
 
 def samples() -> TensorDataset:
-    """Forty of two numbers and a class."""
+    """Return forty samples of two numbers and a class."""
     return TensorDataset(torch.zeros(40, 2), torch.zeros(40, dtype=torch.int64))
 
 
 def alike(sample: Any) -> Any:
-    """The sample as it is."""
     return sample
 
 
 def member(width: int = 2) -> nn.Module:
-    """Stands for a function that makes a member; nobody trains it, and to import optimizers takes seconds."""
+    """Return a stand-in for a member, which is never trained: importing optimizers takes seconds."""
     return nn.Linear(width, 10)
 
 
 def study() -> bytes:
-    """A storage of Optuna, SQLite, with one study of four trials."""
+    """Return a storage of Optuna, SQLite, with one study of four trials."""
     import optuna
 
     def loss(trial: optuna.Trial) -> float:

@@ -1,9 +1,8 @@
-"""What takes inputs from outside, each with good inputs to begin from: :data:`TARGETS`, one line each.
+"""All readers of inputs from outside, each with good inputs to mutate: :data:`TARGETS`, one line each.
 
-A target takes an input, or refuses it with an error of uneven's. Everything else that it raises is a fault.
-
-``python -m uneven_bench.mutations.targets`` is the process in which ``uneven bench mutations`` tries them: what hangs
-or grows takes nobody with it. It prints JSON, a line before and a line after each input.
+A target takes an input, or raises an error of uneven's. Any other exception is a fault. ``python -m
+uneven_bench.mutations.targets`` is the process in which ``uneven bench mutations`` tries them, so a hang or a leak
+harms no other. It prints JSON, a line before and a line after each input.
 """
 
 from __future__ import annotations
@@ -37,29 +36,20 @@ Input = bytes | list[str]
 TAKEN, REFUSED = "taken", "refused"
 
 MEMORY_BYTES = 1 << 30
-"""What an input may take at most."""
+"""The memory of an input at most."""
 
 
 @dataclass(frozen=True)
 class MutationTarget:
-    """One place at which inputs come in.
-
-    Attributes:
-        name: of it.
-        inputs: mutated ones without end, by a seed.
-        take: reads one, in an empty folder of its own, which is the working directory.
-    """
+    """A reader of inputs."""
 
     name: str
-    inputs: Callable[[int], Iterator[Input]]
-    take: Callable[[Any], None]
+    inputs: Callable[[int], Iterator[Input]]  # mutated ones without end, by a seed
+    take: Callable[[Any], None]  # reads one, in an empty working directory
 
     def verdict(self, given: Input, folder: Path) -> str:
-        """"taken", "refused", or else what is wrong with how an input is taken: an exception and where it came from.
-
-        Args:
-            folder: made anew, and made the working directory meanwhile.
-        """
+        """Return "taken", "refused", or the fault: an exception and its place. ``folder`` is made and is the working
+        directory meanwhile."""
         here, path = Path.cwd(), list(sys.path)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -76,7 +66,7 @@ class MutationTarget:
 
 
 class Caught:
-    """Keeps whatever is raised inside, but what ends this process."""
+    """A context that keeps any exception of its body, except those that end this process."""
 
     error: BaseException | None = None
 
@@ -105,7 +95,7 @@ def _commands(good: Sequence[Sequence[str]]) -> Callable[[int], Iterator[Input]]
 
 
 def _settings(data: bytes) -> None:
-    """What is read is what the workers read again, from the run directory."""
+    """Read settings, and compare them with those that workers read from the run directory."""
     from uneven.cli.run import layers_of
 
     Path("uneven.toml").write_bytes(data)
@@ -123,7 +113,7 @@ def _run_settings(data: bytes) -> None:
 
 
 def _cluster(data: bytes) -> None:
-    """What is read is written and read again alike; and it can be simulated."""
+    """Read a cluster, compare it after writing and reading, and simulate it."""
     from uneven.cluster import files
     from uneven.cluster.pure.describe.write import to_toml
 
@@ -179,7 +169,7 @@ def _fleet_state(data: bytes) -> None:
 
 
 def _search(data: bytes) -> None:
-    """What is read gives settings that lie in its space."""
+    """Read a search, and check that its settings lie in its space."""
     from uneven.search import search_file
     from uneven.search.pure.core import SearchCore
     from uneven.search.pure.schedulers import schedulers
@@ -203,7 +193,7 @@ def _search(data: bytes) -> None:
 
 
 def _searched(data: bytes) -> None:
-    """What is read is reported, forecast, written down for Optuna, and known to a search that begins with it."""
+    """Read events, and report, forecast and export them, and begin a search with them."""
     from uneven.search.pure.search_forecast import recorded
     from uneven.search.search_result import SearchResult
     from uneven.search.warm_start import reopened, results_of
@@ -222,7 +212,7 @@ def _searched(data: bytes) -> None:
 
 
 def _study(data: bytes) -> None:
-    """What is read is what Optuna reads."""
+    """Read a study, and compare it with Optuna's reading."""
     import optuna
 
     from uneven.search.pure.space import Space, integer, log
@@ -242,7 +232,7 @@ def _command(words: list[str]) -> None:
 
 
 def quietly(words: list[str]) -> None:
-    """Give the command line these words, on terminals as strict as real ones. What would start workers does not."""
+    """Run the command line with these words, on strict terminals, without starting workers."""
     from uneven.cli import main
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
@@ -263,7 +253,7 @@ def quietly(words: list[str]) -> None:
 
 @contextmanager
 def idle() -> Iterator[None]:
-    """Inside, no command starts workers, trains, measures or waits."""
+    """Disable the start of workers, training, measuring and waiting in commands."""
     with ExitStack() as stack:
         for place in _STARTS:
             module, _, name = place.partition(":")
@@ -309,7 +299,7 @@ TARGETS: tuple[MutationTarget, ...] = (
 
 @contextmanager
 def limited(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
-    """Inside, this process cannot take more memory than so much beyond what it has now; what wants it, fails."""
+    """Limit the memory of this process to ``more_bytes`` beyond the present use."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now_bytes + more_bytes, before[1]))
@@ -320,13 +310,13 @@ def limited(more_bytes: int = MEMORY_BYTES) -> Iterator[None]:
 
 
 def warm_up(target: MutationTarget, folder: Path) -> None:
-    """Have everything imported that a target needs, before anything is limited."""
+    """Import all modules of a target before the limits."""
     with idle():
         target.verdict(next(target.inputs(0)), folder)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """``list`` says the names of the targets; ``TARGET SEED FIRST COUNT`` tries so many inputs from one on."""
+    """Print the names of the targets for ``list``; ``TARGET SEED FIRST COUNT`` tries inputs."""
     say = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what targets print
     if list(arguments) == ["list"]:
@@ -335,7 +325,7 @@ def main(arguments: Sequence[str]) -> None:
     name, seed, first, count = arguments[0], *map(int, arguments[1:])
     target = next(one for one in TARGETS if one.name == name)
     with tempfile.TemporaryDirectory(prefix="uneven-") as place:
-        folder = Path(place, "of", "one")  # what climbs out of its folder is still in ours
+        folder = Path(place, "of", "one")  # two levels, so that a path out of the folder is still in ours
         warm_up(target, folder)
         with limited():
             for number, given in enumerate(itertools.islice(target.inputs(seed), first, first + count), first):

@@ -1,8 +1,4 @@
-"""Letters between ranks, on a gloo group of its own: whole numbers, and now and then a vector of gradients.
-
-A gloo receive that waits for anybody cannot be asked whether something has come (``is_completed`` stays False until
-``wait``), so a thread waits and puts what comes into a queue.
-"""
+"""Letters between ranks, on a separate gloo group: whole numbers, and sometimes a vector of gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ _STOP = -1
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What came, and from whom; the vector is None for most."""
+    """A received letter and its sender; the vector is mostly None."""
 
     sender: int
     numbers: tuple[int, ...]
@@ -30,17 +26,17 @@ class Letter:
 
 
 class Mailbox:
-    """One of each rank. Making and closing one is collective: all ranks of the default group, in the same order.
+    """A mailbox of each rank. Making and closing one is collective: all ranks of the default group, in the same order.
 
-    Letters from one rank keep their order. A letter to oneself goes straight into the queue.
+    Letters from one rank keep their order. A letter to its sender goes straight into the queue.
 
     Args:
-        numbers: how many a letter has.
-        vector: length of the vectors, and their type.
-        timeout_s: how long :meth:`get` and the group wait for anything at all.
+        numbers: of a letter.
+        vector: length of the vectors; ``dtype`` is their type.
+        timeout_s: the longest wait of :meth:`get` and the group for any letter.
 
     Attributes:
-        received: letters from each rank, whether they have been opened or not.
+        received: letters from each rank, opened or not.
     """
 
     def __init__(
@@ -55,13 +51,14 @@ class Mailbox:
         self.received = [0] * self._size
         self._queue: queue.SimpleQueue[Letter | PeerError] = queue.SimpleQueue()
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []
+        # gloo's ``is_completed`` of a receive stays False until ``wait``, so a thread waits, and fills a queue.
         self._thread: threading.Thread | None = None
         if self._size > 1:
             self._thread = threading.Thread(target=self._listen, name="uneven-mailbox", daemon=True)
             self._thread.start()
 
     def send(self, to: int, numbers: tuple[int, ...], vector: torch.Tensor | None = None) -> None:
-        """Start sending; what is sent must not be changed before :meth:`flush`."""
+        """Start sending numbers and perhaps a vector, flat; the caller must not change it before :meth:`flush`."""
         if to == self._rank:
             self._queue.put(Letter(to, numbers, None if vector is None else vector.clone()))
             return
@@ -77,11 +74,7 @@ class Mailbox:
         self._sent.append((work, tensor))
 
     def flush(self) -> None:
-        """Wait until everything that was sent has been taken.
-
-        Raises:
-            PeerError: somebody did not take it.
-        """
+        """Wait until the receivers have taken all letters. Raises PeerError: one did not."""
         sent, self._sent = self._sent, []
         try:
             for work, _ in sent:
@@ -90,22 +83,14 @@ class Mailbox:
             raise PeerError(f"rank {self._rank}: a letter was not taken: {error}") from error
 
     def get(self) -> Letter:
-        """The next letter, waited for.
-
-        Raises:
-            PeerError: none came in time, or somebody is gone.
-        """
+        """Wait for the next letter. Raises PeerError: none came in time, or a rank is gone."""
         try:
             return self._opened(self._queue.get(timeout=self._timeout_s))
         except queue.Empty:
             raise PeerError(f"rank {self._rank}: no letter from anybody within {self._timeout_s:g} s") from None
 
     def poll(self) -> Letter | None:
-        """The next letter if one has come.
-
-        Raises:
-            PeerError: somebody is gone.
-        """
+        """Return the next letter if one has come. Raises PeerError: a rank is gone."""
         try:
             return self._opened(self._queue.get_nowait())
         except queue.Empty:
@@ -117,7 +102,7 @@ class Mailbox:
         return what
 
     def close(self) -> None:
-        """Let the thread end; nobody sends any more when all have come here."""
+        """End the thread; no rank sends any more after the barrier."""
         self.flush()
         if self._thread is not None:
             dist.barrier()
@@ -125,7 +110,7 @@ class Mailbox:
             self.flush()
             self._thread.join()
             self._thread = None
-            dist.barrier()  # or a rank might leave, and with it the connections, before the others have ended
+            dist.barrier()  # or a rank might leave, and its connections end, before the others have finished
             dist.destroy_process_group(self._group)
 
     def _listen(self) -> None:

@@ -1,1 +1,1 @@
-"""``uneven bench preconditioners``: what second order costs in a step, on the line and in memory, and where it pays."""
+"""``uneven bench preconditioners``: the cost of second order in a step, on the line and in memory, and its gain."""

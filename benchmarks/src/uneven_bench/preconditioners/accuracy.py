@@ -24,27 +24,20 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TargetTask:
-    """What is learnt, and how far.
+    """A task with its target."""
 
-    Attributes:
-        draw: seed → training inputs and targets, test inputs and targets.
-        score: of a model on test data; lower is better.
-        target: score to reach.
-        epochs: after which one gives up.
-    """
-
-    draw: Callable[[int], Split]
+    draw: Callable[[int], Split]  # seed → training inputs and targets, test inputs and targets
     make: Callable[[Split], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]
-    score: Callable[[Tensor, Tensor], Tensor]
-    target: float
-    epochs: int
+    score: Callable[[Tensor, Tensor], Tensor]  # of a model on test data; lower is better
+    target: float  # score to reach
+    epochs: int  # the limit
     batch: int
     kfac: Sequence[tuple[float, float, float | None]]  # lr, λ, bound of the clip
 
 
 def _regression(seed: int) -> Split:
-    """64 inputs whose covariance has a condition number of 10⁴, rotated; a teacher that listens to all alike."""
+    """Draw 64 inputs whose covariance has a condition number of 10⁴, rotated; the teacher weighs all equally."""
     make = torch.Generator().manual_seed(1000 + seed)
     whitened = torch.randn(6144, 64, generator=make)
     rotation = torch.linalg.qr(torch.randn(64, 64, generator=make))[0]
@@ -56,7 +49,7 @@ def _regression(seed: int) -> Split:
 
 
 def _images(seed: int, data: str, small: bool) -> Split:
-    """A third of the images for testing; ``small``: their targets are themselves."""
+    """Split the images, a third for testing; ``small``: their targets are themselves."""
     x, y = images(data).train.tensors
     x, y = x[:6000], y[:6000]
     if x.shape[-1] > 14:
@@ -95,7 +88,6 @@ def _squares(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def tasks(data: str) -> dict[str, TargetTask]:
-    """By name."""
     error = lambda found, wanted: (found - wanted).square().mean()  # noqa: E731
     wrong = lambda found, wanted: (found.argmax(1) != wanted).double().mean()  # noqa: E731
     return {
@@ -129,7 +121,7 @@ METHODS = (*LRS, "kfac", "kfac adaptive")
 
 
 def methods(task: TargetTask) -> dict[str, list[dict[str, Any]]]:
-    """What is tried of each method."""
+    """Return the settings to try of each method."""
     found: dict[str, list[dict[str, Any]]] = {name: [{"lr": lr} for lr in lrs] for name, lrs in LRS.items()}
     found["kfac"] = [{"lr": lr, "damping": damping, "kl_clip": clip} for lr, damping, clip in task.kfac]
     found["kfac adaptive"] = [
@@ -140,22 +132,16 @@ def methods(task: TargetTask) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass(frozen=True, slots=True)
 class LearningRun:
-    """One.
-
-    Attributes:
-        epochs, cpu_s: to the target; infinite where it was not reached.
-        blown: whether its loss was no number, or at the end above that of the first weights.
-        best: score.
-    """
+    """One training. ``epochs, cpu_s``: to the target; infinite if it was not reached."""
 
     epochs: float
     cpu_s: float
-    blown: bool
-    best: float
+    blown: bool  # its loss was not finite, or at the end above that of the first weights
+    best: float  # score
 
 
 def train(task: TargetTask, method: str, how: dict[str, Any], seed: int, epochs: int | None = None) -> LearningRun:
-    """Until the target is reached."""
+    """Train until the target is reached."""
     split = task.draw(seed)
     x, y, tx, ty = split
     torch.manual_seed(seed)
@@ -201,11 +187,8 @@ def to_target(
     names: Sequence[str] | None = None,
     only: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """task → method → medians over seeds of epochs and seconds at the setting with the fewest epochs of the first seed.
-
-    Args:
-        only: the one method that is tried; all if None.
-    """
+    """Return task → method → medians over seeds of epochs and seconds at the setting with the fewest epochs of the
+    first seed; ``only`` this method, or all."""
     found: dict[str, dict[str, Any]] = {}
     everything = {name: task for name, task in tasks(data).items() if names is None or name in names}
     for number, (name, task) in enumerate(everything.items()):
@@ -228,7 +211,8 @@ def to_target(
 
 
 def blow_ups(data: str, said: Callable[[str, float], None], most: int = 24) -> dict[str, Any]:
-    """How many of ``most`` settings blow up or stick with a fixed λ, and with one that adapts from the same start."""
+    """Count the settings of ``most`` that blow up or stick with a fixed λ, and with an adaptive one from the same
+    start."""
     grid = [
         (name, lr, damping, clip)
         for name in ("regression", "autoencoder", "cnn")

@@ -1,4 +1,4 @@
-"""Ways to take a step: each arm trains its own replica, and can be asked for a plain, a factor or a refresh step."""
+"""Ways to take a step: each arm trains its own replica, and takes a plain, a factor or a refresh step on request."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ KINDS = {"plain": 1, "factor": PERIODS[0], "refresh": PERIODS[1]}
 """Kind of step → a clock at which it is due."""
 
 RIVAL_AT = "KFAC_PYTORCH"
-"""Environment variable: where kfac-pytorch's repository lies, if it is not installed."""
+"""The environment variable with kfac-pytorch's repository, if it is not installed."""
 
 LR, DAMPING = 0.01, 0.03
 
 
 def rival() -> Any:
-    """kfac-pytorch's ``KFACPreconditioner``; None where its repository is not at hand (it is not on PyPI)."""
+    """Return kfac-pytorch's ``KFACPreconditioner``; None without its repository (it is not on PyPI)."""
     if (where := os.environ.get(RIVAL_AT)) and where not in sys.path:
         sys.path.insert(0, where)
     if importlib.util.find_spec("kfac") is None:
@@ -45,28 +45,24 @@ def rival() -> Any:
 
 
 class StepArm(ABC):
-    """One of them.
-
-    Args:
-        model: its own.
-    """
+    """A way to take steps of its own ``model``."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     def due(self, kind: str) -> None:  # noqa: B027 - of most arms all steps are alike
-        """The next step is to be of this kind."""
+        """Choose the kind of the next step."""
 
     @abstractmethod
     def step(self, x: Tensor, y: Tensor) -> None:
-        """On this worker's part of a batch."""
+        """Take a step on this worker's part of a batch, x (samples, …) and y (samples,)."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of groups and hooks."""
 
 
 class Plain(StepArm):
-    """An optimizer of torch: under DDP, or in the plain loop where there are no other workers."""
+    """An optimizer of torch: under DDP, or in the plain loop without other workers."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__(model)
@@ -76,7 +72,6 @@ class Plain(StepArm):
         self.optimizer = self.optimizers[0]
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """As in any script."""
         F.cross_entropy(self._called(x), y).backward()
         self.finish()
         for one in self.optimizers:
@@ -84,11 +79,11 @@ class Plain(StepArm):
             one.zero_grad()
 
     def finish(self) -> None:
-        """Between gradients and step."""
+        """Finish the gradients before the step."""
 
 
 def optimizers(model: nn.Module, name: str, lr: float = LR) -> list[torch.optim.Optimizer]:
-    """By name: sgd, adamw, or muon on weights with two axes and AdamW on the others."""
+    """Return the optimizers of a name: sgd, adamw, or muon on weights with two axes and AdamW on the others."""
     if name == "sgd":
         return [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)]
     if name == "adamw":
@@ -99,12 +94,7 @@ def optimizers(model: nn.Module, name: str, lr: float = LR) -> list[torch.optim.
 
 
 class KfacPytorch(Plain):
-    """kfac-pytorch over SGD.
-
-    Args:
-        share: its ``grad_worker_fraction``.
-        options: for its preconditioner.
-    """
+    """kfac-pytorch over SGD. ``share``: its ``grad_worker_fraction``; ``options``: for its preconditioner."""
 
     def __init__(self, model: nn.Module, share: float, **options: Any) -> None:
         super().__init__(model, "sgd")
@@ -113,15 +103,13 @@ class KfacPytorch(Plain):
         self.sent_bytes = 0.0
 
     def due(self, kind: str) -> None:
-        """Set its count of steps."""
         self.part._steps = KINDS[kind]
 
     def finish(self) -> None:
-        """Its step."""
         self.part.step()
 
     def count(self) -> None:
-        """Bytes of its own exchanges, counted as ours are: a ring's for a sum, one copy for a broadcast's receivers."""
+        """Count the bytes of its exchanges as ours: a ring's for a sum, one copy for a broadcast's receivers."""
         module: Any = importlib.import_module("kfac.distributed")
         whole, arm = dist, self
 
@@ -136,25 +124,19 @@ class KfacPytorch(Plain):
 
             def broadcast(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
                 size = whole.get_world_size(kwargs.get("group"))
-                arm.sent_bytes += (size - 1) / size * tensor.nbytes  # of all of them, on average
+                arm.sent_bytes += (size - 1) / size * tensor.nbytes  # the mean over the ranks
                 return whole.broadcast(tensor, *args, **kwargs)
 
         self._module: Any = module
         module.dist = CountedExchanges()
 
     def uncount(self) -> None:
-        """Count no longer."""
         self._module.dist = dist
 
 
 class PartArm(StepArm):
-    """A part of ours in a session.
-
-    Args:
-        part: with periods as :data:`PERIODS`; None for the session alone.
-        batch: the global one.
-        balance: of the session.
-    """
+    """A part of ours in a session. ``part`` has the periods of :data:`PERIODS`, None for the session only; ``batch`` is
+    the global one, ``balance`` the session's."""
 
     def __init__(self, model: nn.Module, part: Any, batch: int, balance: str = "even") -> None:
         super().__init__(model)
@@ -165,13 +147,12 @@ class PartArm(StepArm):
         _, self.optimizer = self.session.setup(model, optimizer, gradient_as_bucket_view=True)
 
     def due(self, kind: str) -> None:
-        """Set the part's clock."""
         if self.part is not None:
             self.part.clock = KINDS[kind]
             self.part.stepped()
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """On as many of these samples as the balancer gives this worker."""
+        """Take a step on the samples that the balancer gives this worker, x (samples, …) and y (samples,)."""
         with self.session.step(self._batch) as n:
             F.cross_entropy(self.model(x[:n]), y[: len(y) // len(x) * n]).backward()
             self.optimizer.step()
@@ -179,9 +160,8 @@ class PartArm(StepArm):
 
     @property
     def sent_bytes(self) -> float:
-        """On the part's lines so far, since they were last written down."""
+        """The bytes on the part's lines since the last record."""
         return float(sum(line.traffic.sent_bytes for line in self.part.run.lines.opened))
 
     def close(self) -> None:
-        """End the session."""
         self.session.close()

@@ -20,7 +20,7 @@ WORKERS = 4
 CORES = (0.6, 0.4, 0.2, 0.1)
 MBIT_PER_S = 100.0
 WEIGHTS = {"1/10": {"factor": 0.9, "refresh": 0.1}, "10/100": {"plain": 0.9, "factor": 0.09, "refresh": 0.01}}
-"""Periods → how often each kind of step comes."""
+"""Periods → frequency of each kind of step."""
 
 CASES = ("steps", "exact", "unequal", "links", "target", "blow-ups")
 STEPPED = ("resnet20", "mlp", "transformer", "resnet32")
@@ -28,20 +28,12 @@ TARGETS = ("regression", "autoencoder", "cnn")
 
 
 def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> dict[str, Any]:
-    """Measure.
-
-    Returns:
-        ``step_vs_kfac_pytorch`` and ``step_vs_sgd`` (model → share → periods → ratio of medians),
-        ``bytes_vs_kfac_pytorch`` (model → share, at 1/10), ``memory_share`` (model → share of all squares on the
-        fullest worker), ``exact_error`` (shares → method → largest difference), ``unequal_gain``,
-        ``unequal_of_limit``, ``hook_overhead``, ``time_to_target`` (task → method → epochs, seconds), ``blow_ups``,
-        ``links``, ``left_out``.
-
-    Raises:
-        UnknownNameError: there is no such case; "steps:mlp" and "target:cnn" are one model and one task alone, and
-            "target:cnn:soap" is one method.
-        LaunchError: a worker died.
-    """
+    """Measure all cases. Result: ``step_vs_kfac_pytorch`` and ``step_vs_sgd`` (model → share → periods → ratio of
+    medians), ``bytes_vs_kfac_pytorch`` (model → share, at 1/10), ``memory_share`` (model → share of all squares on the
+    fullest worker), ``exact_error`` (shares → method → largest difference), ``unequal_gain``, ``unequal_of_limit``,
+    ``hook_overhead``, ``time_to_target`` (task → method → epochs, seconds), ``blow_ups``, ``links``, ``left_out``.
+    Raises UnknownNameError: there is no such case; "steps:mlp" and "target:cnn" are one model and one task,
+    "target:cnn:soap" is one method. LaunchError: a worker died."""
     case, _, one = (case or "").partition(":")
     one, _, method = one.partition(":")
     some = {"steps": STEPPED, "target": TARGETS}.get(case, ())
@@ -68,7 +60,7 @@ def run(quick: bool, data: str, progress: Progress, case: str | None = None) -> 
     if "unequal" in wanted:
         task: dict[str, Any] = {"what": "unequal", "model": "resnet20", "cores": CORES}
         task |= {"settle": 4, "blocks": 2} if quick else {"settle": 8, "blocks": 6}
-        isolated = not why_not_isolated()  # workers that are stopped and continued stop each other's exchanges, too
+        isolated = not why_not_isolated()  # stopped workers would stop each other's exchanges too
         found["unequal"] = told = _play(task, len(CORES), progress, isolated=isolated)
         told["isolated"], told["plan"] = isolated, planned(told, CORES, isolated)
         found["unequal_gain"], found["unequal_of_limit"] = told["gain"], told["of_limit"]
@@ -110,7 +102,8 @@ def _steps(
 
 
 def _ratios(seconds: dict[str, dict[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Ratios of our steps to kfac-pytorch's with the same share, to its default, and to SGD's: share → periods."""
+    """Return the ratios of our steps to kfac-pytorch's with the same share, to its default, and to SGD's: share →
+    periods."""
     found: dict[str, dict[str, dict[str, float]]] = {"step_vs_kfac_pytorch": {}, "step_vs_sgd": {}}
     for name in seconds:
         who, _, share = name.partition(" ")

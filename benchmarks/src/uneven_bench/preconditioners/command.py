@@ -1,4 +1,4 @@
-"""The command of ``uneven bench preconditioners``; what it needs is imported when it is run."""
+"""The command of ``uneven bench preconditioners``, which imports its modules only when it runs."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def preconditioners(
     from uneven_bench.preconditioners.page import tables
     from uneven_bench.show import show
 
-    images(data)  # said here, not by a worker, if it is not there
+    images(data)  # raise here if it is missing, not in a worker
     show(lambda told: run(quick, data, told, case), tables, json)

@@ -1,4 +1,4 @@
-"""What K-FAC's hooks add to a step in which they do nothing."""
+"""The cost of K-FAC's hooks in a step in which they do nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from uneven_bench.preconditioners.models import MODELS
 
 
 def hook_overhead(repeats: int) -> float:
-    """Processor time of forward and backward pass with hooks on all layers, over that without; one thread, by turns."""
+    """Return processor time of forward and backward pass with hooks on all layers, over that without; one thread, by
+    turns."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

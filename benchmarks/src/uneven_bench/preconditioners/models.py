@@ -1,4 +1,4 @@
-"""Models of the bench and their batches, which are drawn: a step costs the same on any numbers."""
+"""Models of the bench and their random batches: a step costs the same on any numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Normed(nn.Module):
 
 
 class ResNet(nn.Module):
-    """For images of 32 × 32, of 6 n + 2 layers, with group norm; shortcuts without weights."""
+    """A network for images of 32 × 32, of 6 n + 2 layers, with group norm; shortcuts without weights."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ResNet(nn.Module):
         self.blocks, self.last = nn.Sequential(*blocks), nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, shape (samples, 10)."""
+        """Return logits, shape (samples, 10)."""
         return self.last(self.blocks(F.relu(self.norm(self.first(x)))).mean((2, 3)))
 
 
@@ -72,20 +72,16 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(wide), nn.Linear(wide, words, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the next word, shape (words in all, 256)."""
+        """Return logits of the next word, shape (words in all, 256)."""
         return self.head(self.norm(self.layers(self.words(x) + self.places))).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedModel:
-    """A model, and samples of one worker in a step.
-
-    Attributes:
-        draw: samples → a batch.
-    """
+    """A model, and samples of one worker in a step."""
 
     make: Callable[[], nn.Module]
-    draw: Callable[[int], tuple[Tensor, Tensor]]
+    draw: Callable[[int], tuple[Tensor, Tensor]]  # samples → a batch
     each: int
 
 

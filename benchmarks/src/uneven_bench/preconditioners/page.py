@@ -1,4 +1,4 @@
-"""The result for people."""
+"""The tables of ``uneven bench preconditioners``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from uneven_bench.show import table_of
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """One for each thing that was measured."""
     found = []
     if "step_s" in result:
         found += [_steps(model, result) for model in result["step_s"]]
@@ -78,7 +77,7 @@ def _steps(model: str, result: dict[str, Any]) -> Table:
 
 
 def _as_steps(name: str, result: dict[str, Any]) -> dict[str, Any]:
-    """The case of links in the form of the others."""
+    """Return the case of links in the form of the others."""
     return {key: {name: them} for key, them in result["links"].items()} | {"bytes_vs_kfac_pytorch": {name: {}}}
 
 

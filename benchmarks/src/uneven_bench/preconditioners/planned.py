@@ -1,4 +1,4 @@
-"""What a plan says of the unequal workers, from the costs that they have measured, beside what they took."""
+"""A plan's steps of the unequal workers, from their measured costs, and its error."""
 
 from __future__ import annotations
 
@@ -18,12 +18,8 @@ _ITERATIONS = 140
 
 
 def planned(told: dict[str, Any], cores: tuple[float, ...], isolated: bool) -> dict[str, Any]:
-    """Seconds of a step in virtual time, by arm, and their error.
-
-    Args:
-        told: result of the workers.
-        isolated: whether they were in control groups of their own.
-    """
+    """Return seconds of a step in virtual time, by arm, and their error. ``told``: the workers' result; ``isolated``:
+    they had separate control groups."""
     costs = told["costs"]
     nodes = tuple(
         Node(name=f"node{rank}", cores=part, period_s=_PERIOD_S * isolated) for rank, part in enumerate(cores)

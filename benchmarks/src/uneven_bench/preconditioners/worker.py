@@ -1,4 +1,5 @@
-"""One worker of ``uneven bench preconditioners``: does its task, arm by arm in turn; rank 0 writes what came."""
+"""One worker of ``uneven bench preconditioners``, which runs its task, arm by arm in turn; rank 0 writes the results.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ TASK, RESULTS = "task.json", "results.json"
 
 
 def main(directory: Path) -> None:
-    """Do the task that lies in ``directory``."""
+    """Run the task in ``directory``."""
     report_failures()
     torch.set_num_threads(1)
     world = discover()
@@ -43,12 +44,11 @@ def main(directory: Path) -> None:
 
 
 def shares(workers: int) -> dict[str, float]:
-    """f by name."""
     return {"1": 1.0, "1/2": 0.5, "1/P": 1.0 / workers}
 
 
 def steps(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
-    """Seconds of each kind of step of each arm of one model; bytes and memory."""
+    """Return seconds of each kind of step of each arm of one model, bytes and memory."""
     timed, size = MODELS[task["model"]], dist.get_world_size()
     batch = timed.each * size
     arms: dict[str, StepArm] = {}
@@ -68,7 +68,7 @@ def steps(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
             add(f"kfac-pytorch {label}", partial(KfacPytorch, share=f))
     found: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in KINDS} for name in arms}
     torch.manual_seed(1 + dist.get_rank())
-    for number in range(task["repeats"] + 1):  # the first one warms up
+    for number in range(task["repeats"] + 1):  # the first repeat warms up
         stage.say(task["model"], number / (task["repeats"] + 1))
         for kind in ("refresh", "plain", "factor"):
             x, y = timed.draw(timed.each)
@@ -102,7 +102,7 @@ def _second_order(name: str) -> bool:
 
 
 def _bytes(arm: Any, batch: Any) -> dict[str, float]:
-    """Bytes that a worker sends in each kind of step, mean over workers."""
+    """Return the bytes that a worker sends in each kind of step, mean over workers."""
     found = {}
     if isinstance(arm, KfacPytorch):
         arm.count()
@@ -119,7 +119,7 @@ def _bytes(arm: Any, batch: Any) -> dict[str, float]:
 
 
 def _memory(arm: Any) -> float:
-    """Numbers that the fullest worker keeps for factors, over those of all factors as squares."""
+    """Return the numbers that the fullest worker keeps for factors, over those of all factors as squares."""
     part = arm.part
     own = part._sums.numel() + sum(one.numel() for one in part._kept.values())
     most = torch.tensor([float(own)])
@@ -128,7 +128,8 @@ def _memory(arm: Any) -> float:
 
 
 def exact(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
-    """Largest difference of weights to one process after 12 steps on unequal shares; and to kfac-pytorch, per step."""
+    """Return the largest difference of weights to one process after 12 steps on unequal shares; and to kfac-pytorch,
+    per step."""
     rank, parts = dist.get_rank(), task["shares"]
     batch, found = 16 * len(parts), {}
     own = [batch * one // sum(parts) for one in parts]
@@ -159,7 +160,8 @@ def exact(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
 
 
 def _exact_model() -> torch.nn.Module:
-    """In float64: SOAP divides by their size directions that no gradient ever had, and float32 leaves noise there."""
+    """Return a model in float64: SOAP divides directions without any gradient by their size, which is noise in float32.
+    """
     return torch.nn.Sequential(
         torch.nn.Conv2d(2, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, stride=2), torch.nn.Flatten(),
         torch.nn.Linear(72, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10),
@@ -171,7 +173,7 @@ def _exact_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _alone(part: Any, batch: int) -> list[torch.Tensor]:
-    """Weights of one process after these steps, without a session."""
+    """Return weights of one process after these steps, without a session, one tensor of any size for each."""
     torch.manual_seed(0)
     model = _exact_model()
     momentum = 0.0 if isinstance(part, uneven.SOAP) else 0.9
@@ -183,14 +185,9 @@ def _alone(part: Any, batch: int) -> list[torch.Tensor]:
 
 
 def _against_rival(each: int, undone: bool) -> float:
-    """Largest distance of a layer's preconditioned gradient to kfac-pytorch's, relative, steps from equal weights.
-
+    """Return the largest relative distance of a layer's preconditioned gradient to kfac-pytorch's, from equal weights.
     kfac-pytorch averages over workers the G of their own mean losses, which on P equal workers is P² times that of one
-    process on all samples. Its ``grad_scaler``, which gradients are divided by, can undo that.
-
-    Args:
-        undone: whether it does; then kfac-pytorch is what it is on one worker.
-    """
+    process. ``undone``: its ``grad_scaler`` undoes that, so it equals one worker's."""
     size, worst = dist.get_world_size(), 0.0
     for name in ("resnet20", "mlp"):
         timed = MODELS[name]
@@ -220,13 +217,13 @@ def _against_rival(each: int, undone: bool) -> float:
 
 
 def _by_layer(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Gradients of each module's own weights in one row: a weight's and its bias' are turned as one matrix."""
+    """Return each module's gradients as one flat row: a weight and its bias are preconditioned as one matrix."""
     every = [[one.grad for one in module._parameters.values() if one is not None] for module in model.modules()]
     return [torch.cat([one.reshape(-1) for one in those if one is not None]) for those in every if those]
 
 
 def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
-    """Seconds of a step on unequal workers: owners by speed and shares by LB-BSP, against n³ and equal ones."""
+    """Return seconds of a step on unequal workers: owners by speed and shares by LB-BSP, against n³ and equal ones."""
     timed, size = MODELS[task["model"]], dist.get_world_size()
     batch = timed.each * size * 2
     arms = {}
@@ -271,15 +268,14 @@ def unequal(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
 
 
 class _OwnTime(uneven.Part):
-    """Does nothing but know the run."""
+    """A part that only keeps the run."""
 
     def attach(self, run: uneven.Run) -> None:
-        """Keep it."""
         self.run = run
 
 
 def _plain_costs(timed: TimedModel, batch: int, shares: tuple[int, ...]) -> dict[str, float]:
-    """Core-seconds of steps without a preconditioner, by least squares over the workers' shares."""
+    """Return core-seconds of steps without a preconditioner, by least squares over the workers' shares."""
     torch.manual_seed(0)
     part = _OwnTime()
     arm = PartArm(timed.make(), part, batch, balance=f"static:shares={'/'.join(map(str, shares))}")
@@ -304,15 +300,15 @@ def _plain_costs(timed: TimedModel, batch: int, shares: tuple[int, ...]) -> dict
 def _limit_s(
     cpu_s: list[float], cores: list[float], shares: tuple[int, ...], owners: dict[str, tuple[int, ...]]
 ) -> float:
-    """Seconds of a step in which everybody works all the time; or, if that is longer, that one worker needs which has
-    a single sample and owns nothing, so that nothing can be taken from it."""
+    """Return seconds of a step in which all workers work all the time; or, if longer, those of a worker with a single
+    sample and no ownership, which has nothing to give away."""
     owning = {rank for those in owners.values() for rank in those}
     bare = [rank for rank, share in enumerate(shares) if share <= 1 and rank not in owning]
     return max([sum(cpu_s) / sum(cores), *(cpu_s[rank] / cores[rank] for rank in bare)])
 
 
 def links(task: dict[str, Any], stage: OnStage) -> dict[str, Any]:
-    """As :func:`steps`, on links of so many Mbit/s."""
+    """Run :func:`steps` on links of limited Mbit/s."""
     stage.have((), tuple(task["mbit_per_s"]))
     found = steps(task, stage)
     stage.lift()

@@ -1,9 +1,8 @@
-"""``uneven bench predictors``: who foresees best how fast a worker will be?
+"""``uneven bench predictors``: forecasts of workers' speeds, compared.
 
-Every predictor is shown the same iterations of the same workers, online, as in a run, except that lessons are learnt at
-once; the first half of each case is there to learn from, the second half is scored. Recording runs takes real time and
-real processes; on all other cases, and on runs that were kept, the figures are the same on every machine, up to
-rounding of its arithmetic.
+Every predictor sees the same iterations of the same workers, online, as in a run, except that training has no delay;
+the first half of each case is for training, the second half is scored. Recording takes real time and processes; all
+other figures are equal on every machine, up to rounding.
 """
 
 from __future__ import annotations
@@ -40,26 +39,23 @@ SINGLES = ("last", "ema", "steady", "arima", "rnn", "lstm", "narx")
 MIXTURE = "auto"
 
 PAGE = Path("uneven-predictors.html")
-"""Where the pictures go, in the working directory."""
+"""The file of the pictures, in the working directory."""
 
 
 def run(
     quick: bool, data: str, progress: Progress, *, record: Path | None = None, runs: Path | None = None
 ) -> dict[str, Any]:
-    """All predictors on all cases; traces come from ``UNEVEN_DATA``.
+    """Play all predictors on all cases; traces come from ``UNEVEN_DATA``. Raises ConfigError: ``record`` if this
+    machine cannot emulate, or ``runs`` without a run. LaunchError: a run failed.
 
     Args:
-        quick: fewer cases, and nothing is recorded unless ``record`` says so.
-        data: what is trained on where runs are recorded.
-        record: folder in which recorded runs are to stay.
-        runs: folder with runs that were recorded before; nothing is recorded then.
+        quick: fewer cases, and no recording without ``record``.
+        data: the data set of recorded runs.
+        record: folder that keeps recorded runs.
+        runs: folder with earlier runs; then none is recorded.
 
     Returns:
-        What ``--json`` prints; ``docs/measurements/predictors.md`` explains every key.
-
-    Raises:
-        ConfigError: ``record`` where this machine cannot emulate, or ``runs`` without a run.
-        LaunchError: a run failed.
+        The object that ``--json`` prints; ``docs/measurements/predictors.md`` explains every key.
     """
     kept, left_out = _recorded(quick, data, progress, record, runs)
     cases = {**real(quick), **{name: one.case for name, one in kept.items()}, **synthetic(400 if quick else 800)}
@@ -71,7 +67,7 @@ def run(
 def _recorded(
     quick: bool, data: str, progress: Progress, record: Path | None, runs: Path | None
 ) -> tuple[dict[str, RecordedRun], dict[str, str]]:
-    """Recorded runs, and why some kind of case is left out."""
+    """Return recorded runs, and the reasons for cases left out."""
     if runs is not None:
         return recorded.load(runs), {}
     if record is not None:
@@ -86,7 +82,7 @@ def _recorded(
 
 
 def recorded_figures(kept: dict[str, RecordedRun], told: dict[str, dict[str, Floats]]) -> dict[str, Any]:
-    """What is asked of recorded runs alone: their length, and how steps at known moments were followed."""
+    """Return figures of recorded runs only: their length, and the response to steps at known moments."""
     stepped = {case: one for case, one in kept.items() if one.steps}
     responses = {
         name: recorded_steps.response(by_case[case], one.steps)
@@ -113,11 +109,8 @@ def score(
     cases: dict[str, PredictorCase], names: tuple[str, ...], progress: Progress, *,
     spiked_in: int = SPIKED_ITERATIONS, stepped_in: int = ITERATIONS,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Floats]]]:  # fmt: skip
-    """Play and score; also the predictions, predictor → case → ``(workers, iterations)``.
-
-    Args:
-        spiked_in, stepped_in: iterations of the cases on which spikes and steps are followed.
-    """
+    """Play and score; return figures and predictions, predictor → case → ``(workers, iterations)``. ``spiked_in,
+    stepped_in``: iterations of the cases with spikes and steps."""
     told: dict[str, dict[str, Floats]] = {name: {} for name in names}
     errors: dict[str, dict[str, float]] = {name: {} for name in names}
     far_errors: dict[str, dict[str, float]] = {name: {} for name in names}
@@ -155,7 +148,7 @@ def score(
 def _best(
     cases: dict[str, PredictorCase], errors: dict[str, dict[str, float]], times_s: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
-    """The best single predictor of each case by iteration time and by error, and how much worse the mixture is."""
+    """Return the best single predictor of each case by iteration time and by error, and the loss of the mixture."""
     singles = [name for name in errors if name != MIXTURE]
     by_time = {case: min(singles, key=lambda name: times_s[name][case]) for case in cases}
     by_error = {case: min(singles, key=lambda name: errors[name][case]) for case in cases}
@@ -173,7 +166,6 @@ def _best(
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
     names = list(result["rmse"])
     shown = []
     for key, title, scale in (

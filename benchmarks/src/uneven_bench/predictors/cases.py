@@ -1,4 +1,4 @@
-"""What ``uneven bench predictors`` plays: made-up workers whose truth is known, and the form that all cases have."""
+"""The cases of ``uneven bench predictors``: made-up workers with a known truth, and the common form."""
 
 from __future__ import annotations
 
@@ -27,44 +27,33 @@ SPIKE = 0.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictorCase:
-    """Some workers, iteration by iteration.
+    """Some workers, iteration by iteration."""
 
-    Attributes:
-        name: in tables.
-        kind: "real", "recorded" or "synthetic".
-        speeds_per_s: ``(workers, iterations)``, measured.
-        cpu: ``(workers, iterations)``, part of the node's processors that others took right after the iteration, so
-            that it is current for the next one; NaN where nobody knows.
-        memory: the same of the node's memory in use.
-        scored_from: first iteration that counts. Those before are there to learn from, and what options are chosen by.
-        levels_per_s: the speeds without noise, where they are known; else None.
-        samples: ``(workers, iterations)``, each worker's batch; None where all are alike.
-    """
-
-    name: str
-    kind: str
-    speeds_per_s: Floats
+    name: str  # in tables
+    kind: str  # "real", "recorded" or "synthetic"
+    speeds_per_s: Floats  # ``(workers, iterations)``, measured
+    # ``(workers, iterations)``, part of the node's processors that others took right after the iteration, so that it
+    # is current for the next one; NaN if unknown
     cpu: Floats
-    memory: Floats
-    scored_from: int
-    levels_per_s: Floats | None = None
+    memory: Floats  # the same of the node's memory in use
+    scored_from: int  # first iteration that counts. Earlier ones are for training and the choice of options.
+    levels_per_s: Floats | None = None  # the speeds without noise; None if unknown
+    # ``(workers, iterations)``, each worker's batch; None if all are equal
     samples: npt.NDArray[np.int64] | None = None
 
     @property
     def workers(self) -> int:
-        """How many."""
         return len(self.speeds_per_s)
 
     @property
     def iterations(self) -> int:
-        """How many, all together."""
         return int(self.speeds_per_s.shape[1])
 
 
 def case_of(
     name: str, kind: str, speeds_per_s: Floats, cpu: Floats | None = None, memory: Floats | None = None
 ) -> PredictorCase:
-    """A case of which the second half is scored."""
+    """Return a case with its second half scored; arrays are (workers, iterations)."""
     unknown = np.full(speeds_per_s.shape, math.nan)
     return PredictorCase(
         name,
@@ -77,7 +66,6 @@ def case_of(
 
 
 def synthetic(iterations: int = ITERATIONS, seed: int = 0) -> dict[str, PredictorCase]:
-    """The four with a known answer."""
     return {
         case.name: case
         for case in (
@@ -90,12 +78,12 @@ def synthetic(iterations: int = ITERATIONS, seed: int = 0) -> dict[str, Predicto
 
 
 def calm(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
-    """Nothing but noise; others take a tenth of the processors all the time."""
+    """Make noise only; others take a tenth of the processors all the time."""
     return _made("calm", np.ones((WORKERS, iterations)), np.full((WORKERS, iterations), 0.1), seed)
 
 
 def spikes(iterations: int = ITERATIONS, seed: int = 0, every: int = 40) -> PredictorCase:
-    """Lone slow iterations, one of 40, that nothing announces and that say nothing about the next one."""
+    """Make lone slow iterations, one of 40, without any announcement or effect on the next one."""
     rng = np.random.default_rng([seed, 1])
     factors = np.ones((WORKERS, iterations))
     for worker in range(WORKERS):
@@ -105,18 +93,18 @@ def spikes(iterations: int = ITERATIONS, seed: int = 0, every: int = 40) -> Pred
 
 
 def steps(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
-    """Lasting changes to other speeds, every 60 … 120 iterations, that nothing announces."""
+    """Make lasting changes to other speeds, every 60 … 120 iterations, without any announcement."""
     return _made("steps", _blocks(iterations, seed, (1.0, 0.7, 0.5, 0.35)), None, seed)
 
 
 def announced(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
-    """Others come and go and take a part of the processors; the reading before the first slow iteration shows it."""
+    """Make loads that come and go; the reading before the first slow iteration shows them."""
     free = _blocks(iterations + 1, seed, (1.0, 0.7, 0.5, 0.35))
     return _made("announced", free[:, :-1], 1.0 - free[:, 1:], seed)
 
 
 def drift(iterations: int = ITERATIONS, seed: int = 0) -> PredictorCase:
-    """Slow waves, up and down by a quarter in some 300 iterations."""
+    """Make slow waves, up and down by a quarter in some 300 iterations."""
     rng = np.random.default_rng([seed, 2])
     phase, period = rng.uniform(0.0, 2 * np.pi, (WORKERS, 1)), rng.uniform(250, 400, (WORKERS, 1))
     return _made("drift", 1.0 + 0.25 * np.sin(phase + 2 * np.pi * np.arange(iterations) / period), None, seed)

@@ -17,11 +17,8 @@ DRAWN = ("last", "ema", "narx", "auto")
 
 
 def write_page(path: Path, cases: dict[str, PredictorCase], told: dict[str, dict[str, Floats]]) -> None:
-    """One picture per case: the worker whose speed varied most in the first part that was scored.
-
-    Raises:
-        JournalError: the page cannot be written.
-    """
+    """Write one picture per case: the worker with the largest change of speed in the first scored part. Raises
+    JournalError: the page cannot be written."""
     page = Page("Predicted and measured speed", "The first scored iterations of one worker of each case.")
     for name, case in cases.items():
         page.figure(name, snapshot(case, {one: told[one][name] for one in DRAWN if one in told}))
@@ -29,7 +26,7 @@ def write_page(path: Path, cases: dict[str, PredictorCase], told: dict[str, dict
 
 
 def snapshot(case: PredictorCase, told: dict[str, Floats]) -> Figure:
-    """The worker whose speed varies most, relative to its mean."""
+    """Draw the worker whose speed varies most, relative to its mean; predictions are (workers, iterations)."""
     first, last = case.scored_from, min(case.iterations, case.scored_from + SHOWN)
     window = case.speeds_per_s[:, first:last]
     worker = int((window.std(axis=1) / window.mean(axis=1)).argmax())

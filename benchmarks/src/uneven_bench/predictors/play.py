@@ -1,4 +1,4 @@
-"""Predictors shown the iterations of a case, and how good their predictions were. Nothing here takes real time."""
+"""Predictors on the iterations of a case, and their errors, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uneven.policy.predict import Predictor, predictors, study
 from uneven_bench.predictors.cases import BASE_PER_S, SPIKE, Floats, PredictorCase, announced, calm
 
 AHEAD = 4
-"""Iterations that the second kind of prediction looks ahead."""
+"""Iterations of the longer forecast."""
 
 SAMPLES_PER_WORKER = 64
 """Global batch ÷ workers."""
@@ -23,12 +23,8 @@ _SPIKES_FROM, _SPIKES_EVERY = 200, 25
 
 
 def play(case: PredictorCase, make: Callable[[], Predictor], ahead: int = AHEAD) -> tuple[Floats, Floats]:
-    """Each worker's predictor is shown its iterations and learns as soon as it may.
-
-    Returns:
-        Predictions of every iteration, ``(workers, iterations)`` each: made right before it, and ``ahead`` iterations
-        before its end, both NaN where there was none.
-    """
+    """Feed each worker's predictor its iterations, with training without delay. Returns predictions (workers,
+    iterations) made right before each iteration, and ``ahead`` iterations before its end; NaN without one."""
     next_one = np.full(case.speeds_per_s.shape, np.nan)
     later = np.full((case.workers, case.iterations + ahead), np.nan)
     for worker in range(case.workers):
@@ -46,32 +42,32 @@ def play(case: PredictorCase, make: Callable[[], Predictor], ahead: int = AHEAD)
 
 
 def rmse(case: PredictorCase, told: Floats) -> float:
-    """Root mean square error of the normalized speed: each worker's in units of its mean speed in the scored part."""
+    """Return the root mean square error of predictions (workers, iterations), each worker's in units of its mean speed
+    in the scored part."""
     speeds, told = case.speeds_per_s[:, case.scored_from :], told[:, case.scored_from :]
     return float(np.sqrt(np.mean(((told - speeds) / speeds.mean(axis=1, keepdims=True)) ** 2)))
 
 
 def iteration_s(case: PredictorCase, told: Floats) -> float:
-    """Mean time of a BSP iteration whose samples are split in proportion to the predictions: max_i x_i / v_i."""
+    """Return the mean time of a BSP iteration split in proportion to predictions (workers, iterations): max_i x_i /
+    v_i."""
     speeds, told = case.speeds_per_s[:, case.scored_from :], told[:, case.scored_from :]
     return float(np.mean((shares(told) * SAMPLES_PER_WORKER * case.workers / speeds).max(axis=0)))
 
 
 def limit_s(case: PredictorCase) -> float:
-    """The same for predictions that are right."""
+    """Return :func:`iteration_s` of correct predictions."""
     return iteration_s(case, case.speeds_per_s)
 
 
 def shares(told: Floats) -> Floats:
-    """Parts of the global batch, ``(workers, iterations)``, in proportion to speeds."""
+    """Return parts of the global batch in proportion to speeds, both (workers, iterations)."""
     return told / told.sum(axis=0)
 
 
 def spike_followed(spec: str, iterations: int = SPIKED_ITERATIONS) -> float:
-    """Largest relative change of a share that lone spikes of one worker cause.
-
-    Against the same run with iterations of exactly the usual speed in their place; all others are noisy in both.
-    """
+    """Return the largest relative change of a share by lone spikes of one worker, against a run with exactly the usual
+    speed in their place and the same noise."""
     quiet, slow = calm(iterations), slice(_SPIKES_FROM, iterations - 2, _SPIKES_EVERY)
     usual = quiet.speeds_per_s.copy()
     usual[0, slow] = BASE_PER_S[0]
@@ -83,8 +79,9 @@ def spike_followed(spec: str, iterations: int = SPIKED_ITERATIONS) -> float:
 
 
 def step_delays(spec: str, told: Floats | None = None, case: PredictorCase | None = None) -> list[int]:
-    """For every scored step of :func:`~uneven_bench.predictors.cases.announced`, iterations until nine tenths of it
-    are predicted: 0 if before its first iteration, at most the length of the new level."""
+    """Return for every scored step of :func:`~uneven_bench.predictors.cases.announced` the iterations until nine tenths
+    of it are predicted: 0 if before its first iteration, at most the length of the new level. ``told`` is (workers,
+    iterations)."""
     case = case or announced()
     told = play(case, _maker(spec))[0] if told is None else told
     levels = case.levels_per_s

@@ -19,7 +19,7 @@ from uneven.policy.core.records import Record, StepRecord
 from uneven_bench.predictors.cases import BASE_PER_S, READING_NOISE, WORKERS, Floats, PredictorCase, case_of
 
 STRETCH = 4.3
-"""Iterations that one sample of a trace of processor use lasts; no whole number, so changes fall into iterations."""
+"""Iterations of one sample of processor use; not a whole number, so changes fall into iterations."""
 
 _NOISE = 0.03
 _LEAST_FREE = 0.05
@@ -29,11 +29,8 @@ _FALLBACK = "fallback.csv"
 
 
 def real(quick: bool = False) -> dict[str, PredictorCase]:
-    """What ``UNEVEN_DATA`` holds of mini-batch times and processor use, or a small shipped trace of the latter.
-
-    Raises:
-        ConfigError: ``UNEVEN_DATA`` is set and the files are not there.
-    """
+    """Return the mini-batch times and processor use in ``UNEVEN_DATA``, or a small shipped trace of the latter. Raises
+    ConfigError: ``UNEVEN_DATA`` is set and the files are missing."""
     traces = _folder()
     if traces is None:
         return {"ec2": of_use("ec2", _shipped())}
@@ -41,11 +38,8 @@ def real(quick: bool = False) -> dict[str, PredictorCase]:
 
 
 def use_traces() -> dict[str, Floats]:
-    """Name → processor use of four machines, ``(4, samples)``, 0 … 1, one sample in five minutes.
-
-    Raises:
-        ConfigError: as :func:`real`.
-    """
+    """Return name → processor use of four machines, ``(4, samples)``, 0 … 1, one sample in five minutes. Raises
+    ConfigError: as :func:`real`."""
     traces = _folder()
     if traces is None:
         return {"ec2": _shipped()}
@@ -68,12 +62,8 @@ def _shipped() -> Floats:
 
 
 def of_use(name: str, use: Floats, memory: Floats | None = None, seed: int = 0) -> PredictorCase:
-    """Workers on nodes of which others take a part: v = v₀ (1 − use in the iteration), and noise.
-
-    Args:
-        use: ``(workers, samples)``, 0 … 1. Each lasts 4.3 iterations.
-        memory: the same of memory.
-    """
+    """Return workers on nodes with other loads: v = v₀ (1 − use in the iteration), and noise. ``use``: ``(workers,
+    samples)``, 0 … 1, each lasting 4.3 iterations; ``memory``: the same of memory."""
     rng = np.random.default_rng([seed, 5])
     samples = use.shape[1]
     fine = 20  # parts of an iteration
@@ -88,7 +78,7 @@ def of_use(name: str, use: Floats, memory: Floats | None = None, seed: int = 0) 
 
 
 def _alibaba(traces: Path, jobs: int) -> dict[str, PredictorCase]:
-    """Mini-batch times of the workers of four jobs on shared GPUs; nothing is known of their nodes."""
+    """Return mini-batch times of the workers of four jobs on shared GPUs; their nodes are unknown."""
     with _open(traces / "alibaba2020_minibatch_time.npz") as file:
         cases = {}
         for job in range(1, jobs + 1):
@@ -114,7 +104,7 @@ def _google(traces: Path) -> dict[str, PredictorCase]:
 
 
 def _google_use(traces: Path) -> tuple[Floats, Floats]:
-    """Use of processor and of memory."""
+    """Return the use of processor and of memory."""
     with _open(traces / "google2011_vm_cpu_mem.npz") as file:
         use, memory = file["cpu_percent"].astype(float) / 100.0, file["mem_percent"].astype(float) / 100.0
     rows = _lively(use)
@@ -122,7 +112,7 @@ def _google_use(traces: Path) -> tuple[Floats, Floats]:
 
 
 def _lively(use: Floats) -> npt.NDArray[np.intp]:
-    """A few, drawn by a fixed seed, of the series that vary by 15 points or more and are not busy all the time."""
+    """Choose a few series by a fixed seed, of those that vary by 15 points or more and are not always busy."""
     fit = np.flatnonzero((use.std(axis=1) > 0.15) & (use.mean(axis=1) < 0.6))
     return np.sort(np.random.default_rng(0).choice(fit, WORKERS, replace=False))
 
@@ -158,11 +148,8 @@ def recorded(run: Path, name: str | None = None) -> PredictorCase:
 
 
 def common_steps(run: Path, ranks: Mapping[int, Iterable[Record]]) -> dict[int, list[StepRecord]]:
-    """Rank → its steps with samples, of the iterations that all ranks recorded.
-
-    Raises:
-        JournalError: fewer than 20 of them.
-    """
+    """Return rank → its steps with samples, of the iterations that all ranks recorded. Raises JournalError: fewer than
+    20 of them."""
     steps = {
         rank: {one.iteration: one for one in records if isinstance(one, StepRecord) and one.batch > 0}
         for rank, records in ranks.items()

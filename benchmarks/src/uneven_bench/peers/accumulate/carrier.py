@@ -1,7 +1,7 @@
 """hivemind-style accumulation over gloo: micro-batches until together there are X samples, then one all-reduce.
 
-hivemind's peers report their progress through a distributed hash table; here every worker writes its count to every
-other one after each micro-batch, and reads what has come before it begins another. What is computed then still counts.
+hivemind's peers report their progress through a distributed hash table. Here every worker sends its count to all others
+after each micro-batch, and reads theirs before it begins another; a micro-batch under way still counts.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ from uneven.errors import ConfigError
 from uneven_bench.peers.mailbox import Mailbox
 
 SumLoss = Callable[[int, int], torch.Tensor]
-"""(first, samples) → the *sum* of the losses of so many of this rank's own samples, from the first on."""
+"""(first, samples) → the *sum* of the losses of ``samples`` of this rank's own samples, from the first on."""
 
 
 class AccumulateCarrier:
-    """Makes one gradient after the other. Making and closing one is collective.
+    """A maker of one gradient after the other. Making and closing one is collective. Raises ConfigError: a micro-batch
+    without samples.
 
     Args:
         model: with the same parameters on all ranks.
         grain: samples of a micro-batch.
-        timeout_s: how long a rank waits for the others.
+        timeout_s: the longest wait for the other ranks.
 
     Attributes:
-        own: samples that this rank did in the last iteration.
-        ready_s: when its last micro-batch was done, by ``time.perf_counter``.
-
-    Raises:
-        ConfigError: a micro-batch without samples.
+        own: samples of this rank in the last iteration.
+        ready_s: end of its last micro-batch, by ``time.perf_counter``.
     """
 
     def __init__(self, model: nn.Module, *, grain: int, timeout_s: float = 300.0) -> None:
@@ -48,17 +46,8 @@ class AccumulateCarrier:
         self.mailbox = Mailbox(numbers=2, timeout_s=timeout_s)
 
     def backward(self, total: int, loss: SumLoss) -> int:
-        """One iteration: afterwards ``.grad`` of every parameter holds the mean gradient over what all have done.
-
-        Args:
-            total: X.
-
-        Returns:
-            Samples that all ranks together have done, at least X.
-
-        Raises:
-            PeerError: somebody is gone.
-        """
+        """Run one iteration: ``.grad`` of every parameter becomes the mean gradient over all samples. Returns the
+        samples of all ranks, at least ``total``, X. Raises PeerError: a rank is gone."""
         sums = [torch.zeros_like(parameter) for parameter in self._parameters]
         counts = [0] * self._size
         while sum(counts) < total:
@@ -73,7 +62,7 @@ class AccumulateCarrier:
                     self.mailbox.send(other, (self._iteration, counts[self._rank]))
             while (letter := self.mailbox.poll()) is not None:
                 iteration, count = letter.numbers
-                if iteration == self._iteration:  # one of the last iteration may come late
+                if iteration == self._iteration:  # a letter of the last iteration may come late
                     counts[letter.sender] = count
         self.mailbox.flush()
         self._iteration += 1
@@ -81,7 +70,6 @@ class AccumulateCarrier:
         return self._reduce(sums)
 
     def close(self) -> None:
-        """End the thread that listens."""
         self.mailbox.close()
 
     def _reduce(self, sums: list[torch.Tensor]) -> int:

@@ -1,10 +1,10 @@
-"""hivemind-style: everybody takes micro-batches until X samples are in.
+"""hivemind-style accumulation: all workers take micro-batches until X samples are in.
 
 After the documentation of hivemind's optimizer: peers accumulate gradients until together they have the target batch,
-then average, weighed by their samples. Nobody is told how much to take, so faster workers take more.
+then average, weighted by samples. Faster workers take more.
 
-Open in the description, and our reading: a worker looks at the common count when a micro-batch of its own is done; what
-is in hand then still counts, so the batch is larger than X. How much larger it is said to be is about ten per cent.
+Our reading of an open point: a worker looks at the common count after each micro-batch; one under way still counts, so
+the batch exceeds X. The excess is said to be about ten per cent.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ from uneven.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """What came of one round.
+    """The result of one round."""
 
-    Attributes:
-        samples: of each worker; together at least X.
-        ends_s: when each stopped.
-        enough_s: when the X-th sample was in.
-    """
-
-    samples: tuple[int, ...]
-    ends_s: tuple[float, ...]
-    enough_s: float
+    samples: tuple[int, ...]  # of each worker; together at least X
+    ends_s: tuple[float, ...]  # when each stopped
+    enough_s: float  # when the X-th sample was in
 
 
 def accumulate(micro_batch_s: Sequence[float], grain: int, total: int, *, notice_s: float = 0.0) -> Accumulated:

@@ -1,8 +1,8 @@
-"""Redundant execution with backup workers over gloo: a small parameter server that takes what comes first.
+"""Redundant execution with backup workers over gloo: a small parameter server that takes the first gradients.
 
-An all-reduce cannot leave anybody out, so rank 0 hosts a server in a thread: it holds the parameters and the optimizer,
-takes gradients from whoever is ready, makes an update from the first n − b of a version, and sends the newest
-parameters to those. Who comes too late is dropped and sent the newest parameters too.
+An all-reduce needs all ranks, so rank 0 hosts a server in a thread: it holds the parameters and the optimizer, makes an
+update from the first n − b gradients of a version, and sends those ranks the newest parameters. A late gradient is
+dropped, and its rank receives the newest parameters too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uneven_bench.peers.backup.quorum import Quorum, samples_each
 from uneven_bench.peers.mailbox import Mailbox
 
 SERVER = 0
-"""Rank that hosts the server, and is a worker like any other."""
+"""The rank that hosts the server, and is a worker like any other."""
 
 _PUSH, _END = 0, 1
 
@@ -29,7 +29,7 @@ MeanLoss = Callable[[int], torch.Tensor]
 
 
 class _QuorumServer:
-    """Answers pushes until it is told to end."""
+    """A thread that answers pushes until its end."""
 
     def __init__(
         self,
@@ -87,20 +87,18 @@ class _QuorumServer:
 
 
 class BackupCarrier:
-    """Trains with n − b gradients a version. Making and closing one is collective.
+    """A training with n − b gradients a version. Making and closing one is collective. Raises ConfigError: no gradient
+    would count.
 
     Args:
         model: this rank's; rank 0's parameters are the first version.
         make_optimizer: makes the server's optimizer for its copy of the parameters.
         spares: b.
-        timeout_s: how long a rank waits for an answer, and the server for a gradient.
+        timeout_s: the longest wait of a rank for an answer, and of the server for a gradient.
 
     Attributes:
-        version: of the parameters that this rank holds.
-        exposed_s: of each gradient that this rank sent, seconds until the newer parameters were there.
-
-    Raises:
-        ConfigError: nobody would be waited for.
+        version: of this rank's parameters.
+        exposed_s: of each sent gradient, seconds until the newer parameters arrived.
     """
 
     def __init__(
@@ -129,21 +127,12 @@ class BackupCarrier:
         self.exposed_s: list[float] = []
 
     def samples_each(self, total: int) -> int:
-        """X / (n − b): what each rank takes of each version."""
+        """Return X / (n − b), each rank's samples of each version."""
         return samples_each(total, self._size, self._spares)
 
     def train(self, until: int, loss: MeanLoss) -> int:
-        """Take part until the parameters have version ``until``, or a later one.
-
-        Args:
-            loss: of this rank's model, over its samples of the version that it is given.
-
-        Returns:
-            Gradients that this rank sent.
-
-        Raises:
-            PeerError: the server did not answer.
-        """
+        """Train until the parameters have version ``until`` or a later one, and return the number of sent gradients.
+        ``loss`` gives the loss over this rank's samples of a version. Raises PeerError: the server did not answer."""
         sent = 0
         while self.version < until:
             found = torch.autograd.grad(loss(self.version), self._parameters, materialize_grads=True)
@@ -160,20 +149,16 @@ class BackupCarrier:
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """On the server's rank: gradients of each rank that came too late. Elsewhere zeros."""
+        """The late gradients of each rank, on the server's rank; zeros elsewhere."""
         return tuple(self._quorum.dropped)
 
     @property
     def updates(self) -> tuple[tuple[int, ...], ...]:
-        """On the server's rank: whose gradients made each update. Elsewhere nothing."""
+        """The ranks in each update, on the server's rank; empty elsewhere."""
         return tuple(self._server.updates) if self._server else ()
 
     def close(self) -> None:
-        """End the server and the threads that listen.
-
-        Raises:
-            PeerError: the server had to give up before.
-        """
+        """End the server and the listening threads. Raises PeerError: the server had failed before."""
         dist.barrier()
         if self._server is not None:
             self._to_server.send(SERVER, (_END, 0))

@@ -1,10 +1,10 @@
-"""Redundant execution: the first n − b gradients of a version make the update, the late are dropped.
+"""Redundant execution: the first n − b gradients of a version make the update, late ones are dropped.
 
-After Chen et al., "Revisiting distributed synchronous SGD" (arXiv 1604.00981, 2016). Same machines for everybody who is
-compared: N = n − b gradients of X / N samples each (specification of LB-BSP, §2).
+After Chen et al., "Revisiting distributed synchronous SGD" (arXiv 1604.00981, 2016). All methods use the same machines:
+N = n − b gradients of X / N samples each (specification of LB-BSP, §2).
 
-Open in the description, and our reading: a late worker is not interrupted; it finishes what it has in hand, hears that
-it was dropped, and goes on with the newest version.
+Our reading of an open point: a late worker is not interrupted; it finishes its gradient, learns that it was dropped,
+and continues with the newest version.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from uneven.errors import ConfigError
 
 
 def samples_each(total: int, workers: int, spares: int) -> int:
-    """X / (n − b), rounded up.
-
-    Raises:
-        ConfigError: nobody would be waited for.
-    """
+    """Return X / (n − b), rounded up. Raises ConfigError: no gradient would count."""
     if not 0 <= spares < workers:
         raise ConfigError(f"backup: {spares} spares of {workers} workers: at least one worker must be waited for")
     return -(-total // (workers - spares))
@@ -30,19 +26,14 @@ def samples_each(total: int, workers: int, spares: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GradientVerdict:
-    """What becomes of a gradient.
+    """The fate of a gradient."""
 
-    Attributes:
-        counts: whether it is part of an update.
-        complete: whose gradients make the update that it completes; empty if it completes none.
-    """
-
-    counts: bool
-    complete: tuple[int, ...] = ()
+    counts: bool  # it is part of an update
+    complete: tuple[int, ...] = ()  # ranks of the update that it completes; empty if it completes none
 
 
 class Quorum:
-    """Counts what has arrived of the present version.
+    """A counter of the gradients of the present version. Raises ConfigError: no gradient would count.
 
     Args:
         workers: n.
@@ -50,10 +41,7 @@ class Quorum:
 
     Attributes:
         version: of the parameters; also the updates made so far.
-        dropped: gradients of each rank that came too late.
-
-    Raises:
-        ConfigError: nobody would be waited for.
+        dropped: late gradients of each rank.
     """
 
     def __init__(self, workers: int, spares: int) -> None:
@@ -64,11 +52,7 @@ class Quorum:
         self._arrived: list[int] = []
 
     def arrive(self, rank: int, version: int) -> GradientVerdict:
-        """A gradient has come.
-
-        Raises:
-            ConfigError: of a version that does not exist yet, or for the second time.
-        """
+        """Count a gradient. Raises ConfigError: its version does not exist yet, or it came before."""
         if version > self.version or (version == self.version and rank in self._arrived):
             raise ConfigError(f"backup: rank {rank} sends version {version} while version {self.version} is at work")
         if version < self.version:
@@ -84,31 +68,17 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Redundant:
-    """A whole run.
+    """A whole run."""
 
-    Attributes:
-        ends_s: when each version was complete.
-        counted_s: compute time of each worker that went into an update.
-        waited_s: time of each worker between a gradient that counted and the update.
-        dropped: gradients of each rank that came too late.
-    """
-
-    ends_s: tuple[float, ...]
-    counted_s: tuple[float, ...]
-    waited_s: tuple[float, ...]
-    dropped: tuple[int, ...]
+    ends_s: tuple[float, ...]  # when each version was complete
+    counted_s: tuple[float, ...]  # compute time of each worker that went into an update
+    waited_s: tuple[float, ...]  # time of each worker between a gradient that counted and the update
+    dropped: tuple[int, ...]  # late gradients of each rank
 
 
 def play(workers: int, spares: int, versions: int, seconds: Callable[[int, int], float]) -> Redundant:
-    """A run in virtual time.
-
-    Args:
-        versions: updates to make.
-        seconds: of (version, rank): how long a worker needs from having the parameters to its gradient's arrival.
-
-    Raises:
-        ConfigError: nobody would be waited for.
-    """
+    """Play a run in virtual time, of ``versions`` updates. ``seconds``: (version, rank) → time from the parameters to
+    the gradient's arrival. Raises ConfigError: no gradient would count."""
     quorum = Quorum(workers, spares)
     counted_s, waited_s, came_s = [0.0] * workers, [0.0] * workers, [0.0] * workers
     hand = [(seconds(0, rank), rank, 0, seconds(0, rank)) for rank in range(workers)]  # end, rank, version, duration

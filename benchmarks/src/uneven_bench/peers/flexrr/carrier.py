@@ -1,8 +1,8 @@
 """FlexRR over gloo: real micro-batches, real messages, the gradient of BSP.
 
-Each rank computes sums of gradients, of its own pieces and of those that it took over; the sums are added over all
-ranks and divided by the samples really done, which are those of the whole batch. A helper reads its peers' samples: all
-draw from one order that everybody knows.
+Each rank sums gradients of its own pieces and of those that it took over; an all-reduce adds the sums, and the number
+of samples done, that of the whole batch, divides them. A helper reads its peers' samples: all draw from one common
+order.
 """
 
 from __future__ import annotations
@@ -30,24 +30,17 @@ from uneven_bench.peers.flexrr.rule import FlexRR
 from uneven_bench.peers.mailbox import Letter, Mailbox
 
 SumLoss = Callable[[int, int, int], torch.Tensor]
-"""(owner, first, samples) → the *sum* of the losses of so many samples of the owner's share, from the first on."""
+"""(owner, first, samples) → the *sum* of the losses of ``samples`` samples of the owner's share, from the first on."""
 
 
 @dataclass(slots=True)
 class RankTally:
-    """What one rank did, over all iterations.
+    """The work of one rank, over all iterations."""
 
-    Attributes:
-        own: pieces of its own share.
-        helped: pieces of others that counted.
-        dropped: pieces of others that did not.
-        messages: that it sent.
-    """
-
-    own: int = 0
-    helped: int = 0
-    dropped: int = 0
-    messages: int = 0
+    own: int = 0  # pieces of its own share
+    helped: int = 0  # pieces of others that counted
+    dropped: int = 0  # pieces of others that did not
+    messages: int = 0  # that it sent
 
 
 @dataclass(slots=True)
@@ -66,7 +59,7 @@ class _Iteration:
 
 
 class FlexRRCarrier:
-    """Makes the gradients of one global batch after the other. Making and closing one is collective.
+    """A maker of the gradients of one global batch after the other. Making and closing one is collective.
 
     Args:
         model: with the same parameters on all ranks; buffers stay each rank's own.
@@ -74,8 +67,8 @@ class FlexRRCarrier:
         timeout_s: how long a rank waits for a message.
 
     Attributes:
-        tally: what this rank did.
-        ready_s: ``time.perf_counter`` when it had last computed something; what follows is waiting and the exchange.
+        tally: the work of this rank.
+        ready_s: ``time.perf_counter`` after its last computing; waiting and the exchange follow.
     """
 
     def __init__(self, model: nn.Module, *, grain: int, timeout_s: float = 300.0) -> None:
@@ -88,19 +81,10 @@ class FlexRRCarrier:
         self.mailbox = Mailbox(numbers=5, timeout_s=timeout_s)
 
     def backward(self, shares: Sequence[int], loss: SumLoss) -> int:
-        """One iteration: afterwards ``.grad`` of every parameter holds the mean gradient over the whole batch.
-
-        Args:
-            shares: samples of each rank, the same on all ranks.
-            loss: of this rank's model, over samples of any rank.
-
-        Returns:
-            Samples that this rank did, of its own and of others.
-
-        Raises:
-            TrainingError: the samples that were done are not those of the batch; a fault of the rules.
-            PeerError: somebody did not take part.
-        """
+        """Run one iteration: ``.grad`` of every parameter becomes the mean gradient over the whole batch. Returns the
+        samples that this rank did. ``shares``: samples of each rank, the same on all ranks; ``loss``: of this rank's
+        model, over samples of any rank. Raises TrainingError: the samples done are not those of the batch; a fault of
+        the rules. PeerError: a rank did not take part."""
         cut = [pieces(share, self._grain) for share in shares]
         worker = FlexRR(self._rank, self._size, len(cut[self._rank]), iteration=self._iteration)
         state = _Iteration(self._nothing())
@@ -119,14 +103,13 @@ class FlexRRCarrier:
         return state.sums.samples
 
     def close(self) -> None:
-        """End the thread that listens."""
         self.mailbox.close()
 
     def _hear(self, worker: FlexRR, letter: Letter, state: _Iteration) -> Compute | Through | None:
         return self._act(worker.heard(letter.sender, FlexRRMessage.of(letter.numbers)), state)
 
     def _act(self, actions: list[Action], state: _Iteration) -> Compute | Through | None:
-        """Do all but computing; what is to be computed, or that the worker is through."""
+        """Do all actions but computing, and return the next piece to compute, or that the worker is through."""
         next_one: Compute | Through | None = None
         for action in actions:
             match action:

@@ -1,4 +1,4 @@
-"""What FlexRR's workers tell each other, and what a worker's rules ask its carrier to do."""
+"""Messages between FlexRR's workers, and the actions that a worker's rules ask of its carrier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uneven.errors import ConfigError
 
 
 class FlexRRKind(IntEnum):
-    """The kind of a message. One word on each: what the receiver may conclude."""
+    """The kind of a message, with the receiver's conclusion."""
 
     PROGRESS = 1  # the sender is nearly through and could help: ``first`` of ``count`` pieces done
     OFFER = 2  # these pieces of the sender's, from the end of its queue, may be done by the receiver
@@ -20,34 +20,25 @@ class FlexRRKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FlexRRMessage:
-    """Five whole numbers on the wire.
-
-    Attributes:
-        iteration: that it belongs to; older ones are of no use any more.
-        number: of the offer, counted by the one who offers.
-        first: first piece of the offer.
-        count: how many pieces.
-    """
+    """Five whole numbers on the wire."""
 
     kind: FlexRRKind
-    iteration: int
-    number: int = 0
-    first: int = 0
-    count: int = 0
+    iteration: int  # that it belongs to; older ones are useless
+    number: int = 0  # of the offer, counted by its sender
+    first: int = 0  # first piece of the offer
+    count: int = 0  # number of pieces
 
     def numbers(self) -> tuple[int, ...]:
-        """As whole numbers."""
         return (int(self.kind), self.iteration, self.number, self.first, self.count)
 
     @classmethod
     def of(cls, numbers: tuple[int, ...]) -> FlexRRMessage:
-        """Inverse of :meth:`numbers`."""
         return cls(FlexRRKind(numbers[0]), *numbers[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Tell another worker something; messages between two workers keep their order."""
+    """A message to another worker; messages between two workers keep their order."""
 
     to: int
     message: FlexRRMessage
@@ -55,22 +46,16 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Do one micro-batch, and say so with ``computed``.
+    """One micro-batch to do; the carrier then calls ``computed``."""
 
-    Attributes:
-        owner: whose batch it is cut from.
-        piece: its place in that batch.
-        number: of the owner's offer; 0 for an own piece. What is done for others is kept apart until it is certain.
-    """
-
-    owner: int
-    piece: int
-    number: int = 0
+    owner: int  # the rank whose batch it is cut from
+    piece: int  # its place in that batch
+    number: int = 0  # of the owner's offer; 0 for an own piece. Work for others is kept apart until it is certain.
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What was computed for this offer counts."""
+    """The work for this offer counts."""
 
     owner: int
     number: int
@@ -78,7 +63,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """What was computed for this offer, if anything, does not count: its owner does it itself."""
+    """The work for this offer, if any, does not count: its owner does it."""
 
     owner: int
     number: int
@@ -86,7 +71,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """Nothing is left to do or to help with: on to the exchange of the gradients."""
+    """No work and no help is left: the exchange of the gradients follows."""
 
 
 Action = Send | Compute | Keep | Drop | Through
@@ -94,27 +79,17 @@ Action = Send | Compute | Keep | Drop | Through
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """FlexRR's constants, as recalled in the specification of LB-BSP, §2.
+    """FlexRR's constants, as recalled in the specification of LB-BSP, §2."""
 
-    Attributes:
-        behind: lag, as a part of an iteration, from which a worker accepts help.
-        first: part of its iteration's pieces that it offers first; at least one piece.
-        more: part that it offers each time that a helper has begun with the last offer.
-        early: pieces before its end at which a worker announces itself (ours: "or nearly").
-    """
-
-    behind: float = 0.20
-    first: float = 0.025
-    more: float = 0.05
-    early: int = 1
+    behind: float = 0.20  # lag, as a part of an iteration, from which a worker accepts help
+    first: float = 0.025  # part of its iteration's pieces in its first offer; at least one piece
+    more: float = 0.05  # part in each further offer, after a helper has begun with the last one
+    early: int = 1  # pieces before its end at which a worker announces itself (ours: "or nearly")
 
 
 def pieces(share: int, grain: int) -> tuple[int, ...]:
-    """The sizes of the micro-batches of a share: ``grain`` samples each, the last one what is left.
-
-    Raises:
-        ConfigError: a micro-batch without samples.
-    """
+    """Return the sizes of a share's micro-batches: ``grain`` samples each, and a smaller last one. Raises ConfigError:
+    a micro-batch without samples."""
     if grain < 1:
         raise ConfigError(f"flexrr: a micro-batch of {grain} samples: it must have at least one")
     full, rest = divmod(share, grain)

@@ -1,16 +1,16 @@
 """FlexRR's rules for one worker in one iteration: messages in, actions out.
 
 After Harlap et al., "Addressing the straggler problem for iterative convergent parallel ML" (SoCC 2016), as the
-specification of LB-BSP recalls it in §2: who is nearly through says so to its helper group; who is more than 20 %
-behind offers a first small share from the end of its queue; when the helper has begun, the share is given away and a
-larger one offered; who reaches an offered share first cancels it.
+specification of LB-BSP recalls it in §2. A worker near its end announces itself to its helper group. A worker more than
+20 % behind offers a first small share from the end of its queue; when the helper has begun, the share is given away and
+a larger one offered. If the owner reaches an offered share first, it cancels it.
 
-Open in the description, and our reading:
+Our reading of open points:
 
-* Items of tensors are micro-batches. Their gradients are summed, and weighed by the samples really done.
-* No slack: the iteration ends with an exchange of everybody, as in BSP, so that the gradient is that of BSP.
-* A helper may have begun when the cancellation reaches it. What it did then does not count, so each item counts once;
-  what was done for others is therefore kept apart until the owner has offered more, or has finished.
+* Items of tensors are micro-batches. Their gradients are summed, and weighted by the samples really done.
+* No slack: the iteration ends with an exchange of all workers, so the gradient is that of BSP.
+* A helper may have begun when the cancellation reaches it. Its work then does not count, so each item counts once; work
+  for others is therefore kept apart until the owner has offered more, or has finished.
 * "While still behind" a worker offers more as long as it has pieces that it has not begun.
 """
 
@@ -52,8 +52,8 @@ class _Help:
 class FlexRR:
     """One worker in one iteration.
 
-    The carrier calls :meth:`begin` once, :meth:`computed` when a piece is done, and :meth:`heard` with what came
-    meanwhile *before* that, or at once while the worker has nothing to do. It does what they answer, in order.
+    The carrier calls :meth:`begin` once, :meth:`computed` after each piece, and *before* that :meth:`heard` with each
+    message received meanwhile, or without delay while the worker is idle. It performs their actions, in order.
 
     Args:
         rank: of this worker.
@@ -72,19 +72,18 @@ class FlexRR:
         self._next, self._end = 0, pieces  # own pieces neither begun nor offered
         self._offers: dict[int, _Offer] = {}
         self._offered = 0
-        self._help: deque[_Help] = deque()  # the first one is being worked on once it has been begun
+        self._help: deque[_Help] = deque()  # the first one is under way once it has been begun
         self._begun: _Help | None = None
-        self._unsure: dict[int, int] = {}  # owner: number of the newest offer that was begun and may be cancelled yet
+        self._unsure: dict[int, int] = {}  # owner: number of the newest offer that was begun and may still be cancelled
         self._computing: Compute | None = None
         self._announced = self._finished = self._through = False
         self._others_finished: set[int] = set()
 
     def begin(self) -> list[Action]:
-        """The first thing to do."""
         return self._go_on([])
 
     def computed(self) -> list[Action]:
-        """The piece asked for last is done."""
+        """Take note that the last piece is done."""
         piece, self._computing = self._computing, None
         if piece is None:
             raise TrainingError(f"flexrr: rank {self.rank} was not asked to compute anything")
@@ -99,11 +98,7 @@ class FlexRR:
         return self._go_on(actions)
 
     def heard(self, sender: int, message: FlexRRMessage) -> list[Action]:
-        """A message has come.
-
-        Raises:
-            TrainingError: it is of an iteration that this worker has not reached.
-        """
+        """Take a message. Raises TrainingError: it is of an iteration that this worker has not reached."""
         if message.iteration > self.iteration:
             raise TrainingError(
                 f"flexrr: rank {self.rank} is in iteration {self.iteration} and rank {sender} in {message.iteration}"
@@ -131,7 +126,7 @@ class FlexRR:
         return actions if self._computing else self._go_on(actions)
 
     def _go_on(self, actions: list[Action]) -> list[Action]:
-        """Own pieces first, then those that were offered and not begun, then those of others."""
+        """Continue with own pieces, then with those offered and not begun, then with those of others."""
         if self._next == self._end:
             self._take_back(actions)
         if self._next < self._end:
@@ -155,7 +150,7 @@ class FlexRR:
         return actions
 
     def _left(self) -> int:
-        """Own pieces to be done here: not done, not offered."""
+        """Return the number of own pieces neither done nor offered."""
         return self._end - self._next + (self._computing is not None and not self._computing.number)
 
     def _progress(self) -> float:
@@ -180,7 +175,7 @@ class FlexRR:
             actions.append(Send(to, self._message(FlexRRKind.OFFER, self._offered, self._end, count)))
 
     def _take_back(self, actions: list[Action]) -> None:
-        """The newest offer that nobody has begun is reached: this worker does it itself."""
+        """Take the newest offer that no helper has begun: its owner has reached it."""
         for number in reversed(self._offers):
             offer = self._offers[number]
             if not offer.started:
@@ -202,7 +197,7 @@ class FlexRR:
         actions.append(Drop(owner, number))
 
     def _sure_of(self, owner: int, actions: list[Action]) -> None:
-        """Who offers more has heard of the start, and who has finished has nothing left to cancel."""
+        """Keep the work for an owner that offers more, as it knows of the start, or that has finished."""
         if owner in self._unsure:
             actions.append(Keep(owner, self._unsure.pop(owner)))
 

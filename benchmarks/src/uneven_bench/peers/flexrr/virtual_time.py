@@ -1,4 +1,4 @@
-"""FlexRR in virtual time: the rules of every worker, messages that take a while, micro-batches that cost."""
+"""FlexRR in virtual time: the rules of every worker, with delays of messages and costs of micro-batches."""
 
 from __future__ import annotations
 
@@ -13,21 +13,13 @@ from uneven_bench.peers.flexrr.rule import FlexRR
 
 @dataclass(frozen=True, slots=True)
 class PlayedIteration:
-    """What came of one iteration.
+    """The result of one iteration."""
 
-    Attributes:
-        ends_s: when each worker had done the last piece that it computed, whoever's it was.
-        busy_s: how long each computed.
-        done_by: owner → piece → who did the one that counts.
-        dropped: pieces whose computation did not count.
-        messages: that were sent.
-    """
-
-    ends_s: tuple[float, ...]
-    busy_s: tuple[float, ...]
-    done_by: tuple[tuple[int, ...], ...]
-    dropped: int
-    messages: int
+    ends_s: tuple[float, ...]  # end of each worker's last piece
+    busy_s: tuple[float, ...]  # each worker's computing
+    done_by: tuple[tuple[int, ...], ...]  # owner → piece → the worker whose result counts
+    dropped: int  # computed pieces that did not count
+    messages: int  # their number
 
 
 class _IterationPlay:
@@ -98,7 +90,7 @@ class _IterationPlay:
         heapq.heappush(self._events, (when_s, self._count, rank, letter))
 
     def done_by(self, pieces: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Raises TrainingError unless each piece counts exactly once."""
+        """Return the worker of each piece. Raises TrainingError unless each piece counts exactly once."""
         found: list[list[list[int]]] = [[[] for _ in range(count)] for count in pieces]
         for rank, rows in enumerate(self._done):
             for (owner, _), done in rows.items():
@@ -119,7 +111,7 @@ def play(
     attentive: bool = False,
     rules: Rules | None = None,
 ) -> PlayedIteration:
-    """One iteration.
+    """Play one iteration. Raises TrainingError: the rules let a piece be done twice or never; a fault of theirs.
 
     Args:
         pieces: micro-batches of each worker.
